@@ -1,0 +1,104 @@
+"""What a recipe says about prompts and the data algorithms. Free of torch."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from storage.frozen import Frozen
+
+
+class PromptSource(Frozen):
+    """Where prompts come from: exactly one of `builtin`, `path` and `hub`."""
+
+    builtin: Literal["chained_addition"] | None = None
+    """Problems made on the spot, endless and seeded; nothing is downloaded."""
+    path: str | None = None
+    """A JSONL or Parquet file."""
+    hub: str | None = None
+    """A data set of the Hugging Face hub, such as `openai/gsm8k`; needs the package `datasets` and a network."""
+    hub_config: str | None = None
+    """The data set's configuration name, such as `main`."""
+    split: str = "train"
+    """`train` or `test`; for `builtin` the two never share a problem."""
+    question: str = "question"
+    """Column that holds the problem."""
+    answer: str = "answer"
+    """Column that holds the reference answer."""
+    answer_after: str | None = None
+    """Keep only what follows the last occurrence of this text in the answer column (GSM8K: `####`)."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first so many prompts."""
+    seed: int = 0
+    """Of the generator (`builtin`) and of the shuffling of every epoch."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "PromptSource":
+        named = [key for key in ("builtin", "path", "hub") if getattr(self, key)]
+        if len(named) != 1:
+            raise ValueError(f"prompts need exactly one of builtin, path and hub; found {' and '.join(named) or 'none'}")
+        return self
+
+
+class Algorithm(Frozen):
+    """A data algorithm by name: a built-in's, or an import path `package.module:Name`. Written `name` or `{name, args}`."""
+
+    name: str
+    args: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class AdvantageConfig(Frozen):
+    """How a (prompt, policy) group's rewards become advantages."""
+
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """`mean`: GRPO. `leave_one_out`: RLOO."""
+    divide_by_std: bool = True
+    """GRPO divides by the group's standard deviation (N−1); Dr.GRPO does not."""
+    reward_bias: float = 0.0
+    reward_scale: float = 1.0
+    reward_clip: float = Field(default=20.0, gt=0)
+    """Rewards are clipped to ± this after bias and scale."""
+    overlong_tokens: int = Field(default=0, ge=0)
+    """DAPO's soft overlong penalty: width T of the window before `overlong_max_tokens`; 0 turns it off."""
+    overlong_max_tokens: int = Field(default=0, ge=0)
+    overlong_factor: float = 1.0
+
+
+class DataConfig(Frozen):
+    """The dataflow service."""
+
+    prompts: PromptSource
+    samples_per_prompt: int = Field(default=8, ge=1)
+    """Episodes of each prompt: the size of a group."""
+    prompts_per_order: int = Field(default=4, ge=1)
+    """Prompts in one order, the unit that a worker leases and a shard answers."""
+    max_staleness: int = Field(default=8, ge=0)
+    """A sequence of batch n is at most this many versions older than version n−1; 0 is synchronous training."""
+    batches_ahead: int = Field(default=1, ge=0)
+    """How many batches may be ready beyond the one the trainer works on."""
+    curate: list[Algorithm] = [Algorithm(name="accept_all")]
+    """Which prompts are rolled out; applied in turn."""
+    filter: list[Algorithm] = [Algorithm(name="zero_advantage")]
+    """Which (prompt, policy) groups are kept after rollout; applied in turn."""
+    sample: list[Algorithm] = [Algorithm(name="edf")]
+    """In which order waiting sequences are used; the last one decides ties last."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    keep_partial_groups: bool = True
+    """When an episode of a group failed: keep the others (True) or drop the group (False)."""
+    poll_interval_s: float = Field(default=0.2, gt=0)
+    """Pause between two looks at the store."""
+    shards_per_task: int = Field(default=4, ge=1)
+    """Shards that one parallel task takes in at most; more shards in a task amortize the task's own cost."""
+
+
+class PolicyData(Frozen):
+    """What the dataflow must know of one policy."""
+
+    batch_size: int = Field(ge=1)
+    """Sequences in a batch."""
+    steps: int = Field(ge=1)
+    """Batches to make."""

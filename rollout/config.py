@@ -1,0 +1,72 @@
+"""What a recipe says about rollout workers, engines, workflows and sampling. Free of torch."""
+
+from typing import Any
+
+from pydantic import Field
+
+from storage.frozen import Frozen
+
+
+class SamplingConfig(Frozen):
+    """How tokens of a policy are drawn."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy; such tokens have log-probability 0 and cannot be trained on."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    """0 turns it off."""
+    max_new_tokens: int = Field(default=256, ge=1)
+
+
+class WorkflowConfig(Frozen):
+    name: str = "single_turn"
+    """A built-in's name or an import path `package.module:Name`."""
+    args: dict[str, Any] = {}
+    """Passed to the workflow's constructor."""
+    roles: dict[str, str] = {}
+    """Workflow role → policy, where they differ: `{verifier: solver}` lets one policy play both."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """An episode that takes longer is cut and recorded as failed."""
+    reward: str = "math"
+    """How an answer is judged: a built-in's name or an import path."""
+    reward_timeout_s: float = Field(default=5.0, gt=0)
+
+
+class EngineConfig(Frozen):
+    name: str = "torch"
+    """A built-in's name or an import path."""
+    device: str = "cpu"
+    dtype: str = "float32"
+    """Compute dtype; bfloat16 is slower than float32 on most CPUs."""
+    threads: int = Field(default=1, ge=1)
+    """Compute threads of one engine on a CPU."""
+    max_concurrent: int = Field(default=64, ge=1)
+    """Sequences decoded together."""
+    max_tokens: int = Field(default=512, ge=2)
+    """Longest context (prompt and answer) of a sequence: sizes the KV cache."""
+
+
+class RegionConfig(Frozen):
+    """Workers of one region."""
+
+    workers: int = Field(default=1, ge=0)
+    deployment: str = ""
+    """The Prefect deployment that starts a worker there; empty means `rollout/{region}`."""
+
+
+class RolloutConfig(Frozen):
+    workflow: WorkflowConfig = WorkflowConfig()
+    engine: EngineConfig = EngineConfig()
+    regions: dict[str, RegionConfig] = {"us-east": RegionConfig()}
+    orders_ahead: int = Field(default=2, ge=1)
+    """Orders a worker leases and plays at once; two keep its engine full while one drains."""
+    lease_ttl_s: float = Field(default=20.0, gt=0)
+    """A lease that was not renewed for so long is open to others."""
+    lease_attempts_max: int = Field(default=5, ge=1)
+    """After so many lost leases an order is answered with failed episodes instead of being tried for ever."""
+    drain_s: float = Field(default=15.0, ge=0)
+    """On SIGTERM: time to finish leased orders before they are given back."""
+    poll_interval_s: float = Field(default=0.2, gt=0)
+    """Pause between two looks for orders when there are none."""
+    refresh_interval_s: float = Field(default=0.2, gt=0)
+    """Pause between two looks for new weights."""

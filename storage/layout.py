@@ -1,0 +1,80 @@
+"""Where the objects of a run lie. The only module that spells a key; everything is relative to the run's prefix.
+
+    runs/{run id}/                       models/{build digest}/          (shared by runs)
+      run.json  stop.json                  manifest.json  model.safetensors  config.json  …
+      orders/00000007.json
+      leases/00000007.0000.json
+      shards/00000007.arrow
+      batches/solver/00000003.arrow
+      weights/solver/00000003/manifest.json
+      checkpoints/solver/00000003/manifest.json
+      evals/solver-00000020_verifier-00000020.arrow
+      heartbeats/rollout/rollout-us-east-0.json
+      quarantine/shards/00000007.arrow + .json
+"""
+
+from collections.abc import Mapping
+
+RUNS = "runs"
+MODELS = "models"
+RUN = "run.json"
+STOP = "stop.json"
+ORDERS, SHARDS, BATCHES, WEIGHTS = "orders", "shards", "batches", "weights"
+LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = "leases", "checkpoints", "evals", "heartbeats", "quarantine"
+REPORT = "report.html"
+
+
+def run_prefix(run_id: str) -> str:
+    return f"{RUNS}/{run_id}"
+
+
+def model_prefix(build_digest: str) -> str:
+    return f"{MODELS}/{build_digest}"
+
+
+def order(number: int) -> str:
+    return f"{ORDERS}/{number:08d}.json"
+
+
+def lease(number: int, attempt: int) -> str:
+    return f"{LEASES}/{number:08d}.{attempt:04d}.json"
+
+
+def shard(number: int) -> str:
+    return f"{SHARDS}/{number:08d}.arrow"
+
+
+def batch(policy: str, step: int) -> str:
+    return f"{BATCHES}/{policy}/{step:08d}.arrow"
+
+
+def weights(policy: str, version: int) -> str:
+    """The folder of one version; its files and `manifest.json` lie below."""
+    return f"{WEIGHTS}/{policy}/{version:08d}"
+
+
+def checkpoint(policy: str, step: int) -> str:
+    return f"{CHECKPOINTS}/{policy}/{step:08d}"
+
+
+def manifest(folder: str) -> str:
+    return f"{folder}/manifest.json"
+
+
+def evaluation(versions: Mapping[str, int]) -> str:
+    vector = "_".join(f"{policy}-{versions[policy]:08d}" for policy in sorted(versions))
+    return f"{EVALS}/{vector}.arrow"
+
+
+def heartbeat(kind: str, member: str) -> str:
+    return f"{HEARTBEATS}/{kind}/{member}.json"
+
+
+def quarantine(key: str) -> str:
+    """Where a copy of the unreadable object `key` goes; its reason stands beside it in `{this}.json`."""
+    return f"{QUARANTINE}/{key}"
+
+
+def number_in(key: str) -> int:
+    """The number a key ends with: `shards/00000007.arrow` → 7."""
+    return int(key.rsplit("/", 1)[-1].split(".", 1)[0])

@@ -1,0 +1,62 @@
+"""What a recipe says about training one policy. Free of torch."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from storage.frozen import Frozen
+
+
+class LossConfig(Frozen):
+    """The policy-gradient loss; formulas and papers stand in `trainer/losses.py`."""
+
+    name: Literal["ppo_clip", "m2po"] = "m2po"
+    clip_low: float = Field(default=0.2, ge=0)
+    """ppo_clip: 1 − clip_low is the lower bound of the ratio."""
+    clip_high: float = Field(default=0.2, ge=0)
+    dual_clip: float | None = Field(default=None, gt=1)
+    """ppo_clip: bound of the ratio where the advantage is negative."""
+    m2_threshold: float = Field(default=0.01, gt=0)
+    """m2po: bound θ of the second moment of the log ratio."""
+    m2_form: Literal["adaptive_clip", "token_mask"] = "adaptive_clip"
+    aggregate: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """DAPO, GRPO and Dr.GRPO in turn."""
+    constant_length: int | None = Field(default=None, ge=1)
+    """Divisor of `aggregate: constant`."""
+
+    @model_validator(mode="after")
+    def _constant_needs_length(self) -> "LossConfig":
+        if self.aggregate == "constant" and self.constant_length is None:
+            raise ValueError("loss.aggregate: constant needs loss.constant_length")
+        return self
+
+
+class TrainConfig(Frozen):
+    engine: str = "torch"
+    """A built-in's name or an import path."""
+    loss: LossConfig = LossConfig()
+    lr: float = Field(default=5e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly from 0."""
+    grad_clip: float = Field(default=1.0, gt=0)
+    """Largest norm of the gradient."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps per batch; divides the batch size."""
+    micro_batch_tokens: int = Field(default=8192, ge=1)
+    """Padded tokens of one forward and backward pass."""
+    normalize_advantages: bool = True
+    """Normalize advantages over the masked tokens of the whole batch (mean and std in float64)."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more compute."""
+    publish_dtype: Literal["BF16", "F32"] = "BF16"
+    device: str = "cpu"
+    threads: int = Field(default=1, ge=1)
+    """CPU compute threads; 1 makes a resumed run bit-equal to an uninterrupted one."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps between two checkpoints; the last step is always saved."""
+    checkpoints_keep: int = Field(default=2, ge=1)
+    poll_interval_s: float = Field(default=0.1, gt=0)
+    """Pause between two looks for the next batch."""
