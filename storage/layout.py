@@ -1,16 +1,16 @@
 """Where the objects of a run lie. The only module that spells a key; everything is relative to the run's prefix.
 
-    runs/{run id}/                       models/{build digest}/          (shared by runs)
-      run.json  stop.json                  manifest.json  model.safetensors  config.json  …
-      orders/00000007.json
-      leases/00000007.0000.json
-      shards/00000007.arrow
-      batches/solver/00000003.arrow
-      weights/solver/00000003/manifest.json
-      checkpoints/solver/00000003/manifest.json
-      evals/solver-00000020_verifier-00000020.arrow
-      heartbeats/rollout/rollout-us-east-0.json
-      quarantine/shards/00000007.arrow + .json
+runs/{run id}/                       models/{build digest}/          (shared by runs)
+  run.json  stop.json                  manifest.json  model.safetensors  config.json  …
+  orders/00000007.json  orders/end.json
+  leases/00000007.0000.json
+  shards/00000007.arrow
+  batches/solver/00000003.arrow
+  weights/solver/00000003/manifest.json
+  checkpoints/solver/00000003/manifest.json
+  evals/solver-00000020_verifier-00000020.arrow
+  heartbeats/rollout/rollout-us-east-0.json
+  quarantine/shards/00000007.arrow + .json
 """
 
 from collections.abc import Mapping
@@ -34,6 +34,11 @@ def model_prefix(build_digest: str) -> str:
 
 def order(number: int) -> str:
     return f"{ORDERS}/{number:08d}.json"
+
+
+def orders_end() -> str:
+    """Created once by the dataflow when it needs no further shard; workers leave when they see it."""
+    return f"{ORDERS}/end.json"
 
 
 def lease(number: int, attempt: int) -> str:

@@ -60,8 +60,8 @@ class Order:
 class Sequence:
     """The tokens of one model context. A prompt of two tokens and an answer of three, sampled by policy 0 at version 4:
 
-        tokens    [11, 12, 40, 41,  2]      owners   [-1, -1, 0, 0, 0]
-        loss_mask [ F,  F,  T,  T,  T]      versions [-1, -1, 4, 4, 4]
+    tokens    [11, 12, 40, 41,  2]      owners   [-1, -1, 0, 0, 0]
+    loss_mask [ F,  F,  T,  T,  T]      versions [-1, -1, 4, 4, 4]
     """
 
     tokens: Int32
@@ -268,7 +268,7 @@ class Lease:
 class Heartbeat:
     """What a service says of itself every few seconds. A hint: overwritten, never the base of a correctness decision."""
 
-    kind: Literal["supervisor", "dataflow", "rollout", "trainer", "evaluation"]
+    kind: Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation"]
     id: str
     """`dataflow`, `trainer-solver`, `rollout-us-east-0`, …: the member's name, stable over restarts."""
     attempt: int

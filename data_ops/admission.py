@@ -1,0 +1,109 @@
+"""How many orders may be outstanding: pure arithmetic on counts. Knows nothing of stores or prompts.
+
+AReaL's rule (arXiv 2505.24298), with S = max_staleness and B = batch_size. Work that is sampled at version v can be
+used up to batch v + 1 + S, so with b batches made and w rows waiting, a policy has use for
+
+    room = (min(v + 1 + S, steps) − b) · B − w        sequences,
+
+and is *short* while the outstanding orders are expected to bring fewer than that:  outstanding groups · yield < room.
+The yield, sequences a group brings this policy, is measured after filtering. An order is admitted while any
+unfinished policy is short; since orders are indivisible the last one may overshoot, by less than one order.
+
+**Several policies share every rollout**, so what is just enough for one is too much for another whose trainer is
+slower or whose groups are filtered less. Asking *all* policies to be short would tie the fast to the slow; asking
+*any* costs no rollout that was not needed anyway, and what the other cannot use expires by staleness. A policy whose
+trainer stands still expires nothing, though, and would hoard: nothing is admitted while any unfinished policy holds
+more than `HOARD_MAX` times the (S + 1) · B sequences that staleness could ever let it use. Its trainer, once it runs,
+always brings it below that again: it has batches to train on, and each one makes rows too old. So the bound delays,
+but never deadlocks.
+
+**S = 0** needs nothing special: a policy has no room from the moment batch v + 1 is made until version v + 1 exists,
+so it never asks for an order before there are the weights to play it with. Rows that come of older weights all the
+same (a worker had not noticed the new version, or the order was admitted for another policy) expire, and expired rows
+make room for one more order.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+YIELD_WEIGHT = 0.1
+"""Weight of the newest shard in a policy's yield."""
+YIELD_SHARE_MIN = 1 / 16
+"""Least yield that is reckoned with, as a share of `samples_per_prompt`: a bound for when nothing is kept."""
+HOARD_MAX = 4
+"""Sequences that one policy may hold before others have to wait for it, in multiples of (S + 1) · B."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Where one policy stands. Example: `Need(80, 3, 2, 128, 40, 8, 8.0)`."""
+
+    steps: int
+    """Batches to make in all."""
+    batches: int
+    """Batches made."""
+    version: int | None
+    """Newest version that is known; None while there is none, and then nothing is admitted."""
+    batch_size: int
+    waiting: int
+    """Rows that wait."""
+    groups: int
+    """Groups of orders that this policy has not taken in."""
+    group_yield: float
+    """Sequences a group is expected to bring, after filtering."""
+
+
+@dataclass
+class Yield:
+    """Sequences per group that one policy keeps: an exponential average over shards, from a first guess on."""
+
+    samples_per_prompt: int
+    """The first guess: one kept sequence per episode."""
+    _average: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._average = float(self.samples_per_prompt)
+
+    def observe(self, num_groups: int, num_kept: int) -> None:
+        """A shard of `num_groups` groups brought `num_kept` rows."""
+        if num_groups:
+            self._average += YIELD_WEIGHT * (num_kept / num_groups - self._average)
+
+    @property
+    def value(self) -> float:
+        return max(self._average, YIELD_SHARE_MIN * self.samples_per_prompt)
+
+
+def orders_to_admit(needs: Sequence[Need], max_staleness: int, prompts_per_order: int) -> int:
+    """How many more orders to write now.
+
+    Example: one policy with room for 20 sequences, 1 outstanding group of yield 8, and 2 prompts an order: 1 more
+    order, after which 24 sequences are on the way.
+    """
+    unfinished = [need for need in needs if need.batches < need.steps]
+    if not unfinished or any(need.version is None for need in unfinished):
+        return 0
+    wanted = max(_groups_short(need, max_staleness) for need in unfinished)
+    bearable = min(_groups_bearable(need, max_staleness) for need in unfinished)
+    return max(0, _ceil_div(min(wanted, bearable), prompts_per_order))
+
+
+def room(need: Need, max_staleness: int) -> int:
+    """Sequences sampled from now on that the policy has use for, whether they are on the way or not; may be
+    negative."""
+    usable = min((need.version or 0) + 1 + max_staleness, need.steps) - need.batches
+    return usable * need.batch_size - need.waiting
+
+
+def _groups_short(need: Need, max_staleness: int) -> float:
+    return room(need, max_staleness) / need.group_yield - need.groups
+
+
+def _groups_bearable(need: Need, max_staleness: int) -> float:
+    held_max = HOARD_MAX * (max_staleness + 1) * need.batch_size
+    return (held_max - need.waiting) / need.group_yield - need.groups
+
+
+def _ceil_div(groups: float, prompts_per_order: int) -> int:
+    return math.ceil(groups / prompts_per_order)

@@ -1,0 +1,91 @@
+"""The three places where a data algorithm plugs in, as Protocols, and the one table of built-ins for each.
+
+    prompts ──Curate──▶ orders ──rollout──▶ groups ──Filter──▶ waiting rows ──Sample──▶ batch
+
+They compose as lists in the config; each entry is a built-in's name or an import path. A crash at any moment must not
+change what an algorithm decides afterwards, hence three rules: state is a deterministic fold over stored objects that
+never change (so it is rebuilt by folding again), random numbers come from the generator that is handed in, and
+nothing else is read. `docs/data_algorithms.md` is the contract for people who write one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from data_ops.config import Algorithm
+from data_ops.curators import AcceptAll
+from data_ops.filters import ZeroAdvantage
+from data_ops.routing import PolicyGroup
+from data_ops.samplers import Draft, Edf, Fifo
+from storage.errors import ConfigError
+from storage.naming import resolve
+from storage.records import Order, Prompt, Shard
+
+
+class Curate(Protocol):
+    """Before rollout: which prompts are worth playing."""
+
+    needs_shards: bool
+    """Whether `observe` wants to be called; where nobody does, a restart reads no shard for it."""
+
+    def observe(self, order: Order, shard: Shard) -> None:
+        """Fold in one finished order. Called once for each, in the sequence that `Order.seen` records."""
+        ...
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        """Whether to roll out the prompt. A function of what was observed and of `draw`; must not change any state."""
+        ...
+
+
+class Filter(Protocol):
+    """After rollout: which (prompt, policy) groups are worth training on."""
+
+    def keep(self, group: PolicyGroup) -> bool:
+        """Whether to keep the group, which has at least one row. Runs in parallel, and again after a crash: no
+        state."""
+        ...
+
+
+class Sample(Protocol):
+    """When a batch is assembled: which sequences go first, and which come back."""
+
+    def arrange(self, draft: Draft) -> Draft:
+        """The draft with its rows reordered, some left out, or replays added. No state."""
+        ...
+
+
+CURATORS: Mapping[str, Callable[..., Curate]] = {"accept_all": AcceptAll}
+FILTERS: Mapping[str, Callable[..., Filter]] = {"zero_advantage": ZeroAdvantage}
+SAMPLERS: Mapping[str, Callable[..., Sample]] = {"edf": Edf, "fifo": Fifo}
+
+
+def curators(algorithms: Sequence[Algorithm]) -> tuple[Curate, ...]:
+    """One new curator for each entry of `data.curate`; raises ConfigError for a wrong name or wrong arguments."""
+    return tuple(
+        _make(algorithm, CURATORS, "data.curate", ("needs_shards", "observe", "accept")) for algorithm in algorithms
+    )
+
+
+def filters(algorithms: Sequence[Algorithm]) -> tuple[tuple[str, Filter], ...]:
+    """(name, filter) for each entry of `data.filter`: the name is the reason that the books give."""
+    return tuple((algorithm.name, _make(algorithm, FILTERS, "data.filter", ("keep",))) for algorithm in algorithms)
+
+
+def samplers(algorithms: Sequence[Algorithm]) -> tuple[Sample, ...]:
+    """One sampler for each entry of `data.sample`; raises ConfigError for a wrong name or wrong arguments."""
+    return tuple(_make(algorithm, SAMPLERS, "data.sample", ("arrange",)) for algorithm in algorithms)
+
+
+def _make(algorithm: Algorithm, table: Mapping[str, Callable[..., Any]], place: str, verbs: tuple[str, ...]) -> Any:
+    maker = resolve(algorithm.name, table)
+    try:
+        made = maker(**algorithm.args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{place}: {algorithm.name} does not take args {algorithm.args} ({error}); correct them"
+        ) from error
+    missing = [verb for verb in verbs if not hasattr(made, verb)]
+    if missing:
+        raise ConfigError(f"{place}: {algorithm.name} has no {' and no '.join(missing)}; see docs/data_algorithms.md")
+    return made

@@ -1,0 +1,163 @@
+"""One policy's line from finished shards to committed batches: its books, yield, metrics and weights version.
+
+    Prepared ──take_in──▶ books ──▶ make_batches ──▶ batches/{policy}/…
+                                └─▶ need ──▶ admission
+
+This module knows nothing of prompts, orders to come, or other policies.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from data_ops.admission import Need, Yield
+from data_ops.algorithms import Sample, samplers
+from data_ops.batch_metrics import Intake, batch_metrics
+from data_ops.books import Books
+from data_ops.config import DataConfig, PolicyData
+from data_ops.intake import Prepared, all_rows
+from storage import batches, layout, weights
+from storage.errors import CorruptError
+from storage.objects import ObjectStore
+from storage.records import Batch, Row, SequenceKey, Shard
+
+REPLAY_BATCHES_MAX = 64
+"""How far back replay algorithms can look."""
+
+ReadShard = Callable[[int], Shard | None]
+"""The shard of an order; None when its bytes cannot be read (any more)."""
+Span = Callable[[str], AbstractContextManager[None]]
+
+
+def no_span(component: str) -> AbstractContextManager[None]:
+    """Measures nothing."""
+    return nullcontext()
+
+
+class Assembly:
+    """Batches of one policy. After an error of the store every method may simply be called again."""
+
+    def __init__(
+        self,
+        run: ObjectStore,
+        policy: str,
+        data: PolicyData,
+        config: DataConfig,
+        seed: int,
+        read_shard: ReadShard,
+        *,
+        clock: Callable[[], float] = time.time,
+        span: Span = no_span,
+    ) -> None:
+        """Goes on from the policy's newest batch; `read_shard` finds the rows that wait after it again.
+
+        Raises CorruptError naming the batch when that cannot be read.
+        """
+        self.policy = policy
+        self._run, self._data, self._config, self._seed = run, data, config, seed
+        self._clock, self._span = clock, span
+        self._samplers: Sequence[Sample] = samplers(config.sample)
+        self.version: int | None = None
+        """The newest weights known."""
+        self.totals: Counter[str] = Counter()
+        """Sequences by fate, in the batches made here."""
+        self._yield = Yield(config.samples_per_prompt)
+        self._finished_s: dict[int, float] = {}
+        newest = self._newest_batch()
+        self._intake = Intake(newest.metrics if newest else None)
+
+        def rows_of(order: int) -> Mapping[SequenceKey, Row]:
+            shard = read_shard(order)
+            if shard is None:
+                return {}
+            self._finished_s[order] = shard.finished_s
+            return all_rows(shard, policy, config)
+
+        self.books = Books.restore(policy, data.batch_size, config.max_staleness, newest, rows_of)
+
+    @property
+    def done(self) -> bool:
+        """Whether the policy has all of its batches."""
+        return self.books.last_step >= self._data.steps
+
+    def look_for_version(self) -> None:
+        """Ask the store for newer weights."""
+        self.version = weights.latest(self._run, self.policy, start=self.version or 0)
+
+    def take_in(self, prepared: Prepared) -> None:
+        """Enter a shard into the books; nothing happens when its order is closed already."""
+        intake, shard = prepared.policies.get(self.policy), prepared.shard
+        if intake is None or shard is None:
+            self.books.take_in(prepared.order)
+        elif self.books.take_in(prepared.order, intake.rows, intake.entries):
+            self._finished_s[prepared.order] = shard.finished_s
+            self._intake.add(intake, shard)
+            self._yield.observe(len(shard.groups), len(intake.rows))
+
+    def make_batches(self) -> int:
+        """Commit every batch that may be made now; how many. Raises ConflictError when another dataflow made one."""
+        made = 0
+        self.books.expire()
+        while self._may_make_batch() and self._make_batch():
+            made += 1
+        return made
+
+    def need(self, outstanding: Collection[int]) -> Need:
+        """What admission must know, with these orders on the way."""
+        on_the_way = sum(not self.books.is_closed(order) for order in outstanding)
+        return Need(
+            steps=self._data.steps,
+            batches=self.books.last_step,
+            version=self.version,
+            batch_size=self._data.batch_size,
+            waiting=self.books.num_waiting,
+            groups=on_the_way * self._config.prompts_per_order,
+            group_yield=self._yield.value,
+        )
+
+    def _may_make_batch(self) -> bool:
+        if self.version is None or self.done:
+            return False
+        return self.version >= self.books.next_step - 1 - self._config.batches_ahead
+
+    def _make_batch(self) -> bool:
+        with self._span("algorithms"):
+            batch = self.books.assemble(self._samplers, self._seed, self._trained)
+            if batch is None:
+                return False
+            now_s = self._clock()
+            metrics = {**self._intake.metrics(), **batch_metrics(batch, self._finished_s, now_s)}
+            batch = replace(batch, metrics=metrics, created_s=now_s)
+        with self._span("store"):
+            batches.commit(self._run, batch)
+        self.books.advance(batch)
+        self._intake.clear()
+        self.totals.update(entry.fate for entry in batch.ledger)
+        self.totals.update("replayed" if row.replay else "trained" for row in batch.rows)
+        return True
+
+    def _trained(self, count: int) -> tuple[Row, ...]:
+        """Up to `count` rows of the newest batches that were no replays there, the newest batch first."""
+        rows: list[Row] = []
+        last = self.books.last_step
+        for step in range(last, max(0, last - REPLAY_BATCHES_MAX), -1):
+            if len(rows) >= count:
+                break
+            rows.extend(row for row in batches.read(self._run, self.policy, step).rows if not row.replay)
+        return tuple(rows[:count])
+
+    def _newest_batch(self) -> Batch | None:
+        step = batches.next_step(self._run, self.policy) - 1
+        if step < 1:
+            return None
+        try:
+            newest = batches.read(self._run, self.policy, step)
+        except CorruptError as error:
+            raise CorruptError(
+                f"{layout.batch(self.policy, step)} is unreadable, and the run cannot go on without its books; "
+                f"put a good copy of the object back ({error})"
+            ) from error
+        # A policy that has all of its batches uses none of its waiting rows any more: spare reading them.
+        return newest if step < self._data.steps else replace(newest, waiting=())

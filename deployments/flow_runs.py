@@ -1,0 +1,133 @@
+"""The few questions that the stack and the command line put to Prefect about flow runs: start one, how is it, what did
+it say, cancel them all."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from storage.errors import ConfigError
+
+CANCEL_TIMEOUT_S = 45.0
+"""Prefect gives a cancelled flow run 30 s before it kills it."""
+POLL_S = 0.5
+PAGE = 200
+"""Most rows the API returns at once."""
+LOG_LINES_MAX = 200
+
+
+@dataclass(frozen=True)
+class FlowRun:
+    """A flow run as a person sees it."""
+
+    id: str
+    state: str
+    """Prefect's word: `Scheduled`, `Running`, `Crashed`, …"""
+    final: bool
+    message: str
+
+
+def start(api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]) -> FlowRun:
+    """Creates a flow run of a deployment; a worker picks it up. Raises ConfigError when there is no such deployment."""
+    from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+
+    with _client(api_url) as client:
+        try:
+            found = client.read_deployment_by_name(deployment)
+        except ObjectNotFound:
+            known = sorted(row.name for row in client.read_deployments())
+            raise ConfigError(
+                f"{api_url} has no deployment {deployment!r}; `astraflow deploy` registers them (known names: {known})"
+            ) from None
+        try:
+            created = client.create_flow_run_from_deployment(
+                found.id, parameters={**found.parameters, **parameters}, name=name, tags=tags
+            )
+        except PrefectHTTPStatusError as error:
+            raise ConfigError(f"Prefect refused to start {deployment}: {error.response.text[:500]}") from error
+        return _seen(created)
+
+
+def read(api_url: str, flow_run_id: str) -> FlowRun:
+    with _client(api_url) as client:
+        return _seen(client.read_flow_run(UUID(flow_run_id)))
+
+
+def logs(api_url: str, flow_run_id: str) -> list[str]:
+    """The newest lines that the flow run logged to Prefect, oldest first."""
+    from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+    from prefect.client.schemas.sorting import LogSort
+
+    which = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(flow_run_id)]))
+    with _client(api_url) as client:
+        found = client.read_logs(log_filter=which, limit=LOG_LINES_MAX, sort=LogSort.TIMESTAMP_DESC)
+    return [line.message for line in reversed(found)]
+
+
+def cancel_all(api_url: str, tag: str, processes_alive: bool, timeout_s: float = CANCEL_TIMEOUT_S) -> tuple[int, int]:
+    """Cancels every unfinished flow run with the tag and waits until they are gone; runs that a schedule planned for
+    later are left. Where no worker lives that could end them, they are declared cancelled at once. Returns how many
+    were cancelled, and how many of them had not ended when the time was up."""
+    from prefect.states import Cancelled, Cancelling
+
+    deadline = time.monotonic() + timeout_s
+    asked: set[UUID] = set()
+    while True:
+        unfinished = _unfinished(api_url, tag)
+        with _client(api_url) as client:
+            for flow_run in unfinished:
+                if flow_run.id not in asked:
+                    asked.add(flow_run.id)
+                    at_once = flow_run.state.is_scheduled() or not processes_alive
+                    client.set_flow_run_state(flow_run.id, Cancelled() if at_once else Cancelling(), force=at_once)
+        if not unfinished or time.monotonic() > deadline:
+            return len(asked), len(unfinished)
+        time.sleep(POLL_S)
+
+
+def _unfinished(api_url: str, tag: str) -> list[Any]:
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+        FlowRunFilterTags,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    living = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
+    which = FlowRunFilter(
+        tags=FlowRunFilterTags(all_=[tag]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living))
+    )
+    found: list[Any] = []
+    with _client(api_url) as client:
+        while True:
+            page = client.read_flow_runs(flow_run_filter=which, limit=PAGE, offset=len(found))
+            found += page
+            if len(page) < PAGE:
+                break
+    return [run for run in found if not (run.auto_scheduled and run.state.is_scheduled())]
+
+
+def _client(api_url: str) -> Any:
+    from contextlib import contextmanager
+
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    @contextmanager
+    def opened() -> Any:
+        with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+            yield client
+
+    return opened()
+
+
+def _seen(flow_run: Any) -> FlowRun:
+    state = flow_run.state
+    return FlowRun(
+        id=str(flow_run.id),
+        state=state.name if state else "unknown",
+        final=bool(state and state.is_final()),
+        message=(state.message or "") if state else "",
+    )

@@ -1,0 +1,156 @@
+"""Processes that outlive the command that started them: start, recognise and stop them. Knows nothing of what they do.
+
+A process is recognised by its id together with its time of creation, so that a stale record never points at a stranger
+that was given the same id. Everything started here also carries a mark in its environment, which its own children
+inherit: a sweep by mark finds those that outlived their parent.
+"""
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MARK = "ASTRAFLOW_STACK"
+"""Environment variable that marks a process as part of the stack whose home it names."""
+CLOCK_SLACK_S = 2.0
+"""The creation time is derived from the boot time, which moves a little when the clock is corrected."""
+KILL_TIMEOUT_S = 5.0
+LOG_BYTES_MAX = 16_000_000
+"""A log beyond this size is put aside as `NAME.old` when its process starts again."""
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Processes that this very command started: while it lives, it must reap them, else a dead one still looks alive."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A started process. Example: `Process("prefect-server", 4711, 1763690000.25, "/clone/.astraflow/logs/…")`."""
+
+    name: str
+    pid: int
+    created_s: float
+    log: str
+    """Path of the file that its output goes to."""
+
+
+def start(name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> Process:
+    """Starts a command in a session of its own, so that Ctrl-C in the terminal does not reach it."""
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        log.replace(log.with_suffix(".old"))
+    with log.open("ab") as output:
+        output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(command)}\n".encode())
+        output.flush()
+        child = subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _children[child.pid] = child
+    try:
+        created_s = psutil.Process(child.pid).create_time()
+    except psutil.NoSuchProcess:
+        created_s = time.time()
+    return Process(name, child.pid, created_s, str(log))
+
+
+def is_alive(process: Process) -> bool:
+    return _find(process) is not None
+
+
+def stop(processes: Iterable[Process], grace_s: float) -> None:
+    """Asks each process to leave (SIGTERM), and after the grace kills whatever is left of it and of its descendants."""
+    asked: list[psutil.Process] = []
+    for process in processes:
+        found = _find(process)
+        if found is not None:
+            asked += [found, *_descendants(found)]
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.terminate()
+    _kill_after(asked, grace_s)
+
+
+def drain(processes: Iterable[Process], grace_s: float) -> None:
+    """Asks the direct children of each process to leave, and waits for them; the processes themselves stay."""
+    children = [child for process in processes if (found := _find(process)) for child in found.children()]
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+    _kill_after(children, grace_s)
+
+
+def sweep(mark: str, grace_s: float) -> int:
+    """Stops every process that carries the mark; returns how many there were."""
+    found = marked(mark)
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _kill_after(found, grace_s)
+    return len(found)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Living processes with this mark in their environment, this process excepted."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARK) == mark and _lives(process):
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue  # gone meanwhile, or another user's: not ours
+    return found
+
+
+def last_lines(log: str | Path, count: int = 12) -> str:
+    """The end of a log, for an error message; empty when there is none."""
+    try:
+        with Path(log).open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16_384))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(line for line in lines[-count:] if line.strip())
+
+
+def _find(process: Process) -> psutil.Process | None:
+    if process.pid in _children:
+        _children[process.pid].poll()
+    try:
+        found = psutil.Process(process.pid)
+        same = abs(found.create_time() - process.created_s) < CLOCK_SLACK_S
+    except psutil.Error:
+        return None
+    return found if same and _lives(found) else None
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _kill_after(processes: list[psutil.Process], grace_s: float) -> None:
+    _, stubborn = psutil.wait_procs(processes, timeout=grace_s)
+    for process in stubborn:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(stubborn, timeout=KILL_TIMEOUT_S)
+    for pid in [pid for pid, child in _children.items() if child.poll() is not None]:
+        del _children[pid]

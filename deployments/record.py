@@ -1,0 +1,67 @@
+"""What is known of the running stack: `stack.json` in its home. Written after every change, so that a command that was
+killed halfway leaves nothing that `astraflow down` does not know of."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+
+from deployments.home import Home
+from deployments.processes import Process, is_alive
+
+FORMAT = 1
+SERVER = "prefect-server"
+MLFLOW = "mlflow"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A local stack. Example: `Stack("http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "file:///clone/…",
+    True)`."""
+
+    prefect_url: str
+    """Of the API; the web page is the same without `/api`."""
+    mlflow_url: str
+    store_url: str
+    own_server: bool
+    """False: the Prefect server was named by PREFECT_API_URL and is not ours to stop."""
+    own_mlflow: bool = True
+    processes: tuple[Process, ...] = ()
+    deployed: str = ""
+    """Digest of what was registered with the server last."""
+    ready: bool = False
+    """Everything but MLflow was seen working."""
+
+    @property
+    def ui_url(self) -> str:
+        return self.prefect_url.removesuffix("/api")
+
+    def process(self, name: str) -> Process | None:
+        """The process of this name, when it lives."""
+        return next((process for process in self.processes if process.name == name and is_alive(process)), None)
+
+    def with_process(self, started: Process) -> "Stack":
+        others = tuple(process for process in self.processes if process.name != started.name)
+        return replace(self, processes=(*others, started))
+
+
+def load(home: Home) -> Stack | None:
+    """The recorded stack, whether it lives or not; None without a readable record."""
+    try:
+        body = json.loads(home.record.read_text())
+        if body.pop("format") != FORMAT:
+            return None
+        processes = tuple(Process(**process) for process in body.pop("processes"))
+        return Stack(processes=processes, **body)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None  # absent, cut short or from another version: nothing to go by, the sweep finds what is left
+
+
+def save(home: Home, stack: Stack) -> Stack:
+    written = home.record.with_suffix(".tmp")
+    written.write_text(json.dumps({"format": FORMAT, **asdict(stack)}, indent=2))
+    os.replace(written, home.record)
+    return stack
+
+
+def forget(home: Home) -> None:
+    home.record.unlink(missing_ok=True)

@@ -1,0 +1,188 @@
+"""The deployments, and how they get onto a Prefect server.
+
+Each flow file is imported once, in this process, for its parameters' types and descriptions, from which Prefect's web
+page makes a form. No deployment has a concurrency limit: such leases would end week-long runs when the server was
+away.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deployments.home import PROJECT
+from storage.errors import ConfigError
+
+TAG = "astraflow"
+"""On every deployment and so on every flow run: what the stack cancels before it stops."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One deployment. Example: `Deployment("train", "trainer", "flows/run_trainer.py:train", "trainers", "…")`."""
+
+    flow: str
+    """The flow's name: what stands before the slash in `train/trainer`."""
+    name: str
+    entrypoint: str
+    """`folder/file.py:function`, relative to the project."""
+    pool: str
+    description: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    cron: str = ""
+    """A schedule in UTC; it starts paused, and stays as a person left it when the deployment is registered again."""
+    cron_active: bool = False
+
+
+_SUPERVISOR = "flows/run_supervisor.py:astraflow"
+_ROLLOUT = "flows/run_rollout.py:rollout"
+
+DEPLOYMENTS = (
+    Deployment(
+        "astraflow",
+        "multi-policy",
+        _SUPERVISOR,
+        "control",
+        "Trains a solver and a verifier together, in two regions, on this machine.",
+        {"recipe": "multi_policy_tiny"},
+    ),
+    Deployment(
+        "astraflow",
+        "single-policy",
+        _SUPERVISOR,
+        "control",
+        "Trains the solver alone.",
+        {"recipe": "single_policy_tiny"},
+    ),
+    Deployment(
+        "astraflow",
+        "nightly",
+        _SUPERVISOR,
+        "control",
+        "Trains both policies every night, once its schedule is switched on.",
+        {"recipe": "multi_policy_tiny"},
+        cron="0 2 * * *",
+    ),
+    Deployment(
+        "prepare",
+        "base-model",
+        "flows/run_base_model.py:prepare",
+        "control",
+        "Builds or fetches the base models of a run. Started by its supervisor.",
+    ),
+    Deployment(
+        "dataflow",
+        "dataflow",
+        "flows/run_dataflow.py:dataflow",
+        "control",
+        "Turns prompts into orders and shards into batches. Started by a run's supervisor.",
+    ),
+    Deployment("rollout", "us-east", _ROLLOUT, "rollout-us-east", "A rollout worker in us-east."),
+    Deployment("rollout", "eu-west", _ROLLOUT, "rollout-eu-west", "A rollout worker in eu-west."),
+    Deployment(
+        "train",
+        "trainer",
+        "flows/run_trainer.py:train",
+        "trainers",
+        "The trainer of one policy. Started by a run's supervisor.",
+    ),
+    Deployment(
+        "evaluate",
+        "evaluation",
+        "flows/run_evaluation.py:evaluate",
+        "control",
+        "Plays the held-out prompts. Started by a run's supervisor.",
+    ),
+)
+
+
+def register(api_url: str, deployments: Iterable[Deployment] = DEPLOYMENTS, directory: str = str(PROJECT)) -> list[str]:
+    """Creates or updates the deployments on a Prefect server; returns their full names.
+
+    `directory` is the project's folder on the workers' machines. Raises ConfigError when a flow file cannot be
+    imported, or when the server refuses a deployment.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import PrefectHTTPStatusError
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    names: list[str] = []
+    flows: dict[str, Any] = {}
+    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+        for deployment in deployments:
+            if deployment.entrypoint not in flows:
+                flows[deployment.entrypoint] = _flow(deployment)
+            try:
+                _create(client, deployment, flows[deployment.entrypoint], directory)
+            except PrefectHTTPStatusError as error:
+                raise ConfigError(
+                    f"{api_url} refused the deployment {deployment.flow}/{deployment.name}: {error.response.text[:500]}"
+                ) from error
+            names.append(f"{deployment.flow}/{deployment.name}")
+    return names
+
+
+def import_flows(deployments: Iterable[Deployment] = DEPLOYMENTS) -> None:
+    """Imports every flow file, which `register` then finds imported. Raises ConfigError for one that cannot be."""
+    for deployment in deployments:
+        _flow(deployment)
+
+
+def digest(root: Path = PROJECT) -> str:
+    """Of everything a registration depends on; the same digest means that registering again changes nothing."""
+    sources = [*root.glob("flows/*.py"), *root.glob("deployments/*.py"), *root.glob("*/config.py")]
+    digest = hashlib.sha256()
+    for source in sorted(sources):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _flow(deployment: Deployment) -> Any:
+    path, function = deployment.entrypoint.split(":")
+    module = path.removesuffix(".py").replace("/", ".")
+    try:
+        flow = getattr(importlib.import_module(module), function)
+    except Exception as error:  # whatever a broken flow file raises, a person must be told which file it was
+        raise ConfigError(f"{path} cannot be deployed: {type(error).__name__}: {error}") from error
+    if flow.name != deployment.flow:
+        raise ConfigError(
+            f"{path}: the flow is named {flow.name!r}, but it is deployed as {deployment.flow!r}; make them equal"
+        )
+    return flow
+
+
+def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> None:
+    from prefect.utilities.callables import parameter_schema
+
+    client.create_deployment(
+        flow_id=client.create_flow_from_name(flow.name),
+        name=deployment.name,
+        entrypoint=deployment.entrypoint,
+        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": directory}}],
+        work_pool_name=deployment.pool,
+        parameters=dict(deployment.parameters),
+        parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
+        enforce_parameter_schema=True,
+        description=f"{deployment.description}\n\n{flow.description or ''}".strip(),
+        tags=[TAG],
+        schedules=_schedules(client, deployment),
+    )
+
+
+def _schedules(client: Any, deployment: Deployment) -> list[Any]:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule
+    from prefect.exceptions import ObjectNotFound
+
+    if not deployment.cron:
+        return []
+    active = deployment.cron_active
+    try:
+        standing = client.read_deployment_by_name(f"{deployment.flow}/{deployment.name}").schedules
+        active = standing[0].active if standing else active
+    except ObjectNotFound:
+        pass
+    schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
+    return [DeploymentScheduleCreate(schedule=schedule, active=active, slug=deployment.name)]

@@ -1,0 +1,125 @@
+"""The local stack: a Prefect server, an MLflow server, and one Prefect worker for each work pool, as plain processes.
+
+    up:    server ─▶ (healthy) ─▶ pools ─▶ workers ─▶ deployments ─▶ (workers online)     MLflow starts beside all of it
+    down:  cancel flow runs ─▶ workers ─▶ MLflow ─▶ server ─▶ whatever else carries the stack's mark
+
+Both are idempotent, and only one of them runs at a time. With PREFECT_API_URL set, the server is somebody else's and
+only the rest is started here; with MLFLOW_TRACKING_URI set, so is MLflow.
+"""
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deployments import cpu, environment, flow_runs, prefect_toml, processes, readiness, record, register
+from deployments.home import Home
+from deployments.plan import plan
+from deployments.processes import Process, is_alive
+from deployments.record import MLFLOW, SERVER, Stack
+from deployments.start import Say, bring_up
+from storage.errors import ConfigError
+
+LOCK_TIMEOUT_S = 180.0
+STOP_GRACE_S = 10.0
+DRAIN_GRACE_S = 45.0
+
+
+def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
+    """Brings up what does not run, and returns when flow runs can be started.
+
+    Raises ConfigError, with the end of a log where there is one, when a part cannot start; what this call had started
+    is then stopped again.
+    """
+    home.create()
+    with _locked(home, say):
+        standing = record.load(home)
+        if standing is None or not any(map(is_alive, standing.processes)):
+            processes.sweep(str(home.root), STOP_GRACE_S)  # left over by a stack whose record was lost
+        wanted = plan(home, standing)
+        if standing is not None:
+            processes.stop([old for old in standing.processes if old not in wanted.processes], STOP_GRACE_S)
+        try:
+            return bring_up(home, wanted, say, wait_for_mlflow)
+        except BaseException:
+            started = [one for one in (record.load(home) or wanted).processes if one not in wanted.processes]
+            processes.stop(started, STOP_GRACE_S)
+            record.save(home, wanted)
+            raise
+
+
+def down(home: Home, say: Say = print) -> None:
+    """Ends active flow runs and stops every process of the stack. Raises ConfigError when something survives it."""
+    home.create()
+    with _locked(home, say):
+        stack = record.load(home)
+        if stack is not None:
+            environment.adopt(settings(home, stack))
+            _end_flow_runs(stack, say)
+            _stop_in_order(stack)
+        stray = processes.sweep(str(home.root), STOP_GRACE_S)
+        if left := processes.marked(str(home.root)):
+            pids = ", ".join(str(process.pid) for process in left)
+            raise ConfigError(f"these processes of the stack could not be stopped: {pids}; kill them by hand")
+        prefect_toml.remove(home.prefect_toml)
+        record.forget(home)
+    nothing = stray == 0 and (stack is None or not stack.processes)
+    say("nothing was running" if nothing else "the stack is down; nothing is left running")
+
+
+def running(home: Home) -> Stack | None:
+    """The stack, if it was seen ready and all of its processes live."""
+    stack = record.load(home)
+    return stack if stack is not None and stack.ready and all(map(is_alive, stack.processes)) else None
+
+
+def settings(home: Home, stack: Stack) -> dict[str, str]:
+    """The environment of the stack's processes; a command adopts it to speak to them."""
+    return environment.of_stack(home, stack, cpu.isa_ceiling(home.root / "bf16"))
+
+
+def _end_flow_runs(stack: Stack, say: Say) -> None:
+    """On our own server every run is cancelled. On somebody else's, only the processes on this machine are asked to
+    leave: the runs belong to others too, and their supervisors replace what was here."""
+    workers = _workers(stack)
+    if not stack.own_server:
+        processes.drain(workers, DRAIN_GRACE_S)
+        return
+    if stack.process(SERVER) is None or not readiness.answers(f"{stack.prefect_url}/health"):
+        return
+    cancelled, left = flow_runs.cancel_all(stack.prefect_url, register.TAG, processes_alive=bool(workers))
+    if cancelled:
+        say(f"cancelled {cancelled} flow runs" + (f"; {left} did not end in time and are killed" if left else ""))
+
+
+def _stop_in_order(stack: Stack) -> None:
+    """A worker that is asked to leave kills its flow runs, so their turn has come before."""
+    processes.stop(_workers(stack), STOP_GRACE_S)
+    for name in (MLFLOW, SERVER):
+        processes.stop([process for process in stack.processes if process.name == name], STOP_GRACE_S)
+
+
+def _workers(stack: Stack) -> list[Process]:
+    return [one for one in stack.processes if one.name not in (SERVER, MLFLOW) and is_alive(one)]
+
+
+@contextmanager
+def _locked(home: Home, say: Say) -> Iterator[None]:
+    """One `up` or `down` of a home at a time; the lock ends with the process that holds it."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    told = False
+    with home.lock.open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"another `astraflow up` or `down` holds {home.lock} for {LOCK_TIMEOUT_S:.0f} s now; end it"
+                    ) from None
+            if not told:
+                say("waiting for another `astraflow up` or `down`")
+                told = True
+            time.sleep(readiness.POLL_S)
+        yield

@@ -1,0 +1,126 @@
+"""Starts what a planned stack lacks, in the order in which its parts need each other, and waits until they work.
+
+Every start is recorded at once, since `up` may be killed at any line. A part that already runs is left as it is, and when
+nothing is missing Prefect is not even imported: `up` on a running stack takes a fraction of a second.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from deployments import cpu, environment, pools, prefect_toml, processes, programs, readiness, record, register
+from deployments.home import PROJECT, Home
+from deployments.record import MLFLOW, SERVER, Stack
+from storage.errors import ConfigError
+
+SERVER_TIMEOUT_S = 120.0
+MLFLOW_TIMEOUT_S = 120.0
+WORKER_TIMEOUT_S = 90.0
+FLOW_LOGS_MAX = 300
+"""Logs of flow runs' processes that are kept."""
+
+Say = Callable[[str], None]
+
+
+def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack:
+    """Returns the stack as it runs. Raises ConfigError for the first part that cannot start."""
+    environment.adopt(environment.of_stack(home, stack, {}))
+    stack = _start_servers(home, stack, say)
+    ceiling = cpu.isa_ceiling(home.root / "bf16")
+    deployed = _deployment_digest(home, stack, ceiling)
+    if deployed != stack.deployed:
+        register.import_flows()  # a second or two of work while the server starts
+    _wait_for_prefect(stack)
+    if deployed != stack.deployed:
+        shared = environment.of_pool(environment.of_stack(home, stack, ceiling))
+        pools.create(stack.prefect_url, sys.executable, shared)
+    stack, started = _start_workers(home, stack, ceiling, say)
+    if deployed != stack.deployed:
+        register.register(stack.prefect_url)
+        stack = record.save(home, replace(stack, deployed=deployed))
+    _wait_for_workers(stack, started)
+    if stack.own_server and not prefect_toml.write(home.prefect_toml, stack.prefect_url):
+        say(f"{home.prefect_toml} is not ours and stays; for `prefect`, set PREFECT_API_URL={stack.prefect_url}")
+    _prune_flow_logs(home)
+    if wait_for_mlflow and stack.own_mlflow:
+        health = f"{stack.mlflow_url}/health"
+        readiness.wait_until(lambda: readiness.answers(health), "MLflow", MLFLOW_TIMEOUT_S, stack.process(MLFLOW))
+    return record.save(home, replace(stack, ready=True))
+
+
+def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
+    if not stack.own_server:
+        say(f"PREFECT_API_URL is set: using the Prefect server at {stack.prefect_url}, starting none")
+    elif stack.process(SERVER) is None:
+        say("starting the Prefect server")
+        stack = _start(home, stack, SERVER, programs.prefect_server(_port(stack.prefect_url)), {})
+    if not stack.own_mlflow:
+        say(f"MLFLOW_TRACKING_URI is set: using MLflow at {stack.mlflow_url}, starting none")
+    elif stack.process(MLFLOW) is None:
+        stack = _start(home, stack, MLFLOW, programs.mlflow_server(home, _port(stack.mlflow_url)), {})
+    return stack
+
+
+def _wait_for_prefect(stack: Stack) -> None:
+    if stack.own_server:
+        health = f"{stack.prefect_url}/health"
+        server = stack.process(SERVER)
+        readiness.wait_until(lambda: readiness.answers(health), "the Prefect server", SERVER_TIMEOUT_S, server)
+    elif trouble := readiness.prefect_trouble(stack.prefect_url):
+        raise ConfigError(
+            f"the Prefect server at {stack.prefect_url} does not answer ({trouble}); "
+            "start it, correct PREFECT_API_URL, or unset it to run a local one"
+        )
+
+
+def _start_workers(
+    home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say
+) -> tuple[Stack, Mapping[str, str | None]]:
+    """A worker for every pool that has none; and for each of those pools the last heartbeat of the worker before it."""
+    idle = [pool.name for pool in pools.POOLS if stack.process(_worker(pool.name)) is None]
+    if not idle:
+        return stack, {}
+    say(f"starting workers for {', '.join(idle)}")
+    before = readiness.worker_beats(stack.prefect_url, idle)
+    for name in idle:
+        stack = _start(home, stack, _worker(name), programs.worker(name), ceiling)
+    return stack, {name: before.get((name, programs.worker_name(name))) for name in idle}
+
+
+def _wait_for_workers(stack: Stack, before: Mapping[str, str | None]) -> None:
+    """Until Prefect shows each as ONLINE with a heartbeat that it did not have before the worker was started."""
+    for pool, old_beat in before.items():
+
+        def beats(pool: str = pool, old_beat: str | None = old_beat) -> bool:
+            beat = readiness.worker_beats(stack.prefect_url, [pool]).get((pool, programs.worker_name(pool)))
+            return beat is not None and beat != old_beat
+
+        readiness.wait_until(beats, f"the worker of pool {pool}", WORKER_TIMEOUT_S, stack.process(_worker(pool)))
+
+
+def _start(home: Home, stack: Stack, name: str, command: Sequence[str], extra: Mapping[str, str]) -> Stack:
+    complete = environment.of_stack(home, stack, extra)
+    started = processes.start(name, command, complete, home.logs / f"{name}.log", PROJECT)
+    return record.save(home, stack.with_process(started))
+
+
+def _deployment_digest(home: Home, stack: Stack, ceiling: Mapping[str, str]) -> str:
+    """Equal digests: pools and deployments need not be registered again."""
+    shared = environment.of_pool(environment.of_stack(home, stack, ceiling))
+    return hashlib.sha256(f"{register.digest()} {sys.executable} {sorted(shared.items())}".encode()).hexdigest()
+
+
+def _worker(pool: str) -> str:
+    return f"worker-{pool}"
+
+
+def _port(url: str) -> int:
+    return urlsplit(url).port or 80
+
+
+def _prune_flow_logs(home: Home) -> None:
+    logs = sorted(home.flow_logs.glob("*.log"), key=lambda log: log.stat().st_mtime)
+    for log in logs[:-FLOW_LOGS_MAX]:
+        log.unlink(missing_ok=True)

@@ -1,0 +1,50 @@
+"""The flow `astraflow`: one training run, from a recipe to a report. Starts the other flows and watches them."""
+
+from typing import Annotated, Any
+
+from prefect import flow
+from prefect.states import Cancelled, State
+from pydantic import Field
+
+from tasks.lifecycle import conduct
+
+
+@flow(name="astraflow", flow_run_name="{run_id}", validate_parameters=True)
+async def astraflow(
+    run_id: Annotated[
+        str | None,
+        Field(description="Name of the run; taken up again when it exists. Empty: a name is made up.", max_length=80),
+    ] = None,
+    recipe: Annotated[
+        str, Field(description="Name of a file in recipes/, a path, or the YAML text itself.")
+    ] = "multi_policy_tiny",
+    steps: Annotated[int | None, Field(description="Training steps of every policy.", ge=1)] = None,
+    seed: Annotated[int | None, Field(description="Seed of everything random.")] = None,
+    max_staleness: Annotated[
+        int | None,
+        Field(
+            description="How many versions older than the trainer's a trained sequence may be; 0 is synchronous.", ge=0
+        ),
+    ] = None,
+    samples_per_prompt: Annotated[int | None, Field(description="Episodes of each prompt.", ge=1)] = None,
+    overrides: Annotated[
+        dict[str, Any] | None,
+        Field(description='Any other value of the recipe by dotted key, such as {"policies.solver.train.lr": 1e-4}.'),
+    ] = None,
+) -> State[str] | str:
+    """Train the policies of a recipe together.
+
+    Rollout workers, the dataflow, one trainer per policy and the evaluation are started on their work pools, watched, and
+    replaced when they die. The run lives in the object store: running this again with the same run id goes on with it.
+    """
+    named = {
+        "steps": steps,
+        "seed": seed,
+        "data.max_staleness": max_staleness,
+        "data.samples_per_prompt": samples_per_prompt,
+    }
+    given = {key: value for key, value in named.items() if value is not None}
+    outcome = await conduct(run_id, recipe, {**(overrides or {}), **given})
+    if outcome.state == "cancelled":
+        return Cancelled(message=outcome.reason)
+    return outcome.run_id

@@ -1,0 +1,72 @@
+"""Keeps an engine at the newest weights of its policy, while it generates.
+
+    look (a probe of the next version) ──▶ fetch, verified, in a thread ──▶ engine.load, between two decode steps
+
+A task of the worker's event loop; the store's calls and the digests run in threads, so generation goes on meanwhile.
+Versions in between are skipped. Weights that cannot be read are never served: the engine keeps what it has, and the
+failure is told.
+"""
+
+import asyncio
+import logging
+
+from rollout.engine import Engine
+from storage import weights
+from storage.errors import AstraFlowError, ConfigError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S_MAX = 10.0
+"""Longest pause after failure upon failure."""
+
+
+class Refresher:
+    """One policy's refreshing."""
+
+    def __init__(self, run: ObjectStore, policy: str, engine: Engine, interval_s: float, pulse: Pulse) -> None:
+        self._run = run
+        self._policy = policy
+        self._engine = engine
+        self._interval_s = interval_s
+        self._pulse = pulse
+        self._failures = 0
+        self._failures_in_a_row = 0
+
+    async def serve(self) -> None:
+        """Refreshes until it is cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(
+                min(self._interval_s * 2**self._failures_in_a_row, max(BACKOFF_S_MAX, self._interval_s))
+            )
+
+    async def refresh(self) -> bool:
+        """Loads the newest version if it is newer than the engine's; whether it did. A failing store or damaged
+        weights are told and tried again later; ConfigError, weights that do not fit the model, is raised."""
+        try:
+            newest = await asyncio.to_thread(weights.latest, self._run, self._policy, max(self._engine.version, 0))
+            if newest is None or newest <= self._engine.version:
+                self._failures_in_a_row = 0
+                return False
+            with self._pulse.span("refresh"):
+                tensors = await asyncio.to_thread(weights.fetch, self._run, self._policy, newest)
+                await self._engine.load(newest, tensors)
+        except ConfigError:
+            raise
+        except AstraFlowError as error:
+            self._tell(error)
+            return False
+        self._failures_in_a_row = 0
+        self._pulse.update(versions={self._policy: newest})
+        return True
+
+    def _tell(self, error: AstraFlowError) -> None:
+        self._failures += 1
+        self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
+        log.warning("%s stays at version %d: %s", self._policy, self._engine.version, error)
+        self._pulse.update(
+            note=f"{self._policy} stays at version {self._engine.version}: {error}",
+            progress={f"refresh_failures_{self._policy}": self._failures},
+        )

@@ -1,0 +1,255 @@
+"""The rollout worker: a service that leases orders, plays them, and commits their shards, with weights that stay fresh.
+
+    orders ──lease──▶ play (many episodes at once) ──▶ shard, created once
+                        ▲
+    weights ──refresh───┘            SIGTERM ──▶ drain: finish within drain_s, give the rest back
+
+One event loop plays, renews leases and refreshes; every call on the store runs in one of a few threads. What the store
+fails to answer is tried again: the service goes on. It knows nothing of batches, trainers and prompts' sources.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+
+from rollout.cast import Cast, check_cast, open_cast
+from rollout.claims import Claim, Claims
+from rollout.config import RolloutConfig, SamplingConfig
+from rollout.ending import Ending
+from rollout.play import play_prompts
+from rollout.refresh import Refresher
+from rollout.tally import Tally
+from storage import shards
+from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore
+from storage.records import Episode, Group, Order, Shard
+
+log = logging.getLogger(__name__)
+
+STORE_THREADS_MAX = 8
+"""Calls on the store that one worker makes at a time."""
+STORE_PATIENCE_S = 5.0
+"""A call on a failing store gives up after so long; the service then pauses and tries again, and meanwhile can be
+stopped."""
+BACKOFF_S = 1.0
+"""Pause of the service after the store failed for longer than its patience."""
+TELL_INTERVAL_S = 0.5
+"""Pause between two updates of what the heartbeats say."""
+RENEWALS_PER_TTL = 3
+
+
+def work(
+    run: ObjectStore,
+    config: RolloutConfig,
+    sampling: Mapping[str, SamplingConfig],
+    region: str,
+    pulse: Pulse,
+    stop: threading.Event,
+) -> None:
+    """Serves `run` until it has ended, or until `stop` is set and the worker has drained.
+
+    Raises ConfigError for a recipe, engine or model that cannot work, EngineFailedError when an engine broke.
+    """
+    patient = replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S))
+
+    async def serve() -> None:
+        threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="store")
+        asyncio.get_running_loop().set_default_executor(threads)
+        ending = Ending(patient, stop)
+        cast = await _opened(patient, config, sampling, ending, pulse)
+        if cast is None:
+            return
+        try:
+            await Worker(patient, config, cast, region, pulse, ending).serve()
+        finally:
+            await cast.close()
+
+    check_cast(config, sampling)
+    asyncio.run(serve())
+
+
+async def _opened(
+    run: ObjectStore, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], ending: Ending, pulse: Pulse
+) -> Cast | None:
+    """The cast with its newest weights, as soon as the base models are there; None when the end came first."""
+    with pulse.span("wait"):
+        while not await ending.within(0.0):
+            pulse.update(state="waiting")
+            try:
+                cast = open_cast(run, config, sampling)
+                pulse.update(versions=await cast.load_newest(run))
+                return cast
+            except NotFoundError:
+                pulse.update(note="waits for the base models")
+            except TransientError as error:
+                pulse.update(note=f"cannot open the models, and tries again: {error}")
+            await ending.within(BACKOFF_S)
+    return None
+
+
+class Worker:
+    """The service itself, once its models are open."""
+
+    def __init__(
+        self, run: ObjectStore, config: RolloutConfig, cast: Cast, region: str, pulse: Pulse, ending: Ending
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._cast = cast
+        self._region = region
+        self._pulse = pulse
+        self._ending = ending
+        self._name = pulse.last.id
+        self._claims = Claims(run, self._name, region, config.lease_ttl_s)
+        self._tally = Tally()
+        self._plays: dict[asyncio.Task[None], Claim] = {}
+        """Every order in play, with the newest form of its lease."""
+
+    async def serve(self) -> None:
+        """Until the end is near; then drains. The first thing that fails for good ends all the rest, and is raised."""
+        refreshers = [
+            Refresher(self._run, policy, engine, self._config.refresh_interval_s, self._pulse)
+            for policy, engine in self._cast.engines.items()
+        ]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                beside = [self._renew(), self._tell(), *(each.serve() for each in refreshers)]
+                running = [tasks.create_task(each) for each in beside]
+                await self._lead()
+                await self._drain()
+                for task in running:
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+        finally:
+            for play in self._plays:
+                play.cancel()
+            self._pulse.update(progress=self._tally.progress(), rates={"tokens_per_s": 0.0, "running": 0.0})
+
+    async def _lead(self) -> None:
+        """Keeps `orders_ahead` orders in play until the end is near."""
+        while not await self._ending.within(0.0):
+            pause_s = self._config.poll_interval_s
+            try:
+                while len(self._plays) < self._config.orders_ahead:
+                    claim = await asyncio.to_thread(self._claims.next)
+                    if claim is None:
+                        break
+                    self._plays[asyncio.create_task(self._answer(claim))] = claim
+            except TransientError as error:
+                self._note(f"cannot look for orders, and tries again: {error}")
+                pause_s = BACKOFF_S
+            self._pulse.update(state="working" if self._plays else "waiting")
+            with self._pulse.span("generate" if self._plays else "wait"):
+                await self._any_done(pause_s)
+
+    async def _any_done(self, pause_s: float) -> None:
+        """Until an order is done, or `pause_s` has passed; raises what a play raised."""
+        if not self._plays:
+            await asyncio.sleep(pause_s)
+            return
+        done, _ = await asyncio.wait(self._plays, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+        for play in done:
+            del self._plays[play]
+            if not play.cancelled():
+                play.result()
+
+    async def _answer(self, claim: Claim) -> None:
+        """Plays an order and commits its shard. Cancelled when the lease is lost, and at the end of draining."""
+        order, attempt = claim.order, claim.lease.attempt
+        started_s = time.time()
+        if attempt >= self._config.lease_attempts_max:
+            groups = _given_up(order, attempt)
+            self._note(f"order {order.number} is answered with failed episodes, after {attempt} leases")
+        else:
+            samples = order.samples_per_prompt
+            groups = await play_prompts(self._cast, order.prompts, samples, order.seed, self._tally.episode)
+        shard = Shard(
+            order.number, attempt, self._name, self._region, groups, self._digests(groups), started_s, time.time()
+        )
+        if await self._stored(shard):
+            self._tally.order_done()
+        else:
+            self._note(f"order {order.number} had been answered by another worker already")
+        await asyncio.to_thread(self._claims.done, claim)
+
+    async def _stored(self, shard: Shard) -> bool:
+        """Commits the shard, however often the store must be asked; False when a twin was first."""
+        while True:
+            try:
+                with self._pulse.span("store"):
+                    return await asyncio.to_thread(shards.commit, self._run, shard)
+            except TransientError as error:
+                self._note(f"shard {shard.order} cannot be stored, and is tried again: {error}")
+                await asyncio.sleep(BACKOFF_S)
+
+    def _digests(self, groups: tuple[Group, ...]) -> dict[str, dict[int, str]]:
+        """policy → version → digest of the weights held, for every version that sampled a token of `groups`."""
+        held: dict[str, dict[int, str]] = {}
+        for sequence in (each for group in groups for episode in group.episodes for each in episode.sequences):
+            for index, policy in enumerate(sequence.policies):
+                for version in np.unique(sequence.versions[sequence.owners == index]).tolist():
+                    held.setdefault(policy, {})[version] = self._cast.engines[policy].digest(version)
+        return held
+
+    async def _renew(self) -> None:
+        """Keeps the leases of all orders in play alive; drops the play of an order whose lease is lost."""
+        while True:
+            await asyncio.sleep(self._config.lease_ttl_s / RENEWALS_PER_TTL)
+            for play, claim in list(self._plays.items()):
+                number = claim.order.number
+                try:
+                    renewed = await asyncio.to_thread(self._claims.renew, claim)
+                except (ConflictError, CorruptError) as error:
+                    self._note(f"order {number} is another worker's now: {error}")
+                    play.cancel()
+                    await asyncio.to_thread(self._claims.lost, claim)
+                except TransientError as error:
+                    self._note(f"the lease of order {number} could not be renewed, and is tried again: {error}")
+                else:
+                    if play in self._plays:
+                        self._plays[play] = renewed
+
+    async def _drain(self) -> None:
+        """Finishes what can be finished in `drain_s` and gives the rest back; gives all of it back where the run is
+        over."""
+        self._pulse.update(state="draining")
+        end_s = time.monotonic() + self._config.drain_s
+        while self._plays and not self._ending.run_over and (left_s := end_s - time.monotonic()) > 0:
+            await self._any_done(min(left_s, self._config.poll_interval_s))
+            await self._ending.within(0.0)
+        while self._plays:
+            play, claim = self._plays.popitem()
+            play.cancel()
+            await asyncio.wait([play])
+            if not play.cancelled():
+                play.result()
+                continue
+            try:
+                await asyncio.to_thread(self._claims.give_back, claim)
+            except AstraFlowError as error:
+                self._note(f"order {claim.order.number} could not be given back; its lease will expire: {error}")
+
+    async def _tell(self) -> None:
+        """Keeps what the heartbeats say up to date."""
+        while True:
+            rates = {"tokens_per_s": self._tally.tokens_per_s(), "running": float(self._cast.running)}
+            self._pulse.update(progress=self._tally.progress(), rates=rates)
+            await asyncio.sleep(TELL_INTERVAL_S)
+
+    def _note(self, note: str) -> None:
+        log.warning("%s: %s", self._name, note)
+        self._pulse.update(note=note)
+
+
+def _given_up(order: Order, attempts: int) -> tuple[Group, ...]:
+    """Failed episodes for an order that took one worker after the other with it."""
+    failed = Episode((), 0.0, error=f"gave up after {attempts} leases")
+    return tuple(Group(prompt, (failed,) * order.samples_per_prompt) for prompt in order.prompts)

@@ -1,0 +1,54 @@
+"""The table of built-in workflows, and how a recipe's workflow is built."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rollout.config import WorkflowConfig
+from rollout.rewards import Reward
+from rollout.workflow import Workflow
+from rollout.workflows.actor_and_verify import ActorAndVerify
+from rollout.workflows.single_turn import SingleTurn
+from storage.errors import ConfigError
+from storage.naming import resolve
+
+WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {"single_turn": SingleTurn, "actor_and_verify": ActorAndVerify}
+"""The built-in workflows; any other is named by its import path."""
+
+
+def make_workflow(config: WorkflowConfig, reward: Reward) -> Workflow:
+    """The workflow of a recipe. ConfigError for a name that leads nowhere, and for arguments the workflow does not
+    take."""
+    made: Any = resolve(config.name, WORKFLOWS)
+    taken = list(inspect.signature(made).parameters.values())[1:]
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+        names = [parameter.name for parameter in taken]
+        for name in config.args:
+            if name not in names:
+                raise ConfigError(
+                    f"rollout.workflow.args.{name}: the workflow {config.name} takes no such argument; "
+                    f"it takes {', '.join(names) or 'none'}"
+                )
+    try:
+        workflow: Workflow = made(reward, **config.args)
+    except TypeError as error:
+        raise ConfigError(f"rollout.workflow.args do not fit the workflow {config.name}: {error}") from error
+    return workflow
+
+
+def policies_by_role(workflow: Workflow, config: WorkflowConfig, policies: Mapping[str, Any]) -> dict[str, str]:
+    """Which policy plays each role of the workflow. ConfigError for a role or a policy that is not there."""
+    for role in config.roles:
+        if role not in workflow.roles:
+            raise ConfigError(
+                f"rollout.workflow.roles.{role}: the workflow {config.name} has no such role; "
+                f"it has {', '.join(workflow.roles)}"
+            )
+    cast = {role: config.roles.get(role, role) for role in workflow.roles}
+    for role, policy in cast.items():
+        if policy not in policies:
+            raise ConfigError(
+                f"the workflow {config.name} wants the role {role} played by policy {policy}, which the recipe lacks; "
+                f"add it under policies, or write rollout.workflow.roles: {{{role}: {next(iter(policies), 'NAME')}}}"
+            )
+    return cast

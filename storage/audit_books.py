@@ -1,0 +1,174 @@
+"""Invariants 1, 2, 5, 6 and 7 over one policy's batches: a fold that holds every entry of the books against the shards.
+
+waiting ─┬─ + sequences of the shards that batch n took in
+         ├─ − trained (rows), filtered, expired (ledger)       ⇒  must equal what batch n says still waits
+         └─ a fate for a sequence that does not wait is a fault: twice, too early, or never played
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from storage import batches, layout
+from storage.audit_shards import ShardAudit, row_digest
+from storage.errors import AstraFlowError, TransientError
+from storage.objects import ObjectStore
+from storage.records import Batch, Row, SequenceKey
+
+Broken = Callable[[int, str, str], None]
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class PolicyBooks:
+    """What became of the sequences that hold tokens of a policy."""
+
+    batches: int = 0
+    trained: int = 0
+    replayed: int = 0
+    filtered: int = 0
+    expired: int = 0
+    waiting: int = 0
+    """Not yet decided: waiting after the last batch, or in a shard that no batch has taken in."""
+
+
+@dataclass
+class _Fold:
+    """The books as the objects so far imply them."""
+
+    waiting: set[SequenceKey] = field(default_factory=set)
+    settled: dict[SequenceKey, str] = field(default_factory=dict)
+    """sequence → key of the batch that settled it."""
+    taken_in: set[int] = field(default_factory=set)
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0)
+    )
+
+
+def audit_books(
+    run: ObjectStore,
+    policy: str,
+    keys: Sequence[str],
+    max_staleness: int,
+    audit: ShardAudit,
+    set_aside: Mapping[str, str],
+    broken: Broken,
+    progress: Progress,
+) -> PolicyBooks:
+    """Fold over the policy's batches in order and report what does not fit."""
+    known = audit.seen_by.get(policy, {})
+    fold = _Fold()
+    steps = [layout.number_in(key) for key in keys]
+    for step in range(1, max(steps, default=0) + 1):
+        progress(f"batches of {policy}", step / max(steps))
+        where = layout.batch(policy, step)
+        if step not in steps:
+            broken(1, where, f"batch {step} is missing, batch {max(steps)} exists")
+            continue
+        try:
+            batch = batches.read(run, policy, step)
+        except TransientError:
+            raise
+        except AstraFlowError as error:
+            broken(1, where, str(error))
+            continue
+        if (batch.policy, batch.step) != (policy, step):
+            broken(1, where, f"says it is batch {batch.step} of {batch.policy}")
+        _take_in(batch, where, known, fold, audit, set_aside, broken)
+        _settle(batch, where, known, fold, max_staleness, broken)
+        _compare_waiting(batch, where, fold, broken)
+    untouched = sum(len(sequences) for order, sequences in known.items() if order not in fold.taken_in)
+    return PolicyBooks(batches=len(steps), waiting=len(fold.waiting) + untouched, **fold.counts)
+
+
+def _take_in(
+    batch: Batch,
+    where: str,
+    known: Mapping[int, Mapping[SequenceKey, str]],
+    fold: _Fold,
+    audit: ShardAudit,
+    set_aside: Mapping[str, str],
+    broken: Broken,
+) -> None:
+    for order in batch.shards:
+        if order in fold.taken_in:
+            broken(6, where, f"takes in shard {order} a second time")
+            continue
+        if order not in audit.readable and layout.shard(order) not in set_aside:
+            broken(6, where, f"took in shard {order}, which does not exist or cannot be read")
+        fold.taken_in.add(order)
+        fold.waiting |= known.get(order, {}).keys()
+    closed = {*range(batch.closed_below), *batch.closed}
+    if closed != fold.taken_in:
+        broken(6, where, f"counts {len(closed)} shards as taken in; the batches up to it name {len(fold.taken_in)}")
+
+
+def _settle(
+    batch: Batch,
+    where: str,
+    known: Mapping[int, Mapping[SequenceKey, str]],
+    fold: _Fold,
+    max_staleness: int,
+    broken: Broken,
+) -> None:
+    for row in batch.rows:
+        _check_row(batch.step, row, where, known, max_staleness, broken)
+        if row.replay:
+            fold.counts["replayed"] += 1
+            if row.key not in fold.settled:
+                broken(2, where, f"replays {_name(row.key)}, which was never trained on")
+            continue
+        _close(row.key, "trained", where, fold, broken)
+    for entry in batch.ledger:
+        _close(entry.key, entry.fate, where, fold, broken)
+
+
+def _close(key: SequenceKey, fate: str, where: str, fold: _Fold, broken: Broken) -> None:
+    """A waiting sequence gets its one fate."""
+    fold.counts[fate] = fold.counts.get(fate, 0) + 1
+    if key in fold.waiting:
+        fold.waiting.discard(key)
+    elif key in fold.settled:
+        broken(2 if fate == "trained" else 6, where, f"{_name(key)} is {fate}, but {fold.settled[key]} had settled it")
+    else:
+        broken(6, where, f"{_name(key)} is {fate}, but no shard taken in so far holds it")
+    fold.settled[key] = where
+
+
+def _check_row(
+    step: int,
+    row: Row,
+    where: str,
+    known: Mapping[int, Mapping[SequenceKey, str]],
+    max_staleness: int,
+    broken: Broken,
+) -> None:
+    stored = known.get(row.key.order, {}).get(row.key)
+    if stored is not None and stored != row_digest(row):
+        broken(7, where, f"{_name(row.key)} is not what the engine consumed and produced")
+    trained = row.versions[row.loss_mask]
+    if not trained.size:
+        return
+    oldest, newest = int(np.min(trained)), int(np.max(trained))
+    if row.min_version > oldest:
+        broken(5, where, f"{_name(row.key)} claims oldest version {row.min_version}; it has tokens of version {oldest}")
+    staleness = step - 1 - min(oldest, row.min_version)
+    if staleness > max_staleness and not row.replay:
+        broken(5, where, f"{_name(row.key)} has staleness {staleness}; at most {max_staleness} is allowed")
+    if newest > step - 1:
+        broken(5, where, f"{_name(row.key)} has tokens of version {newest}, which batch {step} cannot know")
+
+
+def _compare_waiting(batch: Batch, where: str, fold: _Fold, broken: Broken) -> None:
+    listed = set(batch.waiting)
+    for key in sorted(fold.waiting - listed):
+        broken(6, where, f"{_name(key)} has vanished: no fate, and not waiting")
+    for key in sorted(listed - fold.waiting):
+        broken(6, where, f"{_name(key)} is listed as waiting, but it is settled or was never taken in")
+    # What the batch says is where the dataflow went on from; following it keeps one fault from being reported at every step.
+    fold.waiting = listed
+
+
+def _name(key: SequenceKey) -> str:
+    return f"order {key.order}, prompt {key.group}, episode {key.episode}, sequence {key.sequence}"

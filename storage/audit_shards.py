@@ -1,0 +1,144 @@
+"""Invariants 1 and 4 over orders and shards; remembers of every sequence what the books are held against.
+
+A shard is read once. What stays in memory of it is small: per sequence, its policies and a digest of what each policy's
+trainer must see; the tokens themselves are dropped.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+
+from storage import layout, orders, shards
+from storage.errors import AstraFlowError, TransientError
+from storage.objects import ObjectStore
+from storage.records import Manifest, Row, Sequence, SequenceKey, Shard
+
+Broken = Callable[[int, str, str], None]
+Progress = Callable[[str, float], None]
+
+
+@dataclass
+class ShardAudit:
+    """What the shards of a run hold."""
+
+    num_orders: int = 0
+    num_shards: int = 0
+    num_sequences: int = 0
+    readable: set[int] = field(default_factory=set)
+    """Orders whose shard can be read."""
+    seen_by: dict[str, dict[int, dict[SequenceKey, str]]] = field(default_factory=dict)
+    """policy → order → sequence → digest of what the policy's trainer must see of it."""
+    held: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
+    """(policy, version) → digest that workers held → key of the first shard that says so."""
+
+    def check_versions(self, manifests: Mapping[str, Mapping[int, Manifest]], broken: Broken) -> None:
+        """Every version a token names exists, and was held as its manifest lists it."""
+        for (policy, version), digests in sorted(self.held.items()):
+            manifest = manifests.get(policy, {}).get(version)
+            for digest, where in digests.items():
+                if manifest is None:
+                    broken(4, where, f"has tokens of version {version} of {policy}, which does not exist")
+                elif digest != manifest.digest:
+                    broken(
+                        4,
+                        where,
+                        f"was sampled with weights {digest}, but version {version} of {policy} is {manifest.digest}",
+                    )
+
+
+def audit_shards(run: ObjectStore, set_aside: Mapping[str, str], broken: Broken, progress: Progress) -> ShardAudit:
+    """Read every order and shard of the run."""
+    audit = ShardAudit()
+    numbers = [layout.number_in(key) for key in run.list(f"{layout.SHARDS}/")]
+    order_keys = [key for key in run.list(f"{layout.ORDERS}/") if key != layout.orders_end()]
+    ordered = {layout.number_in(key) for key in order_keys}
+    audit.num_orders, audit.num_shards = len(ordered), len(numbers)
+    for number in range(max(ordered, default=-1) + 1):
+        if number not in ordered:
+            broken(1, layout.order(number), f"order {number} is missing, order {max(ordered)} exists")
+    for at, number in enumerate(numbers):
+        progress("shards", (at + 1) / len(numbers))
+        if number not in ordered:
+            broken(1, layout.shard(number), f"answers order {number}, which does not exist")
+        if layout.shard(number) not in set_aside:
+            _audit_shard(run, number, audit, broken)
+    return audit
+
+
+def _audit_shard(run: ObjectStore, number: int, audit: ShardAudit, broken: Broken) -> None:
+    where = layout.shard(number)
+    try:
+        shard = shards.read(run, number)
+    except TransientError:
+        raise
+    except AstraFlowError as error:
+        broken(6, where, f"cannot be read and is not in quarantine: {error}")
+        return
+    audit.readable.add(number)
+    if shard.order != number:
+        broken(1, where, f"says it answers order {shard.order}")
+    _check_prompts(run, shard, where, broken)
+    for policy, versions in shard.weights.items():
+        for version, digest in versions.items():
+            audit.held.setdefault((policy, version), {}).setdefault(digest, where)
+    for group_at, group in enumerate(shard.groups):
+        for episode_at, episode in enumerate(group.episodes):
+            for sequence_at, sequence in enumerate(episode.sequences):
+                audit.num_sequences += 1
+                key = SequenceKey(number, group_at, episode_at, sequence_at)
+                _note_sequence(shard, key, sequence, audit, broken)
+
+
+def _check_prompts(run: ObjectStore, shard: Shard, where: str, broken: Broken) -> None:
+    try:
+        order = orders.read(run, shard.order)
+    except TransientError:
+        raise
+    except AstraFlowError as error:
+        broken(1, layout.order(shard.order), str(error))
+        return
+    asked, answered = [prompt.id for prompt in order.prompts], [group.prompt.id for group in shard.groups]
+    if asked != answered:
+        broken(1, where, f"answers the prompts {answered}, its order asked for {asked}")
+
+
+def _note_sequence(shard: Shard, key: SequenceKey, sequence: Sequence, audit: ShardAudit, broken: Broken) -> None:
+    where = layout.shard(key.order)
+    sampled = sequence.owners >= 0
+    if bool(np.any(sequence.loss_mask & ~sampled)):
+        broken(7, where, f"{_name(key)} trains on tokens that nobody sampled")
+    for index, policy in enumerate(sequence.policies):
+        own = sequence.owners == index
+        if not own.any():
+            continue
+        for version in np.unique(sequence.versions[own]).tolist():
+            if version not in shard.weights.get(policy, {}):
+                broken(
+                    4,
+                    where,
+                    f"{_name(key)} has tokens of version {version} of {policy}, whose weights it does not name",
+                )
+        mask = sequence.loss_mask & own
+        digest = view_digest(sequence.tokens, mask, sequence.logprobs, sequence.versions)
+        audit.seen_by.setdefault(policy, {}).setdefault(key.order, {})[key] = digest
+
+
+def row_digest(row: Row) -> str:
+    """Digest of what a trainer sees of a batch row; equals that of the sequence it came from."""
+    return view_digest(row.tokens, row.loss_mask, row.logprobs, row.versions)
+
+
+def view_digest(tokens: np.ndarray, mask: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> str:
+    """Digest of tokens [L], loss mask [L], and log-probabilities and versions [L] where the mask is True."""
+    digest = xxhash.xxh3_128()
+    digest.update(np.ascontiguousarray(tokens, np.int32))
+    digest.update(np.ascontiguousarray(mask, np.bool_))
+    digest.update(np.ascontiguousarray(logprobs[mask], np.float32))
+    digest.update(np.ascontiguousarray(versions[mask], np.int32))
+    return digest.hexdigest()
+
+
+def _name(key: SequenceKey) -> str:
+    return f"sequence {key.sequence} of episode {key.episode} of prompt {key.group}"

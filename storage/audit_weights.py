@@ -1,0 +1,65 @@
+"""Invariants 1 and 3 over one policy's versions: contiguous, each from its parent and its batch, every digest true."""
+
+from collections.abc import Callable, Mapping
+
+from storage import layout, weights
+from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
+from storage.objects import ObjectStore
+from storage.records import Manifest
+
+Broken = Callable[[int, str, str], None]
+Progress = Callable[[str, float], None]
+
+
+def audit_weights(run: ObjectStore, policy: str, broken: Broken, progress: Progress) -> Mapping[int, Manifest]:
+    """Check every published version of the policy; returns the manifests that can be read, by version."""
+    keys = [key for key in run.list(f"{layout.WEIGHTS}/{policy}/") if key.endswith("/manifest.json")]
+    versions = sorted(layout.number_in(key.rsplit("/", 1)[0]) for key in keys)
+    manifests: dict[int, Manifest] = {}
+    for expected, version in enumerate(versions):
+        progress(f"weights of {policy}", (expected + 1) / len(versions))
+        if version != expected and expected not in versions:
+            broken(1, layout.weights(policy, expected), f"version {expected} is missing, version {version} exists")
+        manifest = _read(run, policy, version, broken)
+        if manifest is None:
+            continue
+        manifests[version] = manifest
+        _check_ancestry(run, manifest, broken)
+        _check_bytes(run, manifest, broken)
+    return manifests
+
+
+def _read(run: ObjectStore, policy: str, version: int, broken: Broken) -> Manifest | None:
+    where = layout.manifest(layout.weights(policy, version))
+    try:
+        manifest = weights.read_manifest(run, policy, version)
+    except TransientError:
+        raise
+    except AstraFlowError as error:
+        broken(3, where, str(error))
+        return None
+    if (manifest.policy, manifest.version) != (policy, version):
+        broken(3, where, f"says it is version {manifest.version} of {manifest.policy}")
+    return manifest
+
+
+def _check_ancestry(run: ObjectStore, manifest: Manifest, broken: Broken) -> None:
+    where = layout.manifest(layout.weights(manifest.policy, manifest.version))
+    parent = manifest.version - 1 if manifest.version else None
+    batch = manifest.version or None
+    if manifest.parent != parent:
+        broken(3, where, f"names parent {manifest.parent}; the parent of version {manifest.version} is {parent}")
+    if manifest.batch != batch:
+        broken(3, where, f"names batch {manifest.batch}; version {manifest.version} is made of batch {batch}")
+    if batch is not None and not run.exists(layout.batch(manifest.policy, batch)):
+        broken(3, where, f"was made of batch {batch}, which does not exist")
+
+
+def _check_bytes(run: ObjectStore, manifest: Manifest, broken: Broken) -> None:
+    where = layout.weights(manifest.policy, manifest.version)
+    try:
+        weights.fetch(run, manifest.policy, manifest.version)
+        if manifest.version == 0:
+            weights.fetch_files(run, manifest.policy, 0)
+    except (CorruptError, NotFoundError) as error:
+        broken(3, where, str(error))

@@ -1,0 +1,35 @@
+"""What an object store must be able to do, in six verbs; `objects.py` builds retries, prefixes and lost answers on top.
+
+Implementations: `local_files.py`, `memory_objects.py`, `s3_objects.py`. Each translates its own failures into
+`storage.errors` and tries everything exactly once. Keys are checked by the caller: relative, `/` between parts.
+"""
+
+from typing import Protocol, TypeAlias
+
+Keys: TypeAlias = list[str]
+"""Named, because within a class with a method `list` the builtin cannot be written."""
+
+
+class Backend(Protocol):
+    """All methods raise TransientError when another try may help, and ConfigError when a person must act."""
+
+    def read(self, key: str) -> bytes:
+        """The whole object; NotFoundError when there is none."""
+
+    def create(self, key: str, body: bytes) -> bool:
+        """Atomic put-if-absent: True when this call made the object, False when one stands (perhaps its own, by
+        an earlier try whose answer got lost)."""
+
+    def write(self, key: str, body: bytes) -> None:
+        """Create or replace; a reader sees the old or the new object, never half of one."""
+
+    def exists(self, key: str) -> bool: ...
+
+    def list(self, prefix: str, start_after: str) -> Keys:
+        """Sorted keys that begin with `prefix` (empty, or a folder with its final `/`) and come after `start_after`."""
+
+    def folders(self, prefix: str) -> Keys:
+        """Sorted names of the folders directly below `prefix`."""
+
+    def delete(self, key: str) -> None:
+        """Deleting what is not there is no error."""

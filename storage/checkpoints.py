@@ -1,0 +1,78 @@
+"""What a trainer needs to go on where it was: tensors (fp32 masters, optimizer) and a JSON state (RNGs, step).
+
+Steps with a checkpoint are not contiguous, so the newest is found by listing. A listing that lags costs repeated work,
+never correctness: an older checkpoint leads through the same batches.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storage import layout, tensor_folders
+from storage.errors import CorruptError
+from storage.json_objects import decode, encode, new_write_id
+from storage.objects import ObjectStore
+from storage.records import FileInfo, HostTensor, Json, TensorInfo
+from storage.tensor_folders import Contents
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class CheckpointManifest:
+    """What `checkpoints/{policy}/{step}/manifest.json` says; the last object written of a checkpoint."""
+
+    policy: str
+    step: int
+    state: Json
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[FileInfo, ...]
+    created_s: float = 0.0
+    write_id: str = ""
+
+
+def save(run: ObjectStore, policy: str, step: int, tensors: Mapping[str, HostTensor], state: Json) -> None:
+    """Store the checkpoint of `step`, data before manifest; ConflictError when another trainer saved that step."""
+    folder = run.sub(layout.checkpoint(policy, step))
+    write_id = new_write_id()
+    contents = tensor_folders.write(folder, tensors, {}, write_id)
+    manifest = CheckpointManifest(policy, step, state, contents.tensors, contents.files, time.time(), write_id)
+    folder.create(_MANIFEST, encode(manifest))
+
+
+def latest(run: ObjectStore, policy: str) -> int | None:
+    """The newest step with a whole checkpoint; None when there is none."""
+    return max(_steps(run, policy), default=None)
+
+
+def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor], Json]:
+    """Tensors (every digest verified) and state; NotFoundError when the step has no checkpoint."""
+    key = layout.manifest(layout.checkpoint(policy, step))
+    manifest = decode(CheckpointManifest, run.get(key), key)
+    if (manifest.policy, manifest.step) != (policy, step):
+        raise CorruptError(f"{key} is the checkpoint of {manifest.policy} step {manifest.step}")
+    folder = run.sub(layout.checkpoint(policy, step))
+    return tensor_folders.read_tensors(folder, Contents(manifest.tensors, manifest.files)), manifest.state
+
+
+def prune(run: ObjectStore, policy: str, keep: int) -> None:
+    """Keep the newest `keep` checkpoints. Older ones, and what killed writers left below them, go: manifests first."""
+    kept = sorted(_steps(run, policy))[-keep:]
+    if not kept:
+        return
+    keys = [key for key in _keys(run, policy) if _step(key) < kept[0]]
+    for key in sorted(keys, key=lambda key: not key.endswith(f"/{_MANIFEST}")):
+        run.delete(key)
+
+
+def _steps(run: ObjectStore, policy: str) -> list[int]:
+    return [_step(key) for key in _keys(run, policy) if key.endswith(f"/{_MANIFEST}")]
+
+
+def _keys(run: ObjectStore, policy: str) -> list[str]:
+    return run.list(f"{layout.CHECKPOINTS}/{policy}")
+
+
+def _step(key: str) -> int:
+    """`checkpoints/solver/00000003/manifest.json` → 3."""
+    return layout.number_in(key.rsplit("/", 1)[0])

@@ -1,0 +1,141 @@
+"""What services say of themselves every few seconds. Hints: overwritten, never the base of a correctness decision."""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Literal, TypeAlias
+
+from storage import layout
+from storage.errors import AstraFlowError, CorruptError, NotFoundError
+from storage.json_objects import FORMAT, decode, dump
+from storage.objects import ObjectStore
+from storage.records import Heartbeat
+
+log = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["supervisor", "dataflow", "rollout", "trainer", "evaluation"]
+
+STORE_PATIENCE_S = 5.0
+"""A beat gives up on a failing store after so long: the next one says more."""
+CLOSE_TIMEOUT_S = 15.0
+"""How long leaving a `Pulse` waits for its thread."""
+
+
+def read_all(run: ObjectStore) -> list[Heartbeat]:
+    """The newest beat of every member, sorted by key. One that cannot be read is left out: the next replaces it."""
+    beats: list[Heartbeat] = []
+    for key in run.list(layout.HEARTBEATS):
+        try:
+            beats.append(decode(Heartbeat, run.get(key), key))
+        except (NotFoundError, CorruptError) as error:
+            log.debug("no heartbeat in %s: %s", key, error)
+    return beats
+
+
+class Pulse:
+    """A member's heart: a thread that writes its beat every `interval_s`, from entering to leaving the `with` block.
+
+        with Pulse(run, "trainer", "trainer-solver", attempt=0, interval_s=2.0) as pulse:
+            with pulse.span("wait"):
+                batch = next_batch()
+            pulse.update(state="working", progress={"step": 3}, versions={"solver": 2})
+
+    All methods may be called from any thread. A failing store never breaks the service: it is logged, once per kind.
+    """
+
+    def __init__(
+        self, run: ObjectStore, kind: Kind, id: str, attempt: int, interval_s: float, region: str = ""
+    ) -> None:
+        self._run = replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S))
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._beat_on, name=f"pulse-{id}", daemon=True)
+        self._logged: set[type[AstraFlowError]] = set()
+        now_s = time.time()
+        self._beat = Heartbeat(
+            kind, id, attempt, 0, now_s, now_s, os.getpid(), socket.gethostname(), "starting", region=region
+        )
+
+    def update(
+        self,
+        *,
+        state: str | None = None,
+        note: str | None = None,
+        progress: Mapping[str, float] | None = None,
+        rates: Mapping[str, float] | None = None,
+        versions: Mapping[str, int] | None = None,
+    ) -> None:
+        """Merge into what the next beat says; keys not named keep their values."""
+        with self._lock:
+            beat = self._beat
+            self._beat = replace(
+                beat,
+                state=beat.state if state is None else state,
+                note=beat.note if note is None else note,
+                progress={**beat.progress, **(progress or {})},
+                rates={**beat.rates, **(rates or {})},
+                versions={**beat.versions, **(versions or {})},
+            )
+
+    @contextmanager
+    def span(self, component: str) -> Iterator[None]:
+        """Add the wall-clock of the block to `seconds[component]`, also when it raises. Spans of threads add up."""
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent_s = time.perf_counter() - start_s
+            with self._lock:
+                seconds = {**self._beat.seconds, component: self._beat.seconds.get(component, 0.0) + spent_s}
+                self._beat = replace(self._beat, seconds=seconds)
+
+    @property
+    def last(self) -> Heartbeat:
+        """What the last beat said, with every update since."""
+        with self._lock:
+            return self._beat
+
+    def __enter__(self) -> "Pulse":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if error is None:
+            self.update(state="done")
+        else:
+            self.update(state="failed", note=f"{type(error).__name__}: {error}")
+        self._write()
+
+    def _beat_on(self) -> None:
+        self._write()
+        while not self._left.wait(self._interval_s):
+            self._write()
+
+    def _write(self) -> None:
+        with self._lock:
+            beat = self._beat
+            seconds = {**beat.seconds, "cpu": _cpu_seconds()}
+            self._beat = beat = replace(beat, beats=beat.beats + 1, beat_s=time.time(), seconds=seconds)
+        try:
+            self._run.put(layout.heartbeat(beat.kind, beat.id), dump({"format": FORMAT, **vars(beat)}))
+        except AstraFlowError as error:
+            if type(error) not in self._logged:
+                self._logged.add(type(error))
+                log.warning("%s goes on without heartbeats: %s", beat.id, error)
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and its finished children."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

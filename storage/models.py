@@ -1,0 +1,63 @@
+"""Base models that runs share, stored by the digest of the recipe that built them."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from storage import layout, tensor_folders
+from storage.errors import ConflictError
+from storage.json_objects import decode, encode, new_write_id
+from storage.objects import ObjectStore
+from storage.records import FileInfo, HostTensor, TensorInfo
+from storage.tensor_folders import Contents
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class ModelManifest:
+    """What `models/{build digest}/manifest.json` says."""
+
+    build_digest: str
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[FileInfo, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What the build measured, such as its accuracy."""
+    created_s: float = 0.0
+    write_id: str = ""
+
+
+def save_model(
+    store: ObjectStore,
+    build_digest: str,
+    tensors: Mapping[str, HostTensor],
+    files: Mapping[str, bytes],
+    metrics: Mapping[str, float],
+) -> None:
+    """Store a built model. When another builder of the recipe was first, its model stands and this one is dropped."""
+    folder = store.sub(layout.model_prefix(build_digest))
+    write_id = new_write_id()
+    contents = tensor_folders.write(folder, tensors, files, write_id)
+    manifest = ModelManifest(build_digest, contents.tensors, contents.files, dict(metrics), time.time(), write_id)
+    try:
+        folder.create(_MANIFEST, encode(manifest))
+    except ConflictError:
+        for file in contents.files:
+            folder.delete(file.name)
+
+
+def has_model(store: ObjectStore, build_digest: str) -> bool:
+    return store.exists(layout.manifest(layout.model_prefix(build_digest)))
+
+
+def load_model(store: ObjectStore, build_digest: str) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
+    """The tensors and the other files by name, all verified; NotFoundError when it was never saved."""
+    manifest = read_model_manifest(store, build_digest)
+    folder = store.sub(layout.model_prefix(build_digest))
+    contents = Contents(manifest.tensors, manifest.files)
+    return tensor_folders.read_tensors(folder, contents), tensor_folders.read_files(folder, contents)
+
+
+def read_model_manifest(store: ObjectStore, build_digest: str) -> ModelManifest:
+    key = layout.manifest(layout.model_prefix(build_digest))
+    return decode(ModelManifest, store.get(key), key)

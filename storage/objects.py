@@ -1,0 +1,180 @@
+"""The object store every service meets in: a prefix of a local folder, of memory, or of an S3 bucket.
+
+    caller ──▶ ObjectStore (prefix, bounded retries, lost answers) ──▶ Backend (local_files, memory_objects, s3_objects)
+
+"Created once" is the one primitive everything rests on: of any number of writers exactly one succeeds, and a reader
+never sees half an object. This module knows nothing of what the objects mean. A store may be used from many threads.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+import stamina
+
+from storage.backend import Backend, Keys
+from storage.errors import AstraFlowError, ConfigError, ConflictError, NotFoundError, TransientError
+from storage.json_objects import new_write_id
+from storage.local_files import TEMPORARY, LocalFiles
+from storage.memory_objects import MemoryObjects
+from storage.s3_objects import S3Objects
+
+log = logging.getLogger(__name__)
+
+STORE_VARIABLE = "ASTRAFLOW_STORE"
+PATIENCE_S = 45.0
+"""How long one call goes on trying while the store fails transiently."""
+TRIES_MAX = 16
+"""Most tries of one call within that time."""
+CHECK_PATIENCE_S = 5.0
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """Objects below one prefix of a store. Keys are relative, parts joined by `/`; all errors are `AstraFlowError`."""
+
+    url: str
+    backend: Backend
+    prefix: str = ""
+    """Empty, or a folder with its final `/`."""
+    patience_s: float = PATIENCE_S
+
+    def get(self, key: str) -> bytes:
+        """The whole object; NotFoundError when there is none."""
+        path = self._path(key)
+        return self._retried(lambda: self.backend.read(path))
+
+    def create(self, key: str, body: bytes) -> None:
+        """Atomic put-if-absent; ConflictError when an object with another body stands.
+
+        When the same bytes stand, they are taken for this call's own write whose answer got lost. Bodies therefore
+        carry a write id wherever two writers could otherwise produce the same bytes and both believe they won.
+        """
+        path = self._path(key)
+
+        def commit() -> bool:
+            if self.backend.create(path, body):
+                return True
+            try:
+                return self.backend.read(path) == body
+            except NotFoundError:
+                raise TransientError(f"{self.url}/{key} stood and was deleted while it was being created") from None
+
+        if not self._retried(commit):
+            raise ConflictError(f"{self.url}/{key} exists with another body: somebody else was first")
+
+    def put(self, key: str, body: bytes) -> None:
+        """Create or overwrite: for hints, renewals by an object's one owner, and files whose name holds a write id."""
+        path = self._path(key)
+        self._retried(lambda: self.backend.write(path, body))
+
+    def exists(self, key: str) -> bool:
+        path = self._path(key)
+        return self._retried(lambda: self.backend.exists(path))
+
+    def list(self, prefix: str = "", start_after: str = "") -> Keys:
+        """All keys below the folder `prefix`, sorted, relative to this store; only those after `start_after`."""
+        folder = self._folder(prefix)
+        after = self.prefix + start_after if start_after else ""
+        return [key[len(self.prefix) :] for key in self._retried(lambda: self.backend.list(folder, after))]
+
+    def folders(self, prefix: str = "") -> Keys:
+        """Names of the folders directly below `prefix`, sorted, without walking through what lies in them."""
+        folder = self._folder(prefix)
+        return self._retried(lambda: self.backend.folders(folder))
+
+    def delete(self, key: str) -> None:
+        """Deleting what is not there is no error."""
+        path = self._path(key)
+        self._retried(lambda: self.backend.delete(path))
+
+    def sub(self, prefix: str) -> "ObjectStore":
+        """The same store seen from the folder `prefix`."""
+        folder = self._path(prefix.rstrip("/"))
+        return replace(self, url=f"{self.url}/{prefix.rstrip('/')}", prefix=f"{folder}/")
+
+    def _path(self, key: str) -> str:
+        parts = key.split("/")
+        if any(part in ("", ".", "..") or part.startswith(TEMPORARY) or "\0" in part for part in parts):
+            raise ConfigError(
+                f"{key!r} cannot be a key of {self.url}; its parts must be plain names joined by single slashes"
+            )
+        return self.prefix + key
+
+    def _folder(self, prefix: str) -> str:
+        return f"{self._path(prefix.rstrip('/'))}/" if prefix else self.prefix
+
+    def _retried(self, call: Callable[[], R]) -> R:
+        """`call` again and again, with jittered pauses, while it fails transiently and patience lasts."""
+        for attempt in stamina.retry_context(
+            on=TransientError, attempts=TRIES_MAX, timeout=self.patience_s, wait_jitter=0.5
+        ):
+            with attempt:
+                try:
+                    return call()
+                except TransientError as error:
+                    log.info("try %d of %d: %s", attempt.num, TRIES_MAX, error)
+                    raise
+        raise AssertionError("stamina either returns or raises")
+
+
+def open_store(url: str) -> ObjectStore:
+    """The store at `url`: a path, `file:///path`, `memory://name` or `s3://bucket/prefix`. Touches nothing yet."""
+    scheme, _, rest = url.partition("://")
+    if not rest:
+        if "://" in url or not url:
+            raise ConfigError(f"the store URL {url!r} names no place; write a path, or s3://bucket/prefix")
+        return _local(Path(url).expanduser())
+    if scheme == "file":
+        return _local(Path(unquote(urlsplit(url).path)))
+    if scheme == "memory":
+        return ObjectStore(url.rstrip("/"), MemoryObjects(f"/{rest.strip('/')}"))
+    if scheme == "s3":
+        bucket, _, prefix = rest.partition("/")
+        return ObjectStore(url.rstrip("/"), S3Objects(bucket, prefix.strip("/")))
+    raise ConfigError(f"the store URL {url!r} has the unknown scheme {scheme!r}; use a path, file, memory or s3")
+
+
+def default_store() -> ObjectStore:
+    """The store that ASTRAFLOW_STORE names, else `.astraflow/store` in the working directory."""
+    return open_store(os.environ.get(STORE_VARIABLE) or str(Path.cwd() / ".astraflow" / "store"))
+
+
+def check(store: ObjectStore) -> None:
+    """Prove that the store can be written and that put-if-absent holds; ConfigError says what fails and what to do."""
+    probe = replace(store, patience_s=CHECK_PATIENCE_S)
+    key = f"checks/{new_write_id()}"
+    try:
+        probe.create(key, b"first")
+        if probe.get(key) != b"first":
+            raise ConfigError(f"the store {store.url} returns other bytes than were written; use another store")
+        _second_create_loses(probe, key)
+        probe.delete(key)
+    except ConfigError:
+        raise
+    except AstraFlowError as error:
+        raise ConfigError(
+            f"the store {store.url} cannot be used: {error}; correct {STORE_VARIABLE}, or start the server it names"
+        ) from error
+
+
+def _second_create_loses(store: ObjectStore, key: str) -> None:
+    try:
+        store.create(key, b"second")
+    except ConflictError:
+        return
+    raise ConfigError(
+        f"the store {store.url} overwrites objects that must be created once (it ignores If-None-Match); "
+        "use one that honours conditional writes, such as AWS S3, Ceph, MinIO or a local folder"
+    )
+
+
+def _local(root: Path) -> ObjectStore:
+    absolute = root.absolute()
+    return ObjectStore(absolute.as_uri(), LocalFiles(absolute))

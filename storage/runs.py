@@ -1,0 +1,119 @@
+"""A run: its prefix in the store, its frozen configuration, and the object that ends it."""
+
+import difflib
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from storage import layout
+from storage.errors import ConfigError, ConflictError, NotFoundError
+from storage.json_objects import decode, encode
+from storage.objects import ObjectStore
+from storage.records import Json, Stop
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_DIFFERENCES_MAX = 10
+"""Differing settings that one error message names."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """`run.json`. Example: `RunRecord("tiny-1", 1700000000.0, "multi-policy", {"seed": 0, …})`."""
+
+    run_id: str
+    created_s: float
+    deployment: str
+    """The Prefect deployment that started the run; empty when none did."""
+    config: Json
+
+
+def create_run(store: ObjectStore, run_id: str, config: Json, deployment: str = "") -> ObjectStore:
+    """The sub-store of run `run_id`, created or joined; ConfigError when it exists with another configuration."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise ConfigError(f"{run_id!r} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-'")
+    run = store.sub(layout.run_prefix(run_id))
+    body = encode(RunRecord(run_id, time.time(), deployment, config))
+    try:
+        run.create(layout.RUN, body)
+    except ConflictError:
+        _refuse_differences(run_id, read_run(run).config, decode(RunRecord, body, layout.RUN).config)
+    return run
+
+
+def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
+    """The sub-store of an existing run; ConfigError names similar runs when there is none."""
+    if _RUN_ID.fullmatch(run_id):
+        run = store.sub(layout.run_prefix(run_id))
+        if run.exists(layout.RUN):
+            return run
+    known = list_runs(store)
+    near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.5) or known[-3:]
+    hint = f"did you mean {' or '.join(near)}?" if near else "the store holds no run yet"
+    raise ConfigError(f"there is no run {run_id!r} in {store.url}; {hint}")
+
+
+def read_run(run: ObjectStore) -> RunRecord:
+    """The whole record of a run; NotFoundError when `run` is no run's sub-store."""
+    return decode(RunRecord, run.get(layout.RUN), layout.RUN)
+
+
+def run_config(run: ObjectStore) -> Json:
+    """The resolved configuration, as it was frozen when the run was created."""
+    return read_run(run).config
+
+
+def list_runs(store: ObjectStore) -> list[str]:
+    """Ids of all runs of the store, oldest first."""
+    ages: list[tuple[float, str]] = []
+    for run_id in store.folders(layout.RUNS):
+        try:
+            ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
+        except NotFoundError:
+            continue  # a folder without run.json is no run
+    return [run_id for _, run_id in sorted(ages)]
+
+
+def request_stop(run: ObjectStore, stop: Stop) -> Stop:
+    """End the run; the first request stands and is returned."""
+    try:
+        run.create(layout.STOP, encode(stop))
+    except ConflictError:
+        return read_stop(run) or stop
+    return stop
+
+
+def read_stop(run: ObjectStore) -> Stop | None:
+    """The request that stands, or None while the run shall go on."""
+    try:
+        return decode(Stop, run.get(layout.STOP), layout.STOP)
+    except NotFoundError:
+        return None
+
+
+def clear_stop(run: ObjectStore) -> None:
+    """Let a stopped run be resumed."""
+    run.delete(layout.STOP)
+
+
+def _refuse_differences(run_id: str, stands: Json, wanted: Json) -> None:
+    differences = list(_differences(stands, wanted, ""))
+    if not differences:
+        return
+    more = f" and {len(differences) - _DIFFERENCES_MAX} more" if len(differences) > _DIFFERENCES_MAX else ""
+    raise ConfigError(
+        f"run {run_id!r} exists with another configuration: {'; '.join(differences[:_DIFFERENCES_MAX])}{more}; "
+        "use the same settings to resume it, or another run id"
+    )
+
+
+def _differences(stands: Any, wanted: Any, path: str) -> Iterator[str]:
+    """`data.max_staleness is 8 there, 4 here` for every leaf that differs."""
+    if isinstance(stands, dict) and isinstance(wanted, dict):
+        for key in sorted(stands.keys() | wanted.keys()):
+            yield from _differences(
+                stands.get(key, "absent"), wanted.get(key, "absent"), f"{path}.{key}" if path else key
+            )
+    elif stands != wanted:
+        yield f"{path} is {stands!r} there, {wanted!r} here"

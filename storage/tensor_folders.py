@@ -1,0 +1,130 @@
+"""A folder of tensors and files that becomes real with its manifest: data first, `manifest.json` last, created once.
+
+    {write id}.model-00000.safetensors   {write id}.config.json   …   manifest.json
+
+Names of data files hold the write id, so that rival writers never touch each other's files; the manifest decides whose
+count. Weights, checkpoints and base models are such folders; what their manifests say stands in their own modules.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from storage.errors import CorruptError, NotFoundError
+from storage.objects import ObjectStore
+from storage.records import FileInfo, HostTensor, TensorInfo
+from storage.tensors import digest, file_digest, from_safetensors, to_safetensors
+
+FILE_BYTES_MAX = 2 * 2**30
+"""Tensors are spread over files of about this size; a larger tensor gets a file of its own."""
+TRANSFERS_MAX = 8
+"""Files that are moved at once."""
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a manifest lists: every tensor with its digest and file, and every file with its digest."""
+
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[FileInfo, ...]
+
+
+def write(
+    folder: ObjectStore, tensors: Mapping[str, HostTensor], extra_files: Mapping[str, bytes], write_id: str
+) -> Contents:
+    """Store the data files, several at once; nobody sees them as long as no manifest lists them."""
+    infos: dict[str, TensorInfo] = {}
+    bodies: dict[str, bytes] = {f"{write_id}.{name}": body for name, body in extra_files.items()}
+    for number, part in enumerate(_parts(tensors)):
+        file = f"{write_id}.model-{number:05d}.safetensors"
+        bodies[file] = to_safetensors(part)
+        infos.update(
+            {name: TensorInfo(tensor.dtype, tensor.shape, digest(tensor), file) for name, tensor in part.items()}
+        )
+    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
+        list(pool.map(lambda name: folder.put(name, bodies[name]), bodies))
+    files = tuple(FileInfo(name, len(body), file_digest(body)) for name, body in bodies.items())
+    return Contents(infos, files)
+
+
+def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTensor]:
+    """Every tensor, its own digest and its file's digest verified. CorruptError after the second try at a file."""
+    names = {info.file for info in contents.tensors.values()}
+    files = {info.name: info for info in contents.files}
+    if missing := names - files.keys():
+        raise CorruptError(f"{folder.url}/manifest.json does not list its tensor files {', '.join(sorted(missing))}")
+
+    def fetch(name: str) -> dict[str, HostTensor]:
+        return _twice(lambda: _checked_tensors(folder, files[name], contents.tensors))
+
+    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
+        found = {name: tensor for part in pool.map(fetch, sorted(names)) for name, tensor in part.items()}
+    return {name: found[name] for name in contents.tensors}
+
+
+def read_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
+    """Every file that holds no tensors, verified, by its name without the write id."""
+    holders = {info.file for info in contents.tensors.values()}
+    others = [info for info in contents.files if info.name not in holders]
+    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
+        bodies = list(pool.map(lambda info: _twice(lambda: _checked_file(folder, info)), others))
+    return {info.name.split(".", 1)[1]: body for info, body in zip(others, bodies, strict=True)}
+
+
+def _parts(tensors: Mapping[str, HostTensor]) -> Iterator[dict[str, HostTensor]]:
+    """The tensors in the order of their names, cut into files; one empty file when there are none."""
+    part: dict[str, HostTensor] = {}
+    num_bytes = 0
+    for name in sorted(tensors):
+        if part and num_bytes + tensors[name].bits.nbytes > FILE_BYTES_MAX:
+            yield part
+            part, num_bytes = {}, 0
+        part[name] = tensors[name]
+        num_bytes += tensors[name].bits.nbytes
+    yield part
+
+
+def _twice(fetch: Callable[[], R]) -> R:
+    """A digest that fails may have failed on the way here: ask once more before calling the object corrupt."""
+    try:
+        return fetch()
+    except CorruptError:
+        return fetch()
+
+
+def _checked_file(folder: ObjectStore, info: FileInfo) -> bytes:
+    where = f"{folder.url}/{info.name}"
+    try:
+        body = folder.get(info.name)
+    except NotFoundError:
+        raise CorruptError(f"{where} is missing, though its manifest lists it") from None
+    if len(body) != info.num_bytes or file_digest(body) != info.digest:
+        raise CorruptError(
+            f"{where} is not what its manifest lists: {len(body)} of {info.num_bytes} bytes, other digest"
+        )
+    return body
+
+
+def _checked_tensors(folder: ObjectStore, info: FileInfo, infos: Mapping[str, TensorInfo]) -> dict[str, HostTensor]:
+    where = f"{folder.url}/{info.name}"
+    tensors = from_safetensors(_checked_file(folder, info))
+    expected = {name: tensor for name, tensor in infos.items() if tensor.file == info.name}
+    if tensors.keys() != expected.keys():
+        raise CorruptError(
+            f"{where} holds other tensors than its manifest lists: {_first(tensors.keys() ^ expected.keys())}"
+        )
+    for name, tensor in tensors.items():
+        if (tensor.dtype, tensor.shape, digest(tensor)) != (
+            expected[name].dtype,
+            expected[name].shape,
+            expected[name].digest,
+        ):
+            raise CorruptError(f"the tensor {name} in {where} is not the one its manifest lists")
+    return tensors
+
+
+def _first(names: Sequence[str] | set[str]) -> str:
+    return ", ".join(sorted(names)[:3])

@@ -1,0 +1,87 @@
+"""Checks the invariants of a run from its stored objects alone, and says what is broken and where.
+
+    orders ─ shards ─┬─▶ audit_shards   1 contiguous, 4 every token names weights that exist and were held
+    batches ─────────┼─▶ audit_books    1 contiguous, 2 trained once, 5 staleness, 6 the books balance, 7 the same tokens
+    weights ─────────┴─▶ audit_weights  1 contiguous, 3 parents, batches and digests
+
+A run that is still going can be verified too: later objects are read after the ones they refer to. Knows what the objects
+promise each other, and nothing of how they came about.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from storage import layout, quarantine, runs
+from storage.audit_books import PolicyBooks, audit_books
+from storage.audit_shards import audit_shards
+from storage.audit_weights import audit_weights
+from storage.objects import ObjectStore
+
+
+class Violation(NamedTuple):
+    """One broken promise. Example: `Violation(2, "batches/solver/00000003.arrow", "order 7 … is trained on again")`."""
+
+    invariant: int
+    """Number in the design's list of invariants, 1–7."""
+    where: str
+    """Key of the object, relative to the run."""
+    what: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `verify` found."""
+
+    violations: tuple[Violation, ...]
+    orders: int
+    shards: int
+    quarantined: int
+    sequences: int
+    """Sequences in all shards that can be read."""
+    policies: Mapping[str, PolicyBooks] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+
+Progress = Callable[[str, float], None]
+"""Called with what is being checked and the share of it that is done."""
+
+
+def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> Verdict:
+    """Check every invariant of the run. Reads every object once; damage becomes a violation, never an exception.
+
+    Raises:
+        ConfigError: the run does not exist or its `run.json` cannot be read.
+        TransientError: the store stopped answering.
+    """
+    config = runs.run_config(run)
+    policies = sorted(config["policies"])
+    set_aside = quarantine.quarantined(run)
+    found: list[Violation] = []
+
+    def broken(invariant: int, where: str, what: str) -> None:
+        found.append(Violation(invariant, where, what))
+
+    # Batches are listed first: everything they refer to was written before them, so a live run cannot look broken.
+    batches = {policy: run.list(f"{layout.BATCHES}/{policy}/") for policy in policies}
+    audit = audit_shards(run, set_aside, broken, progress)
+    books = {
+        policy: audit_books(
+            run, policy, batches[policy], config["data"]["max_staleness"], audit, set_aside, broken, progress
+        )
+        for policy in policies
+    }
+    manifests = {policy: audit_weights(run, policy, broken, progress) for policy in policies}
+    audit.check_versions(manifests, broken)
+    ordered = sorted(set(found), key=lambda violation: (violation.invariant, violation.where, violation.what))
+    return Verdict(
+        violations=tuple(ordered),
+        orders=audit.num_orders,
+        shards=audit.num_shards,
+        quarantined=len(set_aside),
+        sequences=audit.num_sequences,
+        policies=books,
+    )

@@ -1,0 +1,171 @@
+"""Evaluation: the fixed held-out prompts, played by an exact vector of versions.
+
+One play of `actor_and_verify` gives both numbers on the same first attempts: `first_attempt` is the solver alone, `final`
+the team. Knows nothing of Prefect or MLflow; what it finds is an object in the store, created once.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from data_ops.prompts import load_prompts
+from rollout.cast import open_cast, policies_played
+from rollout.play import play_prompts
+from storage import runs, weights
+from storage.errors import ConflictError, TransientError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore
+from storage.records import Episode, Group
+from tasks import evals
+from tasks.config import EvaluationConfig, RunConfig
+from tasks.evals import Evaluation
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 1.0
+"""Pause between two looks for the next versions."""
+EVALUATION_SEED = 20_260_515
+"""One seed for every evaluation of every run, so that curves differ by the weights alone."""
+
+Evaluate = Callable[[Mapping[str, int]], None]
+
+
+def due_versions(config: RunConfig) -> Iterator[dict[str, int]]:
+    """The vectors to evaluate: version 0, every `evaluation.every` versions of all policies, and the last."""
+    if config.evaluation is None:
+        return
+    played = policies_played(config.rollout.workflow, {name: spec.sampling for name, spec in config.policies.items()})
+    for version in (*range(0, config.steps, config.evaluation.every), config.steps):
+        yield dict.fromkeys(played, version)
+
+
+def last_versions(config: RunConfig) -> dict[str, int]:
+    """The vector whose evaluation is the last of the run."""
+    *_, last = due_versions(config)
+    return last
+
+
+def evaluate_versions(
+    run: ObjectStore, config: RunConfig, versions: Mapping[str, int], seen: Callable[[Episode], None] | None = None
+) -> Evaluation:
+    """Play every held-out prompt once with these versions and store what came out; the first result of a vector stands.
+
+    Raises:
+        ConfigError: the recipe has no evaluation, or its prompts cannot be read.
+        NotFoundError, CorruptError: a version does not exist, or its bytes are not what its manifest says.
+    """
+    assert config.evaluation is not None, "due_versions names no vector without an evaluation"
+    started_s = time.time()
+    groups = asyncio.run(_play(run, config, config.evaluation, versions, seen))
+    evaluation = _evaluation(groups, config, config.evaluation, versions, started_s)
+    try:
+        evals.commit(run, evaluation)
+    except ConflictError:
+        return evals.read(run, versions)
+    return evaluation
+
+
+def follow(
+    run: ObjectStore, config: RunConfig, pulse: Pulse, stop: threading.Event, evaluate: Evaluate | None = None
+) -> None:
+    """Evaluate every due vector as soon as its versions exist, until the last one or until the run stops."""
+    seen = _Progress(pulse)
+    evaluate = evaluate or (lambda versions: _discard(evaluate_versions(run, config, versions, seen)))
+    for versions in due_versions(config):
+        with pulse.span("wait"):
+            if not _wait_for(run, versions, pulse, stop):
+                return
+        if evals.exists(run, versions):
+            continue
+        pulse.update(state="working", versions=dict(versions), note=f"evaluating {_spelled(versions)}")
+        with pulse.span("evaluate"):
+            evaluate(versions)
+        for score in evals.scores(evals.read(run, versions)):
+            log.info("%s: %s %.1f %% of %d", _spelled(versions), score.workflow, 100 * score.accuracy, score.n)
+
+
+class _Progress:
+    """Counts finished plays into the heartbeat."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse, self._episodes = pulse, 0
+
+    def __call__(self, episode: Episode) -> None:
+        self._episodes += 1
+        self._pulse.update(progress={"episodes": float(self._episodes)})
+
+
+def _discard(evaluation: Evaluation) -> None:
+    """The stored object is the result; nothing is handed on."""
+
+
+def _wait_for(run: ObjectStore, versions: Mapping[str, int], pulse: Pulse, stop: threading.Event) -> bool:
+    """Until every version exists; False when the run stopped first."""
+    while not stop.is_set():
+        try:
+            if all(weights.exists(run, policy, version) for policy, version in versions.items()):
+                return True
+            if runs.read_stop(run) is not None:
+                return False
+        except TransientError as error:
+            log.warning("the store does not answer: %s", error)
+        pulse.update(state="waiting")
+        stop.wait(LOOK_INTERVAL_S)
+    return False
+
+
+async def _play(
+    run: ObjectStore,
+    config: RunConfig,
+    evaluation: EvaluationConfig,
+    versions: Mapping[str, int],
+    seen: Callable[[Episode], None] | None,
+) -> tuple[Group, ...]:
+    engine = config.rollout.engine.model_copy(update={"max_concurrent": evaluation.max_concurrent})
+    rollout = config.rollout.model_copy(update={"engine": engine})
+    sampling = {
+        name: spec.sampling.model_copy(update={"temperature": evaluation.temperature})
+        for name, spec in config.policies.items()
+    }
+    prompts = load_prompts(evaluation.prompts).all(evaluation.prompts.limit)
+    cast = open_cast(run, rollout, sampling)
+    try:
+        await cast.load(run, versions)
+        return await play_prompts(cast, prompts, 1, EVALUATION_SEED, seen)
+    finally:
+        await cast.close()
+
+
+def _evaluation(
+    groups: Sequence[Group],
+    config: RunConfig,
+    evaluation: EvaluationConfig,
+    versions: Mapping[str, int],
+    started_s: float,
+) -> Evaluation:
+    now_s = time.time()
+    episodes = [group.episodes[0] for group in groups]
+    return Evaluation(
+        versions=dict(versions),
+        dataset=evaluation.dataset,
+        workflow=config.rollout.workflow.name,
+        rows=tuple(group.prompt.id for group in groups),
+        first_attempt=_metric(episodes, "first_attempt"),
+        final=_metric(episodes, "final"),
+        created_s=now_s,
+        seconds=now_s - started_s,
+    )
+
+
+def _metric(episodes: Sequence[Episode], name: str) -> np.ndarray:
+    """[N] the metric of every episode; NaN where the play failed. Workflows without it are judged by their reward."""
+    values = [np.nan if play.error else play.metrics.get(name, float(play.reward > 0)) for play in episodes]
+    return np.asarray(values, np.float32)
+
+
+def _spelled(versions: Mapping[str, int]) -> str:
+    return ", ".join(f"{policy} {version}" for policy, version in versions.items())

@@ -1,0 +1,37 @@
+"""A version of a policy as a folder that `AutoModelForCausalLM.from_pretrained` loads. Verified on the way out."""
+
+from pathlib import Path
+
+from storage import weights
+from storage.errors import ConfigError, NotFoundError
+from storage.objects import ObjectStore
+from storage.tensors import to_safetensors
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
+    """Writes the weights of `version` (None: the newest) and the base model's other files into `folder`; returns the version.
+
+    Raises ConfigError when there is no such version or the folder cannot be written, CorruptError when digests differ.
+    """
+    newest = weights.latest(run, policy)
+    if newest is None:
+        raise ConfigError(
+            f"{policy} has no published weights in {run.url}; name a policy of the run, or wait for version 0"
+        )
+    wanted = newest if version is None else version
+    try:
+        tensors = weights.fetch(run, policy, wanted)
+        files = weights.fetch_files(run, policy, 0)
+    except NotFoundError:
+        raise ConfigError(f"{policy} has no version {wanted}; its newest is {newest}") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, body in files.items():
+            (folder / name).write_bytes(body)
+        # transformers refuses a file that does not say which framework's tensors it holds
+        (folder / WEIGHTS_FILE).write_bytes(to_safetensors(tensors, {"format": "pt"}))
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
+    return wanted

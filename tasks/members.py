@@ -1,0 +1,113 @@
+"""Who takes part in a run, and what the supervisor does about each of them. Knows nothing of Prefect: pure data and one
+pure function, so that every case can be tested as a table.
+
+    member  ─ is its work done? (the store says)          ┐
+            ─ its newest flow run (Prefect says)          ├─▶ decide ─▶ launch | lost | retire | keep
+            ─ how long has its heartbeat been silent?     ┘
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal
+
+from storage import layout, weights
+from storage.objects import ObjectStore
+from tasks import evals
+from tasks.config import RunConfig
+from tasks.evaluation import last_versions
+
+Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One service of a run. Example: `Member("trainer-solver", "trainer", "train/trainer", {"policy": "solver"})`."""
+
+    id: str
+    """Stable over restarts; names its heartbeat and its flow runs' tag."""
+    kind: Kind
+    deployment: str
+    """The Prefect deployment that starts it."""
+    parameters: Mapping[str, Any]
+    """Parameters of its flow, beside run id, member id and attempt."""
+
+
+def members_of(config: RunConfig) -> tuple[Member, ...]:
+    """Every service the run needs, in the order they are launched."""
+    rollout = [
+        Member(f"rollout-{region}-{index}", "rollout", spec.deployment or f"rollout/{region}", {"region": region})
+        for region, spec in config.rollout.regions.items()
+        for index in range(spec.workers)
+    ]
+    trainers = [
+        Member(f"trainer-{policy}", "trainer", "train/trainer", {"policy": policy}) for policy in config.policies
+    ]
+    evaluation = [Member("evaluation", "evaluation", "evaluate/evaluation", {})] if config.evaluation else []
+    return (
+        Member("base-model", "base_model", "prepare/base-model", {}),
+        Member("dataflow", "dataflow", "dataflow/dataflow", {}),
+        *trainers,
+        *rollout,
+        *evaluation,
+    )
+
+
+def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
+    """Whether the member's work is complete, judged by the objects it was to write and by nothing else."""
+    match member.kind:
+        case "base_model":
+            return all(weights.exists(run, policy, 0) for policy in config.policies)
+        case "trainer":
+            return weights.exists(run, member.parameters["policy"], config.steps)
+        case "dataflow" | "rollout":
+            return run.exists(layout.orders_end())
+        case "evaluation":
+            return evals.exists(run, last_versions(config))
+
+
+class Phase(Enum):
+    """Prefect's view of a member's newest flow run, as coarse as the decision needs it."""
+
+    NONE = "none"
+    PENDING = "pending"
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+    """Prefect did not answer."""
+
+
+class Decision(Enum):
+    LAUNCH = "launch"
+    LOST = "lost"
+    """Declare the flow run crashed and launch the next attempt."""
+    RETIRE = "retire"
+    """Its work is done but it does not leave: cancel it."""
+    KEEP = "keep"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the supervisor knows of a member at one look."""
+
+    done: bool
+    phase: Phase
+    since_launch_s: float
+    """Since the newest attempt was launched (or first seen by this supervisor)."""
+    silent_s: float | None
+    """Since the attempt's heartbeat last changed, on the supervisor's clock; None before its first beat."""
+    since_done_s: float = 0.0
+
+
+def decide(seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, stop_timeout_s: float) -> Decision:
+    """What to do about a member. The order of truth: its finished work, then Prefect's word, then its heartbeat."""
+    active = seen.phase in (Phase.PENDING, Phase.RUNNING)
+    if seen.done:
+        return Decision.RETIRE if active and seen.since_done_s > stop_timeout_s else Decision.KEEP
+    if seen.phase in (Phase.NONE, Phase.ENDED):
+        return Decision.LAUNCH
+    limit_s = launch_timeout_s if seen.silent_s is None else heartbeat_limit_s
+    silent_s = seen.since_launch_s if seen.silent_s is None else seen.silent_s
+    if active and silent_s > limit_s:
+        return Decision.LOST
+    return Decision.KEEP

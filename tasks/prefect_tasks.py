@@ -1,0 +1,70 @@
+"""The Prefect tasks of a run: each is one call of a plain function, and is handed names, never tables or tensors."""
+
+import logging
+from collections.abc import Mapping
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from storage import objects, runs
+from storage.records import Stop
+from storage.verify import Verdict, verify
+from tasks.config import RunConfig
+from tasks.tracking import Tracker
+
+log = logging.getLogger(__name__)
+
+
+@task(name="evaluate", task_run_name="evaluate {versions}", cache_policy=NO_CACHE, persist_result=False)
+def evaluate_versions(run_id: str, versions: Mapping[str, int]) -> None:
+    """Play the held-out prompts with these versions."""
+    from tasks.evaluation import evaluate_versions as evaluate
+
+    run = runs.open_run(objects.default_store(), run_id)
+    evaluate(run, RunConfig.model_validate(runs.run_config(run)), versions)
+
+
+@task(name="verify", task_run_name="verify {run_id}", cache_policy=NO_CACHE, persist_result=False)
+def verify_run(run_id: str) -> Verdict:
+    """Check every invariant of the run from the store alone."""
+    verdict = verify(runs.open_run(objects.default_store(), run_id))
+    for violation in verdict.violations:
+        log.error("invariant %d is broken at %s: %s", violation.invariant, violation.where, violation.what)
+    return verdict
+
+
+@task(name="report", task_run_name="report {run_id}", cache_policy=NO_CACHE, persist_result=False)
+def write_report(run_id: str) -> None:
+    """Write the run's HTML report into the store."""
+    from tasks.report import write_report as write
+
+    write(runs.open_run(objects.default_store(), run_id), run_id)
+
+
+@task(name="track", task_run_name="last sync with MLflow", cache_policy=NO_CACHE, persist_result=False)
+def finish_tracking(tracker: Tracker, state: str) -> str | None:
+    """Hand MLflow what it does not have yet, with the report and the final weights; the address of the run's page there."""
+    return tracker.finish(state)
+
+
+def summary(run_id: str, stop: Stop, verdict: Verdict | None) -> str:
+    """The end of a run in a few lines of Markdown, for Prefect's artifact page."""
+    from tasks.status import status
+
+    store = objects.default_store()
+    found = status(store, run_id)
+    lines = [
+        f"# {run_id}: {stop.state}",
+        "",
+        stop.reason,
+        "",
+        "| versions | dataset | workflow | accuracy | n |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found.evals:
+        versions = ", ".join(f"{policy} {version}" for policy, version in row.versions.items())
+        lines.append(f"| {versions} | {row.dataset} | {row.workflow} | {row.accuracy:.1%} | {row.n} |")
+    if verdict is not None:
+        lines += ["", "verify: clean" if verdict.ok else f"verify: **{len(verdict.violations)} violations**"]
+    lines += ["", f"Report: `astraflow report {run_id}`, or `{store.url}/runs/{run_id}/report.html`"]
+    return "\n".join(lines)

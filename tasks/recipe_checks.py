@@ -1,0 +1,181 @@
+"""What must be true of a recipe as a whole and no single field can know: roles have policies, files exist, times fit.
+
+Each check is a pure function from a valid `RunConfig` to problems; the only outside things they look at are whether named
+files exist and which roles a workflow has.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data_ops.config import PromptSource
+from storage.errors import ConfigError
+from storage.naming import resolve
+from tasks.config import RunConfig
+from tasks.recipe_source import KeyPath
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+"""Names of policies and regions become parts of object keys and of member names."""
+BEATS_PER_LEASE_MIN = 2
+"""A worker that misses one beat must not lose its leases."""
+
+
+class Problem(NamedTuple):
+    """One mistake. Example: `Problem(("data", "max_staleness"), "must be at least 0, not -1")`."""
+
+    path: KeyPath
+    message: str
+
+
+def problems(config: RunConfig) -> list[Problem]:
+    """Everything wrong with `config`, in no particular order; empty when it can run."""
+    checks = (_names, _roles, _algorithms, _groups, _sampling, _prompts, _models, _times)
+    return [problem for check in checks for problem in check(config)]
+
+
+def _names(config: RunConfig) -> Iterator[Problem]:
+    named = [(("policies", name), name) for name in config.policies]
+    named += [(("rollout", "regions", name), name) for name in config.rollout.regions]
+    for path, name in named:
+        if not NAME.fullmatch(name):
+            yield Problem(path, "a name is letters, digits, - and _ only, since it becomes part of file names")
+
+
+def _roles(config: RunConfig) -> Iterator[Problem]:
+    from rollout.workflows import WORKFLOWS
+
+    workflow = config.rollout.workflow
+    at: KeyPath = ("rollout", "workflow")
+    try:
+        roles = tuple(resolve(workflow.name, WORKFLOWS).roles)
+    except ConfigError as error:
+        yield Problem((*at, "name"), str(error))
+        return
+    for role in workflow.roles:
+        if role not in roles:
+            yield Problem((*at, "roles", role), f"{workflow.name} has no such role; {_one_of(role, roles)}")
+    players = {role: workflow.roles.get(role, role) for role in roles}
+    for role, policy in players.items():
+        if policy not in config.policies:
+            path = (*at, "roles", role) if role in workflow.roles else (*at, "name")
+            yield Problem(
+                path,
+                f"{workflow.name} asks for the policy {policy}, which policies lacks (it has "
+                f"{', '.join(config.policies)}); add policies.{policy}, or name one that plays it in roles: "
+                f"{{{role}: {next(iter(config.policies))}}}",
+            )
+    for policy in config.policies:
+        if policy not in players.values():
+            yield Problem(
+                ("policies", policy),
+                f"no role of {workflow.name} is played by it, so it would wait for ever for something to train on; "
+                "remove it, or give it a role in rollout.workflow.roles",
+            )
+
+
+def _algorithms(config: RunConfig) -> Iterator[Problem]:
+    from data_ops.algorithms import CURATORS, FILTERS, SAMPLERS
+
+    tables: tuple[tuple[str, Mapping[str, Any]], ...] = (
+        ("curate", CURATORS),
+        ("filter", FILTERS),
+        ("sample", SAMPLERS),
+    )
+    for place, table in tables:
+        for index, algorithm in enumerate(getattr(config.data, place)):
+            try:
+                resolve(algorithm.name, table)
+            except ConfigError as error:
+                yield Problem(("data", place, str(index)), str(error))
+
+
+def _groups(config: RunConfig) -> Iterator[Problem]:
+    alone = config.data.samples_per_prompt == 1
+    if alone and any(algorithm.name == "zero_advantage" for algorithm in config.data.filter):
+        yield Problem(
+            ("data", "samples_per_prompt"),
+            "with 1 sample every advantage is 0 and the filter zero_advantage drops everything; use 2 or more",
+        )
+
+
+def _sampling(config: RunConfig) -> Iterator[Problem]:
+    longest = config.rollout.engine.max_tokens
+    for name, policy in config.policies.items():
+        at: KeyPath = ("policies", name, "sampling")
+        if policy.sampling.max_new_tokens >= longest:
+            yield Problem(
+                (*at, "max_new_tokens"),
+                f"{policy.sampling.max_new_tokens} leaves no room for a prompt: rollout.engine.max_tokens is {longest}; "
+                "lower the one or raise the other",
+            )
+        if policy.sampling.temperature == 0:
+            yield Problem(
+                (*at, "temperature"),
+                "greedy tokens have log-probability 0 and cannot be trained on; use 1.0 or the like",
+            )
+
+
+def _prompts(config: RunConfig) -> Iterator[Problem]:
+    train = config.data.prompts
+    yield from _prompt_file(("data", "prompts"), train)
+    if config.evaluation is None:
+        return
+    held_out = config.evaluation.prompts
+    yield from _prompt_file(("evaluation", "prompts"), held_out)
+    if held_out.builtin and held_out.limit is None:
+        yield Problem(("evaluation", "prompts"), "a built-in source is endless; set limit, for example limit: 500")
+    if held_out.model_dump(exclude={"seed", "limit"}) == train.model_dump(exclude={"seed", "limit"}):
+        yield Problem(
+            ("evaluation", "prompts"),
+            f"is the training set itself (split {train.split}); evaluate on prompts that are held out, "
+            "for example split: test",
+        )
+
+
+def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
+    if source.path is None:
+        return
+    file = Path(source.path)
+    if not file.is_file():
+        near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
+        yield Problem((*path, "path"), f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""))
+    elif file.suffix not in (".jsonl", ".parquet"):
+        yield Problem((*path, "path"), f"{file.name} is neither .jsonl nor .parquet; convert it to one of them")
+
+
+def _names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def _models(config: RunConfig) -> Iterator[Problem]:
+    for name, policy in config.policies.items():
+        if policy.model.path is not None and not (Path(policy.model.path) / "config.json").is_file():
+            yield Problem(
+                ("policies", name, "model", "path"),
+                f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained",
+            )
+
+
+def _times(config: RunConfig) -> Iterator[Problem]:
+    beat_s = config.supervise.heartbeat_interval_s
+    least_s = BEATS_PER_LEASE_MIN * beat_s
+    if config.rollout.lease_ttl_s < least_s:
+        yield Problem(
+            ("rollout", "lease_ttl_s"),
+            f"{config.rollout.lease_ttl_s:g} s is too short for beats every {beat_s:g} s "
+            f"(supervise.heartbeat_interval_s); use {least_s:g} or more",
+        )
+    if config.supervise.heartbeat_limit_s < least_s:
+        yield Problem(
+            ("supervise", "heartbeat_limit_s"),
+            f"{config.supervise.heartbeat_limit_s:g} s would call members with beats every {beat_s:g} s lost; "
+            f"use {least_s:g} or more",
+        )
+
+
+def _one_of(word: str, known: tuple[str, ...]) -> str:
+    if close := difflib.get_close_matches(word, known, n=1):
+        return f"did you mean {close[0]}?"
+    return f"it has {', '.join(known)}"

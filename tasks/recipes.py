@@ -1,0 +1,164 @@
+"""Recipes: from what a person wrote to a `RunConfig`, or to one error that names every mistake, its line and its fix.
+
+    recipes/base.yaml ◀─extends─ recipes/mine.yaml ◀─overlaid by─ --set key=value   ──▶  RunConfig
+
+Where a key was written is `recipe_source.py`'s knowledge; what no single field can check is `recipe_checks.py`'s.
+"""
+
+import difflib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from storage.errors import ConfigError
+from tasks.config import RunConfig
+from tasks.recipe_checks import Problem, problems
+from tasks.recipe_source import KeyPath, Source, override, read_source
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+MESSAGES = {
+    "missing": "is missing; add it",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "dict_type": "must be a section of `key: value` lines",
+    "model_type": "must be a section of `key: value` lines",
+    "list_type": "must be a list",
+}
+"""pydantic's kind of error → our words; other kinds keep pydantic's own."""
+
+
+def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """The run that a recipe describes.
+
+    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path, or YAML text; `overrides` are dotted keys, such as
+    `{"policies.solver.train.lr": 1e-4}`, with `*` for every policy. Prompt and model paths come out absolute, since the
+    services of a run may start in other folders. Raises ConfigError with one line for each mistake.
+    """
+    source = read_source(recipe, (Path.cwd() / "recipes", RECIPES))
+    override(source, overrides or {})
+    _make_absolute(source.data)
+    try:
+        config = RunConfig.model_validate(source.data)
+    except ValidationError as error:
+        raise _complaint(source, [_problem(source.data, dict(one)) for one in error.errors()]) from None
+    if found := problems(config):
+        raise _complaint(source, found)
+    return config
+
+
+def known_recipes() -> list[str]:
+    """Names that `load` finds without a path."""
+    return sorted({path.stem for folder in (Path.cwd() / "recipes", RECIPES) for path in folder.glob("*.yaml")})
+
+
+def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:
+    ordered = sorted(found, key=lambda problem: (source.place(problem.path).line or 0, problem.path))
+    lines = [f"{source.place(p.path)}: {'.'.join(p.path) or 'recipe'}: {p.message}" for p in ordered]
+    if len(lines) == 1:
+        return ConfigError(lines[0])
+    return ConfigError("\n".join([f"{source.name}: {len(lines)} problems", *(f"  {line}" for line in lines)]))
+
+
+def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
+    path: KeyPath = tuple(str(part) for part in error["loc"])
+    kind = str(error["type"])
+    if kind == "extra_forbidden":
+        return Problem(path, f"unknown key; {_suggestion(path)}")
+    if kind == "value_error":
+        return Problem(path, str(error["ctx"]["error"]))
+    if kind == "literal_error":
+        return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
+    if kind == "missing":
+        return Problem(path, MESSAGES[kind])
+    words = MESSAGES.get(kind) or _lower(
+        str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    )
+    if not words.startswith("must"):
+        words = f"must be {words}"
+    return Problem(path, f"{words}, not {_brief(error['input'])}")
+
+
+def _suggestion(path: KeyPath) -> str:
+    """What the person may have meant: a close name in the same section, else the same name in another section."""
+    known = sorted(_fields_at(path[:-1]))
+    if close := difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6):
+        return f"did you mean {close[0]}?"
+    if elsewhere := [".".join(at) for at in _all_paths(RunConfig, ()) if at[-1] == path[-1]]:
+        return f"did you mean {elsewhere[0]}?"
+    return f"known keys here: {', '.join(known)}" if known else "remove it"
+
+
+def _fields_at(path: KeyPath) -> set[str]:
+    """Names of the fields of the model that stands at `path`; empty where there is none."""
+    kind: Any = RunConfig
+    for part in path:
+        model = _model_in(kind)
+        if model is None:
+            return set()
+        if _is_container(kind):
+            kind = model
+        elif part in model.model_fields:
+            kind = model.model_fields[part].annotation
+        else:
+            return set()
+    model = None if _is_container(kind) else _model_in(kind)
+    return set(model.model_fields) if model is not None else set()
+
+
+def _all_paths(model: type[BaseModel], path: KeyPath) -> list[KeyPath]:
+    """Every key there is, breadth first, with `NAME` for the key of a dict and the index of a list."""
+    own = [(*path, name) for name in model.model_fields]
+    below: list[KeyPath] = []
+    for name, info in model.model_fields.items():
+        if (inner := _model_in(info.annotation)) is not None:
+            inside = ("NAME",) if _is_container(info.annotation) else ()
+            below += _all_paths(inner, (*path, name, *inside))
+    return sorted(own + below, key=len)
+
+
+def _is_container(kind: Any) -> bool:
+    """A dict or a list of models: the next part of a path is a name or an index."""
+    return get_origin(kind) in (dict, list)
+
+
+def _model_in(kind: Any) -> type[BaseModel] | None:
+    """The configuration model inside an annotation: `Model`, `Model | None`, `dict[str, Model]`, `list[Model]`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    if get_origin(kind) in (Union, types.UnionType, dict, list):
+        return next((model for part in get_args(kind) if (model := _model_in(part)) is not None), None)
+    return None
+
+
+def _make_absolute(data: dict[str, Any]) -> None:
+    """Paths of prompts and models, where they were written as text; anything else is validation's business."""
+    policies = data.get("policies")
+    sections = [_section(data, "data", "prompts"), _section(data, "evaluation", "prompts")]
+    sections += [_section(policies, name, "model") for name in policies] if isinstance(policies, dict) else []
+    for section in sections:
+        if isinstance(section.get("path"), str):
+            section["path"] = str(Path(section["path"]).expanduser().resolve())
+
+
+def _section(data: Any, *path: str) -> dict[str, Any]:
+    for part in path:
+        data = data.get(part) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else {}
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,300 @@
+"""What a run is doing, read from its stored objects alone: the model behind `astraflow status` and `astraflow runs`.
+
+Cheap enough to be asked every second of a run with 10,000 steps: the newest version is found from the trainer's heartbeat, and
+only the newest manifest and batch of a policy are read. The JSON form of these models is documented and stable
+(`docs/schemas.md`); whole curves stand in `history.py`.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from storage import batches, heartbeats, layout, orders, weights
+from storage import runs as stored_runs
+from storage.errors import CorruptError, NotFoundError
+from storage.frozen import Frozen
+from storage.objects import ObjectStore
+from storage.records import Batch, Heartbeat, Stop
+from tasks import evals
+from tasks.config import RunConfig
+
+State = Literal["starting", "running", "completed", "cancelled", "failed", "interrupted"]
+ENDED = ("done", "failed")
+"""States of a heartbeat whose member has left."""
+
+
+class PolicyStatus(Frozen):
+    """One policy. A number is null while nothing has been measured yet."""
+
+    step: int
+    """Training steps done."""
+    steps: int
+    """Training steps to do."""
+    version: int | None
+    """Newest published weights; null before the base model is."""
+    batches: int
+    """Batches made; those beyond `step` wait for the trainer."""
+    wait_fraction: float | None
+    """Share of the trainer's wall-clock, since it was last launched, that it waited for data."""
+    reward_mean: float | None
+    """Mean reward of the policy's own sequences played lately, before any filter."""
+    accuracy: float | None
+    """Share of the episodes played lately whose final answer was right: the policies' work together, in training."""
+    staleness_mean: float | None
+    staleness_max: float | None
+    """Versions between the trainer and the oldest token of a sequence, over the newest batch."""
+    tokens_trained: int
+    """Sampled tokens trained on, over all steps."""
+
+
+class RegionStatus(Frozen):
+    workers: int
+    """Workers with a fresh heartbeat."""
+    tokens_per_s: float
+    """Sampled tokens per second of these workers."""
+    orders_done: int
+    """Orders that the region's workers say they have finished."""
+
+
+class EvalStatus(Frozen):
+    versions: dict[str, int]
+    dataset: str
+    workflow: str
+    """`single_turn`: the answering policy alone, on its first attempts; otherwise the whole workflow."""
+    accuracy: float
+    n: int
+    """Problems."""
+
+
+class MemberStatus(Frozen):
+    id: str
+    kind: str
+    state: str
+    """As the member said; `silent` when its heartbeat is too old for that to mean anything."""
+    age_s: float
+    """Since its last heartbeat."""
+    attempt: int
+    """How often it has been launched again."""
+    region: str
+    note: str
+
+
+class Status(Frozen):
+    run_id: str
+    state: State
+    reason: str
+    """Why the run ended, or what it waits for."""
+    deployment: str
+    started: float
+    """Unix time of its creation."""
+    elapsed_s: float
+    """Until its end, or until now."""
+    steps: int
+    policies: dict[str, PolicyStatus]
+    regions: dict[str, RegionStatus]
+    evals: list[EvalStatus]
+    """In the order of their versions; for each play of a team the solver alone first, then the team."""
+    members: list[MemberStatus]
+    counts: dict[str, int]
+    """`orders` written, `orders_done` taken in by the dataflow, `evaluations`."""
+
+
+class RunSummary(Frozen):
+    run_id: str
+    state: State
+    reason: str
+    deployment: str
+    started: float
+    elapsed_s: float
+    steps: int
+    versions: dict[str, int | None]
+    """Policy → newest published version."""
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """The newest objects of one policy."""
+
+    version: int | None
+    batches: int
+    batch: Batch | None
+    """Number `batches`; None before the first."""
+
+
+def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Status:
+    """The run as its store shows it at this moment (`now_s`, Unix time). ConfigError when there is no such run."""
+    run = stored_runs.open_run(store, run_id)
+    record = stored_runs.read_run(run)
+    config = RunConfig.model_validate(record.config)
+    beats = heartbeats.read_all(run)
+    stop = stored_runs.read_stop(run)
+    now = time.time() if now_s is None else now_s
+    limit_s = config.supervise.heartbeat_limit_s
+    newest = {policy: _newest(run, policy, beats) for policy in config.policies}
+    state = _state(stop, beats, now, limit_s, any(one.batches for one in newest.values()))
+    scores = [
+        EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
+        for one in evals.read_all(run)
+        for score in evals.scores(one)
+    ]
+    return Status(
+        run_id=run_id,
+        state=state,
+        reason=_reason(state, stop, beats),
+        deployment=record.deployment,
+        started=record.created_s,
+        elapsed_s=max(0.0, (stop.at_s if stop else now) - record.created_s),
+        steps=config.steps,
+        policies={name: _policy(one, config.steps, _beat(beats, f"trainer-{name}")) for name, one in newest.items()},
+        regions={name: _region(name, beats, now, limit_s) for name in _regions(config, beats)},
+        evals=scores,
+        members=[_member(beat, now, limit_s) for beat in beats],
+        counts={
+            "orders": orders.next_number(run, max((_closed_below(one) for one in newest.values()), default=0)),
+            "orders_done": max((_orders_done(one) for one in newest.values()), default=0),
+            "evaluations": len({layout.evaluation(score.versions) for score in scores}),
+        },
+    )
+
+
+def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
+    """Every run of the store, oldest first."""
+    now = time.time() if now_s is None else now_s
+    return [_summary(store, run_id, now) for run_id in stored_runs.list_runs(store)]
+
+
+def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> dict[str, float]:
+    """Sampled tokens per second of every region, as its workers' fresh heartbeats say."""
+    rates: dict[str, float] = {}
+    for beat in beats:
+        if beat.kind == "rollout":
+            rate = beat.rates.get("tokens_per_s", 0.0) if _is_alive(beat, now_s, limit_s) else 0.0
+            rates[beat.region] = rates.get(beat.region, 0.0) + rate
+    return rates
+
+
+def newest_version(run: ObjectStore, policy: str, hint: int = 0) -> int | None:
+    """The newest published version; a good `hint` (any number, right or wrong) makes it two requests."""
+    found = weights.latest(run, policy, hint) if hint > 0 else None
+    return weights.latest(run, policy) if found is None else found
+
+
+def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
+    run = store.sub(layout.run_prefix(run_id))
+    record, stop, beats = stored_runs.read_run(run), stored_runs.read_stop(run), heartbeats.read_all(run)
+    config = RunConfig.model_validate(record.config)
+    versions = {policy: newest_version(run, policy, _hint(policy, beats)) for policy in config.policies}
+    state = _state(stop, beats, now_s, config.supervise.heartbeat_limit_s, any(versions.values()))
+    return RunSummary(
+        run_id=run_id,
+        state=state,
+        reason=_reason(state, stop, beats),
+        deployment=record.deployment,
+        started=record.created_s,
+        elapsed_s=max(0.0, (stop.at_s if stop else now_s) - record.created_s),
+        steps=config.steps,
+        versions=versions,
+    )
+
+
+def _newest(run: ObjectStore, policy: str, beats: Iterable[Heartbeat]) -> _Newest:
+    version = newest_version(run, policy, _hint(policy, beats))
+    # Version n was made from batch n, so the search for the newest batch can begin behind the newest version.
+    made = batches.next_step(run, policy, start=(version or 0) + 1) - 1
+    try:
+        return _Newest(version, made, batches.read(run, policy, made) if made else None)
+    except (NotFoundError, CorruptError):  # `verify` reports it; a view of the run shows the rest
+        return _Newest(version, made, None)
+
+
+def _hint(policy: str, beats: Iterable[Heartbeat]) -> int:
+    beat = _beat(beats, f"trainer-{policy}")
+    return beat.versions.get(policy, 0) if beat else 0
+
+
+def _beat(beats: Iterable[Heartbeat], member: str) -> Heartbeat | None:
+    return next((beat for beat in beats if beat.id == member), None)
+
+
+def _is_alive(beat: Heartbeat, now_s: float, limit_s: float) -> bool:
+    return beat.state not in ENDED and now_s - beat.beat_s <= limit_s
+
+
+def _state(stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float, has_begun: bool) -> State:
+    """What was decided stands in `stop.json`; else somebody is at work as long as the supervisor beats."""
+    if stop is not None:
+        return stop.state
+    supervisor = _beat(beats, "supervisor")
+    if supervisor is None or not _is_alive(supervisor, now_s, limit_s):
+        return "interrupted"
+    return "running" if has_begun else "starting"
+
+
+def _reason(state: State, stop: Stop | None, beats: Iterable[Heartbeat]) -> str:
+    if stop is not None:
+        return stop.reason
+    supervisor = _beat(beats, "supervisor")
+    if state == "interrupted":
+        last = f"; the last it said: {supervisor.note}" if supervisor and supervisor.note else ""
+        return f"its supervisor is gone; start the run again with the same run id to go on{last}"
+    return supervisor.note if supervisor else ""
+
+
+def _policy(newest: _Newest, steps: int, trainer: Heartbeat | None) -> PolicyStatus:
+    metrics = newest.batch.metrics if newest.batch else {}
+    return PolicyStatus(
+        step=newest.version or 0,
+        steps=steps,
+        version=newest.version,
+        batches=newest.batches,
+        wait_fraction=_wait_fraction(trainer),
+        reward_mean=metrics.get("dataflow/reward/mean"),
+        accuracy=metrics.get("dataflow/accuracy/final"),
+        staleness_mean=metrics.get("dataflow/staleness/mean"),
+        staleness_max=metrics.get("dataflow/staleness/max"),
+        tokens_trained=int(trainer.progress.get("tokens_trained", 0)) if trainer else 0,
+    )
+
+
+def _wait_fraction(trainer: Heartbeat | None) -> float | None:
+    """Of the wall-clock that the trainer's loop accounts for; before its first step there is nothing to divide."""
+    if trainer is None or not trainer.seconds.get("step"):
+        return None
+    spent_s = {name: spent for name, spent in trainer.seconds.items() if name != "cpu"}
+    return spent_s.get("wait", 0.0) / sum(spent_s.values())
+
+
+def _regions(config: RunConfig, beats: Iterable[Heartbeat]) -> list[str]:
+    """The regions of the recipe, then any other that workers report from."""
+    return list(dict.fromkeys([*config.rollout.regions, *(beat.region for beat in beats if beat.kind == "rollout")]))
+
+
+def _region(name: str, beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> RegionStatus:
+    workers = [beat for beat in beats if beat.kind == "rollout" and beat.region == name]
+    return RegionStatus(
+        workers=sum(_is_alive(beat, now_s, limit_s) for beat in workers),
+        tokens_per_s=region_rates(workers, now_s, limit_s).get(name, 0.0),
+        orders_done=sum(int(beat.progress.get("orders_done", 0)) for beat in workers),
+    )
+
+
+def _member(beat: Heartbeat, now_s: float, limit_s: float) -> MemberStatus:
+    silent = beat.state not in ENDED and not _is_alive(beat, now_s, limit_s)
+    return MemberStatus(
+        id=beat.id,
+        kind=beat.kind,
+        state="silent" if silent else beat.state,
+        age_s=max(0.0, now_s - beat.beat_s),
+        attempt=beat.attempt,
+        region=beat.region,
+        note=beat.note,
+    )
+
+
+def _closed_below(newest: _Newest) -> int:
+    return newest.batch.closed_below if newest.batch else 0
+
+
+def _orders_done(newest: _Newest) -> int:
+    return newest.batch.closed_below + len(newest.batch.closed) if newest.batch else 0

@@ -1,0 +1,132 @@
+"""Small whole records for tests: every argument has a default, so that a test says only what it is about."""
+
+from collections.abc import Sequence as Many
+
+import numpy as np
+
+from storage.records import (
+    NOBODY,
+    Batch,
+    Entry,
+    Episode,
+    Fate,
+    Group,
+    HostTensor,
+    Prompt,
+    Row,
+    Sequence,
+    SequenceKey,
+    Shard,
+)
+
+FIRST = SequenceKey(0, 0, 0, 0)
+
+
+def sequence(
+    prompt: Many[int] = (11, 12),
+    answer: Many[int] = (40, 41, 2),
+    *,
+    policy: str = "solver",
+    policies: tuple[str, ...] = ("solver", "verifier"),
+    version: int = 0,
+    logprob: float = -0.5,
+    reward: float = 1.0,
+    starts_episode: bool = True,
+    name: str = "attempt",
+) -> Sequence:
+    """A prompt that nobody sampled, and an answer that `policy` sampled at `version`, every token with `logprob`."""
+    p, a = len(prompt), len(answer)
+    return Sequence(
+        tokens=np.array([*prompt, *answer], dtype=np.int32),
+        loss_mask=np.array([False] * p + [True] * a),
+        logprobs=np.array([0.0] * p + [logprob] * a, dtype=np.float32),
+        owners=np.array([NOBODY] * p + [policies.index(policy)] * a, dtype=np.int8),
+        versions=np.array([NOBODY] * p + [version] * a, dtype=np.int32),
+        policies=policies,
+        reward=reward,
+        starts_episode=starts_episode,
+        name=name,
+    )
+
+
+def episode(*sequences: Sequence, reward: float = 1.0, error: str | None = None, **metrics: float) -> Episode:
+    """One play of `sequences` (one default sequence when there is neither a sequence nor an error)."""
+    own = sequences or (() if error else (sequence(reward=reward),))
+    return Episode(own, reward, metrics, error, seconds=0.25)
+
+
+def group(*episodes: Episode, prompt_id: str = "chained_addition/train/17") -> Group:
+    """The episodes of one prompt (two by default: one right, one wrong)."""
+    prompt = Prompt(prompt_id, {"question": "7+8-3=?", "answer": "12"})
+    return Group(prompt, episodes or (episode(reward=1.0), episode(reward=0.0)))
+
+
+def shard(*groups: Group, order: int = 0, weights: dict[str, dict[int, str]] | None = None) -> Shard:
+    """The result of one order, by default one group of two episodes."""
+    return Shard(
+        order=order,
+        attempt=0,
+        worker="rollout-us-east-0",
+        region="us-east",
+        groups=groups or (group(),),
+        weights={"solver": {0: "sha256:00"}} if weights is None else weights,
+        started_s=1700000000.0,
+        finished_s=1700000001.5,
+    )
+
+
+def row(
+    key: SequenceKey = FIRST,
+    *,
+    prompt: Many[int] = (11, 12),
+    answer: Many[int] = (40, 41, 2),
+    version: int = 0,
+    logprob: float = -0.5,
+    advantage: float = 1.0,
+    reward: float = 1.0,
+    replay: bool = False,
+) -> Row:
+    """A sequence of a batch: prompt tokens carry nothing, answer tokens all the same values."""
+    p, a = len(prompt), len(answer)
+    return Row(
+        key=key,
+        prompt_id="chained_addition/train/17",
+        tokens=np.array([*prompt, *answer], dtype=np.int32),
+        loss_mask=np.array([False] * p + [True] * a),
+        logprobs=np.array([0.0] * p + [logprob] * a, dtype=np.float32),
+        versions=np.array([NOBODY] * p + [version] * a, dtype=np.int32),
+        advantages=np.array([0.0] * p + [advantage] * a, dtype=np.float32),
+        reward=reward,
+        temperature=1.0,
+        min_version=version,
+        replay=replay,
+    )
+
+
+def entry(key: SequenceKey, fate: Fate = "filtered", reason: str = "zero_advantage") -> Entry:
+    return Entry(key, fate, reason)
+
+
+def batch(
+    *rows: Row,
+    policy: str = "solver",
+    step: int = 1,
+    ledger: tuple[Entry, ...] = (),
+    waiting: tuple[SequenceKey, ...] = (),
+    shards: tuple[int, ...] = (0,),
+    closed_below: int = 1,
+    closed: tuple[int, ...] = (),
+    metrics: dict[str, float] | None = None,
+) -> Batch:
+    """What `policy` trains on in `step`, by default one row."""
+    return Batch(
+        policy, step, rows or (row(),), ledger, waiting, shards, closed_below, closed, metrics or {}, 1700000000.0
+    )
+
+
+def tensors(value: int = 0) -> dict[str, HostTensor]:
+    """Two small tensors of different dtypes whose bits depend on `value`."""
+    return {
+        "model.weight": HostTensor("BF16", (2, 3), (np.arange(6, dtype=np.uint16) + value).reshape(2, 3)),
+        "model.scale": HostTensor("F32", (), np.array(value, dtype=np.uint32)),
+    }

@@ -1,0 +1,53 @@
+"""Stores for tests, each empty: in memory, in a folder, and on an S3 server that runs on a free port here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from storage.objects import ObjectStore, open_store
+
+BUCKET = "astraflow-tests"
+
+
+@pytest.fixture
+def memory_store() -> ObjectStore:
+    return open_store(f"memory://{uuid4().hex}")
+
+
+@pytest.fixture
+def local_store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of a server process's worth of S3, with the environment set for it and one empty bucket."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", address)
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
+        yield address
+    server.stop()
+
+
+@pytest.fixture
+def s3_store(s3_server: str) -> ObjectStore:
+    return open_store(f"s3://{BUCKET}/{uuid4().hex}")
+
+
+@pytest.fixture(params=["memory", "local", pytest.param("s3", marks=pytest.mark.s3)])
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    """Every kind of store in turn: what a test promises on it holds on all of them."""
+    found: ObjectStore = request.getfixturevalue(f"{request.param}_store")
+    return found

@@ -1,0 +1,202 @@
+"""What every object store promises, whatever it is made of: each test runs on memory, a folder and S3."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Barrier
+
+import pytest
+
+from storage.errors import ConfigError, ConflictError, NotFoundError
+from storage.objects import ObjectStore, check
+
+RIVALS = 32
+
+
+def together(calls: list[Callable[[], bool]]) -> list[bool]:
+    """Run all calls at the same moment, each on its own thread."""
+    gate = Barrier(len(calls))
+
+    def after_gate(call: Callable[[], bool]) -> bool:
+        gate.wait()
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(after_gate, calls))
+
+
+def creates(store: ObjectStore, key: str, body: bytes) -> bool:
+    try:
+        store.create(key, body)
+    except ConflictError:
+        return False
+    return True
+
+
+def test_what_was_created_is_read_back(store: ObjectStore) -> None:
+    store.create("orders/00000000.json", b'{"a": 1}\x00\xff')
+    assert store.get("orders/00000000.json") == b'{"a": 1}\x00\xff'
+    assert store.exists("orders/00000000.json")
+
+
+def test_an_empty_object_is_an_object(store: ObjectStore) -> None:
+    store.create("empty", b"")
+    assert store.get("empty") == b""
+    with pytest.raises(ConflictError):
+        store.create("empty", b"x")
+    assert store.get("empty") == b""
+
+
+def test_second_create_with_another_body_loses_and_changes_nothing(store: ObjectStore) -> None:
+    store.create("run.json", b"first")
+    with pytest.raises(ConflictError, match=r"run\.json exists with another body"):
+        store.create("run.json", b"second")
+    assert store.get("run.json") == b"first"
+
+
+def test_creating_the_same_bytes_again_succeeds(store: ObjectStore) -> None:
+    store.create("run.json", b"same")
+    store.create("run.json", b"same")
+    assert store.get("run.json") == b"same"
+
+
+def test_of_many_rivals_exactly_one_creates_and_its_body_stands(store: ObjectStore) -> None:
+    for round in range(5):
+        key = f"shards/{round:08d}.arrow"
+        bodies = [f"writer {rival}".encode() * 1000 for rival in range(RIVALS)]
+        won = together([partial(creates, store, key, body) for body in bodies])
+        assert won.count(True) == 1
+        assert store.get(key) == bodies[won.index(True)]
+
+
+def test_readers_during_a_race_see_nothing_or_the_whole_object(store: ObjectStore) -> None:
+    size = 200_000
+
+    def reads_whole() -> bool:
+        for _ in range(30):
+            try:
+                body = store.get("race")
+            except NotFoundError:
+                continue
+            if len(body) != size or len(set(body)) != 1:
+                return False
+        return True
+
+    writers = [partial(creates, store, "race", bytes([rival]) * size) for rival in range(4)]
+    results = together([*writers, *[reads_whole] * 4])
+    assert results[:4].count(True) == 1
+    assert results[4:] == [True] * 4
+
+
+def test_put_replaces(store: ObjectStore) -> None:
+    store.put("heartbeats/rollout/a.json", b"1")
+    store.put("heartbeats/rollout/a.json", b"22")
+    assert store.get("heartbeats/rollout/a.json") == b"22"
+
+
+def test_put_from_many_threads_leaves_one_whole_body(store: ObjectStore) -> None:
+    bodies = [bytes([rival]) * 100_000 for rival in range(8)]
+
+    def put(body: bytes) -> bool:
+        store.put("hint", body)
+        return True
+
+    together([partial(put, body) for body in bodies])
+    assert store.get("hint") in bodies
+
+
+def test_missing_objects_are_not_found(store: ObjectStore) -> None:
+    assert not store.exists("orders/00000000.json")
+    with pytest.raises(NotFoundError, match=r"orders/00000000\.json"):
+        store.get("orders/00000000.json")
+
+
+def test_a_folder_is_no_object(store: ObjectStore) -> None:
+    store.create("orders/00000000.json", b"x")
+    assert not store.exists("orders")
+    with pytest.raises(NotFoundError):
+        store.get("orders")
+
+
+def test_list_is_sorted_and_stays_within_the_folder(store: ObjectStore) -> None:
+    for key in ("b/2", "b/10", "b/1/deep", "bb/1", "a", "b/1.json"):
+        store.create(key, key.encode())
+    assert store.list("b") == ["b/1.json", "b/1/deep", "b/10", "b/2"]
+    assert store.list("b/") == store.list("b")
+    assert store.list() == ["a", "b/1.json", "b/1/deep", "b/10", "b/2", "bb/1"]
+    assert store.list("absent") == []
+
+
+def test_list_starts_after_a_key(store: ObjectStore) -> None:
+    for number in range(5):
+        store.create(f"orders/{number:08d}.json", b"x")
+    assert store.list("orders", start_after="orders/00000002.json") == ["orders/00000003.json", "orders/00000004.json"]
+    assert store.list("orders", start_after="orders/00000004.json") == []
+    assert store.list("orders", start_after="a")[0] == "orders/00000000.json"
+
+
+def test_list_goes_on_over_more_than_one_page(store: ObjectStore) -> None:
+    keys = [f"many/{number:05d}" for number in range(1003)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda key: store.put(key, b""), keys))
+    assert store.list("many") == keys
+    assert store.list("many", start_after="many/00999") == keys[1000:]
+
+
+def test_list_sees_what_others_wrote_just_now(store: ObjectStore) -> None:
+    assert store.list("orders") == []
+    store.create("orders/00000000.json", b"x")
+    assert store.list("orders") == ["orders/00000000.json"]
+    store.delete("orders/00000000.json")
+    assert store.list("orders") == []
+
+
+def test_folders_are_named_without_what_lies_in_them(store: ObjectStore) -> None:
+    for key in ("runs/b/run.json", "runs/a/run.json", "runs/a/orders/1", "runs/loose", "models/m/x"):
+        store.create(key, b"x")
+    assert store.folders("runs") == ["a", "b"]
+    assert store.folders() == ["models", "runs"]
+    assert store.folders("absent") == []
+
+
+def test_delete_can_be_repeated(store: ObjectStore) -> None:
+    store.create("stop.json", b"x")
+    store.delete("stop.json")
+    store.delete("stop.json")
+    store.delete("never/was")
+    assert not store.exists("stop.json")
+
+
+def test_a_deleted_name_can_be_created_anew(store: ObjectStore) -> None:
+    store.create("stop.json", b"1")
+    store.delete("stop.json")
+    store.create("stop.json", b"2")
+    assert store.get("stop.json") == b"2"
+
+
+def test_a_sub_store_is_the_same_store_from_a_folder(store: ObjectStore) -> None:
+    run = store.sub("runs/a")
+    run.sub("weights").create("solver/manifest.json", b"x")
+    assert store.get("runs/a/weights/solver/manifest.json") == b"x"
+    assert run.list() == ["weights/solver/manifest.json"]
+    assert run.list("weights", start_after="weights/solver/a") == ["weights/solver/manifest.json"]
+    assert run.folders("weights") == ["solver"]
+    assert run.url == f"{store.url}/runs/a"
+
+
+@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".tmp-1", "a/.tmp-x", "a\0b"])
+def test_names_that_could_leave_the_store_or_hide_are_refused(store: ObjectStore, key: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a key"):
+        store.create(key, b"x")
+
+
+def test_names_with_odd_but_legal_characters_are_kept(store: ObjectStore) -> None:
+    for key in ("us east/ä ö%20.json", "a+b=c&d?e#f", "x.y.z/~_-"):
+        store.create(key, key.encode())
+        assert store.get(key) == key.encode()
+        assert key in store.list()
+
+
+def test_check_accepts_it_and_leaves_nothing(store: ObjectStore) -> None:
+    check(store)
+    assert store.list() == []

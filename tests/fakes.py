@@ -1,0 +1,139 @@
+"""A policy without a model: an engine that says what a script tells it, and the base model's files that go with it.
+
+    config.json {"script": "tests.fakes:solve", "delay_s": 0.0}  ──▶  ScriptedEngine  ──▶  text of the script, as tokens
+
+A script is `(prompt text, seed) → answer text`. What it raises, the engine raises.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+import numpy as np
+
+from rollout.cast import Cast
+from rollout.chat import Chat, load_chat
+from rollout.config import EngineConfig, SamplingConfig
+from rollout.engine import NO_VERSION, Generation, SamplingParams, VersionSpan
+from rollout.rewards import MathReward, Reward
+from rollout.workflow import Player, Workflow
+from storage import weights
+from storage.naming import resolve
+from storage.objects import ObjectStore
+from storage.records import HostTensor, Json
+from storage.tensors import weights_digest
+from tasks.tiny_tokenizer import END, tokenizer, tokenizer_files
+from tests.builders import tensors
+
+LOGPROB = -0.5
+"""Of every token a scripted engine says."""
+END_ID = 354
+
+Script = Callable[[str, int], str]
+
+
+def solve(prompt: str, seed: int) -> str:
+    """Solver and verifier in one: right on the question, approving of any answer."""
+    if "\n" in prompt:
+        return "<verify>approve</verify>"
+    return f"\\boxed{{{total(prompt)}}}"
+
+
+def guess(prompt: str, seed: int) -> str:
+    """Right where the seed is even, one too much where it is odd."""
+    return f"\\boxed{{{total(prompt) + seed % 2}}}"
+
+
+def fail(prompt: str, seed: int) -> str:
+    raise ValueError("the script has no answer")
+
+
+def total(prompt: str) -> int:
+    """The sum in a prompt's text: `…7+8-3=?…` → 12."""
+    return sum(int(term) for term in re.findall(r"[+-]?\d+", prompt.split("=")[0]))
+
+
+class ScriptedEngine:
+    """`rollout.engine.Engine`. A swap that comes while it "generates" takes effect in the middle of the answer."""
+
+    def __init__(self, config: EngineConfig, model_config: Json) -> None:
+        script = model_config.get("script", solve)
+        self.script: Script = resolve(script, {}) if isinstance(script, str) else script
+        self.delay_s = float(model_config.get("delay_s", 0.0))
+        self.asked: list[tuple[tuple[int, ...], SamplingParams]] = []
+        self.closed = False
+        self._capacity = config.max_concurrent
+        self._version = NO_VERSION
+        self._digests: dict[int, str] = {}
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def capacity(self) -> int:
+        return self._capacity
+
+    def digest(self, version: int) -> str:
+        return self._digests[version]
+
+    async def generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
+        self.asked.append((tuple(tokens), sampling))
+        first = self._version
+        said = self.script(tokenizer().decode(list(tokens), skip_special_tokens=False), sampling.seed)
+        await asyncio.sleep(self.delay_s)
+        answer = tokenizer().encode(said + END, add_special_tokens=False).ids[: sampling.max_new_tokens]
+        count, half = len(answer), len(answer) // 2
+        spans = (VersionSpan(first, 0, count),)
+        if self._version != first:
+            spans = (VersionSpan(first, 0, half), VersionSpan(self._version, half, count))
+        return Generation(
+            np.array(answer, dtype=np.int32),
+            np.full(count, LOGPROB, dtype=np.float32),
+            spans,
+            "stop" if answer[-1] == END_ID else "length",
+        )
+
+    async def load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
+        self._version = version
+        self._digests[version] = weights_digest(tensors)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def base_files(script: str = "tests.fakes:solve", delay_s: float = 0.0) -> dict[str, bytes]:
+    """The files of a base model whose engine follows a script."""
+    config = {"model_type": "qwen3", "eos_token_id": END_ID, "script": script, "delay_s": delay_s}
+    return {**tokenizer_files(), "config.json": json.dumps(config).encode()}
+
+
+def publish_base(run: ObjectStore, policies: Sequence[str], script: str = "tests.fakes:solve", delay_s: float = 0.0) -> None:
+    """Version 0 of every policy."""
+    for policy in policies:
+        weights.publish(run, policy, 0, tensors(0), extra_files=base_files(script, delay_s))
+
+
+@cache
+def tiny_chat() -> Chat:
+    return load_chat(base_files())
+
+
+def scripted_player(policy: str, script: Script, version: int = 0, *, temperature: float = 1.0, delay_s: float = 0.0) -> Player:
+    """A player whose engine holds `version` already."""
+    engine = ScriptedEngine(EngineConfig(), {"script": script, "delay_s": delay_s})
+    engine._version = version
+    return Player(policy, engine, tiny_chat(), SamplingConfig(temperature=temperature, max_new_tokens=64))
+
+
+def lines(*answers: str) -> Script:
+    """A script that gives one answer after the other."""
+    left = iter(answers)
+    return lambda _prompt, _seed: next(left)
+
+
+def cast_of(workflow: Workflow, reward: Reward | None = None, timeout_s: float = 60.0, **players: Player) -> Cast:
+    """A cast by role."""
+    engines = {player.policy: player.engine for player in players.values()}
+    return Cast(workflow, reward or MathReward(5.0), players, engines, timeout_s)

@@ -1,0 +1,86 @@
+"""A proxy before an HTTP server that fails as it is told: one fault a request, taken from a list, then none.
+
+    "drop"      the connection breaks before the server sees the request
+    "refuse"    503 without asking the server
+    "lose"      the server does its work, the answer is lost
+    "truncate"  half of the answer arrives
+"""
+
+import socket
+import threading
+from collections.abc import Iterable
+from socketserver import StreamRequestHandler, ThreadingTCPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+REFUSAL = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class FlakyProxy(ThreadingTCPServer):
+    """Listens on a free port of this machine while its `with` block lasts; `address` is what clients connect to."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Exchange)
+        split = urlsplit(upstream)
+        self.upstream = (split.hostname, split.port)
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+        self._faults: list[str] = []
+        self.requests = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def fail(self, faults: Iterable[str]) -> None:
+        """The next requests fail so, in turn."""
+        with self._lock:
+            self._faults = list(faults)
+            self.requests = 0
+
+    def next_fault(self) -> str:
+        with self._lock:
+            self.requests += 1
+            return self._faults.pop(0) if self._faults else "none"
+
+    def __enter__(self) -> "FlakyProxy":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+class _Exchange(StreamRequestHandler):
+    """One request and its answer; the connection is not kept."""
+
+    server: FlakyProxy
+
+    def handle(self) -> None:
+        request = self._request()
+        if request is None:
+            return
+        fault = self.server.next_fault()
+        if fault == "refuse":
+            self.wfile.write(REFUSAL)
+        elif fault != "drop":
+            with socket.create_connection(self.server.upstream) as upstream:
+                upstream.sendall(request)
+                answer = b"".join(iter(lambda: upstream.recv(65536), b""))
+            kept = {"lose": 0, "truncate": len(answer) // 2}.get(fault, len(answer))
+            self.wfile.write(answer[:kept])
+
+    def _request(self) -> bytes | None:
+        lines = [self.rfile.readline()]
+        if not lines[0]:
+            return None
+        while lines[-1] not in (b"\r\n", b""):
+            lines.append(self.rfile.readline())
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
+        if headers.get(b"expect", b"").lower() == b"100-continue":
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = self.rfile.read(int(headers.get(b"content-length", 0)))
+        kept = [line for line in lines[:-1] if not line.lower().startswith((b"connection:", b"expect:"))]
+        return b"".join([*kept, b"Connection: close\r\n\r\n", body])

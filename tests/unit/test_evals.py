@@ -1,0 +1,71 @@
+import numpy as np
+import pytest
+
+from storage.errors import ConflictError, CorruptError
+from storage.objects import open_store
+from tasks import evals
+from tasks.evals import Evaluation, Score
+
+
+def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
+    """Four problems: the first attempt right, mended by the team, wrong, and a play that failed."""
+    return Evaluation(
+        versions={"solver": step, "verifier": step},
+        dataset="chained_addition",
+        workflow=workflow,
+        rows=("a", "b", "c", "d"),
+        first_attempt=np.array([1, 0, 0, np.nan], np.float32),
+        final=np.array([1, 1, 0, np.nan], np.float32),
+        created_s=5.0,
+        seconds=2.5,
+    )
+
+
+def test_an_evaluation_reads_back_as_it_was_written() -> None:
+    run = open_store("memory://evals-roundtrip")
+    evals.commit(run, evaluation(20))
+    back = evals.read(run, {"verifier": 20, "solver": 20})
+    assert (back.versions, back.dataset, back.workflow) == (
+        {"solver": 20, "verifier": 20},
+        "chained_addition",
+        "actor_and_verify",
+    )
+    assert back.rows == ("a", "b", "c", "d")
+    np.testing.assert_array_equal(back.first_attempt, np.array([1, 0, 0, np.nan], np.float32))
+    np.testing.assert_array_equal(back.final, np.array([1, 1, 0, np.nan], np.float32))
+    assert (back.created_s, back.seconds) == (5.0, 2.5)
+
+
+def test_one_play_of_the_team_scores_the_solver_alone_first_and_a_failed_play_as_wrong() -> None:
+    assert evals.scores(evaluation(20)) == (Score("single_turn", 0.25, 4), Score("actor_and_verify", 0.5, 4))
+
+
+def test_a_play_of_one_policy_scores_once() -> None:
+    assert evals.scores(evaluation(20, "single_turn")) == (Score("single_turn", 0.25, 4),)
+
+
+def test_the_second_evaluation_of_the_same_versions_loses() -> None:
+    run = open_store("memory://evals-twice")
+    evals.commit(run, evaluation(20))
+    with pytest.raises(ConflictError):
+        evals.commit(run, evaluation(20))
+
+
+def test_evaluations_come_in_the_order_of_their_versions() -> None:
+    run = open_store("memory://evals-order")
+    for step in (100, 0, 20):
+        evals.commit(run, evaluation(step))
+    assert [one.versions["solver"] for one in evals.read_all(run)] == [0, 20, 100]
+    assert evals.exists(run, {"solver": 20, "verifier": 20})
+    assert not evals.exists(run, {"solver": 40, "verifier": 40})
+    assert evals.keys(run, start_after=evals.keys(run)[0]) == [
+        "evals/solver-00000020_verifier-00000020.arrow",
+        "evals/solver-00000100_verifier-00000100.arrow",
+    ]
+
+
+def test_other_bytes_are_corrupt_and_named() -> None:
+    run = open_store("memory://evals-corrupt")
+    run.put("evals/solver-00000000.arrow", b"not arrow")
+    with pytest.raises(CorruptError, match=r"^evals/solver-00000000\.arrow: not an evaluation"):
+        evals.read(run, {"solver": 0})

@@ -1,0 +1,222 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from storage.errors import ConfigError
+from tasks.recipes import known_recipes, load
+
+RECIPE = """\
+name: mine
+steps: 10
+policies:
+  solver:
+    model: {tiny: {}}
+    batch_size: 32
+    sampling: {max_new_tokens: 44}
+data:
+  prompts: {builtin: chained_addition}
+rollout:
+  workflow: {name: single_turn}
+"""
+
+
+def complaint(recipe: str, **overrides: object) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(recipe, overrides)
+    return str(raised.value)
+
+
+def with_line(after: str, *lines: str) -> str:
+    """RECIPE with lines put in after the line `after`."""
+    head, tail = RECIPE.split(after + "\n")
+    return head + after + "\n" + "".join(line + "\n" for line in lines) + tail
+
+
+@pytest.mark.parametrize("name", ["multi_policy_tiny", "single_policy_tiny", "gsm8k_qwen3"])
+def test_every_shipped_recipe_is_valid(name: str) -> None:
+    config = load(name)
+    assert "solver" in config.policies
+    assert name in known_recipes()
+
+
+def test_the_default_recipe_says_what_its_comments_promise() -> None:
+    config = load("multi_policy_tiny")
+    assert list(config.policies) == ["solver", "verifier"]
+    assert [policy.train.lr for policy in config.policies.values()] == [5e-5, 1e-4]
+    assert [policy.sampling.max_new_tokens for policy in config.policies.values()] == [44, 52]
+    assert config.rollout.workflow.name == "actor_and_verify"
+    assert {name: region.workers for name, region in config.rollout.regions.items()} == {"us-east": 1, "eu-west": 1}
+    assert config.evaluation is not None
+    assert config.evaluation.prompts.limit == 500
+
+
+def test_yaml_text_is_a_recipe_too() -> None:
+    assert load(RECIPE).policies["solver"].batch_size == 32
+
+
+def test_a_path_is_read_and_named_in_errors(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(RECIPE.replace("steps: 10", "steps: ten"))
+    assert complaint(str(file)) == f"{file}, line 2: steps: must be a whole number, not 'ten'"
+
+
+def test_an_unknown_recipe_lists_those_there_are() -> None:
+    message = complaint("multi_polcy_tiny")
+    assert message.startswith("multi_polcy_tiny: no such recipe; give a file, or one of ")
+    assert "multi_policy_tiny" in message
+
+
+def test_an_unknown_key_names_its_line_and_the_key_that_was_meant() -> None:
+    text = with_line("    batch_size: 32", "    train:", "      lrr: 1.0")
+    assert complaint(text) == "recipe, line 8: policies.solver.train.lrr: unknown key; did you mean lr?"
+
+
+def test_a_key_in_the_wrong_section_is_told_the_right_one() -> None:
+    message = complaint("max_staleness: 4\n" + RECIPE)
+    assert message == "recipe, line 1: max_staleness: unknown key; did you mean data.max_staleness?"
+
+
+def test_a_key_like_no_other_lists_the_known_ones() -> None:
+    message = complaint(RECIPE.replace("{name: single_turn}", "{name: single_turn, zzz: 1}"))
+    assert message == (
+        "recipe, line 11: rollout.workflow.zzz: unknown key; "
+        "known keys here: args, name, reward, reward_timeout_s, roles, timeout_s"
+    )
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
+    text = RECIPE.replace("steps: 10", "steps: 0").replace("tiny: {}", "tiny: {}, path: models/x")
+    assert complaint(text + "colour: red\n").splitlines() == [
+        "recipe: 3 problems",
+        "  recipe, line 2: steps: must be greater than or equal to 1, not 0",
+        "  recipe, line 5: policies.solver.model: model needs exactly one of tiny, path and hub; found tiny and path",
+        "  recipe, line 12: colour: unknown key; known keys here: data, evaluation, log_level, name, policies, rollout, "
+        "seed, steps, supervise, tracking",
+    ]
+
+
+def test_negative_staleness_is_refused() -> None:
+    message = complaint(RECIPE, **{"data.max_staleness": -1})
+    assert message == "--set data.max_staleness: data.max_staleness: must be greater than or equal to 0, not -1"
+
+
+def test_a_batch_that_minibatches_do_not_divide_is_refused() -> None:
+    message = complaint(RECIPE, **{"policies.solver.train.minibatches": 5})
+    assert message.startswith("recipe, line 4: policies.solver: batch_size 32 is not divisible by train.minibatches 5")
+
+
+def test_a_missing_section_is_named() -> None:
+    message = complaint(RECIPE.replace("data:\n  prompts: {builtin: chained_addition}\n", ""))
+    assert message == "recipe: data: is missing; add it"
+
+
+def test_a_workflow_that_needs_another_policy_names_it() -> None:
+    message = complaint(RECIPE.replace("single_turn", "actor_and_verify"))
+    assert message == (
+        "recipe, line 11: rollout.workflow.name: actor_and_verify asks for the policy verifier, which policies lacks (it "
+        "has solver); add policies.verifier, or name one that plays it in roles: {verifier: solver}"
+    )
+
+
+def test_one_policy_may_play_two_roles() -> None:
+    text = RECIPE.replace("{name: single_turn}", "{name: actor_and_verify, roles: {verifier: solver}}")
+    assert load(text).rollout.workflow.roles == {"verifier": "solver"}
+
+
+def test_a_role_that_the_workflow_lacks_is_told_the_one_that_was_meant() -> None:
+    text = RECIPE.replace("{name: single_turn}", "{name: actor_and_verify, roles: {verifer: solver, verifier: solver}}")
+    message = complaint(text)
+    assert message == (
+        "recipe, line 11: rollout.workflow.roles.verifer: actor_and_verify has no such role; did you mean verifier?"
+    )
+
+
+def test_a_policy_that_nobody_asks_is_refused() -> None:
+    text = with_line("    batch_size: 32", "  idle:", "    model: {tiny: {}}")
+    assert complaint(text).startswith("recipe, line 7: policies.idle: no role of single_turn is played by it")
+
+
+def test_an_unknown_workflow_and_an_unknown_filter_are_told_the_known_ones() -> None:
+    message = complaint(RECIPE.replace("single_turn", "singl_turn"), **{"data.filter": ["zero_advantag"]})
+    assert "recipe, line 11: rollout.workflow.name: " in message
+    assert "single_turn" in message
+    assert "--set data.filter: data.filter.0: " in message
+    assert "zero_advantage" in message
+
+
+def test_a_prompt_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    message = complaint(RECIPE, **{"prompts.path": str(tmp_path / "trian.jsonl")})
+    assert message == (
+        f"--set prompts.path: data.prompts.path: {tmp_path}/trian.jsonl does not exist; did you mean train.jsonl?"
+    )
+
+
+def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    prompts = load(RECIPE, {"prompts.path": "train.jsonl"}).data.prompts
+    assert (prompts.builtin, prompts.path) == (None, str(tmp_path / "train.jsonl"))
+
+
+def test_evaluation_on_the_training_set_is_refused() -> None:
+    text = RECIPE + "evaluation:\n  prompts: {builtin: chained_addition, split: train, limit: 5}\n"
+    assert complaint(text).startswith("recipe, line 13: evaluation.prompts: is the training set itself (split train)")
+
+
+def test_an_endless_evaluation_is_refused() -> None:
+    text = RECIPE + "evaluation:\n  prompts: {builtin: chained_addition, split: test}\n"
+    assert complaint(text) == (
+        "recipe, line 13: evaluation.prompts: a built-in source is endless; set limit, for example limit: 500"
+    )
+
+
+def test_answers_longer_than_the_context_are_refused() -> None:
+    message = complaint(RECIPE.replace("44", "512"))
+    assert message == (
+        "recipe, line 7: policies.solver.sampling.max_new_tokens: 512 leaves no room for a prompt: "
+        "rollout.engine.max_tokens is 512; lower the one or raise the other"
+    )
+
+
+def test_greedy_sampling_cannot_be_trained_on() -> None:
+    message = complaint(RECIPE, **{"policies.*.sampling.temperature": 0})
+    assert message.startswith(
+        "--set policies.*.sampling.temperature: policies.solver.sampling.temperature: greedy tokens"
+    )
+
+
+def test_groups_of_one_that_the_filter_would_drop_are_refused() -> None:
+    message = complaint(RECIPE, **{"data.samples_per_prompt": 1})
+    assert "the filter zero_advantage drops everything; use 2 or more" in message
+
+
+def test_a_lease_shorter_than_two_beats_is_refused() -> None:
+    message = complaint(RECIPE, **{"rollout.lease_ttl_s": 3})
+    assert message == (
+        "--set rollout.lease_ttl_s: rollout.lease_ttl_s: 3 s is too short for beats every 2 s "
+        "(supervise.heartbeat_interval_s); use 4 or more"
+    )
+
+
+def test_a_heartbeat_limit_below_two_beats_is_refused() -> None:
+    message = complaint(RECIPE, **{"supervise.heartbeat_limit_s": 1})
+    assert message.endswith("1 s would call members with beats every 2 s lost; use 4 or more")
+
+
+def test_a_model_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    message = complaint(RECIPE, **{"policies.solver.model.path": str(tmp_path)})
+    assert message.endswith(f"{tmp_path} holds no config.json; name a folder saved with save_pretrained")
+
+
+def test_names_that_cannot_be_part_of_a_key_are_refused() -> None:
+    message = complaint(RECIPE + "  regions: {us/east: {workers: 1}}\n")
+    assert message.startswith("recipe, line 12: rollout.regions.us/east: a name is letters, digits, - and _ only")
+
+
+def test_no_worker_anywhere_is_refused() -> None:
+    message = complaint(RECIPE + "  regions: {us-east: {workers: 0}}\n")
+    assert message.endswith("rollout.regions has no worker at all; set workers: 1 or more in at least one region")

@@ -1,0 +1,67 @@
+"""Muon in fp32: momentum whose matrices are orthogonalized before they are applied.
+
+    m ← μ m + (1 − μ) g,   u = (1 − μ) g + μ m,   W ← (1 − lr·λ) W − lr·sqrt(max(1, rows/columns)) · orth(u)
+
+Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), the same update as `torch.optim.Muon`
+with `adjust_lr_fn="original"`. That one multiplies in bf16, which some virtual CPUs answer with SIGILL and most do slowly; and
+it goes matrix by matrix, while here all matrices of a shape are orthogonalized together.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_STEPS = 5
+EPS = 1e-7
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """[N, R, C] → [N, R, C], R ≤ C: about U Vᵀ of every matrix U S Vᵀ, with singular values between 0.7 and 1.2.
+
+    Five steps of the quintic Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X on X = M / ‖M‖.
+    """
+    if matrices.ndim != 3 or matrices.shape[1] > matrices.shape[2]:
+        raise ValueError(f"expected matrices [N, R, C] with R <= C, got {tuple(matrices.shape)}")
+    a, b, c = NEWTON_SCHULZ
+    x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=EPS)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    """For the matrices of hidden layers; embeddings, norms and heads belong to AdamW."""
+
+    def __init__(self, matrices: Iterable[Tensor], lr: float, momentum: float, weight_decay: float):
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        if any(p.ndim != 2 for group in self.param_groups for p in group["params"]):
+            raise ValueError("Muon updates matrices only")
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure, hence no loss to return
+        for group in self.param_groups:
+            alike: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    update = self._momentum(p, group["momentum"])
+                    rows, columns = p.shape
+                    alike[min(rows, columns), max(rows, columns)].append((p, update if rows <= columns else update.mT))
+            for members in alike.values():
+                updates = orthogonalized(torch.stack([update for _, update in members]))
+                for (p, _), update in zip(members, updates, strict=True):
+                    rows, columns = p.shape
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    step = group["lr"] * max(1.0, rows / columns) ** 0.5
+                    p.add_(update if rows <= columns else update.mT, alpha=-step)
+
+    def _momentum(self, p: Tensor, momentum: float) -> Tensor:
+        """The Nesterov momentum of a parameter, after its gradient was taken in."""
+        state = self.state[p]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(p)
+        state["momentum"].lerp_(p.grad, 1 - momentum)
+        return torch.lerp(p.grad, state["momentum"], momentum)

@@ -1,0 +1,265 @@
+"""The trainer of one policy: takes batch n, steps, publishes version n, checkpoints. Knows no Prefect.
+
+    batches/{policy}/{n} ──▶ engine.step ──▶ weights/{policy}/{n} ──▶ checkpoints/{policy}/{n}
+
+It meets the others in the store alone. What is published stands for ever: a trainer that resumes from its checkpoint
+trains through the batches it had already consumed, and compares what it gets with what it had published.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from storage import batches, checkpoints, layout, weights
+from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore
+from storage.records import Batch
+from storage.runs import read_stop
+from storage.tensors import weights_digest
+from trainer.config import TrainConfig
+from trainer.engine import TrainEngine, make_engine
+from trainer.patience import insist
+
+log = logging.getLogger(__name__)
+
+CALL_PATIENCE_S = 5.0
+"""One call to the store gives up after so long. `insist` tries again, and hears a request to leave in between."""
+STOP_POLL_S = 1.0
+"""Least pause between two looks for the run's end."""
+MODEL_CONFIG = "config.json"
+
+R = TypeVar("R")
+
+
+def train(
+    run: ObjectStore,
+    policy: str,
+    config: TrainConfig,
+    steps: int,
+    seed: int,
+    pulse: Pulse,
+    stop: threading.Event,
+) -> None:
+    """Train `policy` until version `steps` is published, the run has ended, or `stop` is set.
+
+    On `stop` it finishes the step it is in, checkpoints and returns. Waits for version 0 and for batches as long as it
+    takes; a store that is away only delays it. CorruptError when a batch, version 0 or the checkpoint cannot be read or
+    trained on; ConflictError when another trainer publishes the same policy; ConfigError when the model or the engine
+    cannot be built.
+    """
+    trainer = _Trainer(replace(run, patience_s=CALL_PATIENCE_S), policy, config, steps, pulse, stop)
+    try:
+        trainer.serve(seed)
+    except TransientError as error:  # `insist` lets it through only when the trainer was asked to leave
+        pulse.update(note=f"left while the store was away; a resumed trainer redoes the last step: {error}")
+        log.warning("trainer %s left while the store was away: %s", policy, error)
+
+
+class _Trainer:
+    def __init__(
+        self, run: ObjectStore, policy: str, config: TrainConfig, steps: int, pulse: Pulse, stop: threading.Event
+    ) -> None:
+        self._run = run
+        self._policy = policy
+        self._config = config
+        self._steps = steps
+        self._pulse = pulse
+        self._stop = stop
+        self._engine: TrainEngine
+        self._step = 0
+        """The version that the engine's weights are."""
+        self._published = 0
+        """The newest version known to stand."""
+        self._checkpointed = 0
+        self._tokens_trained = 0.0
+        self._diverged = False
+        self._wait_s = 0.0
+        """Waited for the batch of the current step."""
+        self._publish_s = 0.0
+        """Spent on publishing the version before."""
+        self._version_at_s = time.monotonic()
+        self._stop_looked_s = float("-inf")
+
+    def serve(self, seed: int) -> None:
+        if not self._begin(seed):
+            return
+        while self._step < self._steps and not self._over():
+            batch = self._next_batch()
+            if batch is None:
+                break
+            self._advance(batch)
+        if self._checkpointed < self._step:
+            self._checkpoint()
+        self._pulse.update(state="draining", note=f"leaves with version {self._published} published")
+
+    def _begin(self, seed: int) -> bool:
+        """Build the engine from version 0 or the newest checkpoint; False when asked to leave before there was one."""
+        self._pulse.update(state="waiting", note="waits for version 0")
+        while not self._insist("reading version 0", lambda: weights.exists(self._run, self._policy, 0)):
+            if self._over() or self._stop.wait(self._config.poll_interval_s):
+                return False
+        self._pulse.update(state="starting", note="builds the engine")
+        files = self._insist("reading the model's files", lambda: weights.fetch_files(self._run, self._policy))
+        if MODEL_CONFIG not in files:
+            raise CorruptError(
+                f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with its files"
+            )
+        self._engine = make_engine(self._config, json.loads(files[MODEL_CONFIG]), seed)
+        newest = self._insist("looking for a checkpoint", lambda: checkpoints.latest(self._run, self._policy))
+        if newest is None:
+            self._engine.set_weights(
+                self._insist("reading version 0", lambda: weights.fetch(self._run, self._policy, 0))
+            )
+        else:
+            self._resume(newest)
+        standing = self._insist("looking for versions", lambda: weights.latest(self._run, self._policy, self._step))
+        if standing is None:
+            raise CorruptError(
+                f"{layout.checkpoint(self._policy, self._step)} exists, but {layout.weights(self._policy, self._step)} "
+                "does not; restore it, or start a new run"
+            )
+        self._published = standing
+        self._beat("starts from " + ("version 0" if newest is None else f"the checkpoint of step {newest}"))
+        self._version_at_s = time.monotonic()
+        return True
+
+    def _resume(self, step: int) -> None:
+        tensors, state = self._insist("reading the checkpoint", lambda: checkpoints.load(self._run, self._policy, step))
+        self._engine.load(tensors, state["engine"])
+        self._tokens_trained = float(state["tokens_trained"])
+        self._step = self._checkpointed = step
+
+    def _over(self) -> bool:
+        """True when asked to leave, or the run has ended; looks at the store at most once a second."""
+        if self._stop.is_set():
+            return True
+        if time.monotonic() - self._stop_looked_s < STOP_POLL_S:
+            return False
+        ended = self._insist("looking for the run's end", lambda: read_stop(self._run))
+        self._stop_looked_s = time.monotonic()
+        if ended:
+            self._pulse.update(note=f"the run is {ended.state}: {ended.reason}")
+        return ended is not None
+
+    def _next_batch(self) -> Batch | None:
+        """The batch after the current step, waited for; None when it is time to leave. Measures the wait."""
+        step = self._step + 1
+        start_s = time.monotonic()
+        batch: Batch | None = None
+        with self._pulse.span("wait"):
+            while (batch := self._insist("reading a batch", lambda: self._read_batch(step))) is None:
+                self._pulse.update(state="waiting")
+                if self._over() or self._stop.wait(self._config.poll_interval_s):
+                    break
+        self._wait_s = time.monotonic() - start_s
+        self._pulse.update(state="working")
+        return batch
+
+    def _read_batch(self, step: int) -> Batch | None:
+        try:
+            return batches.read(self._run, self._policy, step)
+        except NotFoundError:
+            return None
+        except CorruptError as error:
+            raise CorruptError(
+                f"the trainer of {self._policy} cannot go on: {layout.batch(self._policy, step)} is damaged ({error}); "
+                "restore the object, or start a new run"
+            ) from error
+
+    def _advance(self, batch: Batch) -> None:
+        """From version n−1 to version n, published."""
+        start_s = time.monotonic()
+        with self._pulse.span("step"):
+            metrics = self._engine.step(batch)
+        step_s = time.monotonic() - start_s
+        self._step = batch.step
+        self._tokens_trained += metrics["trainer/tokens"]
+        tokens_per_s = sum(len(row.tokens) for row in batch.rows) / max(step_s, 1e-9)
+        wait_fraction = min(1.0, self._wait_s / max(time.monotonic() - self._version_at_s, 1e-9))
+        metrics |= {
+            "trainer/wait_s": self._wait_s,
+            "trainer/step_s": step_s,
+            "trainer/publish_s": self._publish_s,
+            "trainer/tokens_per_s": tokens_per_s,
+            "trainer/wait_fraction": wait_fraction,
+        }
+        self._publish(metrics)
+        self._version_at_s = time.monotonic()
+        self._beat("", tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
+        if self._step % self._config.checkpoint_every == 0 or self._step >= self._steps:
+            self._checkpoint()
+
+    def _publish(self, metrics: dict[str, float]) -> None:
+        start_s = time.monotonic()
+        with self._pulse.span("publish"):
+            tensors = self._engine.weights()
+            if self._step <= self._published:
+                self._compare(weights_digest(tensors))
+                return
+            try:
+                self._insist(
+                    f"publishing version {self._step}",
+                    lambda: weights.publish(self._run, self._policy, self._step, tensors, metrics=metrics),
+                )
+            except ConflictError as error:
+                self._accept_only_own(weights_digest(tensors), error)
+            self._published = self._step
+        self._publish_s = time.monotonic() - start_s
+
+    def _compare(self, digest: str) -> None:
+        """A version published before this trainer resumed stands, whatever came out now."""
+        if self._standing_digest() != digest and not self._diverged:
+            self._diverged = True
+            note = (
+                f"training again from the checkpoint gave other bits at version {self._step} than were published. "
+                f"The published versions up to {self._published} stand; version {self._published + 1} is the first "
+                "from this trainer's weights. On one CPU thread this should not happen"
+            )
+            self._pulse.update(note=note)
+            log.error("%s: %s", self._policy, note)
+
+    def _accept_only_own(self, digest: str, error: ConflictError) -> None:
+        """A version that appeared meanwhile is this trainer's own write whose answer got lost, or a rival's."""
+        if self._standing_digest() != digest:
+            raise ConflictError(
+                f"version {self._step} of {self._policy} was published by another trainer with other weights; "
+                "two trainers of one policy are alive: stop one of them and start this one again"
+            ) from error
+
+    def _standing_digest(self) -> str:
+        return self._insist(
+            "reading a manifest", lambda: weights.read_manifest(self._run, self._policy, self._step)
+        ).digest
+
+    def _checkpoint(self) -> None:
+        step = self._step
+        with self._pulse.span("checkpoint"):
+            tensors, engine_state = self._engine.save()
+            state = {"engine": engine_state, "tokens_trained": self._tokens_trained}
+            try:
+                self._insist(
+                    f"saving the checkpoint of step {step}",
+                    lambda: checkpoints.save(self._run, self._policy, step, tensors, state),
+                )
+            except ConflictError:
+                log.warning("%s: step %d has a checkpoint already, which stands", self._policy, step)
+            self._checkpointed = step
+            keep = self._config.checkpoints_keep
+            self._insist("pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep))
+
+    def _beat(self, note: str, **rates: float) -> None:
+        self._pulse.update(
+            state="working",
+            note=note or None,
+            progress={"step": self._step, "tokens_trained": self._tokens_trained},
+            rates=rates,
+            versions={self._policy: self._published},
+        )
+
+    def _insist(self, what: str, call: Callable[[], R]) -> R:
+        return insist(what, call, self._pulse, self._stop)
