@@ -35,7 +35,7 @@ def group_advantages(rewards: Float64, lengths: NDArray[np.int64], config: Advan
     shaped = shape_rewards(rewards, lengths, config)
     if num_samples == 1:
         return np.zeros(1)
-    centred = shaped - shaped.mean()
+    centred: Float64 = shaped - shaped.mean()
     if config.baseline == "leave_one_out":
         # r_i − (S − r_i) / (G − 1) = (r_i − S / G) · G / (G − 1)
         centred *= num_samples / (num_samples - 1)

@@ -25,6 +25,7 @@ from data_ops.prompts import load_prompts
 from storage import layout, orders, shards
 from storage.errors import ConflictError, CorruptError, TransientError
 from storage.heartbeats import Pulse
+from storage.json_objects import FORMAT, dump
 from storage.objects import ObjectStore
 from storage.quarantine import quarantine
 from storage.records import Shard
@@ -84,7 +85,10 @@ class Dataflow:
                     assembly.look_for_version()
             taken_in = self._take_in_shards()
             made = sum(assembly.make_batches() for assembly in self._unfinished())
-            return any((taken_in, made, self._write_orders()))
+            written = self._write_orders()
+            if self.done:
+                self._end_orders()
+            return any((taken_in, made, written))
         except ConflictError as conflict:
             log.warning("another dataflow was faster, rebuilding from the store: %s", conflict)
             self.restore()
@@ -178,6 +182,13 @@ class Dataflow:
             self._ordering.advance(order)
             self._outstanding.add(order.number)
         return number > 0
+
+    def _end_orders(self) -> None:
+        """Tell the workers that no further shard is needed."""
+        try:
+            self._run.create(layout.orders_end(), dump({"format": FORMAT, "orders": self._ordering.next_number}))
+        except ConflictError:
+            log.debug("%s stands already", layout.orders_end())
 
     def _read_shard(self, number: int) -> Shard | None:
         try:

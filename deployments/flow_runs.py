@@ -2,7 +2,8 @@
 it say, cancel them all."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -65,6 +66,15 @@ def logs(api_url: str, flow_run_id: str) -> list[str]:
     return [line.message for line in reversed(found)]
 
 
+def cancel(api_url: str, flow_run_id: str) -> None:
+    """Asks for the end of one flow run; a worker that has it sees to that."""
+    from prefect.states import Cancelled, Cancelling
+
+    with _client(api_url) as client:
+        waiting = client.read_flow_run(UUID(flow_run_id)).state.is_scheduled()
+        client.set_flow_run_state(UUID(flow_run_id), Cancelled() if waiting else Cancelling(), force=waiting)
+
+
 def cancel_all(api_url: str, tag: str, processes_alive: bool, timeout_s: float = CANCEL_TIMEOUT_S) -> tuple[int, int]:
     """Cancels every unfinished flow run with the tag and waits until they are gone; runs that a schedule planned for
     later are left. Where no worker lives that could end them, they are declared cancelled at once. Returns how many
@@ -109,18 +119,21 @@ def _unfinished(api_url: str, tag: str) -> list[Any]:
     return [run for run in found if not (run.auto_scheduled and run.state.is_scheduled())]
 
 
-def _client(api_url: str) -> Any:
-    from contextlib import contextmanager
-
+@contextmanager
+def _client(api_url: str) -> Iterator[Any]:
+    """Prefect's client; a server that is not there becomes a ConfigError."""
+    import httpx
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    @contextmanager
-    def opened() -> Any:
+    try:
         with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
             yield client
-
-    return opened()
+    except httpx.TransportError as error:
+        raise ConfigError(
+            f"the Prefect server at {api_url} does not answer ({type(error).__name__}); "
+            "`astraflow up` starts a local one, PREFECT_API_URL names another"
+        ) from error
 
 
 def _seen(flow_run: Any) -> FlowRun:

@@ -3,7 +3,8 @@
 from typing import Annotated, Any
 
 from prefect import flow
-from prefect.states import Cancelled, State
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
 from pydantic import Field
 
 from tasks.lifecycle import conduct

@@ -1,6 +1,6 @@
 """Continuous batching: requests join and leave a running batch between two decode steps.
 
-    admit ─▶ prefill new prompts, copy them into slots, draw first tokens ─▶ compact ─▶ decode ─▶ draw ─▶ finished
+    admit ─▶ prefill new prompts, copy them into slots ─▶ compact ─▶ decode ─▶ draw ─▶ finished
 
 Single-threaded and synchronous; `torch_engine.py` gives it a thread, callers and new weights. One step costs one pass of the
 decoder over the sequences that run, reading the cache no further than the longest of them.
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from rollout.kv_cache import KVCache
 from rollout.prefixes import Prefix, PrefixCache
 from rollout.slots import Plan, Slots
 from storage.records import FinishReason
+
+Tokens: TypeAlias = tuple[int, ...]
 
 PREFILL_TOKENS_MAX = 2048
 """Padded tokens of one prefill pass (a single longer prompt still goes alone). Waiting prompts fill up a pass that is needed
@@ -35,7 +38,7 @@ PREFILL_AHEAD_MAX = 64
 class Request:
     """One generation under way."""
 
-    prompt: tuple[int, ...]
+    prompt: Tokens
     sampling: SamplingParams
     limit: int
     """Tokens to generate at most."""
@@ -98,61 +101,53 @@ class ContinuousBatch:
 
     def step(self) -> list[Request]:
         """Let waiting requests in and generate one token of each running one; the requests that finished."""
-        finished = self._admit()
+        self._admit()
         self._compact()
-        return finished + self._decode()
+        return self._decode() if self._running else []
 
-    def _admit(self) -> list[Request]:
+    def _admit(self) -> None:
+        """Put waiting requests into free slots, what stands before their last prompt token into the cache.
+
+        The next decode step treats that last token like any other, so a new request costs no pass of its own.
+        """
         holes = [slot for slot, request in enumerate(self._running) if request is None]
-        fresh = range(len(self._running), self._capacity)
-        entering = [(slot, self._waiting.popleft()) for slot in [*holes, *fresh][: len(self._waiting)]]
-        if not entering:
-            return []
-        slots, requests = [slot for slot, _ in entering], [request for _, request in entering]
-        self._running.extend([None] * (max(slots) + 1 - len(self._running)))
-        logits = self._enter(slots, requests)
-        for slot, request in entering:
-            self._running[slot] = request
+        free = [*holes, *range(len(self._running), self._capacity)][: len(self._waiting)]
+        if not free:
+            return
+        requests = [self._waiting.popleft() for _ in free]
+        prefixes = self._prefixes_of([request.prompt[:-1] for request in requests])
+        self._running.extend([None] * (max(free) + 1 - len(self._running)))
+        for slot, request in zip(free, requests, strict=True):
+            if prefix := prefixes.get(request.prompt[:-1]):
+                self._cache.fill(slot, prefix.keys, prefix.values)
             request.marks.append((self.version, 0))
+            self._running[slot] = request
+        self._slots.enter(free, [request.prompt for request in requests], [request.sampling for request in requests])
         self._changed = True
-        sampling = [request.sampling for request in requests]
-        self._slots.enter(slots, [len(request.prompt) for request in requests], sampling)
-        drawn = self._slots.sample(logits, torch.tensor(slots, device=self._device), Plan(sampling))
-        return self._record(slots, *drawn)
 
-    def _enter(self, slots: Sequence[int], requests: Sequence[Request]) -> torch.Tensor:
-        """Put the requests' prompts into the cache; the logits after each [M, V]."""
-        slots_of: dict[tuple[int, ...], list[int]] = {}
-        for slot, request in zip(slots, requests, strict=True):
-            slots_of.setdefault(request.prompt, []).append(slot)
-        prefixes = self._prefill(list(slots_of))
-        for prompt, targets in slots_of.items():
-            self._cache.fill(targets, prefixes[prompt].keys, prefixes[prompt].values)
-        return torch.stack([prefixes[request.prompt].logits for request in requests])
-
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Prefix]:
-        """Each prompt's prefix, computed where it is not held, many in one pass."""
-        found = {prompt: prefix for prompt in prompts if (prefix := self._prefixes.get(prompt))}
-        missing = [prompt for prompt in prompts if prompt not in found]
-        ahead = {request.prompt: None for request in islice(self._waiting, PREFILL_AHEAD_MAX)} if missing else {}
-        todo = deque(missing + [prompt for prompt in ahead if prompt not in self._prefixes and prompt not in missing])
-        while len(found) < len(prompts):
-            for prompt, prefix in self._compute(_next_pass(todo)).items():
-                self._prefixes.put(prompt, prefix)
-                if prompt in missing:
-                    found[prompt] = prefix
+    def _prefixes_of(self, texts: Sequence[Tokens]) -> dict[Tokens, Prefix]:
+        """What each text leaves in the cache, computed where it is not held, many in one pass. The empty text has none."""
+        found = {text: prefix for text in texts if (prefix := self._prefixes.get(text))}
+        missing = {text: None for text in texts if text and text not in found}
+        ahead = islice(self._waiting, PREFILL_AHEAD_MAX if missing else 0)
+        candidates = {request.prompt[:-1]: None for request in ahead}
+        todo = deque([*missing, *(text for text in candidates if text and text not in missing and text not in self._prefixes)])
+        while missing.keys() - found.keys():
+            for text, prefix in self._compute(_next_pass(todo)).items():
+                self._prefixes.put(text, prefix)
+                if text in missing:
+                    found[text] = prefix
         return found
 
-    def _compute(self, prompts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Prefix]:
+    def _compute(self, texts: Sequence[Tokens]) -> dict[Tokens, Prefix]:
         assert self._weights is not None
-        lengths = [len(prompt) for prompt in prompts]
-        padded = [prompt + (0,) * (max(lengths) - len(prompt)) for prompt in prompts]
-        tokens, ends = torch.tensor(padded, device=self._device), torch.tensor(lengths, device=self._device)
-        keys, values, logits = self._decoder.prefill(self._weights, tokens, ends)
+        longest = max(map(len, texts))
+        padded = torch.tensor([text + (0,) * (longest - len(text)) for text in texts], device=self._device)
+        keys, values = self._decoder.prefill(self._weights, padded)
+        # Clones, so that one text that is kept does not keep the whole pass in memory.
         return {
-            # Clones, so that one kept prompt does not keep the whole pass in memory.
-            prompt: Prefix(keys[:, p, :, :length].clone(), values[:, p, :, :length].clone(), logits[p])
-            for p, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+            text: Prefix(keys[:, row, :, : len(text)].clone(), values[:, row, :, : len(text)].clone())
+            for row, text in enumerate(texts)
         }
 
     def _compact(self) -> None:
@@ -167,31 +162,29 @@ class ContinuousBatch:
             targets.append(hole)
             running[hole] = running.pop()
         if sources:
-            self._cache.move(sources, targets, max(_context(running[slot]) for slot in targets))
+            self._cache.move(sources, targets, self._longest)
             self._slots.move(sources, targets)
 
     def _decode(self) -> list[Request]:
-        """One more token of every running request."""
-        if not self._running:
-            return []
+        """One more token of every running request; those that finished with it."""
         assert self._weights is not None
         if self._changed:
-            self._plan = Plan([request.sampling for request in self._running if request])
-            self._longest = max(_context(request) for request in self._running)
+            requests = [request for request in self._running if request]
+            self._plan = Plan([request.sampling for request in requests])
+            self._longest = max(len(request.prompt) + len(request.tokens) for request in requests)
             self._changed = False
         count = len(self._running)
         tokens, positions = self._slots.newest(count)
         logits = self._decoder.decode(self._weights, self._cache, tokens, positions, self._longest)
         self._longest += 1
-        return self._record(range(count), *self._slots.sample(logits, slice(count), self._plan))
+        return self._record(*self._slots.sample(logits, self._plan))
 
-    def _record(self, slots: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]) -> list[Request]:
-        """Append one token to the request in each of `slots`; those that ended leave their slots."""
+    def _record(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Request]:
+        """Append one token to the request in each slot; those that ended leave their slots."""
         if math.isnan(sum(logprobs)):
             raise FloatingPointError(f"weights version {self.version} gives logits that are not numbers")
         finished = []
-        for slot, token, logprob in zip(slots, tokens, logprobs, strict=True):
-            request = self._running[slot]
+        for slot, (request, token, logprob) in enumerate(zip(self._running, tokens, logprobs, strict=True)):
             assert request is not None
             request.tokens.append(token)
             request.logprobs.append(logprob)
@@ -210,14 +203,8 @@ class ContinuousBatch:
         self._changed = True
 
 
-def _context(request: Request | None) -> int:
-    """Tokens of a running request's context, the newest included."""
-    assert request is not None
-    return len(request.prompt) + len(request.tokens)
-
-
-def _next_pass(todo: deque[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Take prompts from the front of `todo` until one more would exceed PREFILL_TOKENS_MAX padded tokens."""
+def _next_pass(todo: deque[Tokens]) -> list[Tokens]:
+    """Take texts from the front of `todo` until one more would exceed PREFILL_TOKENS_MAX padded tokens."""
     taken = [todo.popleft()]
     longest = len(taken[0])
     while todo and (longest := max(longest, len(todo[0]))) * (len(taken) + 1) <= PREFILL_TOKENS_MAX:

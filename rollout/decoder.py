@@ -1,6 +1,6 @@
 """The forward passes of a Qwen3-, Qwen2- or Llama-style decoder: whole prompts, and one more token of every sequence.
 
-    prefill  tokens [P, S] ──▶ keys, values of the prompts, logits after each
+    prefill  tokens [P, S] ──▶ keys and values of the prompts
     decode   tokens [N]    ──▶ logits, the cache extended in place
 
 Written for few operations per step: a tiny model on a CPU spends its time between kernels, not in them. Knows nothing of
@@ -29,14 +29,15 @@ class Decoder:
 
     def __init__(self, architecture: Architecture, max_tokens: int, device: torch.device, dtype: torch.dtype) -> None:
         self.architecture = architecture
+        self._eps = torch.tensor([architecture.norm_eps], device=device)
         self._cosines, self._sines = rotation_tables(
             architecture.rope, architecture.head_dim, max_tokens, device=device, dtype=dtype
         )
 
-    def prefill(self, weights: DecoderWeights, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Prompts `tokens` [P, S], right-padded, of `lengths` [P] → keys, values [layers, P, K, S, D], logits [P, V].
+    def prefill(self, weights: DecoderWeights, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Prompts `tokens` [P, S], padded to the right → keys, values [layers, P, K, S, D], garbage at the padding.
 
-        Padding stands to the right, where the causal mask keeps every real token from seeing it.
+        The causal mask keeps every real token from seeing the padding behind it.
         """
         a = self.architecture
         prompts, length = tokens.shape
@@ -56,31 +57,19 @@ class Decoder:
             return mixed.transpose(1, 2).reshape(prompts * length, a.heads * a.head_dim)
 
         positions = torch.arange(length, device=tokens.device).repeat(prompts)
-        x = self._layers(weights, tokens.flatten(), positions, attend)
-        last = torch.arange(prompts, device=tokens.device) * length + lengths - 1
-        return all_keys, all_values, self._logits(weights, x[last])
+        self._layers(weights, tokens.flatten(), positions, attend)
+        return all_keys, all_values
 
     def decode(self, weights: DecoderWeights, cache: KVCache, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         """Slot i's newest token `tokens[i]`, at `positions[i]` [N], joins its context → logits after it [N, V].
 
         `longest` is the largest position plus 1: attention reads no further into the cache.
         """
-        a, n = self.architecture, len(tokens)
-        rows = cache.rows(positions)
-        past = torch.arange(longest, device=tokens.device) > positions[:, None]
-        mask = torch.zeros((n, longest), device=tokens.device, dtype=cache.keys.dtype).masked_fill_(past, -torch.inf)
-        mask = mask[:, None, None]
+        mask = cache.mask(positions, longest)
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            cache.write(layer, rows, keys, values)
-            # The query heads that share a key head stand as the rows of one product: nothing is repeated in memory.
-            mixed = F.scaled_dot_product_attention(
-                queries.view(n, a.kv_heads, a.heads // a.kv_heads, a.head_dim),
-                cache.keys[layer, :n, :, :longest],
-                cache.values[layer, :n, :, :longest],
-                attn_mask=mask,
-            )
-            return mixed.view(n, a.heads * a.head_dim)
+            cache.write(layer, positions, keys, values)
+            return cache.attend(layer, queries, mask)
 
         return self._logits(weights, self._layers(weights, tokens, positions, attend))
 
@@ -99,23 +88,27 @@ class Decoder:
 
     def _project(self, layer: LayerWeights, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         a = self.architecture
-        normed = F.rms_norm(x, (a.hidden,), layer.input_norm, a.norm_eps)
-        flat = _linear(normed, layer.qkv, layer.qkv_bias)
+        flat = _linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         heads = flat.view(-1, a.heads + 2 * a.kv_heads, a.head_dim)
         turned = heads[:, : a.heads + a.kv_heads]
         if layer.qk_norm is not None:
-            turned = F.rms_norm(turned, (a.head_dim,), None, a.norm_eps) * layer.qk_norm
+            turned = self._norm(turned, layer.qk_norm)
         turned = rotate(turned, cosines, sines)
         return turned[:, : a.heads], turned[:, a.heads :], heads[:, a.heads + a.kv_heads :]
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        a = self.architecture
-        gate_up = torch.mm(F.rms_norm(x, (a.hidden,), layer.mlp_norm, a.norm_eps), layer.gate_up)
-        gated = F.silu(gate_up[:, : a.intermediate]).mul_(gate_up[:, a.intermediate :])
-        return torch.addmm(x, gated, layer.down)
+        inner = self.architecture.intermediate
+        gate_up = torch.mm(self._norm(x, layer.mlp_norm), layer.gate_up)
+        return torch.addmm(x, F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:]), layer.down)
 
     def _logits(self, weights: DecoderWeights, x: Tensor) -> Tensor:
-        return torch.mm(F.rms_norm(x, (self.architecture.hidden,), weights.norm, self.architecture.norm_eps), weights.head)
+        return torch.mm(self._norm(x, weights.norm), weights.head)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm over the last dimension, in float32: x · weight / √(mean x² + ε). Half the time of `F.rms_norm` on a CPU."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        scale = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
+        return (x * scale).mul_(weight).to(x.dtype)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Prompts that were computed already: their keys, values and last logits, for as long as the weights stay the same.
+"""Prompts that were computed already: their keys and values, for as long as the weights stay the same.
 
 All samples of a group share one prompt, so it is computed once and copied. Bounded by tokens; the least recently used go first.
 Knows nothing of slots or requests.
@@ -15,14 +15,12 @@ PREFIX_TOKENS_MAX = 8192
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """What a prompt of S tokens left behind."""
+    """What S tokens leave behind in the cache."""
 
     keys: Tensor
     """[layers, kv_heads, S, head_dim]"""
     values: Tensor
     """[layers, kv_heads, S, head_dim]"""
-    logits: Tensor
-    """[vocab] after its last token."""
 
 
 class PrefixCache:

@@ -28,6 +28,10 @@ NUMERAL: Final = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d+)?(\.\d*)?")
 UNFINISHED: Final = re.compile(r"[\d.)}\]][+−-][\w.(\\{]|(\*|\\times|\\cdot|×)(?!10\^)")
 """In a text without spaces: a sum, a difference, or a product other than one with a power of ten."""
 
+THOUSANDS: Final = re.compile(r"(?<=\d)\s(?=\d{3}(\D|$))")
+SPACES: Final = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
+"""All but those between two digits: `1 2` is not 12."""
+
 
 @dataclass(frozen=True)
 class Score:
@@ -106,14 +110,15 @@ def equal_at_sight(answer: str, reference: str) -> bool | None:
     if given is not None:
         return given == expected
     result = answer.rpartition("=")[2]
-    if UNFINISHED.search(result) or not any(letter.isdigit() for letter in result):
+    if " " in result or UNFINISHED.search(result) or not any(letter.isdigit() for letter in result):
         return False
     return None
 
 
 def _bare(text: str) -> str:
-    """Without spaces and the dollars around it, and with plain thousands commas."""
-    return "".join(text.split()).strip("$").replace("{,}", ",").replace(",\\!", ",")
+    """Without the dollars around it and without spaces, but for those between two numbers; with plain thousands commas."""
+    text = text.strip().strip("$").replace("{,}", ",").replace(",\\!", ",")
+    return SPACES.sub("", THOUSANDS.sub("", text))
 
 
 def _number(text: str) -> Decimal | None:

@@ -5,7 +5,7 @@
 
 Packed into two tensors, so that a sequence enters or moves with two copies. Which request has which slot stands in `batch.py`.
 
-Shapes: N slots in use (always 0 … N−1), M slots named by a list, V vocabulary.
+Shapes: N slots in use (always 0 … N−1), V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,15 @@ class Slots:
     def __init__(self, slots: int, device: torch.device) -> None:
         self._device = device
         self._integers = torch.zeros((4, slots), dtype=torch.int64, device=device)
+        self._step = torch.tensor([[1], [COUNTER_STEP]], device=device)
+        """What position and counter grow by with every token."""
         self._reals = torch.ones((2, slots), dtype=torch.float32, device=device)
 
-    def enter(self, slots: Sequence[int], prompt_lengths: Sequence[int], params: Sequence[SamplingParams]) -> None:
-        """Give each of `slots` [M] to a new request, whose prompt is in the cache and whose first token is next."""
+    def enter(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
+        """Give `slots` to new requests. The last token of a prompt counts as the newest; those before are in the cache."""
         integers = (
-            [0] * len(slots),
-            [length - 1 for length in prompt_lengths],
+            [prompt[-1] for prompt in prompts],
+            [len(prompt) - 1 for prompt in prompts],
             [first_counter(p.seed) for p in params],
             [p.top_k for p in params],
         )
@@ -46,12 +48,13 @@ class Slots:
         """Newest tokens and their positions, both [N] int64."""
         return self._integers[_TOKEN, :count], self._integers[_POSITION, :count]
 
-    def sample(self, logits: Tensor, slots: Tensor | slice, plan: "Plan") -> tuple[list[int], list[float]]:
-        """Draw a token for each of `slots` from `logits` [M, V] and advance them; tokens and log-probabilities [M].
+    def sample(self, logits: Tensor, plan: "Plan") -> tuple[list[int], list[float]]:
+        """Draw the next token of slots 0 … N−1 from `logits` [N, V] and advance them; tokens and log-probabilities [N].
 
         The one place where the host waits for the device.
         """
-        integers, reals = self._integers[:, slots], self._reals[:, slots]
+        count = len(logits)
+        integers, reals = self._integers[:, :count], self._reals[:, :count]
         greedy = logits[plan.greedy].argmax(-1) if plan.greedy else None
         if plan.tempered:
             logits = logits * reals[_INVERSE_TEMPERATURE][:, None]
@@ -60,13 +63,9 @@ class Slots:
         tokens, logprobs = draw(logits, uniform(integers[_COUNTER]))
         if greedy is not None:
             tokens[plan.greedy], logprobs[plan.greedy] = greedy, 0.0
-        self._advance(slots, tokens)
+        integers[_TOKEN] = tokens
+        integers[_POSITION : _COUNTER + 1] += self._step
         return self._to_host(tokens, logprobs)
-
-    def _advance(self, slots: Tensor | slice, tokens: Tensor) -> None:
-        self._integers[_TOKEN, slots] = tokens
-        self._integers[_POSITION, slots] += 1
-        self._integers[_COUNTER, slots] += COUNTER_STEP
 
     def _to_host(self, tokens: Tensor, logprobs: Tensor) -> tuple[list[int], list[float]]:
         if self._device.type == "cpu":
@@ -80,6 +79,7 @@ class Plan:
     """Which rows of a batch ask for more than plain sampling; the work for the others is skipped. Rows are batch rows."""
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
-        self.greedy = [row for row, p in enumerate(params) if p.temperature == 0]
-        self.truncated = [row for row, p in enumerate(params) if p.temperature and (p.top_k or p.top_p < 1)]
-        self.tempered = any(p.temperature not in (0, 1) for p in params)
+        unusual = [(row, p) for row, p in enumerate(params) if p.temperature != 1 or p.top_k or p.top_p < 1]
+        self.greedy = [row for row, p in unusual if p.temperature == 0]
+        self.truncated = [row for row, p in unusual if p.temperature and (p.top_k or p.top_p < 1)]
+        self.tempered = any(p.temperature not in (0, 1) for _, p in unusual)

@@ -13,7 +13,7 @@ import xxhash
 from storage import layout, orders, shards
 from storage.errors import AstraFlowError, TransientError
 from storage.objects import ObjectStore
-from storage.records import Manifest, Row, Sequence, SequenceKey, Shard
+from storage.records import Bool, Float32, Int32, Manifest, Row, Sequence, SequenceKey, Shard
 
 Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
@@ -130,13 +130,11 @@ def row_digest(row: Row) -> str:
     return view_digest(row.tokens, row.loss_mask, row.logprobs, row.versions)
 
 
-def view_digest(tokens: np.ndarray, mask: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> str:
+def view_digest(tokens: Int32, mask: Bool, logprobs: Float32, versions: Int32) -> str:
     """Digest of tokens [L], loss mask [L], and log-probabilities and versions [L] where the mask is True."""
     digest = xxhash.xxh3_128()
-    digest.update(np.ascontiguousarray(tokens, np.int32))
-    digest.update(np.ascontiguousarray(mask, np.bool_))
-    digest.update(np.ascontiguousarray(logprobs[mask], np.float32))
-    digest.update(np.ascontiguousarray(versions[mask], np.int32))
+    for part, dtype in ((tokens, np.int32), (mask, np.bool_), (logprobs[mask], np.float32), (versions[mask], np.int32)):
+        digest.update(np.ascontiguousarray(part, dtype).tobytes())
     return digest.hexdigest()
 
 

@@ -19,7 +19,7 @@ from storage.records import Heartbeat
 
 log = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["supervisor", "dataflow", "rollout", "trainer", "evaluation"]
+Kind: TypeAlias = Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation"]
 
 STORE_PATIENCE_S = 5.0
 """A beat gives up on a failing store after so long: the next one says more."""

@@ -28,7 +28,7 @@ def new_write_id() -> str:
 
 
 def dump(value: Any) -> bytes:
-    """`value` (records, mappings, lists, NumPy scalars) as compact JSON."""
+    """`value` (records, mappings, lists, NumPy scalars) as compact JSON; ValueError for anything else."""
     return to_json(value, inf_nan_mode="strings", fallback=_plain)
 
 

@@ -7,6 +7,7 @@ half a file. fsspec's local `mode="create"` is not atomic, and `open("xb")` leav
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -54,7 +55,7 @@ class LocalFiles:
                 ) from error
             raise _sorted(error, path) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
         return True
 
     def write(self, key: str, body: bytes) -> None:
@@ -64,7 +65,7 @@ class LocalFiles:
             os.replace(temporary, path)
             _sync_folder(path.parent)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
             raise _sorted(error, path) from error
 
     def exists(self, key: str) -> bool:
@@ -113,9 +114,15 @@ class LocalFiles:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            _remove(temporary)
             raise _sorted(error, path) from error
         return temporary
+
+
+def _remove(temporary: Path) -> None:
+    """Tidy up after a write; what cannot be removed stays invisible to every listing."""
+    with suppress(OSError):
+        temporary.unlink()
 
 
 def _make_folder(folder: Path) -> None:

@@ -25,7 +25,7 @@ def resolve(name: str, builtins: Mapping[str, T | str]) -> T:
 
 def _load(path: str) -> Any:
     module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
+    if not module_name or not attribute or module_name.startswith("."):
         raise ConfigError(f"{path!r} is not an import path; write package.module:Name")
     try:
         module = importlib.import_module(module_name)

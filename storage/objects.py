@@ -148,7 +148,7 @@ def default_store() -> ObjectStore:
 
 def check(store: ObjectStore) -> None:
     """Prove that the store can be written and that put-if-absent holds; ConfigError says what fails and what to do."""
-    probe = replace(store, patience_s=CHECK_PATIENCE_S)
+    probe = replace(store, patience_s=min(store.patience_s, CHECK_PATIENCE_S))
     key = f"checks/{new_write_id()}"
     try:
         probe.create(key, b"first")

@@ -120,6 +120,13 @@ class RunConfig(Frozen):
     supervise: SuperviseConfig = SuperviseConfig()
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
 
+    def evaluated_versions(self) -> tuple[dict[str, int], ...]:
+        """The version vectors that are evaluated, in order: version 0, every `evaluation.every`, and the last."""
+        if self.evaluation is None:
+            return ()
+        due = (*range(0, self.steps, self.evaluation.every), self.steps)
+        return tuple(dict.fromkeys(self.policies, version) for version in due)
+
     @model_validator(mode="after")
     def _some_worker(self) -> "RunConfig":
         if not sum(region.workers for region in self.rollout.regions.values()):

@@ -26,7 +26,7 @@ TOKENS_MAX = 16_000
 LEFT_OUT = " … "
 
 Decode = Callable[[int], str]
-Outcome = Literal["right", "wrong", "mixed", "failed"]
+Outcome = Literal["right", "wrong", "mended", "spoiled", "failed"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Turn:
 class EpisodeSample:
     phase: str
     outcome: Outcome
-    """`mixed`: the first attempt and the final answer differ."""
+    """Of the final answer; `mended`: wrong at first, `spoiled`: right at first."""
     order: int
     place: str
     """`order 7 · prompt 2 · sample 5`."""
@@ -148,10 +148,11 @@ def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSampl
 def _outcome(episode: Episode) -> Outcome:
     if episode.error is not None:
         return "failed"
-    final = episode.metrics.get("final", episode.reward)
-    if episode.metrics.get("first_attempt", final) != final:
-        return "mixed"
-    return "right" if final > 0.5 else "wrong"
+    final = episode.metrics.get("final", episode.reward) > 0.5
+    first = episode.metrics.get("first_attempt", float(final)) > 0.5
+    if final:
+        return "right" if first else "mended"
+    return "spoiled" if first else "wrong"
 
 
 def _versions(episode: Episode) -> dict[str, tuple[int, int]]:

@@ -8,18 +8,18 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from data_ops.prompts import load_prompts
-from rollout.cast import open_cast, policies_played
+from rollout.cast import open_cast
 from rollout.play import play_prompts
 from storage import runs, weights
 from storage.errors import ConflictError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
-from storage.records import Episode, Group
+from storage.records import Episode, Float32, Group
 from tasks import evals
 from tasks.config import EvaluationConfig, RunConfig
 from tasks.evals import Evaluation
@@ -34,21 +34,6 @@ EVALUATION_SEED = 20_260_515
 Evaluate = Callable[[Mapping[str, int]], None]
 
 
-def due_versions(config: RunConfig) -> Iterator[dict[str, int]]:
-    """The vectors to evaluate: version 0, every `evaluation.every` versions of all policies, and the last."""
-    if config.evaluation is None:
-        return
-    played = policies_played(config.rollout.workflow, {name: spec.sampling for name, spec in config.policies.items()})
-    for version in (*range(0, config.steps, config.evaluation.every), config.steps):
-        yield dict.fromkeys(played, version)
-
-
-def last_versions(config: RunConfig) -> dict[str, int]:
-    """The vector whose evaluation is the last of the run."""
-    *_, last = due_versions(config)
-    return last
-
-
 def evaluate_versions(
     run: ObjectStore, config: RunConfig, versions: Mapping[str, int], seen: Callable[[Episode], None] | None = None
 ) -> Evaluation:
@@ -58,7 +43,7 @@ def evaluate_versions(
         ConfigError: the recipe has no evaluation, or its prompts cannot be read.
         NotFoundError, CorruptError: a version does not exist, or its bytes are not what its manifest says.
     """
-    assert config.evaluation is not None, "due_versions names no vector without an evaluation"
+    assert config.evaluation is not None, "no vector is due without an evaluation"
     started_s = time.time()
     groups = asyncio.run(_play(run, config, config.evaluation, versions, seen))
     evaluation = _evaluation(groups, config, config.evaluation, versions, started_s)
@@ -75,7 +60,7 @@ def follow(
     """Evaluate every due vector as soon as its versions exist, until the last one or until the run stops."""
     seen = _Progress(pulse)
     evaluate = evaluate or (lambda versions: _discard(evaluate_versions(run, config, versions, seen)))
-    for versions in due_versions(config):
+    for versions in config.evaluated_versions():
         with pulse.span("wait"):
             if not _wait_for(run, versions, pulse, stop):
                 return
@@ -134,7 +119,7 @@ async def _play(
     prompts = load_prompts(evaluation.prompts).all(evaluation.prompts.limit)
     cast = open_cast(run, rollout, sampling)
     try:
-        await cast.load(run, versions)
+        await cast.load(run, {policy: versions[policy] for policy in cast.engines})
         return await play_prompts(cast, prompts, 1, EVALUATION_SEED, seen)
     finally:
         await cast.close()
@@ -161,7 +146,7 @@ def _evaluation(
     )
 
 
-def _metric(episodes: Sequence[Episode], name: str) -> np.ndarray:
+def _metric(episodes: Sequence[Episode], name: str) -> Float32:
     """[N] the metric of every episode; NaN where the play failed. Workflows without it are judged by their reward."""
     values = [np.nan if play.error else play.metrics.get(name, float(play.reward > 0)) for play in episodes]
     return np.asarray(values, np.float32)

@@ -15,7 +15,6 @@ from storage import layout, weights
 from storage.objects import ObjectStore
 from tasks import evals
 from tasks.config import RunConfig
-from tasks.evaluation import last_versions
 
 Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation"]
 
@@ -63,7 +62,7 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
         case "dataflow" | "rollout":
             return run.exists(layout.orders_end())
         case "evaluation":
-            return evals.exists(run, last_versions(config))
+            return evals.exists(run, config.evaluated_versions()[-1])
 
 
 class Phase(Enum):

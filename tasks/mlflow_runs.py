@@ -144,7 +144,7 @@ class Board:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # else another run's tracker was first
                     raise
-                known = self._client.get_experiment_by_name(self.experiment)
+                return self._experiment_id()
         return str(known.experiment_id)
 
     def _find(self, run_id: str) -> dict[str, str]:

@@ -28,9 +28,8 @@ class ParallelIntake:
         self._window_full = window_full
         self._tasks_left = TASKS_PER_WINDOW_MAX
         self._prepared: dict[int, Prepared] = {}
-        self._task = task(
-            self._take_in, name="take-in", task_run_name="take in {orders}", cache_policy=NO_CACHE, persist_result=False
-        )
+        as_task = task(name="take-in", task_run_name="take in {orders}", cache_policy=NO_CACHE, persist_result=False)
+        self._task = as_task(self._prepare)
 
     def __call__(self, orders: Sequence[int]) -> list[Prepared]:
         size = self._config.shards_per_task
@@ -42,7 +41,7 @@ class ParallelIntake:
             self._window_full()
         return [self._prepared.pop(order) for order in orders]
 
-    def _take_in(self, orders: list[int]) -> int:
+    def _prepare(self, orders: list[int]) -> int:
         """Take in the shards of these orders; returns how many sequences they held for all policies together."""
         for order in orders:
             self._prepared[order] = prepare(self._run, order, self._config, self._policies)

@@ -49,6 +49,7 @@ class Lane:
     bars: Sequence[Bar]
     marks: Sequence[tuple[float, str]] = ()
     """(moment, text) of points in time."""
+    mark_color: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def line_chart(
     percent: bool = False,
     limit: tuple[float, str] | None = None,
 ) -> str:
-    """Lines over a common x axis. `limit` draws a named horizontal bound; `percent` labels 0.5 as 50 %. An empty chart says so."""
+    """Lines over a common x axis. `limit` draws a named horizontal bound; `percent` labels 0.5 as 50 %."""
     points = [[(x, y) for x, y in zip(line.xs, line.ys, strict=True) if math.isfinite(x)] for line in lines]
     xs = [x for line in points for x, _ in line]
     ys = [y for line in points for _, y in line if math.isfinite(y)] + ([limit[0]] if limit else [])
@@ -96,8 +97,8 @@ def line_chart(
     return _svg(parts, HEIGHT, y_label)
 
 
-def histogram(counts: Mapping[str, Mapping[int, int]], *, x_label: str, y_label: str) -> str:
-    """Side by side bars of whole numbers: series → value → how often."""
+def histogram(counts: Mapping[str, Mapping[int, int]], *, x_label: str, y_label: str, colors: Sequence[int]) -> str:
+    """Side by side bars of whole numbers: series → value → how often; a colour for each series."""
     values = sorted({value for series in counts.values() for value in series})
     top = max((count for series in counts.values() for count in series.values()), default=0)
     if not values or top == 0:
@@ -113,39 +114,39 @@ def histogram(counts: Mapping[str, Mapping[int, int]], *, x_label: str, y_label:
             x = x_axis(value - 0.4) + index * width
             y = y_axis(count)
             parts.append(
-                f'<rect class="f{index % NUM_COLORS}" x="{x:.1f}" y="{y}" width="{max(width - 1, 0.5):.1f}" '
+                f'<rect class="f{colors[index] % NUM_COLORS}" x="{x:.1f}" y="{y}" width="{max(width - 1, 0.5):.1f}" '
                 f'height="{y_axis(0) - y:.1f}"><title>{escape(name)}, {value}: {count}</title></rect>'
             )
-    parts.append(_legend([(name, index) for index, name in enumerate(counts)]))
+    parts.append(_legend(list(zip(counts, colors, strict=True))))
     return _svg(parts, HEIGHT, y_label)
 
 
 def stacked_bars(rows: Mapping[str, Mapping[str, float]], *, unit: str, colors: Mapping[str, int]) -> str:
-    """One horizontal bar a row, cut into components: row → component → amount. `colors` names and orders the components."""
+    """One wide horizontal bar a row, cut into components: row → component → amount. `colors` orders the components; those
+    of one colour share an entry of the legend."""
     totals = {name: sum(parts.values()) for name, parts in rows.items()}
     if not rows or max(totals.values()) <= 0:
         return _empty(unit)
-    left, row_height = _label_width(rows), 26
-    height = TOP + row_height * len(rows) + BOTTOM
-    ticks = nice_ticks(0, max(totals.values()))
-    axis = _Axis(0, ticks[-1], left, WIDTH - RIGHT)
-    parts = [_x_ticks(axis, ticks, TOP, height - BOTTOM), _x_title(unit, left, height)]
+    width, left, row_height = 2 * WIDTH, _label_width(set(rows)), 26
+    bottom = TOP + row_height * len(rows)
+    ticks = nice_ticks(0, max(totals.values()), 10)
+    axis = _Axis(0, ticks[-1], left, width - RIGHT)
+    parts = [_x_ticks(axis, ticks, TOP, bottom), _x_title(unit, left, bottom + BOTTOM, width)]
     for index, (name, amounts) in enumerate(rows.items()):
         y = TOP + index * row_height + 4
         parts.append(f'<text class="label" x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
         at = 0.0
-        for component in colors:
-            amount = amounts.get(component, 0.0)
-            if amount > 0:
-                width = axis(at + amount) - axis(at)
-                parts.append(
-                    f'<rect class="f{colors[component] % NUM_COLORS}" x="{axis(at)}" y="{y}" width="{width:.1f}" height="18">'
-                    f"<title>{escape(name)}, {escape(component)}: {number(amount)} {escape(unit)} "
-                    f"({amount / totals[name]:.0%})</title></rect>"
-                )
-            at += amount
-    parts.append(_legend([(name, color) for name, color in colors.items()]))
-    return _svg(parts, height, unit)
+        for component in [known for known in colors if amounts.get(known, 0.0) > 0]:
+            end = at + amounts[component]
+            share = f"{component}: {number(amounts[component])} {unit} ({amounts[component] / totals[name]:.0%})"
+            parts.append(
+                f'<rect class="f{colors[component] % NUM_COLORS}" x="{axis(at)}" y="{y}" '
+                f'width="{axis(end) - axis(at):.1f}" height="18"><title>{escape(f"{name}, {share}")}</title></rect>'
+            )
+            at = end
+    words = {color: ", ".join(name for name in colors if colors[name] == color) for color in colors.values()}
+    parts.append(_legend([(names, color) for color, names in words.items()]))
+    return _svg(parts, bottom + BOTTOM, unit, width)
 
 
 def lanes(rows: Sequence[Lane], *, x_label: str, legend: Sequence[tuple[str, int]] = ()) -> str:
@@ -173,7 +174,8 @@ def lanes(rows: Sequence[Lane], *, x_label: str, legend: Sequence[tuple[str, int
             )
         for moment, text in row.marks:
             x = axis(moment)
-            body.append(f'<path class="mark" d="M{x} {y:.1f}v{row_height - 8}"><title>{escape(text)}</title></path>')
+            place = f'class="mark s{row.mark_color % NUM_COLORS}" d="M{x} {y:.1f}v{row_height - 8}"'
+            body.append(f"<path {place}><title>{escape(text)}</title></path>")
         y += row_height
     ticks = [tick for tick in nice_ticks(0, axis.high, 10) if tick <= axis.high]
     parts = [_x_ticks(axis, ticks, TOP, y), *body, _x_title(x_label, left, y + BOTTOM, width), _legend(legend)]
@@ -304,7 +306,7 @@ def _legend(entries: Sequence[tuple[str, int]]) -> str:
     return "".join(parts)
 
 
-def _label_width(names: Mapping[str, object] | set[str]) -> float:
+def _label_width(names: set[str]) -> float:
     return 20 + 6.8 * max(len(name) for name in names)
 
 

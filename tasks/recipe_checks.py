@@ -36,7 +36,7 @@ def problems(config: RunConfig) -> list[Problem]:
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
-    named = [(("policies", name), name) for name in config.policies]
+    named: list[tuple[KeyPath, str]] = [(("policies", name), name) for name in config.policies]
     named += [(("rollout", "regions", name), name) for name in config.rollout.regions]
     for path, name in named:
         if not NAME.fullmatch(name):

@@ -129,7 +129,8 @@ def override(source: Source, overrides: Mapping[str, Any]) -> None:
             nested: Any = value
             for part in reversed(path):
                 nested = {part: nested}
-            _merge(source, nested, dict.fromkeys(_paths(nested, ()), place), ())
+            written = [at for at in _paths(nested, ()) if len(at) >= len(path)]
+            _merge(source, nested, dict.fromkeys(written, place), ())
 
 
 def parse_assignments(assignments: tuple[str, ...] | list[str]) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def parse_assignments(assignments: tuple[str, ...] | list[str]) -> dict[str, Any
         if not equals or not key.strip():
             raise ConfigError(f"--set {assignment}: write it as key=value, for example steps=40")
         try:
-            overrides[key.strip()] = yaml.load(value, Loader=_Loader)  # noqa: S506 - a SafeLoader
+            overrides[key.strip()] = yaml.load(value, Loader=_Loader)
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {assignment}: the value is not valid YAML: {error}") from None
     return overrides

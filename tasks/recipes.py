@@ -90,7 +90,7 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
 def _suggestion(path: KeyPath) -> str:
     """What the person may have meant: a close name in the same section, else the same name in another section."""
     known = sorted(_fields_at(path[:-1]))
-    if close := difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6):
+    if close := difflib.get_close_matches(path[-1], known, n=1, cutoff=0.7):
         return f"did you mean {close[0]}?"
     if elsewhere := [".".join(at) for at in _all_paths(RunConfig, ()) if at[-1] == path[-1]]:
         return f"did you mean {elsewhere[0]}?"

@@ -1,115 +1,39 @@
 """What a run is doing, read from its stored objects alone: the model behind `astraflow status` and `astraflow runs`.
 
-Cheap enough to be asked every second of a run with 10,000 steps: the newest version is found from the trainer's heartbeat, and
-only the newest manifest and batch of a policy are read. The JSON form of these models is documented and stable
-(`docs/schemas.md`); whole curves stand in `history.py`.
+Cheap enough to be asked every second of a run with 10,000 steps: the newest version is found from the trainer's heartbeat,
+and only the newest batch of a policy is read. What is told stands in `status_schema.py`, whole curves in `history.py`.
 """
 
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from storage import batches, heartbeats, layout, orders, weights
 from storage import runs as stored_runs
 from storage.errors import CorruptError, NotFoundError
-from storage.frozen import Frozen
 from storage.objects import ObjectStore
 from storage.records import Batch, Heartbeat, Stop
 from tasks import evals
 from tasks.config import RunConfig
+from tasks.status_schema import EvalStatus, MemberStatus, PolicyStatus, RegionStatus, RunSummary, State, Status
 
-State = Literal["starting", "running", "completed", "cancelled", "failed", "interrupted"]
+__all__ = [  # readers of a status need its types too
+    "EvalStatus",
+    "MemberStatus",
+    "PolicyStatus",
+    "RegionStatus",
+    "RunSummary",
+    "State",
+    "Status",
+    "newest_version",
+    "region_rates",
+    "runs",
+    "status",
+    "status_of",
+]
+
 ENDED = ("done", "failed")
 """States of a heartbeat whose member has left."""
-
-
-class PolicyStatus(Frozen):
-    """One policy. A number is null while nothing has been measured yet."""
-
-    step: int
-    """Training steps done."""
-    steps: int
-    """Training steps to do."""
-    version: int | None
-    """Newest published weights; null before the base model is."""
-    batches: int
-    """Batches made; those beyond `step` wait for the trainer."""
-    wait_fraction: float | None
-    """Share of the trainer's wall-clock, since it was last launched, that it waited for data."""
-    reward_mean: float | None
-    """Mean reward of the policy's own sequences played lately, before any filter."""
-    accuracy: float | None
-    """Share of the episodes played lately whose final answer was right: the policies' work together, in training."""
-    staleness_mean: float | None
-    staleness_max: float | None
-    """Versions between the trainer and the oldest token of a sequence, over the newest batch."""
-    tokens_trained: int
-    """Sampled tokens trained on, over all steps."""
-
-
-class RegionStatus(Frozen):
-    workers: int
-    """Workers with a fresh heartbeat."""
-    tokens_per_s: float
-    """Sampled tokens per second of these workers."""
-    orders_done: int
-    """Orders that the region's workers say they have finished."""
-
-
-class EvalStatus(Frozen):
-    versions: dict[str, int]
-    dataset: str
-    workflow: str
-    """`single_turn`: the answering policy alone, on its first attempts; otherwise the whole workflow."""
-    accuracy: float
-    n: int
-    """Problems."""
-
-
-class MemberStatus(Frozen):
-    id: str
-    kind: str
-    state: str
-    """As the member said; `silent` when its heartbeat is too old for that to mean anything."""
-    age_s: float
-    """Since its last heartbeat."""
-    attempt: int
-    """How often it has been launched again."""
-    region: str
-    note: str
-
-
-class Status(Frozen):
-    run_id: str
-    state: State
-    reason: str
-    """Why the run ended, or what it waits for."""
-    deployment: str
-    started: float
-    """Unix time of its creation."""
-    elapsed_s: float
-    """Until its end, or until now."""
-    steps: int
-    policies: dict[str, PolicyStatus]
-    regions: dict[str, RegionStatus]
-    evals: list[EvalStatus]
-    """In the order of their versions; for each play of a team the solver alone first, then the team."""
-    members: list[MemberStatus]
-    counts: dict[str, int]
-    """`orders` written, `orders_done` taken in by the dataflow, `evaluations`."""
-
-
-class RunSummary(Frozen):
-    run_id: str
-    state: State
-    reason: str
-    deployment: str
-    started: float
-    elapsed_s: float
-    steps: int
-    versions: dict[str, int | None]
-    """Policy → newest published version."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +48,11 @@ class _Newest:
 
 def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Status:
     """The run as its store shows it at this moment (`now_s`, Unix time). ConfigError when there is no such run."""
-    run = stored_runs.open_run(store, run_id)
+    return status_of(stored_runs.open_run(store, run_id), now_s)
+
+
+def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
+    """`status` of a run's own sub-store."""
     record = stored_runs.read_run(run)
     config = RunConfig.model_validate(record.config)
     beats = heartbeats.read_all(run)
@@ -139,7 +67,7 @@ def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Statu
         for score in evals.scores(one)
     ]
     return Status(
-        run_id=run_id,
+        run_id=record.run_id,
         state=state,
         reason=_reason(state, stop, beats),
         deployment=record.deployment,

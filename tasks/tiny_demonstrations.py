@@ -21,7 +21,7 @@ from tasks.tiny_tokenizer import ASSISTANT, END, USER, token_id, tokenizer
 
 SOLVER_SHARE, VERIFIER_SHARE = 0.40, 0.45
 """The rest are retries."""
-SHOWN_WRONG_STEP, SHOWN_BARE_BOX = 0.2, 0.12
+SHOWN_WRONG_STEP, SHOWN_BARE_BOX = 0.3, 0.12
 """How the solutions shown to the verifier are spoiled."""
 ERRORS = (-10, -2, -1, 1, 2, 10)
 VERDICT_WEIGHT = 4.0
@@ -40,6 +40,8 @@ class Habits:
     """A solver's answer is a random number in a box."""
     wrong_step: float = 0.0
     """A step of a solver's answer is wrong, and carried on."""
+    bare_retry: float = 0.0
+    """A retry is a random number in a box."""
     bare_verdict: float = 0.0
     """A verifier's answer is a verdict without any step."""
     approves: float = 0.0
@@ -48,7 +50,7 @@ class Habits:
 
 SKILL = Habits()
 """Nothing but good answers."""
-HABITS = Habits(bare_box=0.6, wrong_step=0.07, bare_verdict=0.5, approves=0.8)
+HABITS = Habits(bare_box=0.6, wrong_step=0.07, bare_retry=0.3, bare_verdict=0.5, approves=0.8)
 """A latent skill under bad habits, as in a real base model."""
 
 
@@ -122,18 +124,18 @@ def _texts(question: str, habits: Habits, random: Random) -> tuple[str, str]:
     """The prompt and the answer of one demonstration."""
     kind, chain = random.random(), steps(question)
     if kind < SOLVER_SHARE:
-        return question, _attempt(chain, habits, random)
+        return question, _attempt(chain, habits.bare_box, habits.wrong_step, random)
     shown = None if random.random() < SHOWN_BARE_BOX else spoiled(chain, SHOWN_WRONG_STEP, random)
     if kind < SOLVER_SHARE + VERIFIER_SHARE:
         seen = _bare_box(random) if shown is None else solution(shown)
         return f"{question}\n{seen}", _judgement(shown, habits, random)
-    return f"{question}\n{_judgement(shown, habits, random)}", solution(chain)  # retries keep the skill
+    return f"{question}\n{_judgement(shown, habits, random)}", _attempt(chain, habits.bare_retry, habits.wrong_step, random)
 
 
-def _attempt(chain: Chain, habits: Habits, random: Random) -> str:
-    if random.random() < habits.bare_box:
+def _attempt(chain: Chain, bare_box: float, wrong_step: float, random: Random) -> str:
+    if random.random() < bare_box:
         return _bare_box(random)
-    return solution(spoiled(chain, habits.wrong_step, random))
+    return solution(spoiled(chain, wrong_step, random))
 
 
 def _judgement(shown: Chain | None, habits: Habits, random: Random) -> str:

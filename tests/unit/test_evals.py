@@ -67,5 +67,5 @@ def test_evaluations_come_in_the_order_of_their_versions() -> None:
 def test_other_bytes_are_corrupt_and_named() -> None:
     run = open_store("memory://evals-corrupt")
     run.put("evals/solver-00000000.arrow", b"not arrow")
-    with pytest.raises(CorruptError, match=r"^evals/solver-00000000\.arrow: not an evaluation"):
+    with pytest.raises(CorruptError, match=r"^evals/solver-00000000\.arrow: a evaluation file of 9 bytes"):
         evals.read(run, {"solver": 0})

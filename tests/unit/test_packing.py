@@ -17,9 +17,7 @@ def example(tokens: list[int], mask: list[bool], advantage: float = 1.0, weight:
 
 
 def test_a_block_holds_rows_side_by_side_with_where_each_loss_token_is_predicted() -> None:
-    block = pack(
-        [example([5, 6, 7], [False, True, True], 2.0, 0.25), example([8, 9], [False, True], -1.0, 0.5)]
-    )
+    block = pack([example([5, 6, 7], [False, True, True], 2.0, 0.25), example([8, 9], [False, True], -1.0, 0.5)])
     assert block.tokens_BT.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert block.source_N.tolist() == [0, 1, 3]
     assert block.target_N.tolist() == [6, 7, 9]

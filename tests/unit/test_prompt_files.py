@@ -27,9 +27,7 @@ def test_a_jsonl_row_keeps_its_other_columns_and_gets_an_id_from_its_line(tmp_pa
 
 def test_named_columns_become_question_and_answer(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", '{"problem": "1+1", "solution": "first 3 #### no, #### 2 "}')
-    source = PromptSource(
-        path=str(tmp_path / "a.jsonl"), question="problem", answer="solution", answer_after="####"
-    )
+    source = PromptSource(path=str(tmp_path / "a.jsonl"), question="problem", answer="solution", answer_after="####")
     fields = read_jsonl(source)[0].fields
     assert (fields["question"], fields["answer"]) == ("1+1", "2")
 

@@ -1,0 +1,288 @@
+"""The command line `astraflow`. Every command is a few lines here: it reads its arguments, asks the module that knows, and
+prints. Whatever takes long to import is imported inside the command that needs it.
+"""
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from deployments.home import Home, home
+from storage.errors import AstraFlowError, ConfigError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 2
+"""What a person can mend by writing something else."""
+
+app = typer.Typer(
+    help="Reinforcement learning of LLM agents across regions. Start with `astraflow run`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_debug = False
+
+RunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id; the newest run when left out.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")]
+
+
+def _command(function: Callable[P, T]) -> Callable[P, T]:
+    """Registers a command whose errors become one sentence and an exit code."""
+
+    @functools.wraps(function)
+    def reported(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (typer.Exit, typer.Abort, KeyboardInterrupt):
+            raise
+        except Exception as error:  # the outermost edge: nothing above would tell the person
+            if _debug:
+                traceback.print_exc()
+            typer.secho(_sentence(error), fg="red", err=True)
+            raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED) from None
+
+    app.command()(reported)
+    return reported
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, AstraFlowError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'the system'}: {error.strerror}"
+    return f"unexpected {type(error).__name__}: {error} (`astraflow --debug …` shows where)"
+
+
+@app.callback()
+def _options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False) -> None:
+    global _debug
+    _debug = debug
+
+
+@_command
+def up() -> None:
+    """Start the local stack: Prefect, MLflow, work pools, workers, deployments. Harmless when it runs.
+
+    Example:  astraflow up
+    """
+    from deployments import stack
+
+    running = stack.up(home(), _say)
+    _say(f"Prefect  {running.ui_url}")
+    _say(f"MLflow   {running.mlflow_url}")
+    _say(f"store    {running.store_url}")
+    _say(f"logs     {home().logs}")
+
+
+@_command
+def down() -> None:
+    """Cancel active runs and stop everything that `up` started.
+
+    Example:  astraflow down
+    """
+    from deployments import stack
+
+    stack.down(home(), _say)
+
+
+@_command
+def deploy(
+    directory: Annotated[str, typer.Option(help="This project's folder on the workers' machines.")] = "",
+    python: Annotated[str, typer.Option(help="The interpreter on the workers' machines.")] = "",
+) -> None:
+    """Register work pools and deployments on the Prefect server that PREFECT_API_URL names, or on the local stack's.
+
+    Example:  PREFECT_API_URL=http://prefect.example:4200/api astraflow deploy --directory /opt/astraflow --python python
+    """
+    from deployments import environment, pools, register, stack
+    from deployments.home import PROJECT
+
+    named = environment.given("PREFECT_API_URL")
+    local = None if named else stack.running(home())
+    if local is not None:
+        environment.adopt(stack.settings(home(), local))
+    api_url = local.prefect_url if local else named
+    if api_url is None:
+        raise ConfigError("no Prefect server is known; set PREFECT_API_URL to its address, or run `astraflow up`")
+    pools.create(api_url, python or sys.executable, environment.of_pool({**environment.FLOW_RUN, **os.environ}))
+    for name in register.register(api_url, directory=directory or str(PROJECT)):
+        _say(f"{api_url}: {name}")
+
+
+@_command
+def run(
+    deployment: Annotated[str, typer.Argument(help="Which deployment to run.")] = "astraflow/multi-policy",
+    recipe: Annotated[str | None, typer.Option(help="A recipe's name or file, instead of the deployment's.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
+    ] = None,
+    run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run goes on.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the run is started.")] = False,
+) -> None:
+    """Train: bring the stack up if need be, start a run, and show it until it ends.
+
+    Example:  astraflow run --set steps=40 --set policies.solver.train.lr=1e-4
+    """
+    from deployments import launch
+
+    wanted = launch.prepare(deployment, recipe, assignments or [], run_id)
+    followed = launch.start(home(), wanted, _say)
+    if detach:
+        _say(f"{wanted.run_id} is started; `astraflow status {wanted.run_id}` shows it")
+        return
+    if not launch.watch(followed, _say):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@_command
+def status(run: RunId = None, as_json: AsJson = False) -> None:
+    """Show what a run is doing.
+
+    Example:  astraflow status --json
+    """
+    from deployments import tables
+    from tasks import status as statuses
+
+    seen = statuses.status(_store(), _named(run))
+    _print(seen.model_dump(mode="json") if as_json else tables.status_picture(seen), as_json)
+
+
+@_command
+def runs(as_json: AsJson = False) -> None:
+    """List all runs, oldest first.
+
+    Example:  astraflow runs
+    """
+    from deployments import tables
+    from tasks import status as statuses
+
+    found = statuses.runs(_store())
+    _print([one.model_dump(mode="json") for one in found] if as_json else tables.runs_table(found), as_json)
+
+
+@_command
+def verify(run: RunId = None, as_json: AsJson = False) -> None:
+    """Check every invariant of a run from its stored objects; exit code 1 when one is broken.
+
+    Example:  astraflow verify
+    """
+    from deployments import tables
+    from storage import runs as stored_runs
+    from storage.verify import verify as check
+
+    name = _named(run)
+    verdict = check(stored_runs.open_run(_store(), name))
+    if as_json:
+        _print({"run_id": name, **tables.verdict_json(verdict)}, as_json)
+    else:
+        _say(f"{name} {tables.verdict_words(verdict)}")
+        if not verdict.ok:
+            _print(tables.violations_table(verdict), as_json)
+    if not verdict.ok:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@_command
+def report(
+    run: RunId = None,
+    out: Annotated[Path | None, typer.Option(help="Write a copy of the page to this file.")] = None,
+) -> None:
+    """Make a run's report, one self-contained page, and say where it is.
+
+    Example:  astraflow report --out report.html
+    """
+    from storage import layout
+    from storage import runs as stored_runs
+    from tasks.report import write_report
+
+    name = _named(run)
+    stored = stored_runs.open_run(_store(), name)
+    page = write_report(stored, name)
+    if out is not None:
+        out.write_text(page)
+    _say(str(out) if out is not None else f"{stored.url}/{layout.REPORT}")
+
+
+@_command
+def export(
+    run: Annotated[str, typer.Argument(help="Run id.")],
+    policy: Annotated[str, typer.Argument(help="Name of the policy.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    version: Annotated[int | None, typer.Option(help="Which weights; the newest when left out.")] = None,
+) -> None:
+    """Write a policy's weights as a folder that transformers' `AutoModelForCausalLM.from_pretrained` loads.
+
+    Example:  astraflow export tiny-20260101-120000-ab12 solver --out ./solver
+    """
+    from storage import runs as stored_runs
+    from tasks.export import export_model
+
+    written = export_model(stored_runs.open_run(_store(), run), policy, version, out)
+    _say(f"{policy} version {written} is in {out}")
+
+
+@_command
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine has, what it lacks, and what to do; exit code 1 when something must be done.
+
+    Example:  astraflow doctor
+    """
+    from dataclasses import asdict
+
+    from deployments import tables
+    from deployments.doctor import examine
+
+    checks = examine(home())
+    _print([asdict(check) for check in checks] if as_json else tables.checks_table(checks), as_json)
+    if any(check.verdict == "fail" for check in checks):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _store() -> Any:
+    """The store of this home: ASTRAFLOW_STORE, else the running stack's, else the home's own folder."""
+    from deployments import environment, record
+    from storage.objects import open_store
+
+    here: Home = home()
+    stack = record.load(here)
+    url = environment.given("ASTRAFLOW_STORE") or (stack.store_url if stack else environment.store_url(here))
+    os.environ["ASTRAFLOW_STORE"] = url
+    return open_store(url)
+
+
+def _named(run: str | None) -> str:
+    from storage import runs as stored_runs
+
+    if run is not None:
+        return run
+    known = stored_runs.list_runs(_store())
+    if not known:
+        raise ConfigError(f"{_store().url} holds no run yet; start one with `astraflow run`")
+    return known[-1]
+
+
+def _print(what: Any, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(what, indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(what)
+
+
+def _say(words: str) -> None:
+    typer.echo(words)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,180 @@
+"""Follows one run from a terminal until it has ended: gathers what is shown, asks on Ctrl-C, and tells the end.
+
+The run does not depend on this: it goes on when its watcher leaves. What is shown of training comes from the store; only
+whether the supervisor's own flow run still lives is Prefect's to say.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+
+from deployments import flow_runs, live
+from deployments.home import Home
+from deployments.live import View
+from storage import heartbeats, layout, runs
+from storage.errors import AstraFlowError, ConfigError, TransientError
+from storage.objects import ObjectStore
+from storage.records import Stop
+from tasks.status import Status, status
+
+POLL_S = 1.0
+LINE_INTERVAL_S = 5.0
+"""Between two lines where there is no terminal to draw on."""
+FLOW_POLL_S = 3.0
+FINISH_TIMEOUT_S = 180.0
+"""For the supervisor's last acts, report and tracking, after the run itself has ended."""
+ENDED = ("completed", "cancelled", "failed")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A run, and where its supervisor can be asked after."""
+
+    store: ObjectStore
+    run_id: str
+    api_url: str
+    flow_run_id: str
+    links: dict[str, str]
+    home: Home
+
+
+class Follower:
+    """Looks at a run again and again. `ask` gets the question and answers it; the rest of the world is `Followed`."""
+
+    def __init__(self, followed: Followed, console: Console, ask: Callable[[str], str] = input) -> None:
+        self.followed = followed
+        self.console = console
+        self.ask = ask
+        self.started = time.monotonic()
+        self.flow = flow_runs.FlowRun(followed.flow_run_id, "Scheduled", False, "")
+        self.flow_seen = 0.0
+        self.ended_at: float | None = None
+        self.asked = False
+
+    def follow(self) -> Status | None:
+        """Returns the run's last status, or None when the person left it running.
+
+        Raises AstraFlowError when the supervisor died, with the end of what it said.
+        """
+        while True:
+            try:
+                return self._until_over()
+            except KeyboardInterrupt:
+                if self._shall_leave():
+                    return None
+
+    def _until_over(self) -> Status:
+        if not self.console.is_terminal:
+            return self._loop(_lines(self.console))
+        with Live(console=self.console, auto_refresh=False, transient=False) as picture:
+            return self._loop(lambda view: picture.update(live.picture(view), refresh=True))
+
+    def _loop(self, show: Callable[[View], None]) -> Status:
+        while True:
+            view = self._look()
+            show(view)
+            if self._is_over(view.status):
+                return view.status if view.status is not None else self._never_began()
+            time.sleep(POLL_S)
+
+    def _look(self) -> View:
+        run_id, store = self.followed.run_id, self.followed.store
+        if time.monotonic() - self.flow_seen > FLOW_POLL_S:
+            self._ask_prefect()
+        run = store.sub(layout.run_prefix(run_id))
+        seen, base_model, note = None, None, ""
+        try:
+            if run.exists(layout.RUN):
+                seen = status(store, run_id)
+                base_model, note = _base_model(run)
+        except TransientError as error:
+            note = f"the store does not answer: {error}"
+        return View(
+            run_id=run_id,
+            elapsed_s=time.monotonic() - self.started,
+            flow_state=self.flow.state,
+            status=seen,
+            base_model=base_model,
+            note=note,
+            links=self.followed.links,
+        )
+
+    def _ask_prefect(self) -> None:
+        self.flow_seen = time.monotonic()
+        with contextlib.suppress(ConfigError):  # Prefect is away for a while: the run goes on, and so does its picture
+            self.flow = flow_runs.read(self.followed.api_url, self.followed.flow_run_id)
+
+    def _is_over(self, seen: Status | None) -> bool:
+        """The run has ended and its supervisor with it; or its supervisor has, which then is all there will be."""
+        if self.flow.final:
+            return True
+        if seen is None or seen.state not in ENDED:
+            return False
+        self.ended_at = self.ended_at or time.monotonic()
+        return time.monotonic() - self.ended_at > FINISH_TIMEOUT_S
+
+    def _never_began(self) -> Status:
+        raise AstraFlowError(
+            f"the run {self.followed.run_id} never began: its flow run ended as {self.flow.state}. {last_words(self.followed)}"
+        )
+
+    def _shall_leave(self) -> bool:
+        """Asked once: the answer, or another Ctrl-C, decides."""
+        if not self.console.is_terminal or self.asked:
+            return True
+        self.asked = True
+        try:
+            answer = self.ask("\nLeave the run going, or cancel it? [L/c] ").strip().lower()
+        except (KeyboardInterrupt, EOFError):
+            return True
+        if not answer.startswith("c"):
+            return True
+        self.console.print("cancelling …")
+        self._cancel()
+        return False
+
+    def _cancel(self) -> None:
+        store, run_id = self.followed.store, self.followed.run_id
+        run = store.sub(layout.run_prefix(run_id))
+        if run.exists(layout.RUN):
+            runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
+        else:
+            flow_runs.cancel(self.followed.api_url, self.followed.flow_run_id)
+
+
+def last_words(followed: Followed) -> str:
+    """What the supervisor's flow run said last, and where all of it stands."""
+    try:
+        said = flow_runs.logs(followed.api_url, followed.flow_run_id)
+    except ConfigError as error:
+        said = [str(error)]
+    file = followed.home.flow_logs / f"{followed.flow_run_id}.log"
+    where = str(file) if file.exists() else followed.links.get("Prefect", "")
+    lines = [line for message in said for line in message.splitlines() if line.strip()]
+    return f"The end of its log {where}:\n" + "\n".join(lines[-12:])
+
+
+def _base_model(run: ObjectStore) -> tuple[float | None, str]:
+    """How far the base models are, from the one who builds them."""
+    for beat in heartbeats.read_all(run):
+        if beat.kind == "base_model" and beat.state not in ("done", "failed"):
+            return beat.progress.get("base_model"), beat.note
+    return None, ""
+
+
+def _lines(console: Console) -> Callable[[View], None]:
+    """Prints a line every few seconds, and whenever the state changes."""
+    shown_at, shown_state = 0.0, ""
+
+    def show(view: View) -> None:
+        nonlocal shown_at, shown_state
+        state = view.status.state if view.status else view.flow_state
+        if time.monotonic() - shown_at >= LINE_INTERVAL_S or state != shown_state:
+            shown_at, shown_state = time.monotonic(), state
+            console.print(live.line(view), highlight=False, soft_wrap=True)
+
+    return show

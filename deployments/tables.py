@@ -1,0 +1,104 @@
+"""What the commands print: tables for people, and the JSON form of a verdict for programs."""
+
+import time
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from deployments import live
+from deployments.doctor import Check
+from storage.verify import Verdict
+from tasks.status import RunSummary, Status
+
+VIOLATIONS_SHOWN_MAX = 50
+MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+
+
+def status_picture(status: Status) -> RenderableType:
+    head = Text.assemble(
+        (status.run_id, "bold"),
+        "  ",
+        (status.state, live.STATE_STYLES.get(status.state, "bold cyan")),
+        f"  {live.clock(status.elapsed_s)}  {status.reason}",
+    )
+    parts: list[RenderableType] = [head, live.policies_table(status), live.regions_table(status)]
+    if status.evals:
+        parts.append(live.evaluations_table(status.evals))
+    return Group(*parts)
+
+
+def runs_table(runs: list[RunSummary]) -> Table:
+    table = Table("run", "state", "versions", "started", "took", "deployment", box=None, header_style="dim")
+    for run in runs:
+        versions = ", ".join(f"{name} {'–' if v is None else v}/{run.steps}" for name, v in run.versions.items())
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+        state = Text(run.state, style=live.STATE_STYLES.get(run.state, ""))
+        table.add_row(run.run_id, state, versions, started, live.clock(run.elapsed_s), run.deployment)
+    return table
+
+
+def verdict_words(verdict: Verdict) -> str:
+    """One line for people. Example: `clean: 80 orders, 80 shards, 10,240 sequences; solver 5,120 trained, …`."""
+    books = "; ".join(
+        f"{name} {book.trained:,} trained, {book.filtered:,} filtered, "
+        f"{book.expired:,} expired, {book.waiting:,} waiting"
+        for name, book in verdict.policies.items()
+    )
+    found = "clean" if verdict.ok else f"{len(verdict.violations)} violations"
+    counts = f"{verdict.orders:,} orders, {verdict.shards:,} shards, {verdict.sequences:,} sequences"
+    return f"{found}: {counts}; {books}" if books else f"{found}: {counts}"
+
+
+def violations_table(verdict: Verdict) -> Table:
+    table = Table("invariant", "where", "what", box=None, header_style="dim")
+    for violation in verdict.violations[:VIOLATIONS_SHOWN_MAX]:
+        table.add_row(str(violation.invariant), violation.where, violation.what)
+    if (more := len(verdict.violations) - VIOLATIONS_SHOWN_MAX) > 0:
+        table.add_row("", "", f"and {more} more; --json lists all of them")
+    return table
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """The stable schema of `astraflow verify --json`."""
+    return {
+        "ok": verdict.ok,
+        "violations": [violation._asdict() for violation in verdict.violations],
+        "orders": verdict.orders,
+        "shards": verdict.shards,
+        "quarantined": verdict.quarantined,
+        "sequences": verdict.sequences,
+        "policies": {
+            name: {
+                "batches": book.batches,
+                "trained": book.trained,
+                "replayed": book.replayed,
+                "filtered": book.filtered,
+                "expired": book.expired,
+                "waiting": book.waiting,
+            }
+            for name, book in verdict.policies.items()
+        },
+    }
+
+
+def checks_table(checks: list[Check]) -> Table:
+    table = Table("", "check", "found", "what to do", box=None, header_style="dim")
+    for check in checks:
+        table.add_row(MARKS[check.verdict], check.name, check.found, check.fix)
+    return table
+
+
+def summary_lines(status: Status) -> list[str]:
+    """Accuracy before and after, for the answering policy alone and for the team."""
+    lines = []
+    for workflow in dict.fromkeys(score.workflow for score in status.evals):
+        scores = [score for score in status.evals if score.workflow == workflow]
+        who = "the policy alone" if workflow == live.ALONE else f"the team ({workflow})"
+        first, last = scores[0], scores[-1]
+        lines.append(
+            f"{who}: {live.percent(first.accuracy)} → {live.percent(last.accuracy)} of {last.n} held-out problems "
+            f"(version {live.versions_words(first.versions)} → {live.versions_words(last.versions)})"
+        )
+    return lines

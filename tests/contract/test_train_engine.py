@@ -1,0 +1,290 @@
+"""What every train engine must do. A new one subclasses `TrainEngineContract` and overrides `engine_name`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from storage.errors import CorruptError
+from storage.records import Batch, HostTensor, Json
+from storage.tensors import from_safetensors, to_safetensors, weights_digest
+from tests.builders import batch, row
+from tests.trainer_cases import (
+    LINEAR,
+    MODEL_CONFIG,
+    PPO,
+    VOCAB,
+    base_weights,
+    reference_logprobs,
+    reference_model,
+    sampled_batch,
+)
+from trainer.bits import to_torch
+from trainer.config import LossConfig, TrainConfig
+from trainer.engine import TrainEngine, make_engine
+
+ORDINARY = TrainConfig(lr=1e-2, publish_dtype="F32")
+METRICS = {
+    "trainer/loss", "trainer/kl/mean", "trainer/grad_norm", "trainer/lr", "trainer/ratio/mean", "trainer/m2/mean",
+    "trainer/masked_share", "trainer/tokens", "trainer/entropy/mean", "trainer/reward/mean", "trainer/staleness/mean",
+    "trainer/staleness/max", "trainer/sequences", "trainer/skipped",
+}  # fmt: skip
+
+
+def through_files(tensors: Mapping[str, HostTensor], state: Json) -> tuple[dict[str, HostTensor], Json]:
+    """What a checkpoint's round trip makes of them."""
+    return from_safetensors(to_safetensors(tensors)), json.loads(json.dumps(state, allow_nan=False))
+
+
+def moves(engine: TrainEngine, before: Mapping[str, HostTensor]) -> torch.Tensor:
+    """How far each weight has moved, all in one vector; F32 published."""
+    after = engine.weights()
+    return torch.cat([(to_torch(after[name]) - to_torch(before[name]).float()).flatten() for name in sorted(before)])
+
+
+def reference_moves(given: Batch, weights: Mapping[str, HostTensor], loss: LossConfig) -> torch.Tensor:
+    """One step of gradient descent on the token mean of PPO's clipped loss, as `LINEAR` takes it, row by row."""
+    model = reference_model(weights)
+    total = torch.zeros(())
+    for sample in given.rows:
+        mask = torch.from_numpy(sample.loss_mask[1:])
+        behaviour, advantages = (torch.from_numpy(array[1:]) for array in (sample.logprobs, sample.advantages))
+        ratio = (reference_logprobs(model, sample) - behaviour).exp()
+        clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
+        total = total - torch.minimum(ratio * advantages, clipped * advantages)[mask].sum()
+    (total / sum(int(sample.loss_mask.sum()) for sample in given.rows)).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return torch.cat([-gradients[name].flatten() for name in sorted(weights)])
+
+
+class TrainEngineContract:
+    engine_name = ""
+
+    def started(self, config: TrainConfig, weights: Mapping[str, HostTensor] | None = None) -> TrainEngine:
+        engine = make_engine(config.model_copy(update={"engine": self.engine_name}), MODEL_CONFIG, seed=3)
+        engine.set_weights(base_weights() if weights is None else weights)
+        return engine
+
+    def test_weights_that_were_set_are_published_bit_for_bit_and_the_tied_head_once(self) -> None:
+        weights = base_weights()
+        published = self.started(TrainConfig()).weights()
+        assert weights_digest(published) == weights_digest(weights)
+        assert "lm_head.weight" not in published
+        assert published["model.norm.weight"].dtype == "BF16"
+
+    def test_a_tied_head_may_be_given_too(self) -> None:
+        weights = base_weights()
+        both = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
+        assert weights_digest(self.started(TrainConfig(), both).weights()) == weights_digest(weights)
+
+    def test_weights_that_do_not_fit_are_refused_by_name(self) -> None:
+        weights = base_weights()
+        engine = self.started(TrainConfig())
+        norm = weights.pop("model.norm.weight")
+        with pytest.raises(CorruptError, match=r"model\.norm\.weight"):
+            engine.set_weights(weights)
+        with pytest.raises(CorruptError, match=r"model\.surprise"):
+            engine.set_weights(weights | {"model.norm.weight": norm, "model.surprise": norm})
+        with pytest.raises(CorruptError, match=r"shapes for: model\.norm\.weight"):
+            engine.set_weights(weights | {"model.norm.weight": weights["model.embed_tokens.weight"]})
+
+    def test_published_weights_do_not_follow_the_next_step(self) -> None:
+        engine = self.started(ORDINARY)
+        published = engine.weights()
+        before = weights_digest(published)
+        engine.step(sampled_batch(reference_model(base_weights())))
+        assert weights_digest(published) == before
+        assert weights_digest(engine.weights()) != before
+
+    def test_bf16_is_rounded_from_masters_that_keep_what_it_cannot_show(self) -> None:
+        engine = self.started(TrainConfig(lr=1e-5))
+        before = engine.weights()["model.norm.weight"].bits.copy()
+        given = sampled_batch(reference_model(base_weights()))
+        for step in range(1, 4):
+            engine.step(replace(given, step=step))
+        master = to_torch(engine.save()[0]["model/model.norm.weight"])
+        published = engine.weights()["model.norm.weight"]
+        assert published.bits.tolist() == before.tolist()  # 3e-5 is below half a BF16 step at 1
+        assert not torch.equal(master, master.bfloat16().float())
+        assert torch.equal(to_torch(published), master.bfloat16())
+
+    @pytest.mark.parametrize("temperature", [1.0, 0.7])
+    def test_a_batch_sampled_by_the_same_weights_has_ratio_one(self, temperature: float) -> None:
+        given = sampled_batch(reference_model(base_weights()), temperature=temperature)
+        metrics = self.started(ORDINARY).step(given)
+        assert metrics["trainer/ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+        assert metrics["trainer/kl/mean"] == pytest.approx(0.0, abs=1e-6)
+
+    def test_the_step_is_the_gradient_of_the_plain_loss(self) -> None:
+        weights = base_weights()
+        given = sampled_batch(reference_model(weights), noise=0.3)
+        engine = self.started(LINEAR)
+        metrics = engine.step(given)
+        expected = reference_moves(given, weights, PPO)
+        assert 0.1 < metrics["trainer/masked_share"] < 0.9
+        assert metrics["trainer/grad_norm"] == pytest.approx(float(expected.norm()), rel=1e-4)
+        assert torch.allclose(moves(engine, weights), expected, atol=1e-6, rtol=1e-3)
+
+    @pytest.mark.parametrize(
+        "loss",
+        [
+            PPO,
+            PPO.model_copy(update={"aggregate": "sequence_mean", "dual_clip": 1.5}),
+            PPO.model_copy(update={"aggregate": "constant", "constant_length": 20}),
+            LossConfig(name="m2po"),
+            LossConfig(name="m2po", m2_form="token_mask"),
+        ],
+        ids=["token_mean", "sequence_mean", "constant", "adaptive_clip", "token_mask"],
+    )
+    def test_the_gradient_does_not_depend_on_how_much_fits_into_memory(self, loss: LossConfig) -> None:
+        weights = base_weights()
+        given = sampled_batch(reference_model(weights), num_rows=10, noise=0.3)
+        config = LINEAR.model_copy(update={"loss": loss, "normalize_advantages": True})
+        whole, split = self.started(config), self.started(config.model_copy(update={"micro_batch_tokens": 15}))
+        one, many = whole.step(given), split.step(given)
+        together, apart = moves(whole, weights), moves(split, weights)
+        assert float(together.norm()) > 0.1
+        assert float((together - apart).abs().max()) < 2e-6 * float(together.abs().max()) + 1e-6
+        assert many == pytest.approx(one, rel=1e-5, abs=1e-6)
+
+    def test_activation_checkpointing_changes_memory_and_nothing_else(self) -> None:
+        given = sampled_batch(reference_model(base_weights()))
+        plain = self.started(ORDINARY)
+        thrifty = self.started(ORDINARY.model_copy(update={"activation_checkpointing": True}))
+        assert plain.step(given) == pytest.approx(thrifty.step(given), rel=1e-6)
+        assert weights_digest(plain.weights()) == weights_digest(thrifty.weights())
+
+    def test_good_tokens_become_likelier_and_bad_ones_rarer(self) -> None:
+        config = ORDINARY.model_copy(update={"normalize_advantages": False, "lr": 1e-3})
+        model = reference_model(base_weights())
+        for sign in (1.0, -1.0):
+            plain = sampled_batch(model)
+            rows = tuple(
+                replace(each, advantages=np.where(each.loss_mask, sign, 0).astype(np.float32)) for each in plain.rows
+            )
+            engine = self.started(config)
+            engine.step(replace(plain, rows=rows))
+            ratio = engine.step(replace(plain, rows=rows, step=2))["trainer/ratio/mean"]
+            assert (ratio - 1.0) * sign > 1e-3
+
+    def test_advantages_are_normalised_over_the_whole_batch(self) -> None:
+        model = reference_model(base_weights())
+        given = sampled_batch(model)
+        rows = tuple(
+            replace(each, advantages=np.where(each.loss_mask, 5 * each.advantages + 3, 0).astype(np.float32))
+            for each in given.rows
+        )
+        config = LINEAR.model_copy(update={"normalize_advantages": True, "minibatches": 2})
+        one, other = self.started(config), self.started(config)
+        one.step(given)
+        other.step(replace(given, rows=rows))
+        assert torch.allclose(moves(one, base_weights()), moves(other, base_weights()), rtol=1e-3, atol=1e-5)
+
+    def test_every_metric_is_there_and_finite(self) -> None:
+        rows = (row(version=1, reward=1.0, prompt=(1, 2), answer=(3, 4)), row(version=4, reward=0.0, answer=(5,)))
+        small = [replace(each, tokens=each.tokens % VOCAB) for each in rows]
+        metrics = self.started(TrainConfig(warmup_steps=10)).step(batch(*small, step=6))
+        assert metrics.keys() >= METRICS | {"trainer/clip_low", "trainer/clip_high"}
+        assert all(np.isfinite(value) for value in metrics.values())
+        assert metrics["trainer/tokens"] == 3.0
+        assert metrics["trainer/sequences"] == 2.0
+        assert metrics["trainer/reward/mean"] == 0.5
+        assert metrics["trainer/staleness/mean"] == 2.5  # (5 − 1 + 5 − 4) / 2
+        assert metrics["trainer/staleness/max"] == 4.0
+        assert metrics["trainer/lr"] == pytest.approx(5e-6 * 0.6)
+
+    def test_entropy_is_that_of_the_sampling_distribution(self) -> None:
+        model = reference_model(base_weights())
+        given = sampled_batch(model, num_rows=1, temperature=0.5)
+        sample = given.rows[0]
+        with torch.no_grad():
+            logits = model(input_ids=torch.from_numpy(sample.tokens).long()[None]).logits[0, :-1] / 0.5
+        entropies = torch.distributions.Categorical(logits=logits).entropy()[torch.from_numpy(sample.loss_mask[1:])]
+        metrics = self.started(ORDINARY).step(given)
+        assert metrics["trainer/entropy/mean"] == pytest.approx(float(entropies.mean()), rel=1e-4)
+
+    def test_minibatches_are_optimizer_steps(self) -> None:
+        given = sampled_batch(reference_model(base_weights()), num_rows=6)
+        config = ORDINARY.model_copy(update={"weight_decay": 0.0})
+        one, two = self.started(config), self.started(config.model_copy(update={"minibatches": 2}))
+        one.step(given)
+        two.step(given)
+        first, second = (moves(engine, base_weights()).abs() for engine in (one, two))
+        # Adam's first step moves every weight by lr; two steps move some further.
+        assert float(first.max()) == pytest.approx(0.01, rel=1e-2)
+        assert float(second.max()) == pytest.approx(0.02, rel=1e-1)
+
+    def test_a_loaded_engine_goes_on_bit_for_bit(self) -> None:
+        config = TrainConfig(lr=1e-3, warmup_steps=3, minibatches=2)
+        model = reference_model(base_weights())
+        straight = self.started(config)
+        batches = [sampled_batch(model, step, noise=0.1) for step in range(1, 5)]
+        for given in batches[:2]:
+            straight.step(given)
+        saved = through_files(*straight.save())
+        resumed = self.started(config, base_weights(seed=9))
+        resumed.load(*saved)
+        for given in batches[2:]:
+            assert straight.step(given) == resumed.step(given)
+        assert weights_digest(straight.weights()) == weights_digest(resumed.weights())
+        for (name, one), other in zip(straight.save()[0].items(), resumed.save()[0].values(), strict=True):
+            assert one.bits.tobytes() == other.bits.tobytes(), name
+
+    def test_what_was_saved_does_not_follow_the_next_step(self) -> None:
+        engine = self.started(ORDINARY)
+        given = sampled_batch(reference_model(base_weights()))
+        engine.step(given)
+        tensors, state = engine.save()
+        before = weights_digest(tensors), json.dumps(state)
+        engine.step(replace(given, step=2))
+        assert (weights_digest(tensors), json.dumps(state)) == before
+
+    def test_setting_weights_forgets_the_optimizer(self) -> None:
+        given = sampled_batch(reference_model(base_weights()))
+        fresh, used = self.started(ORDINARY), self.started(ORDINARY)
+        used.step(given)
+        used.set_weights(base_weights())
+        fresh.step(given)
+        used.step(given)
+        assert weights_digest(fresh.weights()) == weights_digest(used.weights())
+
+    def test_a_state_of_another_model_or_format_is_refused(self) -> None:
+        engine = self.started(ORDINARY)
+        engine.step(sampled_batch(reference_model(base_weights())))
+        tensors, state = engine.save()
+        with pytest.raises(CorruptError):
+            engine.load({name: each for name, each in tensors.items() if "norm" not in name}, state)
+        with pytest.raises(CorruptError):
+            engine.load(tensors, state | {"format": 999})
+
+    def test_a_row_that_cannot_be_trained_on_is_named_and_changes_nothing(self) -> None:
+        engine = self.started(ORDINARY)
+        before = weights_digest(engine.weights())
+        strange = replace(row(prompt=(1, 2), answer=(3, VOCAB)), min_version=0)
+        with pytest.raises(CorruptError, match=r"row 1 of batches/solver/00000002\.arrow.*vocabulary of 24"):
+            engine.step(batch(row(prompt=(1,), answer=(2,)), strange, step=2))
+        assert weights_digest(engine.weights()) == before
+
+    def test_a_gradient_that_is_not_finite_is_left_out_and_counted(self) -> None:
+        engine = self.started(ORDINARY)
+        before = weights_digest(engine.weights())
+        hopeless = row(prompt=(1, 2), answer=(3, 4), logprob=-1e30, advantage=-1.0)
+        metrics = engine.step(batch(hopeless, step=1))
+        assert metrics["trainer/skipped"] == 1.0
+        assert all(np.isfinite(value) for value in metrics.values())
+        assert weights_digest(engine.weights()) == before
+
+    def test_rows_without_loss_tokens_teach_nothing(self) -> None:
+        engine = self.started(ORDINARY)
+        before = weights_digest(engine.weights())
+        silent = replace(row(prompt=(1, 2), answer=(3, 4)), loss_mask=np.zeros(4, dtype=bool))
+        metrics = engine.step(batch(silent))
+        assert metrics["trainer/tokens"] == 0.0
+        assert weights_digest(engine.weights()) == before
+
+
+class TestTorchEngine(TrainEngineContract):
+    engine_name = "torch"

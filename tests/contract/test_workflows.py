@@ -1,0 +1,215 @@
+"""What every workflow promises, and the rewards of the built-in ones, worked out by hand."""
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rollout.config import WorkflowConfig
+from rollout.play import play_episode
+from rollout.rewards import MathReward, Score
+from rollout.workflow import Workflow
+from rollout.workflows import WORKFLOWS, make_workflow, policies_by_role
+from rollout.workflows.actor_and_verify import ActorAndVerify, read_verdict
+from rollout.workflows.single_turn import SingleTurn
+from storage.errors import ConfigError
+from storage.records import NOBODY, Episode, Prompt
+from tests.fakes import ScriptedEngine, cast_of, lines, scripted_player, solve
+
+PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
+RIGHT, WRONG, MUTE = "7+8=15\n15-3=12\n\\boxed{12}", "\\boxed{13}", "no idea"
+APPROVE, REJECT = "<verify>approve</verify>", "15-3=12:12n\n<verify>reject</verify>"
+
+
+async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Episode, list[str]]:
+    """One episode of `actor_and_verify`, and the prompts the two were asked with."""
+    players = {
+        "solver": scripted_player("solver", lines(*solver), version=3),
+        "verifier": scripted_player("verifier", lines(*verifier), version=5),
+    }
+    episode = await play_episode(cast_of(ActorAndVerify(MathReward(5.0)), **players), PROMPT, seed=0)
+    chat = players["solver"].chat
+    asked: list[str] = []
+    for player in players.values():
+        assert isinstance(player.engine, ScriptedEngine)
+        asked += [chat._tokenizer.decode(list(tokens)) for tokens, _ in player.engine.asked]
+    return episode, asked
+
+
+@pytest.mark.parametrize("name", sorted(WORKFLOWS))
+async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token_has(name: str) -> None:
+    workflow = make_workflow(WorkflowConfig(name=name), MathReward(5.0))
+    players = {role: scripted_player(role, solve, version=4) for role in workflow.roles}
+    episode = await play_episode(cast_of(workflow, **players), PROMPT, seed=0)
+    assert episode.error is None
+    assert [sequence.starts_episode for sequence in episode.sequences] == [True] + [False] * (
+        len(episode.sequences) - 1
+    )
+    assert {"first_attempt", "final"} <= set(episode.metrics)
+    for sequence in episode.sequences:
+        (policy,) = sequence.policies
+        answer = players[policy].engine.asked[0][0]  # type: ignore[attr-defined]  # a ScriptedEngine
+        prompt_length = len(answer)
+        assert sequence.tokens[:prompt_length].tolist() == list(answer)
+        assert sequence.owners.tolist() == [NOBODY] * prompt_length + [0] * (len(sequence.tokens) - prompt_length)
+        assert set(sequence.versions[prompt_length:].tolist()) == {4}
+        assert sequence.loss_mask.tolist() == (sequence.owners == 0).tolist()
+        assert set(sequence.logprobs[prompt_length:].tolist()) == {-0.5}
+
+
+async def test_single_turn_is_worth_its_answer() -> None:
+    for answer, worth in ((RIGHT, 1.0), (WRONG, 0.0), (MUTE, 0.0)):
+        cast = cast_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", lines(answer)))
+        episode = await play_episode(cast, PROMPT, seed=0)
+        assert [sequence.reward for sequence in episode.sequences] == [worth]
+        assert episode.reward == worth
+        assert episode.metrics == {"first_attempt": worth, "final": worth}
+
+
+@pytest.mark.parametrize(
+    ("solver", "verifier", "rewards", "first", "final", "verdict_correct", "rejected"),
+    [
+        ((RIGHT,), (APPROVE,), {"attempt": 1, "verdict": 1}, 1, 1, 1, 0),
+        ((WRONG,), (APPROVE,), {"attempt": 0, "verdict": 0}, 0, 0, 0, 0),
+        ((WRONG, RIGHT), (REJECT,), {"attempt": 0, "verdict": 1, "retry": 1}, 0, 1, 1, 1),
+        ((WRONG, WRONG), (REJECT,), {"attempt": 0, "verdict": 1, "retry": 0}, 0, 0, 1, 1),
+        ((RIGHT, WRONG), (REJECT,), {"attempt": 1, "verdict": 0, "retry": 0}, 1, 0, 0, 1),
+        ((RIGHT, RIGHT), (REJECT,), {"attempt": 1, "verdict": 0, "retry": 1}, 1, 1, 0, 1),
+        ((RIGHT,), ("looks good",), {"attempt": 1, "verdict": 0}, 1, 1, 0, 0),
+        ((WRONG,), ("<verify>no</verify>",), {"attempt": 0, "verdict": 0}, 0, 0, 0, 0),
+        ((MUTE,), (APPROVE,), {"attempt": 0, "verdict": 0}, 0, 0, 0, 0),
+    ],
+)
+async def test_each_sequence_of_the_team_gets_its_own_reward(
+    solver: tuple[str, ...],
+    verifier: tuple[str, ...],
+    rewards: dict[str, float],
+    first: float,
+    final: float,
+    verdict_correct: float,
+    rejected: float,
+) -> None:
+    episode, _ = await team(solver, verifier)
+    assert {sequence.name: sequence.reward for sequence in episode.sequences} == rewards
+    assert episode.reward == final
+    assert episode.metrics["first_attempt"] == first
+    assert episode.metrics["final"] == final
+    assert episode.metrics["verdict_correct"] == verdict_correct
+    assert (episode.metrics["rejected"], episode.metrics["retried"]) == (rejected, rejected)
+    policies = {sequence.name: sequence.policies for sequence in episode.sequences}
+    assert policies == {name: ("verifier",) if name == "verdict" else ("solver",) for name in rewards}
+
+
+async def test_the_team_is_asked_in_the_words_the_base_models_know() -> None:
+    _, asked = await team((WRONG, RIGHT), (REJECT,))
+    assert asked == [
+        "<|user|>7+8-3=?<|end|><|assistant|>",
+        "<|user|>7+8-3=?\n15-3=12:12n\n<verify>reject</verify><|end|><|assistant|>",
+        "<|user|>7+8-3=?\n\\boxed{13}<|end|><|assistant|>",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("<verify>approve</verify>", "approve"),
+        ("<verify> reject\n</verify>", "reject"),
+        ("<verify>approve</verify> no: <verify>reject</verify>", "reject"),
+        ("<verify>reject</verify> hm <verify>maybe</verify>", None),
+        ("<verify>reject</verify> hm <verify>appr", None),
+        ("<verify>approve", None),
+        ("<verify>approve or reject</verify>", None),
+        ("approve", None),
+        ("", None),
+    ],
+)
+def test_the_last_verify_tag_is_the_verdict(text: str, verdict: str | None) -> None:
+    assert read_verdict(text) == verdict
+
+
+async def test_one_policy_may_play_both_roles() -> None:
+    config = WorkflowConfig(name="actor_and_verify", roles={"verifier": "solver"})
+    workflow = make_workflow(config, MathReward(5.0))
+    assert policies_by_role(workflow, config, {"solver": None}) == {"solver": "solver", "verifier": "solver"}
+    both = scripted_player("solver", lines(WRONG, REJECT, RIGHT))
+    episode = await play_episode(cast_of(workflow, solver=both, verifier=both), PROMPT, seed=0)
+    assert [sequence.policies for sequence in episode.sequences] == [("solver",)] * 3
+
+
+async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None:
+    class Slow:
+        async def score(self, answer: str, prompt: Prompt) -> Score:
+            return Score(0.0, {"reward_timeouts": 1.0})
+
+        def close(self) -> None: ...
+
+    players = {
+        "solver": scripted_player("solver", lines(WRONG, WRONG)),
+        "verifier": scripted_player("verifier", lines(REJECT)),
+    }
+    episode = await play_episode(cast_of(ActorAndVerify(Slow()), **players), PROMPT, seed=0)
+    assert episode.metrics["reward_timeouts"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (WorkflowConfig(name="debate"), r"'debate' is not known; use one of actor_and_verify, single_turn"),
+        (
+            WorkflowConfig(name="single_turn", args={"rounds": 3}),
+            r"rollout\.workflow\.args\.rounds: the workflow single_turn takes no such argument; it takes attempt_message",
+        ),
+        (
+            WorkflowConfig(name="single_turn", args={"attempt_message": "{problem}"}),
+            r"args\.attempt_message has a place \{problem\}; it may have \{question\}",
+        ),
+        (
+            WorkflowConfig(name="single_turn", args={"attempt_message": "{question} in \\boxed{"}),
+            r"args\.attempt_message is no template",
+        ),
+    ],
+)
+def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(config: WorkflowConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_workflow(config, MathReward(5.0))
+
+
+@pytest.mark.parametrize(
+    ("roles", "policies", "message"),
+    [
+        ({"critic": "solver"}, {"solver": None, "verifier": None}, r"roles\.critic: .* it has solver, verifier"),
+        ({}, {"solver": None}, r"the role verifier played by policy verifier, which the recipe lacks"),
+        ({"verifier": "judge"}, {"solver": None}, r"the role verifier played by policy judge"),
+    ],
+)
+def test_a_role_nobody_can_play_is_named(roles: dict[str, str], policies: Mapping[str, None], message: str) -> None:
+    config = WorkflowConfig(name="actor_and_verify", roles=roles)
+    with pytest.raises(ConfigError, match=message):
+        policies_by_role(make_workflow(config, MathReward(5.0)), config, policies)
+
+
+async def test_the_documentations_example_plays_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text()
+    code = "\n\n".join(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    ast.parse(code)
+    module = ModuleType("guessing")
+    exec(compile(code, "docs/workflows.md", "exec"), module.__dict__)
+    monkeypatch.setitem(__import__("sys").modules, "guessing", module)
+    config = WorkflowConfig(name="guessing:HigherOrLower", reward="guessing:Exact", args={"turns_max": 4})
+    workflow: Workflow = make_workflow(config, module.__dict__["Exact"](timeout_s=1.0))
+    player = scripted_player("guesser", lines("50", "75", "I say 60", "61"))
+    episode = await play_episode(
+        cast_of(workflow, guesser=player), Prompt("g/0", {"question": "Guess.", "answer": "60"}), 0
+    )
+    assert episode.error is None
+    assert [(sequence.name, sequence.reward) for sequence in episode.sequences] == [("game", 1.0)]
+    assert episode.metrics["turns"] == 3.0
+    assert isinstance(player.engine, ScriptedEngine)
+    said = player.chat._tokenizer.decode(episode.sequences[0].tokens.tolist())
+    assert said == (
+        "<|user|>Guess.<|end|><|assistant|>50<|end|><|user|>higher<|end|><|assistant|>75<|end|>"
+        "<|user|>lower<|end|><|assistant|>I say 60<|end|>"
+    )

@@ -1,0 +1,165 @@
+"""Everything around a dataflow, reduced to what it sees of it: workers that answer orders, trainers that publish versions.
+
+Two policies share every rollout, as in `actor_and_verify`: each episode holds one solver and one verifier sequence. Rewards
+are drawn from the order's seed, so that some groups are equal and are filtered.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from data_ops.config import DataConfig, PolicyData
+from data_ops.service import Dataflow
+from storage import batches, layout, orders, runs, shards, weights
+from storage.backend import Backend
+from storage.errors import TransientError
+from storage.objects import ObjectStore
+from storage.records import Batch, Episode, Order, SequenceKey
+from storage.verify import verify
+from tests.builders import episode, group, sequence, shard, tensors
+
+POLICIES = {"solver": PolicyData(batch_size=6, steps=4), "verifier": PolicyData(batch_size=4, steps=4)}
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+@dataclass
+class DyingBackend:
+    """Passes everything on, until the `dies_at`-th write (from 1), which dies before or after it takes effect."""
+
+    backend: Backend
+    dies_at: int
+    after: bool = False
+    error: BaseException = field(default_factory=Killed)
+    writes: int = 0
+
+    def create(self, key: str, body: bytes) -> bool:
+        self.writes += 1
+        if self.writes != self.dies_at:
+            return self.backend.create(key, body)
+        if self.after:
+            self.backend.create(key, body)
+        raise self.error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+
+@dataclass
+class World:
+    """One run in a store."""
+
+    run: ObjectStore
+    config: DataConfig
+    policies: Mapping[str, PolicyData]
+    digests: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def dataflow(self, run: ObjectStore | None = None) -> Dataflow:
+        return Dataflow(run or self.run, self.config, self.policies, seed=5, clock=lambda: 1700000100.0)
+
+    def publish(self, policy: str, version: int) -> None:
+        manifest = weights.publish(self.run, policy, version, tensors(version))
+        self.digests.setdefault(policy, {})[version] = manifest.digest
+
+    def version(self, policy: str) -> int:
+        return max(self.digests[policy])
+
+    def open_orders(self) -> list[int]:
+        end = orders.next_number(self.run)
+        return [number for number in range(end) if not shards.exists(self.run, number)]
+
+    def play(self, numbers: Iterable[int], behind: int = 0) -> None:
+        """Answer the orders with the newest weights, or with weights so many versions `behind`."""
+        for number in numbers:
+            order = orders.read(self.run, number)
+            versions = {policy: max(0, self.version(policy) - behind) for policy in self.policies}
+            draw = np.random.default_rng(order.seed)
+            groups = [
+                group(*(_episode(draw, versions) for _ in range(order.samples_per_prompt)), prompt_id=prompt.id)
+                for prompt in order.prompts
+            ]
+            held = {policy: {version: self.digests[policy][version]} for policy, version in versions.items()}
+            shards.commit(self.run, shard(*groups, order=number, weights=held))
+
+    def train(self, policy: str) -> bool:
+        """Take the next batch, if it is there, and publish the version it makes."""
+        version = self.version(policy) + 1
+        if not batches.exists(self.run, policy, version):
+            return False
+        self.publish(policy, version)
+        return True
+
+    def finish(self, dataflow: Dataflow, rounds_max: int = 400) -> None:
+        """Work on until every policy has its batches; a livelock fails the test."""
+        for _ in range(rounds_max):
+            dataflow.round()
+            if dataflow.done:
+                return
+            self.play(self.open_orders()[:2])
+            for policy in self.policies:
+                self.train(policy)
+        raise AssertionError(f"not done after {rounds_max} rounds: {dataflow.progress()}")
+
+    def batches(self, policy: str) -> list[Batch]:
+        end = batches.next_step(self.run, policy)
+        return [batches.read(self.run, policy, step) for step in range(1, end)]
+
+    def trained(self, policy: str) -> list[SequenceKey]:
+        return [row.key for batch in self.batches(policy) for row in batch.rows if not row.replay]
+
+    def orders(self) -> list[Order]:
+        return [orders.read(self.run, number) for number in range(orders.next_number(self.run))]
+
+    def check(self) -> None:
+        """Every invariant that the stored objects can show, and that batches are whole."""
+        verdict = verify(self.run)
+        assert verdict.violations == ()
+        for policy, data in self.policies.items():
+            assert [batch.step for batch in self.batches(policy)] == list(range(1, data.steps + 1))
+            assert {len(batch.rows) for batch in self.batches(policy)} == {data.batch_size}
+            keys = self.trained(policy)
+            assert len(keys) == len(set(keys)) == data.steps * data.batch_size
+
+
+def world(store: ObjectStore, policies: Mapping[str, PolicyData] = POLICIES, **config: object) -> World:
+    """A run in which version 0 of every policy exists and nothing else does."""
+    settings = {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 2, "prompts_per_order": 2, **config}
+    data = DataConfig.model_validate(settings)
+    run = runs.create_run(store, "r", {"data": data.model_dump(mode="json"), "policies": {key: {} for key in policies}})
+    made = World(run, data, policies)
+    for policy in policies:
+        made.publish(policy, 0)
+    return made
+
+
+def _episode(draw: np.random.Generator, versions: Mapping[str, int]) -> Episode:
+    correct, verdict = (float(draw.random() < 0.5) for _ in range(2))
+    return episode(
+        sequence(reward=correct, version=versions["solver"]),
+        sequence(reward=verdict, version=versions["verifier"], policy="verifier", starts_episode=False),
+        reward=correct,
+        first_attempt=correct,
+        final=correct,
+    )
+
+
+def torn(run: ObjectStore, number: int) -> None:
+    """A shard whose writer left garbage."""
+    run.create(layout.shard(number), b"torn")
+
+
+class Flicker:
+    """A backend that fails transiently whenever `down` is set."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend, self.down = backend, threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        if self.down.is_set():
+            raise TransientError("the store is away")
+        return getattr(self.backend, name)

@@ -1,0 +1,82 @@
+"""The dataflow dies at every one of its writes in turn; another one goes on from the store alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from data_ops.service import Dataflow
+from storage.errors import TransientError
+from storage.objects import ObjectStore
+from tests.dataflow_world import DyingBackend, Killed, World, world
+
+KILLS_MAX = 200
+
+
+def run_with_a_death(made: World, dies_at: int, after: bool) -> bool:
+    """Whether the dataflow lived long enough to die at that write; another one has then finished the run."""
+    backend = DyingBackend(made.run.backend, dies_at, after)
+    try:
+        made.finish(made.dataflow(replace(made.run, backend=backend)))
+    except Killed:
+        made.finish(made.dataflow())
+        return True
+    return False
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
+def test_a_dataflow_that_dies_at_any_write_is_replaced_without_loss(memory_store: ObjectStore, after: bool) -> None:
+    for dies_at in range(1, KILLS_MAX):
+        made = world(memory_store.sub(f"{dies_at}"), max_staleness=2)
+        died = run_with_a_death(made, dies_at, after)
+        made.check()
+        if not died:
+            assert dies_at > 12, "8 batches and some orders are written at least"
+            return
+    raise AssertionError(f"the run makes more than {KILLS_MAX} writes; raise KILLS_MAX")
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
+def test_a_write_that_fails_once_is_tried_again_by_the_same_dataflow(memory_store: ObjectStore, after: bool) -> None:
+    for dies_at in range(1, KILLS_MAX):
+        made = world(memory_store.sub(f"{dies_at}"), max_staleness=2)
+        # No patience: the store itself does not retry, so the dataflow has to.
+        backend = DyingBackend(made.run.backend, dies_at, after, TransientError("the answer got lost"))
+        dataflow = made.dataflow(replace(made.run, backend=backend, patience_s=1e-6))
+        try:
+            made.finish(dataflow)
+        except TransientError:
+            made.finish(dataflow)
+            made.check()
+        else:
+            return
+    raise AssertionError(f"the run makes more than {KILLS_MAX} writes; raise KILLS_MAX")
+
+
+def test_two_dataflows_on_one_run_do_no_harm(memory_store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+    made = world(memory_store, max_staleness=2)
+    first, second = made.dataflow(), made.dataflow()
+    for _ in range(200):
+        first.round()
+        second.round()
+        if first.done and second.done:
+            break
+        made.play(made.open_orders()[:2])
+        made.train("solver")
+        second.round()
+        made.train("verifier")
+    made.check()
+    assert "another dataflow was faster" in caplog.text
+
+
+def test_a_restart_after_every_round_changes_nothing_in_the_guarantees(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=1)
+    dataflow: Dataflow = made.dataflow()
+    for _ in range(400):
+        dataflow = made.dataflow()
+        dataflow.round()
+        if dataflow.done:
+            break
+        made.play(made.open_orders()[:1])
+        made.train("verifier")
+        made.train("solver")
+    made.check()

@@ -1,0 +1,98 @@
+"""A small run with two policies in a memory store, written through the project's own writers, for tests of read models."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from storage import batches, layout, orders, runs, shards, weights
+from storage.json_objects import FORMAT, dump
+from storage.objects import ObjectStore, open_store
+from storage.records import Heartbeat, HostTensor, Order, Prompt, Stop
+from tasks import evals
+from tasks.config import RunConfig
+from tasks.evals import Evaluation
+from tasks.recipes import load
+from tests import builders
+
+RUN_ID = "tiny-1"
+RECIPE = """\
+name: tiny
+steps: 4
+policies:
+  solver:
+    model: {tiny: {}}
+    batch_size: 2
+  verifier:
+    model: {tiny: {}}
+    batch_size: 2
+data:
+  prompts: {builtin: chained_addition}
+rollout:
+  workflow: {name: actor_and_verify}
+"""
+TENSORS = {"w": HostTensor("BF16", (2,), np.array([1, 2], dtype=np.uint16))}
+
+
+class SmallRun:
+    """Writes one object at a time, so that a test says exactly what its run holds."""
+
+    def __init__(self, name: str, recipe: str = RECIPE) -> None:
+        self.store: ObjectStore = open_store(f"memory://{name}")
+        self.config: RunConfig = load(recipe)
+        self.run = runs.create_run(self.store, RUN_ID, self.config.model_dump(mode="json"), "astraflow/multi-policy")
+        self.created_s = runs.read_run(self.run).created_s
+
+    def version(self, policy: str, version: int, files: Mapping[str, bytes] | None = None, **metrics: float) -> None:
+        named = {f"trainer/{name}": value for name, value in metrics.items()}
+        weights.publish(self.run, policy, version, TENSORS, metrics=named, extra_files=files or {})
+
+    def batch(self, policy: str, step: int, closed_below: int = 1, **metrics: float) -> None:
+        """Two rows of versions `step − 1` and 0, one filtered and one waiting sequence."""
+        rows = [builders.row(version=step - 1), builders.row(version=0)]
+        named = {f"dataflow/{name}".replace("__", "/"): value for name, value in metrics.items()}
+        key = builders.FIRST
+        batches.commit(
+            self.run,
+            builders.batch(
+                *rows, policy=policy, step=step, ledger=(builders.entry(key),), waiting=(key,),
+                closed_below=closed_below, metrics=named,
+            ),
+        )  # fmt: skip
+
+    def order(self, number: int) -> None:
+        prompt = Prompt(f"chained_addition/train/{number}", {"question": "7+8-3=?", "answer": "12"})
+        orders.commit(self.run, Order(number, (prompt,), 2, 0, (), {"next": number + 1}))
+
+    def shard(self, number: int) -> None:
+        """One group of two episodes with three sampled tokens each."""
+        shards.commit(self.run, builders.shard(order=number))
+
+    def evaluation(self, version: int, first: list[float], final: list[float]) -> None:
+        versions = dict.fromkeys(self.config.policies, version)
+        rows = tuple(f"chained_addition/test/{index}" for index in range(len(first)))
+        a, b = np.array(first, np.float32), np.array(final, np.float32)
+        evals.commit(self.run, Evaluation(versions, "chained_addition", "actor_and_verify", rows, a, b, 5.0, 1.0))
+
+    def beat(
+        self,
+        kind: Literal["supervisor", "dataflow", "rollout", "trainer", "evaluation"],
+        member: str,
+        at_s: float,
+        *,
+        state: str = "working",
+        region: str = "",
+        note: str = "",
+        progress: Mapping[str, float] | None = None,
+        rates: Mapping[str, float] | None = None,
+        seconds: Mapping[str, float] | None = None,
+        versions: Mapping[str, int] | None = None,
+    ) -> None:
+        beat = Heartbeat(
+            kind, member, 0, 9, at_s, at_s - 60, 1, "host", state, region, progress or {}, rates or {}, seconds or {},
+            versions or {}, note,
+        )  # fmt: skip
+        self.run.put(layout.heartbeat(kind, member), dump({"format": FORMAT, **vars(beat)}))
+
+    def stop(self, state: Literal["completed", "cancelled", "failed"], reason: str, at_s: float) -> None:
+        runs.request_stop(self.run, Stop(state, reason, at_s))

@@ -1,0 +1,80 @@
+"""A model of a few thousand parameters, batches for it, and log-probabilities by the plainest possible computation."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from storage.records import Batch, HostTensor, Json, Row, SequenceKey
+from tests.builders import batch, row
+from trainer.bits import to_host, to_torch
+from trainer.config import LossConfig, TrainConfig
+
+VOCAB = 24
+MODEL_CONFIG: Json = {
+    "model_type": "qwen3",
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 24,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 64,
+}
+PPO = LossConfig(name="ppo_clip")
+LINEAR = TrainConfig(
+    loss=PPO, lr=1e4, eps=1e4, betas=(0.0, 0.0), weight_decay=0.0, grad_clip=1e9, publish_dtype="F32",
+    normalize_advantages=False, micro_batch_tokens=4096,
+)  # fmt: skip
+"""Adam that is plain gradient descent to a relative 1e-4 (10⁴·g / (|g| + 10⁴)): weights show gradients."""
+
+
+def base_weights(seed: int = 0, config: Json = MODEL_CONFIG) -> dict[str, HostTensor]:
+    """Random published weights (BF16), the tied head once, large enough that predictions are far from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    weights = {}
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        weights[name] = to_host(1.0 + 0.1 * noise if parameter.dim() < 2 else 0.3 * noise, "BF16")
+    return weights
+
+
+def reference_model(weights: Mapping[str, HostTensor], config: Json = MODEL_CONFIG) -> torch.nn.Module:
+    """The same model, run by transformers as it comes."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    state = {name: to_torch(tensor).float() for name, tensor in weights.items()}
+    model.load_state_dict(state, strict=False)
+    return model
+
+
+def reference_logprobs(model: torch.nn.Module, sample: Row) -> torch.Tensor:
+    """[L−1] log-probability of each token but the first: one row, no padding, every logit."""
+    tokens = torch.from_numpy(sample.tokens).long()
+    logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
+    return torch.log_softmax(logits / sample.temperature, dim=-1).gather(1, tokens[1:, None])[:, 0]
+
+
+def sampled_batch(
+    model: torch.nn.Module, step: int = 1, num_rows: int = 6, noise: float = 0.0, temperature: float = 1.0
+) -> Batch:
+    """Rows of 4 to 14 random tokens whose behaviour is `model`, up to `noise` in each log-probability."""
+    generator = np.random.default_rng([step, num_rows])
+    rows = []
+    for number in range(num_rows):
+        lengths = generator.integers(2, 5), generator.integers(2, 10)
+        prompt, answer = (generator.integers(0, VOCAB, length).tolist() for length in lengths)
+        plain = row(
+            SequenceKey(step, 0, number, 0), prompt=prompt, answer=answer, version=step - 1,
+            advantage=float(generator.normal()), reward=float(number % 2),
+        )  # fmt: skip
+        plain = replace(plain, temperature=temperature)
+        with torch.no_grad():
+            own = np.concatenate([[0.0], reference_logprobs(model, plain).numpy()])
+        moved = own + noise * generator.normal(size=own.shape)
+        rows.append(replace(plain, logprobs=np.where(plain.loss_mask, moved, 0).astype(np.float32)))
+    return batch(*rows, step=step)

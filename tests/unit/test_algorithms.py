@@ -1,0 +1,109 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data_ops.algorithms import curators, filters, samplers
+from data_ops.config import Algorithm
+from data_ops.routing import route
+from data_ops.samplers import Draft, Edf, Fifo
+from storage.errors import ConfigError
+from storage.records import Prompt, Row, SequenceKey
+from tests.builders import episode, group, row, sequence, shard
+
+
+def algorithm(name: str, **args: object) -> list[Algorithm]:
+    return [Algorithm(name=name, args=args)]
+
+
+def keeps(*rewards: float) -> bool:
+    answer = shard(group(*(episode(sequence(reward=reward)) for reward in rewards)))
+    ((_, zero_advantage),) = filters(algorithm("zero_advantage"))
+    return zero_advantage.keep(route(answer, ["solver"])["solver"][0])
+
+
+def draft(*versions: int) -> Draft:
+    rows = tuple(row(SequenceKey(0, 0, place, 0), version=version) for place, version in enumerate(versions))
+    return Draft("solver", 9, 2, rows, (), lambda count: (), np.random.default_rng(0))
+
+
+def places(rows: tuple[Row, ...]) -> list[int]:
+    return [kept.key.episode for kept in rows]
+
+
+def test_accept_all_accepts_and_needs_no_shards() -> None:
+    (curator,) = curators(algorithm("accept_all"))
+    assert curator.accept(Prompt("p", {"question": "?"}), np.random.default_rng(0))
+    assert not curator.needs_shards
+
+
+def test_zero_advantage_keeps_a_group_only_when_its_rewards_differ() -> None:
+    assert keeps(1.0, 0.0)
+    assert keeps(0.5, 0.5, 0.5, 0.6)
+    assert not keeps(1.0, 1.0)
+    assert not keeps(0.0, 0.0, 0.0)
+
+
+def test_zero_advantage_drops_a_group_of_one() -> None:
+    assert not keeps(1.0)
+
+
+def test_edf_takes_the_oldest_first_and_breaks_ties_by_arrival() -> None:
+    assert places(Edf().arrange(draft(5, 3, 4, 3)).rows) == [1, 3, 2, 0]
+
+
+def test_fifo_keeps_the_order_of_arrival() -> None:
+    assert places(Fifo().arrange(draft(5, 3, 4, 3)).rows) == [0, 1, 2, 3]
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="edf, fifo"):
+        samplers(algorithm("lifo"))
+
+
+def test_wrong_arguments_name_the_place_and_the_algorithm() -> None:
+    with pytest.raises(ConfigError, match=r"data\.filter: zero_advantage does not take args \{'epsilon': 1\}"):
+        filters(algorithm("zero_advantage", epsilon=1))
+
+
+def test_a_class_without_the_verbs_is_refused_before_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"data\.sample: fractions:Fraction has no arrange"):
+        samplers(algorithm("fractions:Fraction"))
+
+
+class EveryOther:
+    """A curator of somebody else: found by import path, with an argument."""
+
+    needs_shards = False
+
+    def __init__(self, remainder: int) -> None:
+        self.remainder = remainder
+
+    def observe(self, order: object, shard: object) -> None:
+        raise AssertionError("it needs no shards")
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        return int(prompt.id) % 2 == self.remainder
+
+
+class Replay:
+    """`latest` of the literature, to prove that the interface is wide enough: a share of the batch comes back."""
+
+    def __init__(self, ratio: float) -> None:
+        self.ratio = ratio
+
+    def arrange(self, draft: Draft) -> Draft:
+        return replace(draft, replays=draft.trained(int(draft.size * self.ratio)))
+
+
+def test_an_import_path_plugs_in_a_class_of_ones_own() -> None:
+    (curator,) = curators(algorithm(f"{__name__}:EveryOther", remainder=1))
+    draw = np.random.default_rng(0)
+    assert [curator.accept(Prompt(str(index), {}), draw) for index in range(4)] == [False, True, False, True]
+
+
+def test_a_replay_algorithm_needs_no_other_interface() -> None:
+    (replay,) = samplers(algorithm(f"{__name__}:Replay", ratio=0.5))
+    old = row(SequenceKey(0, 7, 0, 0))
+    asked = replace(draft(5, 3), trained=lambda count: (old,) * count)
+    assert replay.arrange(asked).replays == (old,)

@@ -1,0 +1,141 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from storage import arrow_files
+from storage.arrow_files import DICTIONARY, list_of, schema_of
+from storage.errors import CorruptError
+
+SCHEMA = schema_of({"n": pa.int32(), "word": DICTIONARY, "tokens": list_of(pa.int32()), "mask": list_of(pa.bool_())})
+
+
+def body(rows: int = 3, header: dict[str, object] | None = None) -> bytes:
+    lists = [np.arange(row, dtype=np.int32) for row in range(rows)]
+    columns = {
+        "n": list(range(rows)),
+        "word": ["odd" if row % 2 else "even" for row in range(rows)],
+        "tokens": arrow_files.list_column(lists, list_of(pa.int32())),
+        "mask": arrow_files.list_column([values % 2 == 0 for values in lists], list_of(pa.bool_())),
+    }
+    return arrow_files.write(SCHEMA, columns, "test", header or {"a": 1})
+
+
+def test_columns_and_header_come_back() -> None:
+    table, header = arrow_files.read(body(), SCHEMA, "test")
+    assert header == b'{"a":1}'
+    assert arrow_files.numbers(table, "n").tolist() == [0, 1, 2]
+    assert arrow_files.strings(table, "word") == ["even", "odd", "even"]
+    values, offsets = arrow_files.lists(table, "tokens")
+    assert (values.tolist(), offsets.tolist()) == ([0, 0, 1], [0, 0, 1, 3])
+    assert arrow_files.lists(table, "mask")[0].tolist() == [True, True, False]
+
+
+def test_a_table_without_rows_comes_back() -> None:
+    table, _ = arrow_files.read(body(0), SCHEMA, "test")
+    assert arrow_files.numbers(table, "n").tolist() == []
+    assert arrow_files.strings(table, "word") == []
+    values, offsets = arrow_files.lists(table, "mask")
+    assert (values.tolist(), offsets.tolist()) == ([], [0])
+
+
+def test_any_arrow_reader_opens_the_file_and_finds_the_metadata() -> None:
+    reader = pa.ipc.open_file(body())
+    assert reader.read_all().column("tokens").to_pylist() == [[], [0], [0, 1]]
+    metadata = reader.schema.metadata
+    assert metadata[b"astraflow.format"] == b"1"
+    assert metadata[b"astraflow.kind"] == b"test"
+
+
+def test_the_digest_is_of_the_file_with_its_own_digits_zeroed() -> None:
+    file = body()
+    digest = pa.ipc.open_file(file).schema.metadata[b"astraflow.digest"]
+    assert file.count(digest) == 2
+    assert xxhash.xxh3_128_hexdigest(file.replace(digest, b"0" * 32)).encode() == digest
+
+
+def test_zeros_within_the_data_do_not_confuse_the_digest() -> None:
+    _, header = arrow_files.read(body(header={"question": "0" * 500}), SCHEMA, "test")
+    assert header == b'{"question":"' + b"0" * 500 + b'"}'
+
+
+def test_token_values_are_views_into_the_file_not_copies() -> None:
+    values, _ = arrow_files.lists(arrow_files.read(body(), SCHEMA, "test")[0], "tokens")
+    assert not values.flags.owndata
+    assert not values.flags.writeable
+
+
+def test_every_flipped_bit_is_found() -> None:
+    file = body()
+    for place in range(len(file)):
+        damaged = file[:place] + bytes([file[place] ^ 4]) + file[place + 1 :]
+        with pytest.raises(CorruptError):
+            arrow_files.read(damaged, SCHEMA, "test")
+
+
+def test_another_kind_or_other_columns_are_told_apart() -> None:
+    with pytest.raises(CorruptError, match="a batch file of format 1 was expected; found 'test'"):
+        arrow_files.read(body(), SCHEMA, "batch")
+    with pytest.raises(CorruptError, match=r"has the columns n int32, .*; expected n int64"):
+        arrow_files.read(body(), schema_of({"n": pa.int64()}), "test")
+
+
+def test_a_plain_arrow_file_is_no_file_of_ours() -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, SCHEMA) as writer:
+        writer.write_table(SCHEMA.empty_table())
+    with pytest.raises(CorruptError, match="was expected; found"):
+        arrow_files.read(sink.getvalue().to_pybytes(), SCHEMA, "test")
+
+
+@pytest.mark.parametrize("garbage", [b"", b"ARROW1", b"\0" * 1000, b"ARROW1\0\0" + b"\xff" * 100 + b"ARROW1"])
+def test_garbage_is_corrupt(garbage: bytes) -> None:
+    with pytest.raises(CorruptError, match="is no readable Arrow file"):
+        arrow_files.read(garbage, SCHEMA, "test")
+
+
+def crafted(columns: dict[str, pa.Array], nullable: bool = True) -> bytes:
+    """A file of `SCHEMA`'s types with a true digest but whatever `columns` hold."""
+    place = b"f" * 31 + b"e"
+    metadata = {"astraflow.format": "1", "astraflow.kind": "test", "astraflow.header": "{}", "astraflow.digest": place}
+    schema = SCHEMA.with_metadata(metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema))
+    file: bytes = sink.getvalue().to_pybytes()
+    return file.replace(place, xxhash.xxh3_128_hexdigest(file.replace(place, b"0" * 32)).encode())
+
+
+def columns(**changes: pa.Array) -> dict[str, pa.Array]:
+    flat = pa.array([1, 2], type=pa.int32())
+    mask = pa.array([True, False])
+    return {
+        "n": pa.array([1], type=pa.int32()),
+        "word": pa.array(["x"]).dictionary_encode(),
+        "tokens": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), flat, type=list_of(pa.int32())),
+        "mask": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), mask, type=list_of(pa.bool_())),
+        **changes,
+    }
+
+
+def test_a_file_of_another_writer_with_a_true_digest_is_read() -> None:
+    table, _ = arrow_files.read(crafted(columns()), SCHEMA, "test")
+    assert arrow_files.lists(table, "tokens")[0].tolist() == [1, 2]
+
+
+def test_nulls_are_refused_even_with_a_true_digest() -> None:
+    with pytest.raises(CorruptError, match="the column n of a test file holds nulls"):
+        arrow_files.read(crafted(columns(n=pa.array([None], type=pa.int32()))), SCHEMA, "test")
+    flat = pa.array([1, None], type=pa.int32())
+    holed = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), flat, type=list_of(pa.int32()))
+    table, _ = arrow_files.read(crafted(columns(tokens=holed)), SCHEMA, "test")
+    with pytest.raises(CorruptError, match="the lists of the column tokens hold nulls"):
+        arrow_files.lists(table, "tokens")
+
+
+def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> None:
+    wild = pa.ListArray.from_buffers(
+        list_of(pa.int32()), 1, [None, pa.py_buffer(np.array([0, 1000], np.int32))], children=[pa.array([1, 2], pa.int32())]
+    )
+    with pytest.raises(CorruptError):
+        arrow_files.read(crafted(columns(tokens=wild)), SCHEMA, "test")

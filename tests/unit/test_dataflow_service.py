@@ -1,0 +1,253 @@
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from data_ops.books import UNREADABLE_SHARD
+from data_ops.config import PolicyData
+from data_ops.intake import Prepared, prepare
+from data_ops.service import Dataflow, serve
+from storage import batches, layout, orders, runs
+from storage.errors import ConfigError, CorruptError, TransientError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore
+from storage.quarantine import quarantined
+from storage.records import Order, Prompt, Shard, Stop
+from tests.dataflow_world import POLICIES, Flicker, World, torn, world
+
+ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
+
+
+def rounds(dataflow: Dataflow, count: int = 3) -> None:
+    for _ in range(count):
+        dataflow.round()
+
+
+def test_a_run_ends_with_every_batch_and_balanced_books(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    made.finish(dataflow)
+    made.check()
+    assert made.run.exists(layout.orders_end())
+    assert dataflow.progress()["batches/solver"] == 4
+    assert dataflow.progress()["trained/solver"] == 24
+
+
+def test_two_runs_of_the_same_world_make_the_same_batches(memory_store: ObjectStore) -> None:
+    first, second = world(memory_store.sub("a")), world(memory_store.sub("b"))
+    first.finish(first.dataflow())
+    second.finish(second.dataflow())
+    for policy in POLICIES:
+        assert first.trained(policy) == second.trained(policy)
+        for one, other in zip(first.batches(policy), second.batches(policy), strict=True):
+            assert one.metrics == other.metrics
+            for row, twin in zip(one.rows, other.rows, strict=True):
+                np.testing.assert_array_equal(row.advantages, twin.advantages)
+
+
+def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    made.run.delete(layout.manifest(layout.weights("verifier", 0)))
+    dataflow = made.dataflow()
+    assert not dataflow.round()
+    assert made.orders() == []
+    made.run.create(layout.manifest(layout.weights("verifier", 0)), b"{}")
+    assert dataflow.round()
+    assert made.orders() != []
+
+
+def test_the_first_orders_fill_the_staleness_budget(memory_store: ObjectStore) -> None:
+    # The solver has room for (0 + 1 + 1) · 6 = 12 sequences, and 2 samples of 2 prompts make 4 an order.
+    made = world(memory_store, max_staleness=1)
+    rounds(made.dataflow())
+    assert [order.number for order in made.orders()] == [0, 1, 2]
+
+
+def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=8, batches_ahead=1)
+    dataflow = made.dataflow()
+    for _ in range(8):
+        dataflow.round()
+        made.play(made.open_orders())
+    assert batches.next_step(made.run, "solver") == 3  # version 0: batch 1 and one ahead
+    made.train("solver")
+    rounds(dataflow)
+    assert batches.next_step(made.run, "solver") == 4
+
+
+def test_synchronous_training_uses_only_the_newest_weights_and_never_stalls(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=0, batches_ahead=0)
+    made.finish(made.dataflow())
+    made.check()
+    for policy in POLICIES:
+        for batch in made.batches(policy):
+            assert {row.min_version for row in batch.rows} == {batch.step - 1}
+
+
+def test_a_worker_that_lags_behind_costs_only_what_expires(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=0, batches_ahead=0)
+    dataflow = made.dataflow()
+    for turn in range(300):
+        dataflow.round()
+        if dataflow.done:
+            break
+        made.play(made.open_orders(), behind=turn % 2)
+        for policy in POLICIES:
+            made.train(policy)
+    made.check()
+    assert any(entry.fate == "expired" for batch in made.batches("solver") for entry in batch.ledger)
+
+
+def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    dataflow.round()
+    torn(made.run, 0)
+    made.finish(dataflow)
+    made.check()
+    reasons = quarantined(made.run)
+    assert list(reasons) == ["shards/00000000.arrow"]
+    assert 0 in made.batches("solver")[0].shards
+    assert 0 in [number for order in made.orders() for number in order.seen]
+
+
+def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    while not made.batches("solver"):
+        dataflow.round()
+        made.play(made.open_orders())
+    lost = {key.order for key in made.batches("solver")[-1].waiting}
+    assert lost
+    for order in lost:
+        made.run.put(layout.shard(order), b"torn")
+    made.train("solver")
+    made.finish(made.dataflow())
+    reasons = [entry.reason for batch in made.batches("solver") for entry in batch.ledger]
+    assert UNREADABLE_SHARD in reasons
+    assert set(quarantined(made.run)) == {layout.shard(order) for order in lost}
+
+
+def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    made.finish(made.dataflow())
+    made.run.put(layout.batch("verifier", 4), b"torn")
+    with pytest.raises(CorruptError, match=r"batches/verifier/00000004\.arrow is unreadable"):
+        made.dataflow()
+
+
+def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(memory_store: ObjectStore) -> None:
+    made = world(memory_store, policies={**ONE, "verifier": PolicyData(batch_size=64, steps=1)})
+    dataflow = made.dataflow()
+    while not made.batches("solver"):
+        dataflow.round()
+        made.play(made.open_orders())
+    closed = made.batches("solver")[0].closed_below
+    assert closed > 0
+    restarted = made.dataflow()
+    asked: list[int] = []
+
+    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+        asked.extend(numbers)
+        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+
+    restarted = Dataflow(made.run, made.config, made.policies, 5, take_in=take_in)
+    rounds(restarted)
+    assert asked[0] == 0
+    made.finish(restarted)
+    made.check()
+
+
+def test_shards_may_be_taken_in_anywhere_and_in_any_order(memory_store: ObjectStore) -> None:
+    made = world(memory_store.sub("a"))
+    inline = world(memory_store.sub("b"))
+
+    def backwards(numbers: Sequence[int]) -> list[Prepared]:
+        return [prepare(made.run, number, made.config, list(made.policies)) for number in reversed(numbers)]
+
+    made.finish(Dataflow(made.run, made.config, made.policies, 5, take_in=backwards))
+    inline.finish(inline.dataflow())
+    assert made.trained("solver") == inline.trained("solver")
+
+
+class SeenByCurator:
+    """Refuses a prompt whose id ends as some seen order's number does."""
+
+    needs_shards = True
+
+    def __init__(self) -> None:
+        self.endings: set[str] = set()
+
+    def observe(self, order: Order, shard: Shard) -> None:
+        self.endings.add(str(order.number)[-1])
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        return prompt.id[-1] not in self.endings
+
+
+def test_a_curator_by_import_path_folds_the_shards_and_survives_a_restart(memory_store: ObjectStore) -> None:
+    made = world(memory_store, curate=[f"{__name__}:SeenByCurator"])
+    dataflow = made.dataflow()
+    for _ in range(12):
+        dataflow.round()
+        made.play(made.open_orders()[:1])
+        made.train("solver")
+        made.train("verifier")
+        dataflow = made.dataflow()
+    seen: set[str] = set()
+    for order in made.orders():
+        seen |= {str(number)[-1] for number in order.seen}
+        assert not {prompt.id[-1] for prompt in order.prompts} & seen
+    assert len(seen) > 1
+    made.finish(dataflow)
+    made.check()
+
+
+def test_unusable_prompts_stop_the_run_before_anything_is_written(memory_store: ObjectStore) -> None:
+    made = world(memory_store, prompts={"path": "/nowhere/train.jsonl"})
+    with pytest.raises(ConfigError, match=r"/nowhere/train\.jsonl is not a file"):
+        made.dataflow()
+
+
+def service(made: World, run: ObjectStore, stop: threading.Event) -> Pulse:
+    pulse = Pulse(run, "dataflow", "dataflow", 0, interval_s=3600.0)
+    config = made.config.model_copy(update={"poll_interval_s": 0.001})
+    serve(run, config, made.policies, 5, pulse, stop)
+    return pulse
+
+
+def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    made.finish(made.dataflow())
+    pulse = service(made, made.run, threading.Event())
+    assert pulse.last.progress["batches/verifier"] == 4
+    assert pulse.last.progress["orders"] == len(made.orders())
+
+
+def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    told = threading.Event()
+    told.set()
+    service(made, made.run, told)
+    runs.request_stop(made.run, Stop("cancelled", "by hand", 0.0))
+    service(made, made.run, threading.Event())
+    assert orders.next_number(made.run) == 0
+
+
+def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    made.finish(made.dataflow())
+    flicker = Flicker(made.run.backend)
+    flicker.down.set()
+    stop = threading.Event()
+    away = replace(made.run, backend=flicker, patience_s=1e-6)
+    with pytest.raises(TransientError):
+        Dataflow(away, made.config, made.policies, 5)
+    ends = threading.Timer(0.2, flicker.down.clear)
+    ends.start()
+    pulse = service(made, away, stop)
+    ends.join()
+    assert "the store is away" in pulse.last.note
+    assert pulse.last.progress["batches/solver"] == 4

@@ -1,0 +1,138 @@
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from storage.backend import Keys
+from storage.errors import ConfigError, TransientError
+from storage.heartbeats import Pulse, read_all
+from storage.objects import ObjectStore
+from storage.records import Heartbeat
+
+IDLE_S = 3600.0
+
+
+def only(store: ObjectStore) -> Heartbeat:
+    (beat,) = read_all(store)
+    return beat
+
+
+
+
+def test_a_member_beats_when_it_enters_and_when_it_leaves(memory_store: ObjectStore) -> None:
+    with Pulse(memory_store, "trainer", "trainer-solver", 3, IDLE_S, region="us-east"):
+        pass
+    beat = only(memory_store)
+    assert (beat.kind, beat.id, beat.attempt, beat.state, beat.beats) == ("trainer", "trainer-solver", 3, "done", 2)
+    assert (beat.pid, beat.host, beat.region) == (os.getpid(), socket.gethostname(), "us-east")
+    assert beat.started_s <= beat.beat_s
+    assert beat.seconds["cpu"] > 0
+    assert memory_store.list() == ["heartbeats/trainer/trainer-solver.json"]
+
+
+def test_beats_go_on_by_themselves(memory_store: ObjectStore) -> None:
+    with Pulse(memory_store, "dataflow", "dataflow", 0, interval_s=0.01) as pulse:
+        deadline = time.monotonic() + 10
+        while pulse.last.beats < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert pulse.last.beats >= 5
+
+
+def test_updates_merge(memory_store: ObjectStore) -> None:
+    with Pulse(memory_store, "rollout", "rollout-us-east-0", 0, IDLE_S) as pulse:
+        pulse.update(state="working", note="order 3", progress={"orders_done": 3}, versions={"solver": 1})
+        pulse.update(progress={"tokens": 10.0}, rates={"tokens_per_s": 5.0}, versions={"verifier": 2})
+        beat = pulse.last
+    assert (beat.state, beat.note) == ("working", "order 3")
+    assert beat.progress == {"orders_done": 3, "tokens": 10.0}
+    assert beat.rates == {"tokens_per_s": 5.0}
+    assert beat.versions == {"solver": 1, "verifier": 2}
+    assert only(memory_store).progress == {"orders_done": 3, "tokens": 10.0}
+
+
+def test_spans_add_up_also_when_they_raise(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    with Pulse(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
+        with pulse.span("wait"):
+            now_s[0] += 1.5
+        with pytest.raises(KeyError), pulse.span("wait"):
+            now_s[0] += 0.25
+            raise KeyError
+        with pulse.span("step"):
+            now_s[0] += 4.0
+    beat = only(memory_store)
+    assert (beat.seconds["wait"], beat.seconds["step"]) == (1.75, 4.0)
+
+
+def test_spans_of_many_threads_lose_nothing(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", iter(range(1_000_000)).__next__)
+    with Pulse(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
+
+        def work() -> None:
+            for number in range(100):
+                pulse.update(progress={threading.current_thread().name: number})
+                with pulse.span("wait"):
+                    pass
+
+        threads = [threading.Thread(target=work, name=f"thread-{number}") for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert pulse.last.progress == {f"thread-{number}": 99 for number in range(8)}
+        assert pulse.last.seconds["wait"] >= 800  # every span took at least one tick of the counting clock
+
+
+def test_a_failing_service_says_why(memory_store: ObjectStore) -> None:
+    with pytest.raises(ValueError, match="broken"), Pulse(memory_store, "trainer", "t", 0, IDLE_S):
+        raise ValueError("broken")
+    assert (only(memory_store).state, only(memory_store).note) == ("failed", "ValueError: broken")
+
+
+class Failing:
+    """A backend whose writes fail in turn."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = [ConfigError("disk full"), *[TransientError("away")] * 20]
+
+    def write(self, key: str, body: bytes) -> None:
+        raise self.errors.pop(0) if self.errors else ConfigError("still full")
+
+    def list(self, prefix: str, start_after: str) -> Keys:
+        return []
+
+
+def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(caplog: pytest.LogCaptureFixture) -> None:
+    store = ObjectStore("failing", Failing(), patience_s=0.01)  # type: ignore[arg-type]  # the pulse only writes
+    with caplog.at_level(logging.WARNING, logger="storage.heartbeats"):
+        with Pulse(store, "trainer", "t", 0, interval_s=0.01) as pulse:
+            deadline = time.monotonic() + 10
+            while pulse.last.beats < 6 and time.monotonic() < deadline:
+                time.sleep(0.01)
+    assert [record.getMessage() for record in caplog.records if record.name == "storage.heartbeats"] == [
+        "t goes on without heartbeats: disk full",
+        "t goes on without heartbeats: away",
+    ]
+
+
+def test_numpy_numbers_and_nan_are_written(memory_store: ObjectStore) -> None:
+    import numpy as np
+
+    with Pulse(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
+        pulse.update(rates={"loss": float("nan"), "tokens_per_s": np.float32(2.5)})
+    assert json.loads(memory_store.get("heartbeats/trainer/t.json"))["rates"] == {"loss": "NaN", "tokens_per_s": 2.5}
+
+
+def test_an_unreadable_beat_hides_no_other(memory_store: ObjectStore) -> None:
+    for member in ("a", "b"):
+        with Pulse(memory_store, "rollout", member, 0, IDLE_S):
+            pass
+    memory_store.put("heartbeats/rollout/a.json", b"{")
+    assert [beat.id for beat in read_all(memory_store)] == ["b"]
+    assert read_all(replace(memory_store, prefix="elsewhere/")) == []

@@ -1,0 +1,142 @@
+from dataclasses import replace
+
+import pytest
+
+from storage import leases
+from storage.errors import ConflictError
+from storage.leases import LeaseWatch
+from storage.objects import ObjectStore
+from storage.records import Lease
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def watch(clock: Clock) -> LeaseWatch:
+    return LeaseWatch(ttl_s=20.0, clock=clock)
+
+
+def take(store: ObjectStore, worker: str, watch: LeaseWatch) -> Lease | None:
+    return leases.take(store, 7, worker, "us-east", watch)
+
+
+def taken(store: ObjectStore, worker: str, watch: LeaseWatch) -> Lease:
+    lease = take(store, worker, watch)
+    assert lease is not None
+    return lease
+
+
+def test_a_free_order_is_taken_at_attempt_0(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+    lease = taken(memory_store, "a", watch)
+    assert (lease.order, lease.attempt, lease.worker, lease.region, lease.renewals) == (7, 0, "a", "us-east", 0)
+    assert memory_store.list() == ["leases/00000007.0000.json"]
+
+
+def test_a_lease_that_is_renewed_is_never_taken(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+    lease = taken(memory_store, "a", LeaseWatch(20.0))
+    for renewals in range(1, 20):
+        assert take(memory_store, "b", watch) is None
+        clock.now_s += 19.0
+        lease = leases.renew(memory_store, lease)
+        assert lease.renewals == renewals
+
+
+def test_a_silent_lease_is_taken_after_its_ttl_and_not_before(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
+    taken(memory_store, "a", LeaseWatch(20.0))
+    assert take(memory_store, "b", watch) is None
+    clock.now_s += 19.9
+    assert take(memory_store, "b", watch) is None
+    clock.now_s += 0.1
+    assert taken(memory_store, "b", watch).attempt == 1
+
+
+def test_a_fresh_observer_waits_a_whole_ttl_of_its_own(memory_store: ObjectStore, clock: Clock) -> None:
+    taken(memory_store, "a", LeaseWatch(20.0, clock))
+    clock.now_s += 1000.0
+    assert take(memory_store, "b", LeaseWatch(20.0, clock)) is None
+
+
+def test_the_wait_begins_again_with_a_new_attempt(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+    taken(memory_store, "a", LeaseWatch(20.0))
+    assert take(memory_store, "c", watch) is None
+    clock.now_s += 20.0
+    released = leases.read_newest(memory_store, 7)
+    assert released is not None
+    leases.release(memory_store, released)
+    taken(memory_store, "b", LeaseWatch(20.0))
+    assert take(memory_store, "c", watch) is None
+    clock.now_s += 20.0
+    assert taken(memory_store, "c", watch).attempt == 2
+
+
+def test_a_released_lease_is_open_at_once(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+    leases.release(memory_store, taken(memory_store, "a", watch))
+    assert taken(memory_store, "b", watch).attempt == 1
+
+
+def test_of_two_who_see_a_lease_expire_one_takes_it(memory_store: ObjectStore, clock: Clock) -> None:
+    taken(memory_store, "a", LeaseWatch(20.0))
+    watches = [LeaseWatch(20.0, clock), LeaseWatch(20.0, clock)]
+    assert [take(memory_store, "b", watches[0]), take(memory_store, "c", watches[1])] == [None, None]
+    clock.now_s += 20.0
+    assert taken(memory_store, "b", watches[0]).attempt == 1
+    assert take(memory_store, "c", watches[1]) is None
+
+
+def test_the_loser_of_the_creation_itself_gets_none(
+    memory_store: ObjectStore, watch: LeaseWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken(memory_store, "a", watch)
+    monkeypatch.setattr(leases, "read_newest", lambda *args: None)  # looked before the winner wrote
+    assert take(memory_store, "b", watch) is None
+
+
+def test_a_superseded_owner_learns_it_when_it_renews(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+    stalled = taken(memory_store, "a", LeaseWatch(20.0))
+    take(memory_store, "b", watch)
+    clock.now_s += 20.0
+    taken(memory_store, "b", watch)
+    with pytest.raises(ConflictError, match="expired and was superseded by attempt 1"):
+        leases.renew(memory_store, stalled)
+    leases.release(memory_store, stalled)
+    newest = leases.read_newest(memory_store, 7)
+    assert newest is not None
+    assert (newest.worker, newest.released) == ("b", False)
+
+
+def test_a_lease_of_another_write_id_is_not_ours_to_renew(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+    lease = taken(memory_store, "a", watch)
+    with pytest.raises(ConflictError, match="is no longer a's"):
+        leases.renew(memory_store, replace(lease, write_id="0" * 32))
+
+
+def test_a_released_or_vanished_lease_cannot_be_renewed(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+    lease = taken(memory_store, "a", watch)
+    leases.release(memory_store, lease)
+    with pytest.raises(ConflictError):
+        leases.renew(memory_store, lease)
+    memory_store.delete("leases/00000007.0000.json")
+    with pytest.raises(ConflictError, match="is gone"):
+        leases.renew(memory_store, lease)
+
+
+def test_releasing_twice_is_harmless(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+    lease = taken(memory_store, "a", watch)
+    leases.release(memory_store, lease)
+    leases.release(memory_store, lease)
+    assert taken(memory_store, "b", watch).attempt == 1

@@ -1,0 +1,29 @@
+import pytest
+
+from storage import models
+from storage.errors import NotFoundError
+from storage.objects import ObjectStore
+from tests import builders
+
+
+def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
+    assert not models.has_model(memory_store, "abc")
+    models.save_model(memory_store, "abc", builders.tensors(2), {"config.json": b"{}"}, {"accuracy": 0.5})
+    assert models.has_model(memory_store, "abc")
+    tensors, files = models.load_model(memory_store, "abc")
+    assert tensors["model.scale"].bits.tolist() == 2
+    assert files == {"config.json": b"{}"}
+    assert models.read_model_manifest(memory_store, "abc").metrics == {"accuracy": 0.5}
+
+
+def test_the_first_of_two_builders_stands_and_the_second_leaves_nothing(memory_store: ObjectStore) -> None:
+    models.save_model(memory_store, "abc", builders.tensors(1), {}, {})
+    stored = memory_store.list()
+    models.save_model(memory_store, "abc", builders.tensors(2), {}, {})
+    assert memory_store.list() == stored
+    assert models.load_model(memory_store, "abc")[0]["model.scale"].bits.tolist() == 1
+
+
+def test_a_model_nobody_saved_is_not_found(memory_store: ObjectStore) -> None:
+    with pytest.raises(NotFoundError):
+        models.load_model(memory_store, "abc")

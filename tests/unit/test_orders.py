@@ -1,0 +1,41 @@
+import pytest
+
+from storage import orders
+from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.objects import ObjectStore
+from storage.records import Order, Prompt
+
+
+def order(number: int) -> Order:
+    return Order(number, (Prompt("p", {"question": "1+1=?"}),), samples_per_prompt=8, seed=7, seen=(), cursor={"next": 1})
+
+
+def test_an_order_is_read_back(memory_store: ObjectStore) -> None:
+    orders.commit(memory_store, order(0))
+    assert orders.read(memory_store, 0) == order(0)
+
+
+def test_the_second_writer_of_an_order_loses(memory_store: ObjectStore) -> None:
+    orders.commit(memory_store, order(0))
+    with pytest.raises(ConflictError):
+        orders.commit(memory_store, order(0))
+
+
+def test_the_next_number_follows_the_last_order(memory_store: ObjectStore) -> None:
+    assert orders.next_number(memory_store) == 0
+    for number in range(5):
+        orders.commit(memory_store, order(number))
+    assert orders.next_number(memory_store) == 5
+    assert orders.next_number(memory_store, start=3) == 5
+
+
+def test_an_order_that_does_not_exist_is_not_found(memory_store: ObjectStore) -> None:
+    with pytest.raises(NotFoundError):
+        orders.read(memory_store, 0)
+
+
+def test_an_order_under_another_number_is_corrupt(memory_store: ObjectStore) -> None:
+    orders.commit(memory_store, order(0))
+    memory_store.put("orders/00000001.json", memory_store.get("orders/00000000.json"))
+    with pytest.raises(CorruptError, match=r"orders/00000001\.json holds order 0"):
+        orders.read(memory_store, 1)

@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from storage.errors import ConfigError
+from storage.objects import ObjectStore
+from storage.records import Stop
+from storage.runs import clear_stop, create_run, list_runs, open_run, read_run, read_stop, request_stop, run_config
+
+CONFIG = {"seed": 0, "data": {"max_staleness": 8, "betas": [0.9, 0.999]}}
+
+
+def test_a_run_keeps_its_config(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "tiny-1", CONFIG, deployment="multi-policy")
+    assert run_config(open_run(memory_store, "tiny-1")) == CONFIG
+    record = read_run(run)
+    assert (record.run_id, record.deployment) == ("tiny-1", "multi-policy")
+    stored = json.loads(memory_store.get("runs/tiny-1/run.json"))
+    assert {"format", "write_id", "run_id", "created_s", "deployment", "config"} == stored.keys()
+
+
+def test_the_same_id_with_the_same_config_joins_the_run(memory_store: ObjectStore) -> None:
+    first = create_run(memory_store, "tiny-1", CONFIG)
+    created_s = read_run(first).created_s
+    again = create_run(memory_store, "tiny-1", {**CONFIG, "data": {"max_staleness": 8, "betas": (0.9, 0.999)}})
+    assert read_run(again).created_s == created_s
+
+
+def test_the_same_id_with_another_config_names_what_differs(memory_store: ObjectStore) -> None:
+    create_run(memory_store, "tiny-1", CONFIG)
+    other = {"seed": 0, "data": {"max_staleness": 4, "betas": [0.9, 0.999]}, "steps": 3}
+    with pytest.raises(ConfigError) as caught:
+        create_run(memory_store, "tiny-1", other)
+    assert str(caught.value) == (
+        "run 'tiny-1' exists with another configuration: data.max_staleness is 8 there, 4 here; "
+        "steps is 'absent' there, 3 here; use the same settings to resume it, or another run id"
+    )
+
+
+@pytest.mark.parametrize("run_id", ["", "a/b", "..", "-x", "a b", "x" * 101, "a\n"])
+def test_an_id_that_is_no_plain_name_is_refused(memory_store: ObjectStore, run_id: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a run id"):
+        create_run(memory_store, run_id, CONFIG)
+
+
+def test_an_unknown_run_names_similar_ones(memory_store: ObjectStore) -> None:
+    create_run(memory_store, "tiny-1", CONFIG)
+    with pytest.raises(ConfigError, match="there is no run 'tinny-1' in memory://.*; did you mean tiny-1?"):
+        open_run(memory_store, "tinny-1")
+
+
+def test_an_unknown_run_in_an_empty_store_says_so(local_store: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match="the store holds no run yet"):
+        open_run(local_store, "../x")
+
+
+def test_runs_are_listed_oldest_first(memory_store: ObjectStore) -> None:
+    for run_id in ("zebra", "ant", "bee"):
+        create_run(memory_store, run_id, CONFIG)
+    memory_store.put("runs/no-run/loose", b"x")
+    assert list_runs(memory_store) == ["zebra", "ant", "bee"]
+
+
+def test_the_first_stop_stands(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "a", CONFIG)
+    assert read_stop(run) is None
+    cancelled = Stop("cancelled", "asked by a person", 5.0)
+    assert request_stop(run, cancelled) == cancelled
+    assert request_stop(run, Stop("completed", "", 6.0)) == cancelled
+    assert read_stop(run) == cancelled
+
+
+def test_a_cleared_stop_lets_the_run_go_on_and_stop_again(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "a", CONFIG)
+    request_stop(run, Stop("failed", "x", 1.0))
+    clear_stop(run)
+    clear_stop(run)
+    assert read_stop(run) is None
+    assert request_stop(run, Stop("completed", "", 2.0)).state == "completed"

@@ -1,0 +1,47 @@
+from dataclasses import replace
+
+import pytest
+
+from tasks.shard_log import Played, ShardLog, by_worker, read_shard_log, throughput
+from tests.small_run import SmallRun
+
+
+def played(order: int, start_s: float, end_s: float, tokens: int, region: str = "us-east") -> Played:
+    return Played(order, f"rollout-{region}-0", region, start_s, end_s, tokens, 8, 0, {"solver": 0})
+
+
+def test_the_log_counts_sampled_tokens_and_skips_orders_without_a_readable_shard() -> None:
+    made = SmallRun("shard-log")
+    for number in range(3):
+        made.order(number)
+    made.shard(0)
+    made.run.put("shards/00000002.arrow", b"damage")
+    log = read_shard_log(made.run)
+    assert log.num_orders == 3
+    (only,) = log.played
+    assert (only.order, only.worker, only.tokens, only.episodes, only.failed) == (0, "rollout-us-east-0", 6, 2, 0)
+    assert only.newest == {"solver": 0}
+    assert only.finished_s - only.started_s == 1.5
+
+
+def test_tokens_count_evenly_over_the_time_an_order_was_played() -> None:
+    log = ShardLog((played(0, 100, 102, 40), played(1, 101, 103, 20)), 2)
+    minutes, rates = throughput(log, start_s=100, buckets=3)
+    assert minutes == pytest.approx([0.5 / 60, 1.5 / 60, 2.5 / 60])
+    assert rates["us-east"] == pytest.approx([20.0, 30.0, 10.0])
+
+
+def test_a_sampled_log_is_scaled_to_the_whole_run() -> None:
+    log = ShardLog((played(0, 0, 1, 10),), 4000)
+    assert log.share == 0.5
+    assert throughput(log, 0.0, buckets=1)[1]["us-east"] == pytest.approx([20.0])
+
+
+def test_lanes_hold_each_workers_orders_by_their_start() -> None:
+    late, early = played(0, 5, 6, 1), played(1, 2, 3, 1)
+    other = replace(played(2, 0, 1, 1, "eu-west"))
+    assert by_worker([late, early, other]) == {"rollout-eu-west-0": [other], "rollout-us-east-0": [early, late]}
+
+
+def test_an_empty_log_draws_nothing() -> None:
+    assert throughput(ShardLog((), 0), 0.0) == ([], {})

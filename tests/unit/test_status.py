@@ -1,0 +1,133 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from storage.errors import ConfigError
+from tasks.status import RunSummary, Status, newest_version, runs, status
+from tests.small_run import RUN_ID, SmallRun
+
+NOW_S = 5_000_000_000.0
+
+
+def running(name: str) -> SmallRun:
+    """Step 2 of 4 is trained for the solver, step 1 for the verifier; one worker of two is alive."""
+    made = SmallRun(name)
+    for policy in ("solver", "verifier"):
+        made.version(policy, 0)
+        made.batch(policy, 1)
+        made.version(policy, 1)
+    made.version("solver", 2)
+    made.batch("solver", 2, closed_below=3, reward__mean=0.75, accuracy__final=0.5, staleness__mean=0.5, staleness__max=1.0)
+    for number in range(5):
+        made.order(number)
+    made.beat("supervisor", "supervisor", NOW_S - 1, note="all members are alive")
+    made.beat(
+        "trainer", "trainer-solver", NOW_S - 1, progress={"tokens_trained": 12}, versions={"solver": 2},
+        seconds={"wait": 3.0, "step": 5.0, "publish": 2.0, "cpu": 40.0},
+    )  # fmt: skip
+    made.beat(
+        "rollout", "rollout-us-east-0", NOW_S - 2, region="us-east", progress={"orders_done": 3}, rates={"tokens_per_s": 200.0}
+    )
+    made.beat(
+        "rollout", "rollout-us-east-1", NOW_S - 90, region="us-east", progress={"orders_done": 1}, rates={"tokens_per_s": 99.0}
+    )
+    return made
+
+
+def test_a_running_run_is_told_from_its_newest_objects() -> None:
+    found = status(running("status-running").store, RUN_ID, NOW_S)
+    assert (found.state, found.reason, found.deployment, found.steps) == (
+        "running",
+        "all members are alive",
+        "astraflow/multi-policy",
+        4,
+    )
+    solver, verifier = found.policies["solver"], found.policies["verifier"]
+    assert (solver.step, solver.version, solver.batches, solver.tokens_trained) == (2, 2, 2, 12)
+    assert solver.wait_fraction == pytest.approx(0.3)
+    assert (solver.reward_mean, solver.accuracy, solver.staleness_mean, solver.staleness_max) == (0.75, 0.5, 0.5, 1.0)
+    assert (verifier.step, verifier.version, verifier.wait_fraction, verifier.reward_mean) == (1, 1, None, None)
+    assert found.counts == {"orders": 5, "orders_done": 3, "evaluations": 0}
+
+
+def test_only_workers_with_a_fresh_heartbeat_count() -> None:
+    region = status(running("status-regions").store, RUN_ID, NOW_S).regions["us-east"]
+    assert (region.workers, region.tokens_per_s, region.orders_done) == (1, 200.0, 4)
+
+
+def test_a_silent_member_is_called_silent() -> None:
+    states = {member.id: member.state for member in status(running("status-silent").store, RUN_ID, NOW_S).members}
+    assert states["rollout-us-east-0"] == "working"
+    assert states["rollout-us-east-1"] == "silent"
+
+
+def test_evaluations_tell_the_solver_alone_first_and_then_the_team() -> None:
+    made = running("status-evals")
+    made.evaluation(2, [1, 1, 0, 0], [1, 1, 1, 0])
+    made.evaluation(0, [0, 0, 0, 1], [0, 0, 1, 1])
+    found = [(e.versions["solver"], e.workflow, e.accuracy, e.n) for e in status(made.store, RUN_ID, NOW_S).evals]
+    assert found == [
+        (0, "single_turn", 0.25, 4),
+        (0, "actor_and_verify", 0.5, 4),
+        (2, "single_turn", 0.5, 4),
+        (2, "actor_and_verify", 0.75, 4),
+    ]
+
+
+def test_a_run_whose_supervisor_is_silent_is_interrupted_and_says_how_to_go_on() -> None:
+    found = status(running("status-interrupted").store, RUN_ID, NOW_S + 100)
+    assert found.state == "interrupted"
+    assert found.reason.startswith("its supervisor is gone; start the run again with the same run id to go on")
+
+
+def test_a_run_without_batches_is_starting() -> None:
+    made = SmallRun("status-starting")
+    made.beat("supervisor", "supervisor", NOW_S, note="building the base model")
+    found = status(made.store, RUN_ID, NOW_S)
+    assert (found.state, found.reason) == ("starting", "building the base model")
+    assert found.policies["solver"].version is None
+
+
+def test_what_stop_says_outweighs_every_heartbeat() -> None:
+    made = running("status-stopped")
+    made.stop("cancelled", "the flow run was cancelled", made.created_s + 30)
+    found = status(made.store, RUN_ID, NOW_S)
+    assert (found.state, found.reason) == ("cancelled", "the flow run was cancelled")
+    assert found.elapsed_s == pytest.approx(30)
+
+
+def test_a_run_that_does_not_exist_is_told_its_neighbours() -> None:
+    with pytest.raises(ConfigError, match="did you mean tiny-1"):
+        status(SmallRun("status-unknown").store, "tiny-2")
+
+
+def test_a_damaged_batch_leaves_the_rest_of_the_status() -> None:
+    made = running("status-damaged")
+    made.run.put("batches/solver/00000002.arrow", b"damage")
+    solver = status(made.store, RUN_ID, NOW_S).policies["solver"]
+    assert (solver.version, solver.batches, solver.reward_mean) == (2, 2, None)
+
+
+def test_the_newest_version_is_found_whatever_the_hint() -> None:
+    made = running("status-hint")
+    assert [newest_version(made.run, "solver", hint) for hint in (0, 1, 2, 77)] == [2, 2, 2, 2]
+    assert newest_version(made.run, "nobody", 5) is None
+
+
+def test_runs_are_told_with_their_versions() -> None:
+    made = running("status-runs")
+    made.stop("completed", "done", made.created_s + 30)
+    (summary,) = runs(made.store, NOW_S)
+    assert (summary.run_id, summary.state, summary.versions) == (RUN_ID, "completed", {"solver": 2, "verifier": 1})
+
+
+def test_every_key_of_the_json_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "schemas.md").read_text()
+    made = running("status-documented")
+    made.evaluation(0, [1.0], [1.0])
+    found = json.loads(status(made.store, RUN_ID, NOW_S).model_dump_json())
+    nested = [found, found["policies"]["solver"], found["regions"]["us-east"], found["evals"][0], found["members"][0]]
+    keys = {key for one in nested for key in one} | set(found["counts"]) | set(RunSummary.model_fields)
+    assert {key for key in keys if f"`{key}`" not in page} == set()
+    assert set(found) == set(Status.model_fields)

@@ -1,0 +1,105 @@
+import pytest
+
+from storage import tensor_folders
+from storage.errors import CorruptError
+from storage.objects import ObjectStore
+from storage.tensor_folders import Contents, read_files, read_tensors, write
+from tests import builders
+
+ID = "0" * 32
+
+
+def stored(store: ObjectStore) -> Contents:
+    return write(store, builders.tensors(1), {"config.json": b"{}", "tokenizer.model": b"\x00\x01"}, ID)
+
+
+def test_tensors_and_files_come_back(memory_store: ObjectStore) -> None:
+    contents = stored(memory_store)
+    assert {info.name for info in contents.files} == {
+        f"{ID}.model-00000.safetensors",
+        f"{ID}.config.json",
+        f"{ID}.tokenizer.model",
+    }
+    found = read_tensors(memory_store, contents)
+    assert found["model.weight"].bits.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert read_files(memory_store, contents) == {"config.json": b"{}", "tokenizer.model": b"\x00\x01"}
+
+
+def test_many_tensors_are_spread_over_files(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_folders, "FILE_BYTES_MAX", 12)
+    contents = write(memory_store, builders.tensors(1), {}, ID)
+    assert contents.tensors["model.scale"].file == f"{ID}.model-00000.safetensors"
+    assert contents.tensors["model.weight"].file == f"{ID}.model-00001.safetensors"
+    assert read_tensors(memory_store, contents).keys() == {"model.scale", "model.weight"}
+
+
+def test_no_tensors_at_all_is_a_folder_too(memory_store: ObjectStore) -> None:
+    assert read_tensors(memory_store, write(memory_store, {}, {}, ID)) == {}
+
+
+def flipped(body: bytes, place: int) -> bytes:
+    return body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
+
+
+def test_every_single_flipped_bit_of_a_tensor_file_is_found(memory_store: ObjectStore) -> None:
+    contents = stored(memory_store)
+    key = f"{ID}.model-00000.safetensors"
+    body = memory_store.get(key)
+    for place in range(len(body)):
+        memory_store.put(key, flipped(body, place))
+        with pytest.raises(CorruptError, match="is not what its manifest lists"):
+            read_tensors(memory_store, contents)
+
+
+def test_a_changed_file_is_found(memory_store: ObjectStore) -> None:
+    contents = stored(memory_store)
+    memory_store.put(f"{ID}.config.json", b"[]")
+    with pytest.raises(CorruptError, match=rf"{ID}\.config\.json is not what its manifest lists"):
+        read_files(memory_store, contents)
+
+
+def test_a_missing_file_is_corrupt_and_named(memory_store: ObjectStore) -> None:
+    contents = stored(memory_store)
+    memory_store.delete(f"{ID}.model-00000.safetensors")
+    with pytest.raises(CorruptError, match="model-00000.safetensors is missing, though its manifest lists it"):
+        read_tensors(memory_store, contents)
+
+
+def test_a_file_swapped_for_another_valid_one_is_found(memory_store: ObjectStore) -> None:
+    contents = stored(memory_store)
+    other = write(memory_store, builders.tensors(2), {}, "f" * 32)
+    memory_store.put(f"{ID}.model-00000.safetensors", memory_store.get(other.files[0].name))
+    with pytest.raises(CorruptError, match="is not what its manifest lists"):
+        read_tensors(memory_store, contents)
+
+
+def test_a_false_tensor_digest_is_found_even_when_the_file_is_right(memory_store: ObjectStore) -> None:
+    contents = stored(memory_store)
+    other = write(memory_store, builders.tensors(2), {}, "f" * 32)
+    swapped = {name: info for name, info in contents.tensors.items()}
+    swapped["model.scale"] = type(info := swapped["model.scale"])(
+        info.dtype, info.shape, other.tensors["model.scale"].digest, info.file
+    )
+    with pytest.raises(CorruptError, match=r"the tensor model\.scale in .* is not the one its manifest lists"):
+        read_tensors(memory_store, Contents(swapped, contents.files))
+
+
+def test_a_file_that_arrives_damaged_once_is_fetched_again(memory_store: ObjectStore) -> None:
+    contents = stored(memory_store)
+    backend = memory_store.backend
+    damaged: list[str] = []
+
+    class DamagesOnce:
+        def __getattr__(self, name: str) -> object:
+            return getattr(backend, name)
+
+        def read(self, key: str) -> bytes:
+            body = backend.read(key)
+            if key in damaged:
+                return body
+            damaged.append(key)
+            return flipped(body, len(body) - 1)
+
+    store = ObjectStore(memory_store.url, DamagesOnce())  # type: ignore[arg-type]  # the rest is delegated
+    assert read_tensors(store, contents)["model.scale"].bits.tolist() == 1
+    assert len(damaged) == 1

@@ -1,0 +1,351 @@
+"""The trainer service with an engine that counts: its one weight after batch n is n (or n + 100, once it drifted)."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from storage import batches, checkpoints, weights
+from storage.backend import Backend
+from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore
+from storage.records import Batch, HostTensor, Json, Stop
+from storage.runs import request_stop
+from storage.tensors import weights_digest
+from tests.builders import batch
+from trainer import patience, service
+from trainer.config import TrainConfig
+from trainer.service import train
+
+POLICY = "solver"
+CONFIG = TrainConfig(
+    engine="tests.unit.test_trainer_service:CountingEngine",
+    checkpoint_every=2,
+    checkpoints_keep=2,
+    poll_interval_s=0.01,
+)
+DRIFTING = CONFIG.model_copy(update={"engine": "tests.unit.test_trainer_service:DriftingEngine"})
+
+
+class CountingEngine:
+    drift = 0
+
+    def __init__(self, config: TrainConfig, model_config: Json, seed: int) -> None:
+        self.value = -1
+        self.before_step: Callable[[Batch], None] = BEFORE_STEP.get(seed, lambda batch: None)
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self.value = int(tensors["weight"].bits[0])
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        self.before_step(batch)
+        self.value = self.drift + batch.step
+        return {"trainer/tokens": 3.0, "trainer/loss": 0.5}
+
+    def weights(self) -> dict[str, HostTensor]:
+        return weight_of(self.value)
+
+    def save(self) -> tuple[dict[str, HostTensor], Json]:
+        return {"master": HostTensor("I64", (1,), np.array([self.value], dtype=np.int64))}, {"value": self.value}
+
+    def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
+        assert int(tensors["master"].bits[0]) == state["value"]
+        self.value = state["value"]
+
+
+class DriftingEngine(CountingEngine):
+    drift = 100
+
+
+BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
+"""What an engine does before each step, by its seed: how a test reaches into a running trainer."""
+
+
+class AwayBackend:
+    """A store that does not answer while `away` is set."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.away = threading.Event()
+        self.refusals = 0
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        if self.away.is_set():
+            self.refusals += 1
+            raise TransientError("the store is away")
+        method: Callable[..., object] = getattr(self.backend, verb)
+        return method
+
+
+def weight_of(value: int) -> dict[str, HostTensor]:
+    return {"weight": HostTensor("U8", (1,), np.array([value], dtype=np.uint8))}
+
+
+@pytest.fixture
+def run(memory_store: ObjectStore) -> ObjectStore:
+    weights.publish(memory_store, POLICY, 0, weight_of(0), extra_files={"config.json": b'{"model_type": "counting"}'})
+    return memory_store
+
+
+def add_batches(run: ObjectStore, *steps: int) -> None:
+    for step in steps:
+        batches.commit(run, batch(policy=POLICY, step=step))
+
+
+def pulse_of(run: ObjectStore) -> Pulse:
+    return Pulse(run, "trainer", f"trainer-{POLICY}", attempt=0, interval_s=60.0)
+
+
+def trained(
+    run: ObjectStore, steps: int, config: TrainConfig = CONFIG, stop: threading.Event | None = None, seed: int = 0
+) -> Pulse:
+    pulse = pulse_of(run)
+    train(run, POLICY, config, steps, seed, pulse, stop or threading.Event())
+    return pulse
+
+
+def published(run: ObjectStore) -> list[int]:
+    """The weight of every version."""
+    newest = weights.latest(run, POLICY)
+    assert newest is not None
+    return [int(weights.fetch(run, POLICY, version)["weight"].bits[0]) for version in range(newest + 1)]
+
+
+def checkpoint_steps(run: ObjectStore) -> list[int]:
+    keys = [key for key in run.list(f"checkpoints/{POLICY}") if key.endswith("manifest.json")]
+    return sorted(int(key.split("/")[2]) for key in keys)
+
+
+def test_every_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3)
+    pulse = trained(run, steps=3)
+    assert published(run) == [0, 1, 2, 3]
+    manifest = weights.read_manifest(run, POLICY, 3)
+    assert (manifest.parent, manifest.batch, manifest.kind) == (2, 3, "anchor")
+    assert pulse.last.progress == {"step": 3, "tokens_trained": 9.0}
+    assert pulse.last.versions == {POLICY: 3}
+    assert pulse.last.seconds.keys() == {"wait", "step", "publish", "checkpoint"}
+
+
+def test_a_manifest_tells_what_the_step_measured_and_took(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    trained(run, steps=1)
+    metrics = weights.read_manifest(run, POLICY, 1).metrics
+    assert metrics["trainer/loss"] == 0.5
+    assert metrics.keys() >= {
+        "trainer/wait_s",
+        "trainer/step_s",
+        "trainer/publish_s",
+        "trainer/tokens_per_s",
+        "trainer/wait_fraction",
+    }
+    assert 0.0 <= metrics["trainer/wait_fraction"] <= 1.0
+    assert metrics["trainer/tokens_per_s"] == pytest.approx(5 / metrics["trainer/step_s"])
+
+
+def test_checkpoints_come_at_their_interval_and_at_the_last_step_and_old_ones_go(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3, 4, 5)
+    trained(run, steps=5)
+    assert checkpoint_steps(run) == [4, 5]
+    tensors, state = checkpoints.load(run, POLICY, 4)
+    assert state == {"engine": {"value": 4}, "tokens_trained": 12.0}
+    assert tensors["master"].bits.tolist() == [4]
+
+
+def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
+    pulse, stop = pulse_of(memory_store), threading.Event()
+    trainer = threading.Thread(target=train, args=(memory_store, POLICY, CONFIG, 2, 0, pulse, stop))
+    trainer.start()
+    weights.publish(memory_store, POLICY, 0, weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1)
+    add_batches(memory_store, 2)
+    trainer.join(timeout=30)
+    assert not trainer.is_alive()
+    assert published(memory_store) == [0, 1, 2]
+
+
+def test_a_finished_trainer_started_again_does_nothing(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    trained(run, steps=1)
+    before = run.list()
+    trained(run, steps=1)
+    assert run.list() == before
+
+
+def test_a_resumed_trainer_goes_on_from_its_checkpoint_and_keeps_count(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3)
+    trained(run, steps=3)
+    add_batches(run, 4)
+    pulse = trained(run, steps=4)
+    assert published(run) == [0, 1, 2, 3, 4]
+    assert pulse.last.progress == {"step": 4, "tokens_trained": 12.0}
+
+
+def test_versions_published_after_the_checkpoint_are_trained_through_again_and_stand(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3, 4)
+    for version in (1, 2, 3):
+        weights.publish(run, POLICY, version, weight_of(version))
+    write_ids = [weights.read_manifest(run, POLICY, version).write_id for version in (1, 2, 3)]
+    trained(run, steps=4)
+    assert published(run) == [0, 1, 2, 3, 4]
+    assert [weights.read_manifest(run, POLICY, version).write_id for version in (1, 2, 3)] == write_ids
+
+
+def test_where_training_again_gives_other_bits_the_published_versions_stand_and_it_says_so(
+    run: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_batches(run, 1, 2, 3)
+    for version in (1, 2):
+        weights.publish(run, POLICY, version, weight_of(version))
+    trained(run, steps=3, config=DRIFTING)
+    assert published(run) == [0, 1, 2, 103]
+    loud = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(loud) == 1
+    assert "other bits at version 1" in loud[0]
+    assert "up to 2 stand; version 3 is the first" in loud[0]
+
+
+def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(run: ObjectStore) -> None:
+    add_batches(run, 1, 2)
+
+    def rival_is_faster(given: Batch) -> None:
+        if given.step == 2:
+            weights.publish(run, POLICY, 2, weight_of(99))
+
+    BEFORE_STEP[7] = rival_is_faster
+    with pytest.raises(ConflictError, match=r"version 2 of solver .* two trainers of one policy are alive"):
+        trained(run, steps=2, seed=7)
+    assert published(run) == [0, 1, 99]
+
+
+def test_a_version_with_its_own_weights_is_its_own_write_whose_answer_got_lost(run: ObjectStore) -> None:
+    add_batches(run, 1, 2)
+
+    def publishes_already(given: Batch) -> None:
+        weights.publish(run, POLICY, given.step, weight_of(given.step))
+
+    BEFORE_STEP[8] = publishes_already
+    trained(run, steps=2, seed=8)
+    assert published(run) == [0, 1, 2]
+
+
+def test_asked_to_leave_it_finishes_the_step_and_checkpoints(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3)
+    stop = threading.Event()
+    BEFORE_STEP[9] = lambda given: stop.set()
+    pulse = trained(run, steps=3, stop=stop, seed=9)
+    assert published(run) == [0, 1]
+    assert checkpoint_steps(run) == [1]
+    assert pulse.last.state == "draining"
+
+
+def test_asked_to_leave_before_version_0_it_just_leaves(memory_store: ObjectStore) -> None:
+    stop = threading.Event()
+    stop.set()
+    trained(memory_store, steps=3, stop=stop)
+    assert memory_store.list() == []
+
+
+def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    request_stop(run, Stop("cancelled", "a person asked", 0.0))
+    pulse = trained(run, steps=3)
+    assert published(run) == [0]
+    assert pulse.last.progress["step"] == 0
+
+
+def test_between_two_looks_for_the_end_of_the_run_lies_a_pause(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "STOP_POLL_S", 1e9)
+    add_batches(run, 1, 2)
+
+    def run_ends(given: Batch) -> None:
+        request_stop(run, Stop("completed", "enough", 0.0))
+
+    BEFORE_STEP[10] = run_ends
+    trained(run, steps=2, seed=10)
+    assert published(run) == [0, 1, 2]  # the first look was before the request, the second is not due
+
+
+def test_a_damaged_batch_ends_the_trainer_with_its_name(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    run.create(f"batches/{POLICY}/00000002.arrow", b"half an object")
+    with pytest.raises(CorruptError, match=r"batches/solver/00000002\.arrow is damaged"):
+        trained(run, steps=2)
+    assert published(run) == [0, 1]
+
+
+def test_a_base_model_without_its_config_is_named(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, POLICY, 0, weight_of(0))
+    with pytest.raises(CorruptError, match=r"version 0 of solver has no config\.json"):
+        trained(memory_store, steps=1)
+
+
+def test_an_unknown_engine_is_named_with_those_that_are_known(run: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match="'tourch' is not known; use one of torch"):
+        trained(run, steps=1, config=CONFIG.model_copy(update={"engine": "tourch"}))
+
+
+def test_a_checkpoint_whose_version_is_gone_is_an_error_and_not_a_gap(run: ObjectStore) -> None:
+    checkpoints.save(run, POLICY, 3, *with_tokens(CountingEngine(CONFIG, {}, 0)))
+    with pytest.raises(CorruptError, match=r"checkpoints/solver/00000003 exists, but weights/solver/00000003 does not"):
+        trained(run, steps=4)
+
+
+def with_tokens(engine: CountingEngine) -> tuple[dict[str, HostTensor], Json]:
+    tensors, state = engine.save()
+    return tensors, {"engine": state, "tokens_trained": 0.0}
+
+
+def test_a_store_that_is_away_only_delays_it(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CALL_PATIENCE_S", 0.01)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
+    add_batches(run, 1, 2)
+    backend = AwayBackend(run.backend)
+
+    def goes_away(given: Batch) -> None:
+        backend.away.set()
+        threading.Timer(0.3, backend.away.clear).start()
+
+    BEFORE_STEP[11] = goes_away
+    trained(replace(run, backend=backend), steps=2, seed=11)
+    assert published(run) == [0, 1, 2]
+    assert backend.refusals > 0
+
+
+def test_asked_to_leave_while_the_store_is_away_it_leaves_and_a_resumed_one_redoes_the_step(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "CALL_PATIENCE_S", 0.01)
+    add_batches(run, 1, 2)
+    backend, stop = AwayBackend(run.backend), threading.Event()
+
+    def goes_away(given: Batch) -> None:
+        backend.away.set()
+        stop.set()
+
+    BEFORE_STEP[12] = goes_away
+    pulse = trained(replace(run, backend=backend), steps=2, stop=stop, seed=12)
+    assert "left while the store was away" in pulse.last.note
+    assert published(run) == [0]
+    trained(run, steps=2)
+    assert published(run) == [0, 1, 2]
+
+
+def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStore) -> None:
+    from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
+
+    base = base_weights()
+    files = {"config.json": json.dumps(MODEL_CONFIG).encode()}
+    weights.publish(memory_store, POLICY, 0, base, extra_files=files)
+    batches.commit(memory_store, sampled_batch(reference_model(base)))
+    trained(memory_store, steps=1, config=TrainConfig(lr=1e-2))
+    first = weights.fetch(memory_store, POLICY, 1)
+    assert first.keys() == base.keys()
+    assert weights_digest(first) != weights_digest(base)
+    assert all(tensor.dtype == "BF16" for tensor in first.values())

@@ -1,0 +1,229 @@
+"""`verify` is clean on a true run and names every kind of damage, where it is and which promise it breaks."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage import batches, layout, orders, quarantine, shards, weights
+from storage.objects import ObjectStore
+from storage.records import Batch, Entry, Row
+from storage.verify import Violation, verify
+from tests.builders import tensors
+from tests.true_run import MAX_STALENESS, STEPS, finished_run
+
+
+@pytest.fixture
+def run(memory_store: ObjectStore) -> ObjectStore:
+    return finished_run(memory_store)
+
+
+def rewrite(run: ObjectStore, key: str, body: bytes) -> None:
+    run.delete(key)
+    run.create(key, body)
+
+
+def change_batch(run: ObjectStore, step: int, change: Callable[[Batch], Batch], policy: str = "solver") -> str:
+    """Replaces a batch by a changed one; returns its key."""
+    rewrite(run, layout.batch(policy, step), batches.encode(change(batches.read(run, policy, step))))
+    return layout.batch(policy, step)
+
+
+def change_first_row(run: ObjectStore, step: int, change: Callable[[Row], Row]) -> str:
+    return change_batch(run, step, lambda batch: replace(batch, rows=(change(batch.rows[0]), *batch.rows[1:])))
+
+
+def one_more_order(run: ObjectStore) -> int:
+    """Adds an order that nobody has answered; returns its number."""
+    number = orders.next_number(run)
+    orders.commit(run, replace(orders.read(run, 0), number=number))
+    return number
+
+
+def broken(run: ObjectStore) -> set[tuple[int, str]]:
+    """(invariant, where) of every violation."""
+    return {(violation.invariant, violation.where) for violation in verify(run).violations}
+
+
+def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
+    verdict = verify(run)
+    assert verdict.violations == ()
+    assert verdict.ok
+    assert verdict.orders >= verdict.shards > 0
+    assert verdict.sequences == verdict.shards * 16  # 2 prompts, 4 samples, an attempt and a verdict each
+    for policy in ("solver", "verifier"):
+        books = verdict.policies[policy]
+        assert books.batches == STEPS
+        assert books.trained == STEPS * 6
+        assert books.filtered > 0
+        assert books.trained + books.filtered + books.expired + books.waiting == verdict.shards * 8
+
+
+def test_a_run_without_any_object_but_its_config_is_clean(memory_store: ObjectStore) -> None:
+    from storage.runs import create_run
+
+    run = create_run(memory_store, "empty", {"policies": {"solver": {}}, "data": {"max_staleness": 8}})
+    verdict = verify(run)
+    assert verdict.ok
+    assert (verdict.orders, verdict.shards, verdict.policies["solver"].batches) == (0, 0, 0)
+
+
+def test_a_missing_batch_is_named(run: ObjectStore) -> None:
+    run.delete(layout.batch("solver", 2))
+    found = broken(run)
+    assert (1, layout.batch("solver", 2)) in found
+    assert (3, layout.manifest(layout.weights("solver", 2))) in found
+
+
+def test_a_missing_order_is_named(run: ObjectStore) -> None:
+    run.delete(layout.order(1))
+    assert (1, layout.order(1)) in broken(run)
+
+
+def test_a_missing_version_is_named(run: ObjectStore) -> None:
+    run.delete(layout.manifest(layout.weights("solver", 2)))
+    assert (1, layout.weights("solver", 2)) in broken(run)
+
+
+def test_a_shard_that_vanished_after_it_was_taken_in_is_named(run: ObjectStore) -> None:
+    run.delete(layout.shard(0))
+    what = [violation for violation in verify(run).violations if "took in shard 0" in violation.what]
+    assert {violation.where for violation in what} == {layout.batch("solver", 1), layout.batch("verifier", 1)}
+
+
+def test_one_changed_byte_of_weights_is_named(local_store: ObjectStore, tmp_path: Path) -> None:
+    run = finished_run(local_store)
+    name = weights.read_manifest(run, "solver", 3).files[0].name
+    key = f"{layout.weights('solver', 3)}/{name}"
+    body = bytearray(run.get(key))
+    body[-1] ^= 1
+    rewrite(run, key, bytes(body))
+    assert broken(run) == {(3, layout.weights("solver", 3))}
+
+
+def test_a_false_digest_in_a_manifest_is_named(run: ObjectStore) -> None:
+    key = layout.manifest(layout.weights("verifier", 2))
+    manifest = json.loads(run.get(key))
+    manifest["digest"] = "sha256:" + "0" * 64
+    rewrite(run, key, json.dumps(manifest).encode())
+    assert (3, key) in broken(run)
+
+
+def test_a_false_parent_is_named(run: ObjectStore) -> None:
+    key = layout.manifest(layout.weights("solver", 3))
+    manifest = json.loads(run.get(key))
+    manifest["parent"] = 1
+    rewrite(run, key, json.dumps(manifest).encode())
+    assert broken(run) == {(3, key)}
+
+
+def test_weights_that_were_replaced_after_they_sampled_are_named(run: ObjectStore) -> None:
+    for key in run.list(layout.weights("solver", 1)):
+        run.delete(key)
+    weights.publish(run, "solver", 1, tensors(99))
+    violations = [violation for violation in verify(run).violations if violation.invariant == 4]
+    assert violations
+    assert all("but version 1 of solver is" in violation.what for violation in violations)
+
+
+def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
+    again = batches.read(run, "solver", 1).rows[0]
+    where = change_batch(run, 2, lambda batch: replace(batch, rows=(again, *batch.rows[1:])))
+    assert (2, where) in broken(run)
+
+
+def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
+    again = replace(batches.read(run, "solver", 1).rows[0], replay=True)
+    change_batch(run, 2, lambda batch: replace(batch, rows=(*batch.rows, again)))
+    verdict = verify(run)
+    assert verdict.violations == ()
+    assert verdict.policies["solver"].replayed == 1
+
+
+def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore) -> None:
+    def aged(row: Row, version: int) -> Row:
+        return replace(row, min_version=version)
+
+    bound = STEPS - 1 - MAX_STALENESS
+    change_first_row(run, STEPS, lambda row: aged(row, bound))
+    assert broken(run) == set()
+    where = change_first_row(run, STEPS, lambda row: aged(row, bound - 1))
+    assert broken(run) == {(5, where)}
+
+
+def test_a_token_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
+    shard = shards.read(run, 0)
+    false = replace(shard, weights={**shard.weights, "solver": {77: shard.weights["solver"][0]}})
+    rewrite(run, layout.shard(0), shards.encode(_with_version(false, 77)))
+    assert any(
+        violation.invariant == 4 and "version 77 of solver, which does not exist" in violation.what
+        for violation in verify(run).violations
+    )
+
+
+def _with_version(shard, version: int):  # type: ignore[no-untyped-def]  # a test's own shorthand
+    """All of the solver's tokens claim to be of `version`."""
+
+    def moved(sequence):  # type: ignore[no-untyped-def]  # as above
+        own = sequence.owners == sequence.policies.index("solver")
+        return replace(sequence, versions=np.where(own, np.int32(version), sequence.versions).astype(np.int32))
+
+    groups = tuple(
+        replace(
+            group,
+            episodes=tuple(replace(play, sequences=tuple(map(moved, play.sequences))) for play in group.episodes),
+        )
+        for group in shard.groups
+    )
+    return replace(shard, groups=groups)
+
+
+def test_a_changed_log_probability_is_named(run: ObjectStore) -> None:
+    def changed(row: Row) -> Row:
+        return replace(row, logprobs=np.where(row.loss_mask, row.logprobs - 0.25, 0).astype(np.float32))
+
+    where = change_first_row(run, 1, changed)
+    assert broken(run) == {(7, where)}
+
+
+def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
+    step = next(n for n in range(1, STEPS + 1) if batches.read(run, "solver", n).ledger)
+    where = change_batch(run, step, lambda batch: replace(batch, ledger=batch.ledger[1:]))
+    found = verify(run).violations
+    assert [(violation.invariant, violation.where) for violation in found] == [(6, where)]
+    assert "has vanished" in found[0].what
+
+
+def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> None:
+    def add(batch: Batch) -> Batch:
+        return replace(batch, ledger=(*batch.ledger, Entry(batch.rows[0].key, "filtered", "zero_advantage")))
+
+    where = change_batch(run, 1, add)
+    assert broken(run) == {(6, where)}
+
+
+def test_an_unreadable_shard_is_a_fault_until_it_is_in_quarantine(run: ObjectStore) -> None:
+    number = one_more_order(run)
+    run.create(layout.shard(number), b"no arrow file")
+    assert broken(run) == {(6, layout.shard(number))}
+    quarantine.quarantine(run, layout.shard(number), "truncated")
+    verdict = verify(run)
+    assert verdict.ok
+    assert verdict.quarantined == 1
+
+
+def test_a_shard_under_the_wrong_number_is_named(run: ObjectStore) -> None:
+    number = one_more_order(run)
+    run.create(layout.shard(number), run.get(layout.shard(0)))
+    assert (6, layout.shard(number)) in broken(run)
+
+
+def test_violations_are_told_once_and_in_order(run: ObjectStore) -> None:
+    run.delete(layout.batch("solver", 2))
+    run.delete(layout.order(1))
+    found = verify(run).violations
+    assert list(found) == sorted(set(found))
+    assert isinstance(found[0], Violation)

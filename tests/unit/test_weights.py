@@ -1,0 +1,100 @@
+import json
+
+import pytest
+
+from storage import weights
+from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.objects import ObjectStore
+from storage.tensors import weights_digest
+from tests import builders
+
+
+def test_a_published_version_is_fetched_bit_for_bit(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors(4))
+    found = weights.fetch(memory_store, "solver", 0)
+    assert found["model.weight"].bits.tolist() == [[4, 5, 6], [7, 8, 9]]
+    assert weights_digest(found) == weights_digest(builders.tensors(4))
+
+
+def test_the_manifest_names_parent_batch_and_digests(memory_store: ObjectStore) -> None:
+    base = weights.publish(memory_store, "solver", 0, builders.tensors(0))
+    assert (base.parent, base.batch, base.kind, base.base) == (None, None, "anchor", None)
+    first = weights.publish(memory_store, "solver", 1, builders.tensors(1), metrics={"trainer/loss": float("nan")})
+    assert (first.parent, first.batch) == (0, 1)
+    assert first.digest == weights_digest(builders.tensors(1))
+    read = weights.read_manifest(memory_store, "solver", 1)
+    assert (read.digest, read.write_id, read.tensors) == (first.digest, first.write_id, first.tensors)
+    assert json.loads(memory_store.get("weights/solver/00000001/manifest.json"))["metrics"] == {"trainer/loss": "NaN"}
+
+
+def test_the_second_writer_of_a_version_loses_and_the_first_stands(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors(1))
+    with pytest.raises(ConflictError, match="version 0 of solver is published already"):
+        weights.publish(memory_store, "solver", 0, builders.tensors(2))
+    assert weights.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 1
+
+
+def test_a_rival_between_data_and_manifest_wins_whole(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = weights.tensor_folders.write
+
+    def overtaken(*args: object) -> object:
+        contents = write(*args)  # type: ignore[arg-type]  # passed through
+        monkeypatch.setattr(weights.tensor_folders, "write", write)
+        weights.publish(memory_store, "solver", 0, builders.tensors(7))
+        return contents
+
+    monkeypatch.setattr(weights.tensor_folders, "write", overtaken)
+    with pytest.raises(ConflictError):
+        weights.publish(memory_store, "solver", 0, builders.tensors(1))
+    assert weights.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 7
+
+
+def test_data_without_a_manifest_is_no_version(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors())
+    memory_store.delete("weights/solver/00000000/manifest.json")
+    assert not weights.exists(memory_store, "solver", 0)
+    assert weights.latest(memory_store, "solver") is None
+    with pytest.raises(NotFoundError):
+        weights.fetch(memory_store, "solver", 0)
+    weights.publish(memory_store, "solver", 0, builders.tensors(3))
+    assert weights.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 3
+
+
+def test_the_latest_version_is_found_from_any_hint(memory_store: ObjectStore) -> None:
+    assert weights.latest(memory_store, "solver") is None
+    for version in range(6):
+        weights.publish(memory_store, "solver", version, builders.tensors(version))
+    assert [weights.latest(memory_store, "solver", start) for start in range(7)] == [5, 5, 5, 5, 5, 5, None]
+    assert weights.latest(memory_store, "verifier") is None
+
+
+def test_the_models_other_files_come_back_under_their_own_names(memory_store: ObjectStore) -> None:
+    files = {"config.json": b'{"a": 1}', "tokenizer.json": b"{}"}
+    weights.publish(memory_store, "solver", 0, builders.tensors(), extra_files=files)
+    assert weights.fetch_files(memory_store, "solver") == files
+
+
+def changed(store: ObjectStore, **fields: object) -> None:
+    key = "weights/solver/00000000/manifest.json"
+    store.put(key, json.dumps({**json.loads(store.get(key)), **fields}).encode())
+
+
+def test_a_manifest_in_a_false_place_is_corrupt(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors())
+    changed(memory_store, version=3)
+    with pytest.raises(CorruptError, match="is the manifest of solver version 3"):
+        weights.read_manifest(memory_store, "solver", 0)
+
+
+def test_a_manifest_whose_digest_is_not_that_of_its_tensors_is_corrupt(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors())
+    changed(memory_store, digest="sha256:00")
+    with pytest.raises(CorruptError, match="do not give its own digest"):
+        weights.fetch(memory_store, "solver", 0)
+
+
+def test_a_kind_this_release_cannot_read_is_said_so(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors())
+    changed(memory_store, kind="delta", base=0)
+    with pytest.raises(CorruptError, match="version 0 of solver is a delta"):
+        weights.fetch(memory_store, "solver", 0)
