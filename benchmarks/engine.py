@@ -73,13 +73,13 @@ def make_model(hidden: int, layers: int, vocab: int, seed: int) -> Any:
         tie_word_embeddings=True,
         max_position_embeddings=1024,
     )
-    return Qwen3ForCausalLM(config).eval()
+    model: Any = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # transformers is not typed
+    return model.eval()
 
 
 def with_transformers(model: Any, concurrency: int) -> Callable[[Work], None]:
     """Generate everything in batches of `concurrency`, in the order given."""
     import torch
-    from transformers import GenerationConfig
 
     def generate(work: Work) -> None:
         for first in range(0, len(work.prompts), concurrency):
@@ -88,10 +88,8 @@ def with_transformers(model: Any, concurrency: int) -> Callable[[Work], None]:
             tokens = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
             mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
             wanted = max(work.lengths[first : first + concurrency])
-            config = GenerationConfig(
-                do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=wanted, pad_token_id=0, eos_token_id=None
-            )
-            answer = model.generate(tokens, attention_mask=mask, generation_config=config)
+            sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
+            answer = model.generate(tokens, attention_mask=mask, max_new_tokens=wanted, **sampling)
             assert answer.shape[1] == width + wanted
 
     return generate
@@ -163,7 +161,9 @@ def main() -> None:
         return
     for name, result in results.items():
         lengths = result["answer_tokens"]
-        print(f"{name} lengths: {arguments.requests} requests, {lengths['mean']:.0f} tokens on average, {lengths['max']} at most")
+        print(
+            f"{name} lengths: {arguments.requests} requests, {lengths['mean']:.0f} tokens on average, {lengths['max']} at most"
+        )
         for side in ("transformers", "engine"):
             rate = result[side]
             print(f"  {side:13} {rate['tokens_per_cpu_s']:9,.0f} tokens/CPU s {rate['tokens_per_s']:9,.0f} tokens/s")
@@ -188,7 +188,10 @@ def parse() -> argparse.Namespace:
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
     parser.add_argument(
-        "--spread", type=float, default=0.8, help="standard deviation of the logarithm of the answer length (default: 0.8)"
+        "--spread",
+        type=float,
+        default=0.8,
+        help="standard deviation of the logarithm of the answer length (default: 0.8)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser.parse_args()

@@ -63,12 +63,16 @@ def fuse(
     _complain("has no place for", "hold", tensors.keys() - shapes.keys() - ignored)
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
-            raise ConfigError(f"weights: {name} has shape {tensors[name].shape}; the model's config.json asks for {shape}")
+            raise ConfigError(
+                f"weights: {name} has shape {tensors[name].shape}; the model's config.json asks for {shape}"
+            )
     loaded = {name: to_torch(tensors[name], device, dtype) for name in shapes}
     embedding = loaded["model.embed_tokens.weight"]
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_fuse_layer(architecture, loaded, f"model.layers.{layer}") for layer in range(architecture.layers)),
+        layers=tuple(
+            _fuse_layer(architecture, loaded, f"model.layers.{layer}") for layer in range(architecture.layers)
+        ),
         norm=loaded["model.norm.weight"],
         head=(embedding if architecture.tied else loaded["lm_head.weight"]).t().contiguous(),
     )
@@ -78,7 +82,10 @@ def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Every parameter of the model by its Hugging Face name."""
     a = architecture
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (a.vocab, a.hidden), "model.norm.weight": (a.hidden,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (a.vocab, a.hidden),
+        "model.norm.weight": (a.hidden,),
+    }
     if not a.tied:
         shapes["lm_head.weight"] = (a.vocab, a.hidden)
     for layer in range(a.layers):

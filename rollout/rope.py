@@ -27,7 +27,7 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies: Tensor = 1.0 / (rope["rope_theta"] ** exponents)
     if kind == "linear":
-        return frequencies / rope["factor"]
+        return frequencies.div_(rope["factor"])
     return _llama3(frequencies, rope) if kind == "llama3" else frequencies
 
 
@@ -35,10 +35,12 @@ def _llama3(frequencies: Tensor, rope: Json) -> Tensor:
     original, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
     turns = original * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return kept * frequencies + (1 - kept) * frequencies / rope["factor"]
+    return torch.lerp(frequencies / rope["factor"], frequencies, kept)
 
 
-def rotation_tables(rope: Json, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotation_tables(
+    rope: Json, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Cosines and signed sines [T, 1, D] for `rotate`; computed in float32, stored in `dtype`."""
     angles = torch.outer(torch.arange(positions).float(), inverse_frequencies(rope, head_dim))
     cosines = torch.cat((angles.cos(), angles.cos()), dim=-1)

@@ -13,6 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ WAITING_MAX = 65_536
 
 Answer = asyncio.Future[Generation]
 Loaded = asyncio.Future[None]
+Result = Generation | EngineFailedError | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +94,9 @@ class TorchEngine:
         with self._arrived:
             self._check_open()
             if len(self._answers) >= WAITING_MAX:
-                raise ConfigError(f"{WAITING_MAX} requests wait for the engine; have fewer outstanding, or more workers")
+                raise ConfigError(
+                    f"{WAITING_MAX} requests wait for the engine; have fewer outstanding, or more workers"
+                )
             self._answers[request] = answer
             self._inbox.requests.append(request)
             self._arrived.notify()
@@ -132,7 +136,9 @@ class TorchEngine:
         if not prompt:
             raise ConfigError("the prompt is empty; an engine continues at least one token")
         if not (min(prompt) >= 0 and max(prompt) < vocab):
-            raise ConfigError(f"the prompt holds an id outside the vocabulary of {vocab}; is this the model's tokenizer?")
+            raise ConfigError(
+                f"the prompt holds an id outside the vocabulary of {vocab}; is this the model's tokenizer?"
+            )
         if not all(0 <= token < vocab for token in sampling.stop_ids):
             raise ConfigError(f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}")
         if len(prompt) >= max_tokens:
@@ -222,9 +228,9 @@ class TorchEngine:
         del self._batch
 
 
-def _settle(results: Sequence[tuple[asyncio.Future, object]]) -> None:
+def _settle(results: Sequence[tuple[Answer | Loaded, Result]]) -> None:
     """Resolve futures in the event loops they belong to, with one wake-up for each loop."""
-    by_loop = defaultdict(list)
+    by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[Answer | Loaded, Result]]] = defaultdict(list)
     for future, result in results:
         by_loop[future.get_loop()].append((future, result))
     for loop, group in by_loop.items():
@@ -234,7 +240,7 @@ def _settle(results: Sequence[tuple[asyncio.Future, object]]) -> None:
             continue
 
 
-def _resolve(results) -> None:
+def _resolve(results: Sequence[tuple["asyncio.Future[Any]", Result]]) -> None:
     for future, result in results:
         if future.done():
             continue

@@ -3,9 +3,9 @@
     schema metadata   astraflow.format  "1"            astraflow.kind    "shard"
                       astraflow.header  a JSON object  astraflow.digest  32 hex digits
 
-The digest is xxh3_128 over the whole file with its own digits replaced by zeros wherever they stand (the schema stands
-twice, at the front and in the footer). Arrow itself would not notice a flipped bit. Bodies are lz4-compressed. This
-module knows the form, not what the columns mean.
+The digest is xxh3_128 over the whole file with its own digits replaced by zeros where they stand first and last (the
+schema stands twice: at the front and in the footer). Arrow itself would not notice a flipped bit. Bodies are
+lz4-compressed. This module knows the form, not what the columns mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,8 +65,7 @@ def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     body: bytes = sink.getvalue().to_pybytes()
-    digest = xxhash.xxh3_128_hexdigest(body.replace(place, _ZEROS)).encode()
-    return body.replace(place, digest)
+    return _file_digest(body, place).join(_around(body, place))
 
 
 def read(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
@@ -129,10 +128,28 @@ def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> 
     digest = metadata.get(_DIGEST, b"")
     if len(digest) != len(_ZEROS) or _HEADER not in metadata:
         raise CorruptError(f"a {kind} file carries no digest or no header")
-    if xxhash.xxh3_128_hexdigest(body.replace(digest, _ZEROS)).encode() != digest:
+    if _file_digest(body, digest) != digest:
         raise CorruptError(
             f"a {kind} file's bytes do not have the digest it carries: it was changed after it was written"
         )
+
+
+def _file_digest(body: bytes, digits: bytes) -> bytes:
+    """The digest that belongs into `body` where `digits` stand first and last."""
+    state = xxhash.xxh3_128()
+    for number, part in enumerate(_around(body, digits)):
+        state.update(_ZEROS if number else b"")
+        state.update(part)
+    return bytes(state.hexdigest().encode())
+
+
+def _around(body: bytes, digits: bytes) -> list[memoryview]:
+    """What stands before, between and after the first and the last `digits`; nothing is copied."""
+    first, last = body.find(digits), body.rfind(digits)
+    if first == last:
+        raise CorruptError("an Arrow file does not carry its digest both at its front and in its footer")
+    view, size = memoryview(body), len(digits)
+    return [view[:first], view[first + size : last], view[last + size :]]
 
 
 def _brief(schema: Schema) -> str:

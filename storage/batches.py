@@ -171,6 +171,8 @@ def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[Row,
     lists = TokenLists.of(table, TOKEN_COLUMNS)
     if len(lists.values["tokens"]) != lists.offsets[len(keys)]:
         raise CorruptError("a batch has tokens on a row that is not trained on")
+    if (bare := np.flatnonzero(np.diff(lists.offsets[: len(keys) + 1]) == 0)).size:
+        raise CorruptError(f"row {bare[0]}: is trained on, yet has no tokens")
     _check_tokens(lists)
     # Rows stand first in the table, so pairing with the shorter list of keys cuts off the rest.
     rows = zip(

@@ -18,6 +18,8 @@ CREATE_BYTES_MAX = 5 * 2**30
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 CONNECTIONS_MAX = 64
+PAGE_KEYS_MAX = 1000
+"""Keys in one answer of a listing; S3 gives no more."""
 
 Pages: TypeAlias = list[dict[str, Any]]
 
@@ -85,7 +87,7 @@ class S3Objects:
             while not pages or pages[-1].get("IsTruncated"):
                 if pages:
                     options["ContinuationToken"] = pages[-1]["NextContinuationToken"]
-                pages.append(self._call("list_objects_v2", Prefix=self.root + prefix, **options))
+                pages.append(self._call("list_objects_v2", Prefix=self.root + prefix, MaxKeys=PAGE_KEYS_MAX, **options))
         return pages
 
     def _call(self, method: str, **arguments: Any) -> Any:
@@ -108,7 +110,7 @@ class S3Objects:
             yield
         except AstraFlowError:
             raise
-        except (OSError, *_library_errors()) as error:
+        except _network_errors() as error:
             raise _sorted(error, self.bucket, self._name(key)) from error
 
 
@@ -124,9 +126,7 @@ def _sorted(error: Exception, bucket: str, name: str) -> AstraFlowError:
     if status is None or status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES:
         return TransientError(f"{name} did not answer as it should: {type(error).__name__}: {error}")
     if status in (401, 403):
-        return ConfigError(
-            f"access to {name} is denied ({code}); check the AWS_… credentials and the bucket's policy"
-        )
+        return ConfigError(f"access to {name} is denied ({code}); check the AWS_… credentials and the bucket's policy")
     return ConfigError(f"the store refused {name} with status {status} ({code}): {error}")
 
 
@@ -170,12 +170,12 @@ def _code(error: BaseException) -> str:
     return str(_response(error).get("Error", {}).get("Code", ""))
 
 
-def _library_errors() -> tuple[type[Exception], ...]:
-    """What escapes s3fs untranslated: failed connections, and bodies that end too early."""
+def _network_errors() -> tuple[type[Exception], ...]:
+    """What s3fs raises, and what escapes it untranslated: failed connections, and bodies that end too early."""
     from aiohttp import ClientError
     from botocore.exceptions import BotoCoreError
 
-    return (BotoCoreError, ClientError)
+    return (OSError, BotoCoreError, ClientError)
 
 
 def _needs_person(error: BaseException) -> bool:

@@ -9,6 +9,7 @@ count. Weights, checkpoints and base models are such folders; what their manifes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeVar
 
 from storage.errors import CorruptError, NotFoundError
@@ -16,10 +17,10 @@ from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, TensorInfo
 from storage.tensors import digest, file_digest, from_safetensors, to_safetensors
 
-FILE_BYTES_MAX = 2 * 2**30
+FILE_BYTES_MAX = 2**30
 """Tensors are spread over files of about this size; a larger tensor gets a file of its own."""
-TRANSFERS_MAX = 8
-"""Files that are moved at once."""
+TRANSFERS_MAX = 4
+"""Files that are moved, and therefore held in memory, at once."""
 
 R = TypeVar("R")
 
@@ -36,18 +37,23 @@ def write(
     folder: ObjectStore, tensors: Mapping[str, HostTensor], extra_files: Mapping[str, bytes], write_id: str
 ) -> Contents:
     """Store the data files, several at once; nobody sees them as long as no manifest lists them."""
-    infos: dict[str, TensorInfo] = {}
-    bodies: dict[str, bytes] = {f"{write_id}.{name}": body for name, body in extra_files.items()}
-    for number, part in enumerate(_parts(tensors)):
-        file = f"{write_id}.model-{number:05d}.safetensors"
-        bodies[file] = to_safetensors(part)
-        infos.update(
-            {name: TensorInfo(tensor.dtype, tensor.shape, digest(tensor), file) for name, tensor in part.items()}
-        )
+
+    def store_file(name: str, body: bytes) -> FileInfo:
+        folder.put(f"{write_id}.{name}", body)
+        return FileInfo(f"{write_id}.{name}", len(body), file_digest(body))
+
+    def store_part(number: int, part: Mapping[str, HostTensor]) -> tuple[FileInfo, dict[str, TensorInfo]]:
+        file = store_file(f"model-{number:05d}.safetensors", to_safetensors(part))
+        infos = {
+            name: TensorInfo(tensor.dtype, tensor.shape, digest(tensor), file.name) for name, tensor in part.items()
+        }
+        return file, infos
+
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        list(pool.map(lambda name: folder.put(name, bodies[name]), bodies))
-    files = tuple(FileInfo(name, len(body), file_digest(body)) for name, body in bodies.items())
-    return Contents(infos, files)
+        parts = list(pool.map(store_part, count(), _parts(tensors)))
+        files = list(pool.map(store_file, extra_files.keys(), extra_files.values()))
+    infos = {name: info for _, part in parts for name, info in part.items()}
+    return Contents(infos, tuple(file for file, _ in parts) + tuple(files))
 
 
 def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTensor]:

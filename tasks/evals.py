@@ -4,8 +4,10 @@ One play of `actor_and_verify` on the held-out set gives two numbers on the same
 (`first_attempt`) and the team (`final`). Who plays it stands in `evaluation.py`; nothing here imports a model.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +19,10 @@ from storage.json_objects import build, new_write_id
 from storage.objects import ObjectStore
 from storage.records import Float32
 
+log = logging.getLogger(__name__)
+
+CACHE_MAX = 1024
+"""Evaluations kept in memory."""
 KIND = "evaluation"
 SCHEMA = arrow_files.schema_of(
     {"prompt_id": arrow_files.DICTIONARY, "first_attempt": pa.float32(), "final": pa.float32()}
@@ -83,9 +89,12 @@ def keys(run: ObjectStore, start_after: str = "") -> list[str]:
 
 
 def read_all(run: ObjectStore, wanted: Sequence[str] | None = None) -> Iterator[Evaluation]:
-    """Every evaluation (or those of the keys `wanted`) in the order of its versions."""
+    """Every evaluation (or those of the keys `wanted`) in the order of its versions; unreadable ones are left out."""
     for key in keys(run) if wanted is None else wanted:
-        yield _read_key(run, key)
+        try:
+            yield _read_key(run, key)
+        except CorruptError as error:
+            log.debug("left out: %s", error)
 
 
 def encode(evaluation: Evaluation) -> bytes:
@@ -131,6 +140,7 @@ class _Header:
     seconds: float
 
 
+@lru_cache(maxsize=CACHE_MAX)  # created-once objects never change, and a live view asks for all of them every second
 def _read_key(run: ObjectStore, key: str) -> Evaluation:
     try:
         return decode(run.get(key))

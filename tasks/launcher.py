@@ -37,64 +37,58 @@ class Launched:
     state_name: str
 
 
-def run_tag(run_id: str) -> str:
-    return f"run:{run_id}"
+class PrefectLauncher:
+    """Speaks for one run."""
 
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._tags = ["astraflow", f"run:{run_id}"]
 
-def member_tag(member: str) -> str:
-    return f"member:{member}"
+    async def launch(self, member: Member, attempt: int) -> Launched | None:
+        """Ask Prefect to start an attempt; None when Prefect is away. Asking again is harmless: same key, same flow run.
 
+        Raises:
+            ConfigError: the member's deployment does not exist on the server.
+        """
+        try:
+            flow_run = await arun_deployment(
+                member.deployment,
+                parameters={"run_id": self._run_id, "member": member.id, "attempt": attempt, **member.parameters},
+                timeout=0,
+                tags=[*self._tags, f"member:{member.id}"],
+                idempotency_key=f"{self._run_id}:{member.id}:{attempt}",
+            )
+        except ObjectNotFound as error:
+            raise ConfigError(
+                f"the Prefect server has no deployment {member.deployment!r}; register the deployments: astraflow deploy"
+            ) from error
+        except _AWAY as error:
+            log.warning("could not launch %s: %s", member.id, error)
+            return None
+        return _launched(flow_run)
 
-async def launch(run_id: str, member: Member, attempt: int) -> Launched | None:
-    """Ask Prefect to start an attempt of the member; None when Prefect is away (asking again is harmless: same key, same run).
+    async def newest(self) -> Mapping[str, Launched] | None:
+        """member id → its newest flow run, for every member ever launched; None when Prefect is away."""
+        newest: dict[str, Launched] = {}
+        try:
+            async with get_client() as client:
+                flow_runs = await _read_all(client, FlowRunFilter(tags=FlowRunFilterTags(all_=self._tags)))
+        except _AWAY as error:
+            log.warning("Prefect does not answer: %s", error)
+            return None
+        for flow_run in flow_runs:
+            found = _launched(flow_run)
+            for member in (tag.partition(":")[2] for tag in flow_run.tags if tag.startswith("member:")):
+                if member not in newest or newest[member].attempt < found.attempt:
+                    newest[member] = found
+        return newest
 
-    Raises:
-        ConfigError: the member's deployment does not exist on the server.
-    """
-    try:
-        flow_run = await arun_deployment(
-            member.deployment,
-            parameters={"run_id": run_id, "member": member.id, "attempt": attempt, **member.parameters},
-            flow_run_name=f"{member.id} · {run_id}" + (f" · {attempt}" if attempt else ""),
-            timeout=0,
-            tags=["astraflow", run_tag(run_id), member_tag(member.id)],
-            idempotency_key=f"{run_id}:{member.id}:{attempt}",
-        )
-    except ObjectNotFound as error:
-        raise ConfigError(
-            f"the Prefect server has no deployment {member.deployment!r}; register the deployments with `astraflow deploy`"
-        ) from error
-    except _AWAY as error:
-        log.warning("could not launch %s: %s", member.id, error)
-        return None
-    return _launched(flow_run)
+    async def declare_crashed(self, launched: Launched, reason: str) -> None:
+        """Prefect alone never notices a lost machine. The process, should it live, is fenced by created-once writes."""
+        await _set_state(launched, Crashed(message=reason))
 
-
-async def newest_flow_runs(run_id: str) -> Mapping[str, Launched] | None:
-    """member id → its newest flow run, for every member ever launched; None when Prefect is away."""
-    tags = FlowRunFilterTags(all_=["astraflow", run_tag(run_id)])
-    newest: dict[str, Launched] = {}
-    try:
-        async with get_client() as client:
-            for flow_run in await _read_all(client, FlowRunFilter(tags=tags)):
-                members = [tag.partition(":")[2] for tag in flow_run.tags if tag.startswith("member:")]
-                found = _launched(flow_run)
-                for member in members:
-                    if member not in newest or newest[member].attempt < found.attempt:
-                        newest[member] = found
-    except _AWAY as error:
-        log.warning("Prefect does not answer: %s", error)
-        return None
-    return newest
-
-
-async def declare_crashed(launched: Launched, reason: str) -> None:
-    """Prefect alone never notices a lost machine: tell it. The process, if it still lives, is fenced by created-once writes."""
-    await _set_state(launched, Crashed(message=reason))
-
-
-async def cancel(launched: Launched) -> None:
-    await _set_state(launched, Cancelling(message="the run has ended"))
+    async def cancel(self, launched: Launched) -> None:
+        await _set_state(launched, Cancelling(message="the run has ended"))
 
 
 async def _set_state(launched: Launched, state: object) -> None:

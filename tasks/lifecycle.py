@@ -22,6 +22,7 @@ from storage.records import Stop
 from storage.verify import Verdict
 from tasks import prefect_tasks, recipes, supervisor
 from tasks.config import RunConfig
+from tasks.launcher import PrefectLauncher
 from tasks.tracking import Tracker, tracking_uri
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     attempt = int(flow_run.get_run_count() or 1) - 1
     with Pulse(run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s) as pulse:
         async with _tracking(run, name, config) as tracker:
-            stop = await _supervise(supervisor.Supervisor(run, name, config, pulse), run)
+            stop = await _supervise(supervisor.Supervisor(run, config, pulse, PrefectLauncher(name)), run)
             await _close(name, tracker, stop)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")

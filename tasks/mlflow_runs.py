@@ -51,6 +51,7 @@ class Board:
     def __init__(self, uri: str, experiment: str, run_id: str, policies: Sequence[str]) -> None:
         """Attaches to the runs that carry the tags of `run_id`, creating what is missing; MlflowError when it cannot."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(REQUEST_TRIES_MAX))
         from mlflow.tracking import MlflowClient
@@ -71,15 +72,20 @@ class Board:
                 self._client.update_run(mlflow_id, status="RUNNING")
 
     def log(self, who: str, points: Sequence[Point], tags: Mapping[str, str] | None = None) -> None:
-        """Points of the policy `who` (or PARENT), then `tags`: a tag that stands says that the points before it do."""
-        from mlflow.entities import Metric
+        """Points of the policy `who` (or PARENT), then `tags`: a tag that stands says that the points before it do.
+
+        One request for each `METRICS_PER_CALL_MAX` points; MLflow stores the tags of a request after its metrics.
+        """
+        from mlflow.entities import Metric, RunTag
 
         with _translated():
             metrics = [Metric(p.key, p.value, round(p.time_s * 1000), p.step) for p in points]
-            for chunk in _chunks(metrics, METRICS_PER_CALL_MAX):
+            *full, last = list(_chunks(metrics, METRICS_PER_CALL_MAX)) or [[]]
+            for chunk in full:
                 self._client.log_batch(self._ids[who], metrics=chunk)
-            for key, value in (tags or {}).items():
-                self._client.set_tag(self._ids[who], key, value)
+            if last or tags:
+                last_tags = [RunTag(key, value) for key, value in (tags or {}).items()]
+                self._client.log_batch(self._ids[who], metrics=last, tags=last_tags)
 
     def tag(self, who: str, key: str) -> str | None:
         with _translated():

@@ -14,7 +14,6 @@ import jinja2
 
 from storage import heartbeats, layout
 from storage import runs as stored_runs
-from storage.errors import CorruptError
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
 from tasks import evals, report_figures
@@ -77,7 +76,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
         read_history(run, policy, max(one.version or 0, one.batches)) for policy, one in status.policies.items()
     ]
     log = read_shard_log(run)
-    evaluations = _evaluations(run)
+    evaluations = list(evals.read_all(run))
     episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
     page: str = _template().render(
         run_id=run_id,
@@ -150,16 +149,6 @@ def _books(history: History) -> list[BookRow]:
         fates["waiting"] = history.steps[-1].waiting
     total = sum(fates.values())
     return [BookRow(history.policy, fate, count, count / total if total else 0.0) for fate, count in fates.items()]
-
-
-def _evaluations(run: ObjectStore) -> list[Evaluation]:
-    found: list[Evaluation] = []
-    for key in evals.keys(run):
-        try:
-            found += evals.read_all(run, [key])
-        except CorruptError:  # `verify` reports damage; the report shows what is left
-            continue
-    return found
 
 
 def _counts(episodes: Iterable[EpisodeSample]) -> dict[str, int]:

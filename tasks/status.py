@@ -72,7 +72,7 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
         reason=_reason(state, stop, beats),
         deployment=record.deployment,
         started=record.created_s,
-        elapsed_s=max(0.0, (stop.at_s if stop else now) - record.created_s),
+        elapsed_s=max(0.0, _end_s(state, stop, beats, now) - record.created_s),
         steps=config.steps,
         policies={name: _policy(one, config.steps, _beat(beats, f"trainer-{name}")) for name, one in newest.items()},
         regions={name: _region(name, beats, now, limit_s) for name in _regions(config, beats)},
@@ -120,7 +120,7 @@ def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
         reason=_reason(state, stop, beats),
         deployment=record.deployment,
         started=record.created_s,
-        elapsed_s=max(0.0, (stop.at_s if stop else now_s) - record.created_s),
+        elapsed_s=max(0.0, _end_s(state, stop, beats, now_s) - record.created_s),
         steps=config.steps,
         versions=versions,
     )
@@ -167,6 +167,13 @@ def _reason(state: State, stop: Stop | None, beats: Iterable[Heartbeat]) -> str:
         last = f"; the last it said: {supervisor.note}" if supervisor and supervisor.note else ""
         return f"its supervisor is gone; start the run again with the same run id to go on{last}"
     return supervisor.note if supervisor else ""
+
+
+def _end_s(state: State, stop: Stop | None, beats: Iterable[Heartbeat], now_s: float) -> float:
+    """When the run ended, as far as anybody knows; now while it goes on."""
+    if stop is not None:
+        return stop.at_s
+    return max((beat.beat_s for beat in beats), default=now_s) if state == "interrupted" else now_s
 
 
 def _policy(newest: _Newest, steps: int, trainer: Heartbeat | None) -> PolicyStatus:

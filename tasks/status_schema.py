@@ -75,7 +75,7 @@ class Status(Frozen):
     started: float
     """Unix time of its creation."""
     elapsed_s: float
-    """Until its end, or until now."""
+    """Until its end (of an interrupted run: its last heartbeat), or until now."""
     steps: int
     policies: dict[str, PolicyStatus]
     regions: dict[str, RegionStatus]

@@ -7,15 +7,15 @@ run over  =  every member's work is done, or somebody asked it to stop (`stop.js
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from storage import heartbeats, runs
 from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Stop
-from tasks import launcher
 from tasks.config import RunConfig
 from tasks.launcher import Launched
 from tasks.members import Decision, Member, Phase, Seen, decide, is_done, members_of
@@ -25,6 +25,15 @@ log = logging.getLogger(__name__)
 _LAUNCHES_AT_ONCE = 3
 """Process workers start this many flow processes of one deployment's pool without slowing each other down."""
 _BACKOFF_MAX_S = 30.0
+
+
+class Launcher(Protocol):
+    """Where flow runs come from: Prefect (`tasks.launcher.PrefectLauncher`)."""
+
+    async def launch(self, member: Member, attempt: int) -> Launched | None: ...
+    async def newest(self) -> Mapping[str, Launched] | None: ...
+    async def declare_crashed(self, launched: Launched, reason: str) -> None: ...
+    async def cancel(self, launched: Launched) -> None: ...
 
 
 @dataclass
@@ -48,9 +57,9 @@ class _Watch:
 @dataclass
 class Supervisor:
     run: ObjectStore
-    run_id: str
     config: RunConfig
     pulse: Pulse
+    launcher: Launcher
     clock: Callable[[], float] = time.monotonic
     watches: dict[str, _Watch] = field(init=False)
 
@@ -101,13 +110,11 @@ class Supervisor:
         self.pulse.update(state="working", progress={"members": len(self.watches), "members_done": len(done)})
 
     async def _read_prefect(self) -> None:
-        newest = await launcher.newest_flow_runs(self.run_id)
+        newest = await self.launcher.newest()
         for watch in self.watches.values():
             if newest is None:
                 if watch.launched is not None:
-                    watch.launched = Launched(
-                        watch.launched.attempt, Phase.UNKNOWN, watch.launched.flow_run_id, "unknown"
-                    )
+                    watch.launched = Launched(watch.launched.attempt, Phase.UNKNOWN, watch.launched.flow_run_id, "unknown")
                 continue
             found = newest.get(watch.member.id)
             if found is not None:
@@ -136,10 +143,10 @@ class Supervisor:
             stop_timeout_s=settings.stop_timeout_s,
         )
         if decision is Decision.RETIRE and launched is not None:
-            await launcher.cancel(launched)
+            await self.launcher.cancel(launched)
         if decision is Decision.LOST and launched is not None:
             log.warning("%s has been silent for too long: replacing it", watch.member.id)
-            await launcher.declare_crashed(launched, "its heartbeat in the object store stopped")
+            await self.launcher.declare_crashed(launched, "its heartbeat in the object store stopped")
             decision = Decision.LAUNCH
         if decision is Decision.LAUNCH and launches.get(watch.member.deployment, 0) < _LAUNCHES_AT_ONCE:
             launches[watch.member.deployment] = launches.get(watch.member.deployment, 0) + 1
@@ -161,7 +168,7 @@ class Supervisor:
             if watch.failures > self.config.supervise.restarts_max:
                 return await self._give_up(watch)
             watch.not_before = now + min(2.0 ** (watch.failures - 1), _BACKOFF_MAX_S)
-        launched = await launcher.launch(self.run_id, watch.member, attempt)
+        launched = await self.launcher.launch(watch.member, attempt)
         if launched is not None:
             watch.launched, watch.launched_at = launched, now
         return None
@@ -169,9 +176,7 @@ class Supervisor:
     async def _give_up(self, watch: _Watch) -> Stop | None:
         """A member that cannot live fails the run; a rollout worker only when it was the last of its kind."""
         watch.abandoned = True
-        reason = (
-            f"{watch.member.id} ended {watch.failures} times in a row without finishing; its flow run's log says why"
-        )
+        reason = f"{watch.member.id} ended {watch.failures} times in a row without finishing; its flow run's log says why"
         log.error(reason)
         if watch.member.kind == "rollout" and any(
             other.member.kind == "rollout" and not other.abandoned for other in self.watches.values()
@@ -187,14 +192,14 @@ class Supervisor:
         """Members see `stop.json` and leave; who does not within the limit is cancelled, by tag."""
         deadline = self.clock() + self.config.supervise.stop_timeout_s
         while self.clock() < deadline:
-            newest = await launcher.newest_flow_runs(self.run_id)
+            newest = await self.launcher.newest()
             if newest is not None and all(found.phase is Phase.ENDED for found in newest.values()):
                 return
             await asyncio.sleep(self.config.supervise.poll_interval_s / 2)
-        for member, found in (await launcher.newest_flow_runs(self.run_id) or {}).items():
+        for member, found in (await self.launcher.newest() or {}).items():
             if found.phase is not Phase.ENDED:
                 log.warning("cancelling %s, which did not leave by itself", member)
-                await launcher.cancel(found)
+                await self.launcher.cancel(found)
 
 
 def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:

@@ -21,7 +21,7 @@ from tasks.tiny_tokenizer import ASSISTANT, END, USER, token_id, tokenizer
 
 SOLVER_SHARE, VERIFIER_SHARE = 0.40, 0.45
 """The rest are retries."""
-SHOWN_WRONG_STEP, SHOWN_BARE_BOX = 0.3, 0.12
+SHOWN_WRONG_STEP, SHOWN_BARE_BOX = 0.35, 0.12
 """How the solutions shown to the verifier are spoiled."""
 ERRORS = (-10, -2, -1, 1, 2, 10)
 VERDICT_WEIGHT = 4.0

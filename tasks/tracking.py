@@ -30,6 +30,8 @@ URI_VARIABLE = "MLFLOW_TRACKING_URI"
 STEPS_PER_SYNC_MAX = 500
 """Steps of one policy that one sync passes on; a longer backlog takes several syncs."""
 STEPS_PER_CALL = 25
+CATCH_UP_S = 60.0
+"""How long the end of a run passes on a backlog before it goes on to the report and the models."""
 THROUGHPUT_POINTS_MAX = 5000
 """Throughput is sampled, not stored; so many samples are kept while MLflow is away."""
 STATUS = {"completed": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
@@ -79,10 +81,11 @@ class Tracker:
         the address of MLflow's page, None when there is none or when MLflow stayed away."""
         try:
             board = self._attached()
-            while self._behind():
-                if not self.sync():
-                    return None
-            self.sync()
+            deadline_s = time.monotonic() + CATCH_UP_S
+            while self.sync() and self._behind():
+                if time.monotonic() > deadline_s:
+                    log.warning("MLflow is too slow: the end of run %s is in its store only", self._run_id)
+                    break
             self._send_report(board)
             if self._config.tracking.register_models and status == "completed":
                 self._register(board)
@@ -124,7 +127,8 @@ class Tracker:
 
     def _send_evaluations(self, board: Board) -> None:
         for key in evals.keys(self._run, start_after=self._evaluated):
-            board.log(PARENT, _finite(_evaluation_points(next(evals.read_all(self._run, [key])))))
+            for evaluation in evals.read_all(self._run, [key]):
+                board.log(PARENT, _finite(_evaluation_points(evaluation)))
             self._evaluated = key
 
     def _sample_throughput(self) -> None:

@@ -24,7 +24,7 @@ def local_store(tmp_path: Path) -> ObjectStore:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of a server process's worth of S3, with the environment set for it and one empty bucket."""
-    import boto3
+    import boto3  # type: ignore[import-untyped]  # the package has no types
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -153,8 +153,24 @@ def torn(run: ObjectStore, number: int) -> None:
     run.create(layout.shard(number), b"torn")
 
 
+@dataclass
+class AwayBackend:
+    """Fails transiently on reading every key that contains `key`, while that is not empty."""
+
+    backend: Backend
+    key: str = ""
+
+    def read(self, key: str) -> bytes:
+        if self.key and self.key in key:
+            raise TransientError(f"{key} is away")
+        return self.backend.read(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+
 class Flicker:
-    """A backend that fails transiently whenever `down` is set."""
+    """A backend that fails transiently, whatever is asked, while `down` is set."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.down = backend, threading.Event()

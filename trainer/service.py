@@ -19,9 +19,9 @@ from storage.errors import ConflictError, CorruptError, NotFoundError, Transient
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Batch
-from storage.runs import read_stop
 from storage.tensors import weights_digest
 from trainer.config import TrainConfig
+from trainer.departure import Departure
 from trainer.engine import TrainEngine, make_engine
 from trainer.patience import insist
 
@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 CALL_PATIENCE_S = 5.0
 """One call to the store gives up after so long. `insist` tries again, and hears a request to leave in between."""
-STOP_POLL_S = 1.0
-"""Least pause between two looks for the run's end."""
 MODEL_CONFIG = "config.json"
 
 R = TypeVar("R")
@@ -70,6 +68,7 @@ class _Trainer:
         self._steps = steps
         self._pulse = pulse
         self._stop = stop
+        self._departure = Departure(run, pulse, stop)
         self._engine: TrainEngine
         self._step = 0
         """The version that the engine's weights are."""
@@ -83,12 +82,11 @@ class _Trainer:
         self._publish_s = 0.0
         """Spent on publishing the version before."""
         self._version_at_s = time.monotonic()
-        self._stop_looked_s = float("-inf")
 
     def serve(self, seed: int) -> None:
         if not self._begin(seed):
             return
-        while self._step < self._steps and not self._over():
+        while self._step < self._steps and not self._departure.due():
             batch = self._next_batch()
             if batch is None:
                 break
@@ -101,7 +99,7 @@ class _Trainer:
         """Build the engine from version 0 or the newest checkpoint; False when asked to leave before there was one."""
         self._pulse.update(state="waiting", note="waits for version 0")
         while not self._insist("reading version 0", lambda: weights.exists(self._run, self._policy, 0)):
-            if self._over() or self._stop.wait(self._config.poll_interval_s):
+            if self._departure.due_within(self._config.poll_interval_s):
                 return False
         self._pulse.update(state="starting", note="builds the engine")
         files = self._insist("reading the model's files", lambda: weights.fetch_files(self._run, self._policy))
@@ -134,18 +132,6 @@ class _Trainer:
         self._tokens_trained = float(state["tokens_trained"])
         self._step = self._checkpointed = step
 
-    def _over(self) -> bool:
-        """True when asked to leave, or the run has ended; looks at the store at most once a second."""
-        if self._stop.is_set():
-            return True
-        if time.monotonic() - self._stop_looked_s < STOP_POLL_S:
-            return False
-        ended = self._insist("looking for the run's end", lambda: read_stop(self._run))
-        self._stop_looked_s = time.monotonic()
-        if ended:
-            self._pulse.update(note=f"the run is {ended.state}: {ended.reason}")
-        return ended is not None
-
     def _next_batch(self) -> Batch | None:
         """The batch after the current step, waited for; None when it is time to leave. Measures the wait."""
         step = self._step + 1
@@ -154,7 +140,7 @@ class _Trainer:
         with self._pulse.span("wait"):
             while (batch := self._insist("reading a batch", lambda: self._read_batch(step))) is None:
                 self._pulse.update(state="waiting")
-                if self._over() or self._stop.wait(self._config.poll_interval_s):
+                if self._departure.due_within(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s
         self._pulse.update(state="working")

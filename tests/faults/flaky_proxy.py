@@ -1,9 +1,11 @@
 """A proxy before an HTTP server that fails as it is told: one fault a request, taken from a list, then none.
 
-    "drop"      the connection breaks before the server sees the request
-    "refuse"    503 without asking the server
-    "lose"      the server does its work, the answer is lost
-    "truncate"  half of the answer arrives
+"drop"      the connection breaks before the server sees the request
+"refuse"    503 without asking the server
+"compete"   409 without asking the server: another conditional write is under way
+"deny"      412 without naming the condition that failed, as some servers do
+"lose"      the server does its work, the answer is lost
+"truncate"  half of the answer arrives
 """
 
 import socket
@@ -13,7 +15,7 @@ from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 from urllib.parse import urlsplit
 
-REFUSAL = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+ANSWERS = {"refuse": b"503 Slow Down", "compete": b"409 Conflict", "deny": b"412 Precondition Failed"}
 
 
 class FlakyProxy(ThreadingTCPServer):
@@ -63,8 +65,8 @@ class _Exchange(StreamRequestHandler):
         if request is None:
             return
         fault = self.server.next_fault()
-        if fault == "refuse":
-            self.wfile.write(REFUSAL)
+        if fault in ANSWERS:
+            self.wfile.write(b"HTTP/1.1 " + ANSWERS[fault] + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         elif fault != "drop":
             with socket.create_connection(self.server.upstream) as upstream:
                 upstream.sendall(request)
@@ -78,7 +80,9 @@ class _Exchange(StreamRequestHandler):
             return None
         while lines[-1] not in (b"\r\n", b""):
             lines.append(self.rfile.readline())
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
+        headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])
+        }
         if headers.get(b"expect", b"").lower() == b"100-continue":
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = self.rfile.read(int(headers.get(b"content-length", 0)))

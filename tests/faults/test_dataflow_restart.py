@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from data_ops.config import PolicyData
 from data_ops.service import Dataflow
 from storage.errors import TransientError
 from storage.objects import ObjectStore
-from tests.dataflow_world import DyingBackend, Killed, World, world
+from tests.dataflow_world import AwayBackend, DyingBackend, Killed, World, world
 
 KILLS_MAX = 200
+LONG = {"solver": PolicyData(batch_size=4, steps=40), "verifier": PolicyData(batch_size=4, steps=40)}
 
 
 def run_with_a_death(made: World, dies_at: int, after: bool) -> bool:
@@ -66,6 +68,46 @@ def test_two_dataflows_on_one_run_do_no_harm(memory_store: ObjectStore, caplog: 
         made.train("verifier")
     made.check()
     assert "another dataflow was faster" in caplog.text
+
+
+def test_a_rebuild_that_fails_half_way_is_done_again(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=2)
+    away = AwayBackend(made.run.backend)
+    slow = made.dataflow(replace(made.run, backend=away, patience_s=1e-6))
+    fast = made.dataflow()
+    while not made.batches("verifier"):
+        fast.round()
+        made.play(made.open_orders())
+    away.key = "batches/verifier"
+    with pytest.raises(TransientError, match="batches/verifier"):
+        made.finish(slow)  # its first order collides, and the rebuild finds half of the store away
+    away.key = ""
+    made.finish(slow)
+    made.check()
+
+
+def test_an_order_that_was_used_but_never_seen_is_seen_after_a_restart(memory_store: ObjectStore) -> None:
+    num_unseen = 0
+    for dies_at in range(5, 40):
+        made = world(memory_store.sub(f"{dies_at}"), max_staleness=2, policies=LONG)
+        with pytest.raises(Killed):
+            made.finish(made.dataflow(replace(made.run, backend=DyingBackend(made.run.backend, dies_at))))
+        used = {number for policy in LONG for batch in made.batches(policy) for number in batch.shards}
+        num_unseen += len(used - seen(made))
+        dataflow = made.dataflow()
+        for _ in range(6):
+            dataflow.round()
+            made.play(made.open_orders())
+            made.train("solver")
+            made.train("verifier")
+        assert used <= seen(made)
+    assert num_unseen > 0
+
+
+def seen(made: World) -> set[int]:
+    listed = [number for order in made.orders() for number in order.seen]
+    assert len(listed) == len(set(listed)), "an order is folded once"
+    return set(listed)
 
 
 def test_a_restart_after_every_round_changes_nothing_in_the_guarantees(memory_store: ObjectStore) -> None:

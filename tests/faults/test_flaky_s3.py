@@ -60,6 +60,21 @@ def test_a_lost_answer_does_not_hide_that_a_rival_won(
     assert flaky_store.get("run.json") == b"rival"
 
 
+def test_a_rival_write_under_way_is_waited_for(flaky_store: ObjectStore, proxy: FlakyProxy) -> None:
+    proxy.fail(["compete", "compete"])
+    flaky_store.create("run.json", b"mine")
+    assert flaky_store.get("run.json") == b"mine"
+
+
+def test_a_412_that_names_no_condition_is_understood(flaky_store: ObjectStore, proxy: FlakyProxy) -> None:
+    flaky_store.create("run.json", b"first")
+    proxy.fail(["deny"])
+    with pytest.raises(ConflictError):
+        flaky_store.create("run.json", b"second")
+    proxy.fail(["deny"])
+    flaky_store.create("run.json", b"first")
+
+
 def test_patience_with_a_dead_server_ends(flaky_store: ObjectStore, proxy: FlakyProxy) -> None:
     flaky_store.create("warm", b"up")
     proxy.fail(["refuse"] * 100)
@@ -84,5 +99,7 @@ def test_missing_credentials_are_a_sentence(s3_server: str, monkeypatch: pytest.
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(ConfigError, match=r"cannot be reached: Unable to locate credentials; correct the AWS_… variables"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be reached: Unable to locate credentials; correct the AWS_… variables"
+    ):
         open_store(f"s3://{BUCKET}/x").create("a", b"x")

@@ -1,7 +1,9 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from storage import batches
 from storage.errors import ConflictError, CorruptError, NotFoundError
@@ -76,7 +78,7 @@ def test_one_arrow_table_holds_rows_and_books() -> None:
     assert table.column("tokens").to_pylist() == [[11, 12, 40, 41, 2], [], []]
 
 
-def array(values: list[float], kind: type) -> np.ndarray:  # type: ignore[type-arg]  # any of the five columns
+def array(values: list[float], kind: type) -> NDArray[Any]:
     return np.array(values, dtype=kind)
 
 
@@ -103,7 +105,9 @@ def test_unknown_and_misplaced_fates_are_corrupt() -> None:
         round_trip(builders.batch(ledger=(Entry(key(1), "waiting", ""), Entry(key(2), "expired", ""))))
 
 
-def test_a_trained_fate_in_the_ledger_is_told_from_a_row_by_its_place() -> None:
+def test_a_trained_fate_in_the_ledger_is_corrupt_wherever_it_stands() -> None:
+    with pytest.raises(CorruptError, match="row 1: is trained on, yet has no tokens"):
+        round_trip(builders.batch(ledger=(Entry(key(2), "trained", ""),)))
     with pytest.raises(CorruptError, match="not in the order trained, ledger, waiting"):
         round_trip(builders.batch(ledger=(builders.entry(key(1)), Entry(key(2), "trained", ""))))
 

@@ -100,6 +100,16 @@ def test_a_worker_that_lags_behind_costs_only_what_expires(memory_store: ObjectS
     assert any(entry.fate == "expired" for batch in made.batches("solver") for entry in batch.ledger)
 
 
+def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=0, batches_ahead=0)
+    dataflow = made.dataflow()
+    while not (made.batches("solver") and made.batches("verifier")):
+        dataflow.round()
+        made.play(made.open_orders())
+    dataflow.round()
+    assert dataflow.progress()["waiting/solver"] == dataflow.progress()["waiting/verifier"] == 0
+
+
 def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(memory_store: ObjectStore) -> None:
     made = world(memory_store)
     dataflow = made.dataflow()
@@ -128,6 +138,17 @@ def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(memory_sto
     reasons = [entry.reason for batch in made.batches("solver") for entry in batch.ledger]
     assert UNREADABLE_SHARD in reasons
     assert set(quarantined(made.run)) == {layout.shard(order) for order in lost}
+
+
+def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    made.finish(made.dataflow())
+    left = {key.order for policy in POLICIES for key in made.batches(policy)[-1].waiting}
+    assert left
+    for order in left:
+        made.run.put(layout.shard(order), b"torn")
+    assert made.dataflow().done
+    assert quarantined(made.run) == {}
 
 
 def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:

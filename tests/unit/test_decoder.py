@@ -55,7 +55,8 @@ CPU = torch.device("cpu")
 def reference_model(config: Json) -> Any:
     """A transformers model whose every parameter is random, norms and biases too."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).eval()
+    from_config: Any = AutoModelForCausalLM.from_config
+    model = from_config(AutoConfig.for_model(**config)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
@@ -145,8 +146,8 @@ def test_weights_that_do_not_fit_the_model_are_refused_by_name() -> None:
         fuse(architecture, {key: tensor for key, tensor in tensors.items() if key != name}, CPU, torch.float32)
     with pytest.raises(ConfigError, match=r"weights hold model\.extra"):
         fuse(architecture, {**tensors, "model.extra": tensors[name]}, CPU, torch.float32)
+    wrong = tensors["model.layers.1.self_attn.k_proj.weight"]
     with pytest.raises(ConfigError, match=r"k_proj\.bias has shape \(16, 32\); .* asks for \(16,\)"):
-        wrong = tensors["model.layers.1.self_attn.k_proj.weight"]
         fuse(architecture, {**tensors, name: wrong}, CPU, torch.float32)
 
 

@@ -22,8 +22,6 @@ def only(store: ObjectStore) -> Heartbeat:
     return beat
 
 
-
-
 def test_a_member_beats_when_it_enters_and_when_it_leaves(memory_store: ObjectStore) -> None:
     with Pulse(memory_store, "trainer", "trainer-solver", 3, IDLE_S, region="us-east"):
         pass
@@ -58,12 +56,16 @@ def test_updates_merge(memory_store: ObjectStore) -> None:
 def test_spans_add_up_also_when_they_raise(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+
+    def fail_after(seconds: float) -> None:
+        now_s[0] += seconds
+        raise KeyError
+
     with Pulse(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
         with pulse.span("wait"):
             now_s[0] += 1.5
         with pytest.raises(KeyError), pulse.span("wait"):
-            now_s[0] += 0.25
-            raise KeyError
+            fail_after(0.25)
         with pulse.span("step"):
             now_s[0] += 4.0
     beat = only(memory_store)
@@ -110,11 +112,11 @@ class Failing:
 
 def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(caplog: pytest.LogCaptureFixture) -> None:
     store = ObjectStore("failing", Failing(), patience_s=0.01)  # type: ignore[arg-type]  # the pulse only writes
-    with caplog.at_level(logging.WARNING, logger="storage.heartbeats"):
-        with Pulse(store, "trainer", "t", 0, interval_s=0.01) as pulse:
-            deadline = time.monotonic() + 10
-            while pulse.last.beats < 6 and time.monotonic() < deadline:
-                time.sleep(0.01)
+    caplog.set_level(logging.WARNING, logger="storage.heartbeats")
+    with Pulse(store, "trainer", "t", 0, interval_s=0.01) as pulse:
+        deadline = time.monotonic() + 10
+        while pulse.last.beats < 6 and time.monotonic() < deadline:
+            time.sleep(0.01)
     assert [record.getMessage() for record in caplog.records if record.name == "storage.heartbeats"] == [
         "t goes on without heartbeats: disk full",
         "t goes on without heartbeats: away",
@@ -125,7 +127,7 @@ def test_numpy_numbers_and_nan_are_written(memory_store: ObjectStore) -> None:
     import numpy as np
 
     with Pulse(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
-        pulse.update(rates={"loss": float("nan"), "tokens_per_s": np.float32(2.5)})
+        pulse.update(rates={"loss": float("nan"), "tokens_per_s": np.float32(2.5)})  # type: ignore[dict-item]  # services do pass such
     assert json.loads(memory_store.get("heartbeats/trainer/t.json"))["rates"] == {"loss": "NaN", "tokens_per_s": 2.5}
 
 

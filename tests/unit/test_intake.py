@@ -53,6 +53,10 @@ def test_the_rest_of_a_group_with_a_failed_episode_is_kept_unless_the_config_say
     assert [entry.reason for entry in dropped.entries] == ["partial_group", "partial_group"]
 
 
+def test_a_whole_group_is_kept_also_where_partial_ones_are_not(run: ObjectStore) -> None:
+    assert len(take_in(run, shard(), keep_partial_groups=False).rows) == 2
+
+
 def test_a_row_without_a_trained_token_is_filtered_but_counts_in_its_groups_mean(run: ObjectStore) -> None:
     masked = replace(sequence(reward=0.0), loss_mask=np.zeros(5, dtype=np.bool_))
     intake = take_in(run, shard(group(episode(masked), episode(sequence(reward=1.0)))))

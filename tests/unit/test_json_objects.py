@@ -8,7 +8,7 @@ from storage.errors import CorruptError
 from storage.json_objects import decode, dump, encode
 from storage.records import Lease, Order, Prompt, Stop
 
-ORDER = Order(3, (Prompt("p/1", {"question": "é\n\"?", "n": [1, None]}),), 8, 2**63 - 1, (0, 2), {"next": 4}, 1.5)
+ORDER = Order(3, (Prompt("p/1", {"question": 'é\n"?', "n": [1, None]}),), 8, 2**63 - 1, (0, 2), {"next": 4}, 1.5)
 
 
 def test_a_record_comes_back_equal() -> None:
@@ -19,7 +19,7 @@ def test_the_bytes_are_plain_json_with_format_and_write_id() -> None:
     fields = json.loads(encode(ORDER))
     assert fields["format"] == 1
     assert len(fields["write_id"]) == 32
-    assert fields["prompts"] == [{"id": "p/1", "fields": {"question": "é\n\"?", "n": [1, None]}}]
+    assert fields["prompts"] == [{"id": "p/1", "fields": {"question": 'é\n"?', "n": [1, None]}}]
 
 
 def test_two_encodings_of_one_record_differ_so_that_rivals_cannot_both_win() -> None:
@@ -39,7 +39,11 @@ def test_numbers_json_cannot_write_come_back_as_numbers() -> None:
 
 
 def test_numpy_values_are_written_as_numbers() -> None:
-    assert json.loads(dump({"a": np.float32(0.5), "b": np.int64(3), "c": np.arange(2)})) == {"a": 0.5, "b": 3, "c": [0, 1]}
+    assert json.loads(dump({"a": np.float32(0.5), "b": np.int64(3), "c": np.arange(2)})) == {
+        "a": 0.5,
+        "b": 3,
+        "c": [0, 1],
+    }
 
 
 def test_what_json_cannot_hold_is_refused_when_it_is_written() -> None:

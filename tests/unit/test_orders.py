@@ -7,7 +7,9 @@ from storage.records import Order, Prompt
 
 
 def order(number: int) -> Order:
-    return Order(number, (Prompt("p", {"question": "1+1=?"}),), samples_per_prompt=8, seed=7, seen=(), cursor={"next": 1})
+    return Order(
+        number, (Prompt("p", {"question": "1+1=?"}),), samples_per_prompt=8, seed=7, seen=(), cursor={"next": 1}
+    )
 
 
 def test_an_order_is_read_back(memory_store: ObjectStore) -> None:

@@ -45,7 +45,7 @@ def test_an_id_that_is_no_plain_name_is_refused(memory_store: ObjectStore, run_i
 
 def test_an_unknown_run_names_similar_ones(memory_store: ObjectStore) -> None:
     create_run(memory_store, "tiny-1", CONFIG)
-    with pytest.raises(ConfigError, match="there is no run 'tinny-1' in memory://.*; did you mean tiny-1?"):
+    with pytest.raises(ConfigError, match=r"there is no run 'tinny-1' in memory://.*; did you mean tiny-1\?"):
         open_run(memory_store, "tinny-1")
 
 

@@ -1,7 +1,9 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from storage import shards
 from storage.errors import CorruptError, NotFoundError
@@ -84,7 +86,7 @@ def test_an_infinite_reward_of_an_episode_comes_back() -> None:
     assert np.isnan(found.groups[0].episodes[0].metrics["speed"])
 
 
-def array(values: list[float], kind: type) -> np.ndarray:  # type: ignore[type-arg]  # any of the five columns
+def array(values: list[float], kind: type) -> NDArray[Any]:
     return np.array(values, dtype=kind)
 
 
@@ -95,9 +97,15 @@ def array(values: list[float], kind: type) -> np.ndarray:  # type: ignore[type-a
         ({"versions": array([-1] * 6, np.int32)}, "row 1: versions and tokens differ in length"),
         ({"owners": array([-1, -1, 0, 0, 2], np.int8)}, "row 1, token 4: owners name a policy that does not exist"),
         ({"owners": array([-2, -1, 0, 0, 0], np.int8)}, "row 1, token 0: owners name a policy that does not exist"),
-        ({"loss_mask": array([0, 1, 1, 1, 1], np.bool_)}, "row 1, token 1: loss_mask is True on a token nobody sampled"),
+        (
+            {"loss_mask": array([0, 1, 1, 1, 1], np.bool_)},
+            "row 1, token 1: loss_mask is True on a token nobody sampled",
+        ),
         ({"versions": array([-1, -1, 0, -1, 0], np.int32)}, "row 1, token 3: versions are negative on a sampled token"),
-        ({"versions": array([0, -1, 0, 0, 0], np.int32)}, "row 1, token 0: versions name one on a token nobody sampled"),
+        (
+            {"versions": array([0, -1, 0, 0, 0], np.int32)},
+            "row 1, token 0: versions name one on a token nobody sampled",
+        ),
         ({"logprobs": array([0, -1, -1, -1, -1], np.float32)}, "row 1, token 1: logprobs are not 0"),
         ({"finish_reason": "bored"}, "unknown finish reasons"),
     ],
@@ -124,8 +132,12 @@ def test_rows_in_another_order_than_the_header_are_corrupt(monkeypatch: pytest.M
         builders.group(builders.episode(), builders.episode(builders.sequence(), builders.sequence()))
     )
     monkeypatch.setattr(shards, "_header", lambda shard, sets: header(swapped, sets))
-    shard = builders.shard(builders.group(builders.episode(builders.sequence(), builders.sequence()), builders.episode()))
-    with pytest.raises(CorruptError, match=r"row 1 of a shard is group, episode, sequence \[0 0 1\]; expected \[0 1 0\]"):
+    shard = builders.shard(
+        builders.group(builders.episode(builders.sequence(), builders.sequence()), builders.episode())
+    )
+    with pytest.raises(
+        CorruptError, match=r"row 1 of a shard is group, episode, sequence \[0 0 1\]; expected \[0 1 0\]"
+    ):
         round_trip(shard)
 
 
@@ -146,7 +158,9 @@ def test_unreadable_and_misplaced_shards_are_named(memory_store: ObjectStore) ->
     with pytest.raises(NotFoundError):
         shards.read(memory_store, 3)
     memory_store.put("shards/00000003.arrow", b"garbage")
-    with pytest.raises(CorruptError, match=r"shards/00000003\.arrow: a shard file of 7 bytes is no readable Arrow file"):
+    with pytest.raises(
+        CorruptError, match=r"shards/00000003\.arrow: a shard file of 7 bytes is no readable Arrow file"
+    ):
         shards.read(memory_store, 3)
     memory_store.put("shards/00000003.arrow", shards.encode(builders.shard(order=2)))
     with pytest.raises(CorruptError, match=r"shards/00000003\.arrow holds the shard of order 2"):

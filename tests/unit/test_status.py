@@ -18,7 +18,9 @@ def running(name: str) -> SmallRun:
         made.batch(policy, 1)
         made.version(policy, 1)
     made.version("solver", 2)
-    made.batch("solver", 2, closed_below=3, reward__mean=0.75, accuracy__final=0.5, staleness__mean=0.5, staleness__max=1.0)
+    made.batch(
+        "solver", 2, closed_below=3, reward__mean=0.75, accuracy__final=0.5, staleness__mean=0.5, staleness__max=1.0
+    )
     for number in range(5):
         made.order(number)
     made.beat("supervisor", "supervisor", NOW_S - 1, note="all members are alive")
@@ -27,10 +29,20 @@ def running(name: str) -> SmallRun:
         seconds={"wait": 3.0, "step": 5.0, "publish": 2.0, "cpu": 40.0},
     )  # fmt: skip
     made.beat(
-        "rollout", "rollout-us-east-0", NOW_S - 2, region="us-east", progress={"orders_done": 3}, rates={"tokens_per_s": 200.0}
+        "rollout",
+        "rollout-us-east-0",
+        NOW_S - 2,
+        region="us-east",
+        progress={"orders_done": 3},
+        rates={"tokens_per_s": 200.0},
     )
     made.beat(
-        "rollout", "rollout-us-east-1", NOW_S - 90, region="us-east", progress={"orders_done": 1}, rates={"tokens_per_s": 99.0}
+        "rollout",
+        "rollout-us-east-1",
+        NOW_S - 90,
+        region="us-east",
+        progress={"orders_done": 1},
+        rates={"tokens_per_s": 99.0},
     )
     return made
 
@@ -79,6 +91,7 @@ def test_a_run_whose_supervisor_is_silent_is_interrupted_and_says_how_to_go_on()
     found = status(running("status-interrupted").store, RUN_ID, NOW_S + 100)
     assert found.state == "interrupted"
     assert found.reason.startswith("its supervisor is gone; start the run again with the same run id to go on")
+    assert found.started + found.elapsed_s == NOW_S - 1
 
 
 def test_a_run_without_batches_is_starting() -> None:
@@ -123,7 +136,7 @@ def test_runs_are_told_with_their_versions() -> None:
 
 
 def test_every_key_of_the_json_is_documented() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "schemas.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "schemas.md").read_text(encoding="utf-8")
     made = running("status-documented")
     made.evaluation(0, [1.0], [1.0])
     found = json.loads(status(made.store, RUN_ID, NOW_S).model_dump_json())

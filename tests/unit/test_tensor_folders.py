@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from storage import tensor_folders
@@ -61,7 +63,7 @@ def test_a_changed_file_is_found(memory_store: ObjectStore) -> None:
 def test_a_missing_file_is_corrupt_and_named(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
     memory_store.delete(f"{ID}.model-00000.safetensors")
-    with pytest.raises(CorruptError, match="model-00000.safetensors is missing, though its manifest lists it"):
+    with pytest.raises(CorruptError, match=r"model-00000\.safetensors is missing, though its manifest lists it"):
         read_tensors(memory_store, contents)
 
 
@@ -76,10 +78,8 @@ def test_a_file_swapped_for_another_valid_one_is_found(memory_store: ObjectStore
 def test_a_false_tensor_digest_is_found_even_when_the_file_is_right(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
     other = write(memory_store, builders.tensors(2), {}, "f" * 32)
-    swapped = {name: info for name, info in contents.tensors.items()}
-    swapped["model.scale"] = type(info := swapped["model.scale"])(
-        info.dtype, info.shape, other.tensors["model.scale"].digest, info.file
-    )
+    false = replace(contents.tensors["model.scale"], digest=other.tensors["model.scale"].digest)
+    swapped = {**contents.tensors, "model.scale": false}
     with pytest.raises(CorruptError, match=r"the tensor model\.scale in .* is not the one its manifest lists"):
         read_tensors(memory_store, Contents(swapped, contents.files))
 

@@ -17,7 +17,7 @@ from storage.records import Batch, HostTensor, Json, Stop
 from storage.runs import request_stop
 from storage.tensors import weights_digest
 from tests.builders import batch
-from trainer import patience, service
+from trainer import departure, patience, service
 from trainer.config import TrainConfig
 from trainer.service import train
 
@@ -261,7 +261,7 @@ def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
 def test_between_two_looks_for_the_end_of_the_run_lies_a_pause(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "STOP_POLL_S", 1e9)
+    monkeypatch.setattr(departure, "LOOK_INTERVAL_S", 1e9)
     add_batches(run, 1, 2)
 
     def run_ends(given: Batch) -> None:

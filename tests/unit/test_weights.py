@@ -1,8 +1,9 @@
 import json
+from typing import Any
 
 import pytest
 
-from storage import weights
+from storage import tensor_folders, weights
 from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.tensors import weights_digest
@@ -34,16 +35,18 @@ def test_the_second_writer_of_a_version_loses_and_the_first_stands(memory_store:
     assert weights.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 1
 
 
-def test_a_rival_between_data_and_manifest_wins_whole(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = weights.tensor_folders.write
+def test_a_rival_between_data_and_manifest_wins_whole(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = tensor_folders.write
 
-    def overtaken(*args: object) -> object:
-        contents = write(*args)  # type: ignore[arg-type]  # passed through
-        monkeypatch.setattr(weights.tensor_folders, "write", write)
+    def overtaken(*args: Any) -> object:
+        contents = write(*args)
+        monkeypatch.setattr(tensor_folders, "write", write)
         weights.publish(memory_store, "solver", 0, builders.tensors(7))
         return contents
 
-    monkeypatch.setattr(weights.tensor_folders, "write", overtaken)
+    monkeypatch.setattr(tensor_folders, "write", overtaken)
     with pytest.raises(ConflictError):
         weights.publish(memory_store, "solver", 0, builders.tensors(1))
     assert weights.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 7

@@ -1,0 +1,187 @@
+"""The local stack, for real: processes, ports, a Prefect server, workers. One stack serves all tests here, in their order."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from deployments import flow_runs, plan, processes, record, register, stack
+from deployments.home import Home
+from deployments.ports import HOST
+from deployments.record import Stack
+from deployments.register import Deployment
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+FLOW = """
+import os, time
+from prefect import flow
+
+@flow(name="probe")
+def probe(seconds: float = 0.0) -> str:
+    print("store", os.environ["ASTRAFLOW_STORE"], flush=True)
+    time.sleep(seconds)
+    return "done"
+"""
+CRON_LIMIT_S = 15.0
+
+
+@dataclass
+class World:
+    """A home of its own, with a stack in it whose usual ports are taken."""
+
+    home: Home
+    folder: Path
+    taken: list[int]
+    stack: Stack
+    said: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("stack")
+    home = Home(folder / "home")
+    (folder / "probe_flow_for_test.py").write_text(FLOW)
+    environment = dict(os.environ)
+    listeners = [_listener(), _listener()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        for name in ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI", "ASTRAFLOW_STORE"):
+            patch.delenv(name, raising=False)
+        taken = [listener.getsockname()[1] for listener in listeners]
+        patch.setattr(plan, "PREFECT_PORT", taken[0])
+        patch.setattr(plan, "MLFLOW_PORT", taken[1])
+        _leave_a_stale_record(home)
+        said: list[str] = []
+        try:
+            yield World(home, folder, taken, stack.up(home, said.append, wait_for_mlflow=False), said)
+        finally:
+            stack.down(home, said.append)
+            for listener in listeners:
+                listener.close()
+            os.environ.clear()
+            os.environ.update(environment)
+
+
+def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world: World) -> None:
+    assert len(world.stack.processes) == 6
+    assert all(map(processes.is_alive, world.stack.processes))
+    ports = {int(url.split(":")[2].split("/")[0]) for url in (world.stack.prefect_url, world.stack.mlflow_url)}
+    assert len(ports) == 2
+    assert not ports & set(world.taken)
+
+
+def test_all_deployments_are_registered_and_the_nightly_one_is_off(world: World) -> None:
+    with temporary_settings({PREFECT_API_URL: world.stack.prefect_url}), get_client(sync_client=True) as client:
+        found = {deployment.name: deployment for deployment in client.read_deployments()}
+        assert set(found) == {one.name for one in register.DEPLOYMENTS}
+        assert [schedule.active for schedule in found["nightly"].schedules] == [False]
+        assert found["multi-policy"].parameters == {"recipe": "multi_policy_tiny"}
+        recipe = found["multi-policy"].parameter_openapi_schema["properties"]["recipe"]
+        assert "description" in recipe
+
+
+def test_a_second_up_starts_nothing_and_waits_for_mlflow(world: World) -> None:
+    again = stack.up(world.home, world.said.append)
+    assert again.processes == world.stack.processes
+    assert stack.running(world.home) == again
+
+
+def test_up_replaces_only_what_died(world: World) -> None:
+    victim = world.stack.process("worker-trainers")
+    assert victim is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    _wait(lambda: not processes.is_alive(victim), 5.0)
+    assert stack.running(world.home) is None
+    mended = stack.up(world.home, world.said.append)
+    replaced = {process.name for process in mended.processes if process not in world.stack.processes}
+    assert replaced == {"worker-trainers"}
+    world.stack = mended
+
+
+def test_an_active_schedule_plans_runs(world: World) -> None:
+    """With a SQLAlchemy that Prefect does not know, the scheduler creates none, and says nothing."""
+    probe = Deployment("probe", "probe", "probe_flow_for_test.py:probe", "control", "for a test")
+    nightly = Deployment(
+        "probe", "cron", "probe_flow_for_test.py:probe", "trainers", "for a test", cron="0 2 * * *", cron_active=True
+    )
+    assert register.register(world.stack.prefect_url, [probe, nightly], str(world.folder)) == ["probe/probe", "probe/cron"]
+    _wait(lambda: _planned_runs(world, "cron") > 0, CRON_LIMIT_S)
+
+
+def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) -> None:
+    nightly = Deployment("probe", "cron", "probe_flow_for_test.py:probe", "trainers", "for a test", cron="0 2 * * *")
+    register.register(world.stack.prefect_url, [nightly], str(world.folder))
+    with temporary_settings({PREFECT_API_URL: world.stack.prefect_url}), get_client(sync_client=True) as client:
+        assert [schedule.active for schedule in client.read_deployment_by_name("probe/cron").schedules] == [True]
+
+
+def test_prefects_own_command_finds_the_stack_without_any_environment(world: World) -> None:
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    command = [sys.executable, "-m", "prefect", "deployment", "run", "probe/probe", "--param", "seconds=0"]
+    said = subprocess.run(command, cwd=world.home.root, env=bare, capture_output=True, text=True, check=True, timeout=60).stdout
+    flow_run_id = said.split("UUID: ")[1].split()[0]
+    _wait(lambda: flow_runs.read(world.stack.prefect_url, flow_run_id).state == "Completed", 60.0)
+    printed = (world.home.flow_logs / f"{flow_run_id}.log").read_text()
+    assert f"store {world.stack.store_url}" in printed
+
+
+def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
+    url = world.stack.prefect_url
+    running = flow_runs.start(url, "probe/probe", {"seconds": 600.0}, "a long one", [])
+    _wait(lambda: flow_runs.read(url, running.id).state == "Running", 60.0)
+    everything = processes.marked(str(world.home.root))
+    assert len(everything) >= 7
+    stack.down(world.home, world.said.append)
+    assert "cancelled 1 flow runs" in world.said
+    assert not [process for process in everything if _lives(process)]
+    assert processes.marked(str(world.home.root)) == []
+    assert not world.home.prefect_toml.exists()
+    assert record.load(world.home) is None
+    stack.down(world.home, world.said.append)
+    assert world.said[-1] == "nothing was running"
+
+
+def _leave_a_stale_record(home: Home) -> None:
+    """As if the machine had been switched off: ids that now belong to others, this very process among them."""
+    home.create()
+    stale = {"name": "prefect-server", "pid": os.getpid(), "created_s": 1.0, "log": ""}
+    body = {"format": 1, "prefect_url": f"http://{HOST}:1/api", "mlflow_url": f"http://{HOST}:2", "store_url": "x"}
+    home.record.write_text(json.dumps({**body, "own_server": True, "processes": [stale], "deployed": "", "ready": True}))
+
+
+def _listener() -> socket.socket:
+    listener = socket.socket()
+    listener.bind((HOST, 0))
+    listener.listen(1)
+    return listener
+
+
+def _planned_runs(world: World, deployment: str) -> int:
+    with temporary_settings({PREFECT_API_URL: world.stack.prefect_url}), get_client(sync_client=True) as client:
+        which = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
+        found = client.read_flow_runs(deployment_filter=which)
+        return sum(run.state is not None and run.state.is_scheduled() for run in found)
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def _wait(happened: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < deadline, f"did not happen within {limit_s:.0f} s"
+        time.sleep(0.2)

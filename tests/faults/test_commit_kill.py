@@ -1,0 +1,105 @@
+"""Writers killed with −9 in the middle of commits, and rivals in other processes: an object is whole, and is one writer's."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import xxhash
+
+from storage.objects import ObjectStore
+
+KILLS = 12
+BODY_BYTES = 300_000
+
+WRITER = f"""
+import itertools, sys
+import xxhash
+from storage.objects import open_store
+store = open_store(sys.argv[1])
+for number in itertools.count():
+    data = (b"%s-%d." % (sys.argv[2].encode(), number)) * 80_000
+    data = data[:{BODY_BYTES}]
+    store.create(f"shards/{{sys.argv[2]}}-{{number:08d}}", data + xxhash.xxh3_128_hexdigest(data).encode())
+    store.put("hint", data + xxhash.xxh3_128_hexdigest(data).encode())
+    print(number, flush=True)
+"""
+
+RIVAL = """
+import sys
+from storage.errors import ConflictError
+from storage.objects import open_store
+store, name = open_store(sys.argv[1]), sys.argv[2]
+sys.stdin.readline()
+for number in range(100):
+    try:
+        store.create(f"orders/{number:08d}", name.encode() * 1000)
+        print(number, flush=True)
+    except ConflictError:
+        pass
+"""
+
+
+def start(program: str, store: ObjectStore, name: str) -> "subprocess.Popen[str]":
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", program, store.url, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+    )
+
+
+def whole(body: bytes) -> bool:
+    return len(body) == BODY_BYTES + 32 and xxhash.xxh3_128_hexdigest(body[:BODY_BYTES]).encode() == body[BODY_BYTES:]
+
+
+def test_readers_never_see_half_an_object_of_a_killed_writer(local_store: ObjectStore) -> None:
+    committed: list[str] = []
+    for kill in range(KILLS):
+        with start(WRITER, local_store, f"w{kill}") as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()  # it is in the middle of its work
+            until_s = time.monotonic() + 0.0037 * kill  # each kill falls into another moment of a commit
+            while time.monotonic() < until_s:
+                assert whole(local_store.get(local_store.list("shards")[-1]))
+            writer.send_signal(signal.SIGKILL)
+            numbers = ["0", *writer.stdout.read().split()]
+        committed += [f"shards/w{kill}-{int(number):08d}" for number in numbers]
+        assert whole(local_store.get("hint"))
+    found = local_store.list("shards")
+    assert set(committed) <= set(found)
+    assert len(committed) <= len(found) <= len(committed) + KILLS
+    for key in found:
+        assert whole(local_store.get(key))
+
+
+def test_the_work_goes_on_where_a_killed_writer_stood(local_store: ObjectStore) -> None:
+    with start(WRITER, local_store, "w") as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        writer.send_signal(signal.SIGKILL)
+    stood = local_store.list("shards")
+    local_store.create("shards/next", b"x")
+    local_store.put("hint", b"y")
+    assert local_store.list("shards") == sorted([*stood, "shards/next"])
+
+
+def test_of_rivals_in_several_processes_each_object_has_exactly_one_winner(local_store: ObjectStore) -> None:
+    names = ["a", "b", "c", "d"]
+    rivals = [start(RIVAL, local_store, name) for name in names]
+    wins: dict[int, list[str]] = {number: [] for number in range(100)}
+    for rival in rivals:
+        assert rival.stdin is not None
+        rival.stdin.write("go\n")
+        rival.stdin.flush()
+    for name, rival in zip(names, rivals, strict=True):
+        output, _ = rival.communicate(timeout=60)
+        assert rival.returncode == 0
+        for number in map(int, output.split()):
+            wins[number].append(name)
+    assert all(len(winners) == 1 for winners in wins.values())
+    for number, (winner,) in wins.items():
+        assert local_store.get(f"orders/{number:08d}") == winner.encode() * 1000

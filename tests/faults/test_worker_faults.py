@@ -1,0 +1,90 @@
+"""Workers that are killed, frozen, or told to leave in the middle of an order."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from storage import layout, leases, runs, shards
+from storage.objects import ObjectStore
+from storage.records import Stop
+from tests.fakes import publish_base
+from tests.workers import answered, until, write_orders
+
+TTL_S = 2.0
+Start = Callable[[str], "subprocess.Popen[bytes]"]
+
+
+@contextmanager
+def processes(store: ObjectStore) -> Iterator[Start]:
+    """Starts worker processes by name; ends whatever is left of them."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-m", "tests.faults.worker_process", store.url, name, str(TTL_S)])
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def holder(run: ObjectStore, order: int) -> str:
+    lease = leases.read_newest(run, order)
+    return lease.worker if lease else ""
+
+
+@pytest.mark.slow
+def test_the_orders_of_a_worker_killed_in_the_middle_are_finished_by_another(local_store: ObjectStore) -> None:
+    publish_base(local_store, ["solver", "verifier"], delay_s=0.5)
+    write_orders(local_store, 6)
+    with processes(local_store) as start:
+        first = start("first")
+        until(lambda: holder(local_store, 1) == "first")
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        start("second")
+        until(answered(local_store, 6))
+    assert [shards.read(local_store, number).worker for number in range(6)] == ["second"] * 6
+    assert [shards.read(local_store, number).attempt for number in range(6)] == [1, 1, 0, 0, 0, 0]
+    rewards = [group.episodes[0].reward for number in range(6) for group in shards.read(local_store, number).groups]
+    assert rewards == [1.0] * 12
+
+
+@pytest.mark.slow
+def test_a_worker_that_slept_through_its_lease_wakes_up_and_does_no_harm(local_store: ObjectStore) -> None:
+    publish_base(local_store, ["solver", "verifier"], delay_s=0.5)
+    write_orders(local_store, 2)
+    with processes(local_store) as start:
+        sleeper = start("sleeper")
+        until(lambda: holder(local_store, 1) == "sleeper")
+        sleeper.send_signal(signal.SIGSTOP)
+        start("other")
+        until(answered(local_store, 2))
+        sleeper.send_signal(signal.SIGCONT)
+        write_orders(local_store, 6, start=2)
+        until(answered(local_store, 8))
+        runs.request_stop(local_store, Stop("completed", "all steps done", 0.0))
+        assert sleeper.wait(60) == 0
+    assert {shards.read(local_store, number).worker for number in range(2)} == {"other"}
+    assert "sleeper" in {shards.read(local_store, number).worker for number in range(2, 8)}
+
+
+@pytest.mark.slow
+def test_a_worker_told_to_leave_finishes_what_it_has(local_store: ObjectStore) -> None:
+    publish_base(local_store, ["solver", "verifier"], delay_s=0.5)
+    write_orders(local_store, 6)
+    with processes(local_store) as start:
+        worker = start("worker")
+        until(lambda: holder(local_store, 1) == "worker")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(60) == 0
+    assert [shards.exists(local_store, number) for number in range(3)] == [True, True, False]
+    assert not local_store.exists(layout.lease(2, 0))

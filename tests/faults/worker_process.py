@@ -1,0 +1,25 @@
+"""A rollout worker with a scripted engine as a process of its own: `python -m tests.faults.worker_process STORE NAME TTL_S`.
+
+SIGTERM drains it, as its Prefect flow would; `kill -9` kills it.
+"""
+
+import signal
+import sys
+import threading
+
+from rollout.worker import work
+from storage.heartbeats import Pulse
+from storage.objects import open_store
+from tests.workers import SAMPLING, config
+
+
+def main(store: str, name: str, ttl_s: str) -> None:
+    run = open_store(store)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    with Pulse(run, "rollout", name, attempt=0, interval_s=0.5, region="us-east") as pulse:
+        work(run, config("actor_and_verify", lease_ttl_s=float(ttl_s), drain_s=5.0), SAMPLING, "us-east", pulse, stop)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

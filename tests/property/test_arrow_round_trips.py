@@ -1,0 +1,46 @@
+"""Shards and batches: whatever fulfils the records' promises comes back to the last bit; half a file never does."""
+
+import pytest
+from hypothesis import given, settings
+
+from storage import batches, shards
+from storage.errors import CorruptError
+from storage.records import Batch, Shard
+from tests import builders
+from tests.property import strategies
+from tests.property.same_bits import same_bits
+
+EXAMPLES = 60
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(strategies.shards)
+def test_a_shard_comes_back_to_the_last_bit(shard: Shard) -> None:
+    assert same_bits(shards.decode(shards.encode(shard)), shard)
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(strategies.batches)
+def test_a_batch_comes_back_to_the_last_bit(batch: Batch) -> None:
+    assert same_bits(batches.decode(batches.encode(batch)), batch)
+
+
+def test_a_shard_cut_anywhere_is_corrupt() -> None:
+    body = shards.encode(builders.shard())
+    for length in range(len(body)):
+        with pytest.raises(CorruptError):
+            shards.decode(body[:length])
+
+
+def test_a_batch_cut_anywhere_is_corrupt() -> None:
+    body = batches.encode(builders.batch())
+    for length in range(len(body)):
+        with pytest.raises(CorruptError):
+            batches.decode(body[:length])
+
+
+def test_a_shard_with_a_hole_anywhere_is_corrupt() -> None:
+    body = shards.encode(builders.shard())
+    for start in range(0, len(body), 7):
+        with pytest.raises(CorruptError):
+            shards.decode(body[:start] + b"\xaa" * 7 + body[start + 7 :])

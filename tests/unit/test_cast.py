@@ -1,0 +1,90 @@
+import pytest
+
+from rollout.cast import check_cast, open_cast
+from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
+from rollout.play import play_prompts
+from storage import layout, weights
+from storage.errors import ConfigError, CorruptError, NotFoundError
+from storage.objects import ObjectStore
+from storage.records import Prompt
+from storage.tensors import weights_digest
+from tests.builders import tensors
+from tests.fakes import base_files, publish_base
+
+SAMPLING = {"solver": SamplingConfig(), "verifier": SamplingConfig(temperature=0.5)}
+CONFIG = RolloutConfig(
+    workflow=WorkflowConfig(name="actor_and_verify"), engine=EngineConfig(name="tests.fakes:ScriptedEngine")
+)
+
+
+def spoil(run: ObjectStore, policy: str, version: int) -> None:
+    """Change a byte of every tensor file of a version."""
+    manifest = weights.read_manifest(run, policy, version)
+    for file in {info.file for info in manifest.tensors.values()}:
+        key = f"{layout.weights(policy, version)}/{file}"
+        body = run.get(key)
+        run.put(key, body[:-1] + bytes([body[-1] ^ 1]))
+
+
+async def test_a_cast_plays_with_exact_versions(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    weights.publish(memory_store, "verifier", 1, tensors(1))
+    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    await cast.load(memory_store, {"solver": 0, "verifier": 1})
+    groups = await play_prompts(cast, [Prompt("p/0", {"question": "7+8-3=?", "answer": "12"})], 1, seed=0)
+    attempt, verdict = groups[0].episodes[0].sequences
+    assert (attempt.versions.max(), verdict.versions.max()) == (0, 1)
+    assert (attempt.temperature, verdict.temperature) == (1.0, 0.5)
+    assert cast.engines["verifier"].digest(1) == weights_digest(tensors(1))
+    await cast.close()
+
+
+async def test_policies_of_the_same_base_model_share_one_tokenizer(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    assert cast.players["solver"].chat is cast.players["verifier"].chat
+    assert cast.players["solver"].engine is not cast.players["verifier"].engine
+    await cast.close()
+
+
+async def test_closing_ends_every_engine(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    await cast.close()
+    assert [engine.closed for engine in cast.engines.values()] == [True, True]  # type: ignore[attr-defined]  # ScriptedEngines
+
+
+async def test_the_newest_version_that_can_be_read_is_loaded(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    for version in (1, 2):
+        weights.publish(memory_store, "solver", version, tensors(version))
+    spoil(memory_store, "solver", 2)
+    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    assert await cast.load_newest(memory_store) == {"solver": 1, "verifier": 0}
+    spoil(memory_store, "verifier", 0)
+    with pytest.raises(CorruptError):
+        await cast.load_newest(memory_store)
+    await cast.close()
+
+
+def test_before_the_base_models_there_is_no_cast(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"])
+    with pytest.raises(NotFoundError):
+        open_cast(memory_store, CONFIG, SAMPLING)
+
+
+def test_a_base_model_without_a_config_is_refused(memory_store: ObjectStore) -> None:
+    files = base_files()
+    del files["config.json"]
+    weights.publish(memory_store, "solver", 0, tensors(0), extra_files=files)
+    single = CONFIG.model_copy(update={"workflow": WorkflowConfig(name="single_turn")})
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        open_cast(memory_store, single, SAMPLING)
+
+
+def test_a_recipe_is_checked_without_a_store() -> None:
+    check_cast(CONFIG, SAMPLING)
+    with pytest.raises(ConfigError, match="verifier"):
+        check_cast(CONFIG, {"solver": SamplingConfig()})
+    with pytest.raises(ConfigError, match="'maths' is not known"):
+        check_cast(RolloutConfig(workflow=WorkflowConfig(reward="maths")), SAMPLING)

@@ -1,0 +1,117 @@
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from deployments import processes
+from deployments.processes import MARK
+
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+PARENT = [
+    sys.executable,
+    "-c",
+    "import subprocess, sys, time; c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+    "print(c.pid, flush=True); time.sleep(60)",
+]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+]
+
+
+def _start(command: list[str], folder: Path, mark: str = "") -> processes.Process:
+    return processes.start("sleeper", command, {**os.environ, MARK: mark or str(folder)}, folder / "log", folder)
+
+
+def _last_line(log: Path) -> str:
+    for _ in range(200):
+        if len(lines := log.read_text().splitlines()) > 1:
+            return lines[-1]
+        time.sleep(0.02)
+    raise AssertionError("the process printed nothing")
+
+
+def test_a_started_process_is_alive_until_it_is_stopped(tmp_path: Path) -> None:
+    process = _start(SLEEP, tmp_path)
+    assert processes.is_alive(process)
+    processes.stop([process], grace_s=5)
+    assert not processes.is_alive(process)
+    assert not psutil.pid_exists(process.pid)
+
+
+def test_a_stranger_with_the_recorded_id_is_not_taken_for_ours(tmp_path: Path) -> None:
+    process = _start(SLEEP, tmp_path)
+    stranger = replace(process, created_s=process.created_s - 3600)
+    assert not processes.is_alive(stranger)
+    processes.stop([stranger], grace_s=1)
+    assert processes.is_alive(process)
+    processes.stop([process], grace_s=5)
+
+
+def test_a_dead_child_is_not_alive_though_nobody_waited_for_it(tmp_path: Path) -> None:
+    process = _start([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
+    for _ in range(200):
+        if not processes.is_alive(process):
+            return
+        time.sleep(0.02)
+    raise AssertionError("a zombie was taken for a living process")
+
+
+def test_stopping_a_process_stops_its_children_too(tmp_path: Path) -> None:
+    process = _start(PARENT, tmp_path)
+    child = int(_last_line(tmp_path / "log"))
+    processes.stop([process], grace_s=0.2)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    process = _start(STUBBORN, tmp_path)
+    _last_line(tmp_path / "log")
+    processes.stop([process], grace_s=0.2)
+    assert not processes.is_alive(process)
+
+
+def test_a_sweep_finds_what_outlived_its_parent_and_nothing_of_another_stack(tmp_path: Path) -> None:
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    ours.mkdir()
+    other.mkdir()
+    parent = _start(PARENT, ours)
+    orphan = int(_last_line(ours / "log"))
+    bystander = _start(SLEEP, other)
+    psutil.Process(parent.pid).kill()
+    while processes.is_alive(parent):
+        time.sleep(0.02)
+    assert [process.pid for process in processes.marked(str(ours))] == [orphan]
+    assert processes.sweep(str(ours), grace_s=5) == 1
+    assert processes.marked(str(ours)) == []
+    assert processes.is_alive(bystander)
+    processes.stop([bystander], grace_s=5)
+
+
+def test_draining_ends_the_children_and_leaves_the_process(tmp_path: Path) -> None:
+    process = _start(PARENT, tmp_path)
+    child = int(_last_line(tmp_path / "log"))
+    processes.drain([process], grace_s=5)
+    assert processes.is_alive(process)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    processes.stop([process], grace_s=5)
+
+
+def test_the_end_of_a_log_is_its_last_lines_without_the_empty_ones(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\n\nthree\n")
+    assert processes.last_lines(log, count=3) == "two\nthree"
+    assert processes.last_lines(tmp_path / "absent") == ""
+
+
+def test_a_log_that_has_grown_too_long_is_put_aside(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * (processes.LOG_BYTES_MAX + 1))
+    process = _start(SLEEP, tmp_path)
+    processes.stop([process], grace_s=5)
+    assert (tmp_path / "log.old").stat().st_size == processes.LOG_BYTES_MAX + 1
+    assert log.stat().st_size < 1000

@@ -1,0 +1,88 @@
+"""Rollout workers with scripted engines for tests: in a thread of the test, on a run that the test writes."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
+from rollout.worker import work
+from storage import orders, shards
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore
+from storage.records import Heartbeat, Order, Prompt
+
+SAMPLING = {"solver": SamplingConfig(max_new_tokens=64), "verifier": SamplingConfig(max_new_tokens=64)}
+PATIENCE_S = 60.0
+"""How long a test waits for what should come at once; only a failing test waits so long."""
+
+
+def config(workflow: str = "single_turn", **settings: Any) -> RolloutConfig:
+    """Workers with scripted engines that look for everything often."""
+    quick = {"poll_interval_s": 0.02, "refresh_interval_s": 0.02, "drain_s": 30.0, "lease_ttl_s": 30.0}
+    engine = EngineConfig(name="tests.fakes:ScriptedEngine")
+    return RolloutConfig(engine=engine, workflow=WorkflowConfig(name=workflow), **{**quick, **settings})
+
+
+def write_orders(run: ObjectStore, count: int, start: int = 0, samples: int = 2) -> None:
+    """Orders of two prompts each, whose answers the script `solve` knows."""
+    for number in range(start, start + count):
+        prompts = tuple(
+            Prompt(f"p/{number}/{index}", {"question": f"{number}+{index}=?", "answer": str(number + index)})
+            for index in range(2)
+        )
+        orders.commit(run, Order(number, prompts, samples, seed=number, seen=(), cursor={}))
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Waits for something that a service does by itself."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > end_s:
+            raise AssertionError(f"it did not happen within {PATIENCE_S:g} s")
+        time.sleep(0.01)
+
+
+def answered(run: ObjectStore, count: int) -> Callable[[], bool]:
+    """Whether the first `count` orders all have shards."""
+    return lambda: all(shards.exists(run, number) for number in range(count))
+
+
+class RunningWorker:
+    """`rollout.worker.work` in a thread."""
+
+    def __init__(self, run: ObjectStore, settings: RolloutConfig, name: str = "rollout-us-east-0") -> None:
+        self.error: BaseException | None = None
+        self._stop = threading.Event()
+        self._pulse = Pulse(run, "rollout", name, attempt=0, interval_s=60.0, region="us-east")
+        self._thread = threading.Thread(target=self._work, args=(run, settings), name=name)
+        self._thread.start()
+
+    @property
+    def beat(self) -> Heartbeat:
+        return self._pulse.last
+
+    def stop(self) -> None:
+        """What SIGTERM does."""
+        self._stop.set()
+
+    def join(self) -> Heartbeat:
+        """Waits until the worker has left, raises what it raised, and returns its last word."""
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the worker does not leave"
+        if self.error is not None:
+            raise self.error
+        return self._pulse.last
+
+    def __enter__(self) -> "RunningWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_S)
+
+    def _work(self, run: ObjectStore, settings: RolloutConfig) -> None:
+        try:
+            work(run, settings, SAMPLING, "us-east", self._pulse, self._stop)
+        except BaseException as error:  # the test's thread raises it
+            self.error = error
