@@ -77,8 +77,6 @@ class Dataflow:
     def round(self) -> bool:
         """Do whatever can be done now; whether that was anything. Raises TransientError, and can then be called
         again."""
-        if not self._restored:
-            self.restore()
         try:
             for assembly in self._unfinished():
                 with self._span("store"):
@@ -95,20 +93,19 @@ class Dataflow:
             return True
 
     def restore(self) -> None:
-        """Rebuild the whole state from the store, as a new dataflow would."""
-        self._restored = False
+        """Rebuild the whole state from the store, as a new dataflow would; when that fails, the old state stands whole."""
         config, run, seed = self._config, self._run, self._seed
         # Several policies wait for rows of the same shards: each shard is read once.
         read_shard = cache(self._read_shard)
         with self._span("store"):
-            self._ordering = Ordering(run, self._stream, curators(config.curate), config.prompts_per_order, seed)
-            self._assemblies = [
+            ordering = Ordering(run, self._stream, curators(config.curate), config.prompts_per_order, seed)
+            assemblies = [
                 Assembly(run, policy, data, config, seed, read_shard, clock=self._clock, span=self._span)
                 for policy, data in self._policies.items()
             ]
+        self._ordering, self._assemblies = ordering, assemblies
         self._outstanding = {number for number in range(self._ordering.next_number) if self._is_open(number)}
         self._probed = -1
-        self._restored = True
 
     def progress(self) -> dict[str, float]:
         """What a heartbeat says of it; totals count since the dataflow was started or rebuilt."""

@@ -1,5 +1,5 @@
-"""The command line `astraflow`. Every command is a few lines here: it reads its arguments, asks the module that knows, and
-prints. Whatever takes long to import is imported inside the command that needs it.
+"""The command line `astraflow`. Every command is a few lines here: it reads its arguments, asks the module that knows,
+and prints. Whatever takes long to import is imported inside the command that needs it.
 """
 
 import functools
@@ -167,6 +167,9 @@ def runs(as_json: AsJson = False) -> None:
     from tasks import status as statuses
 
     found = statuses.runs(_store())
+    if not found and not as_json:
+        _say(f"no runs yet in {_store().url}; start one with `astraflow run`")
+        return
     _print([one.model_dump(mode="json") for one in found] if as_json else tables.runs_table(found), as_json)
 
 

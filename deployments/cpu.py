@@ -20,9 +20,7 @@ def survives_bf16(environment: dict[str, str] | None = None) -> bool:
     base = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     if environment is None:
         base.pop("ONEDNN_MAX_CPU_ISA", None)
-    probe = subprocess.run(
-        [sys.executable, "-c", _PROBE], env=base, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False
-    )
+    probe = subprocess.run([sys.executable, "-c", _PROBE], env=base, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
     return probe.returncode == 0
 
 

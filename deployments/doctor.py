@@ -1,4 +1,4 @@
-"""`astraflow doctor`: what this machine has, what it lacks, and what to do about it. Looks only; changes nothing."""
+"""`astraflow doctor`: what this machine has, what it lacks, and what to do about it. Changes nothing."""
 
 import os
 import shutil
@@ -92,9 +92,7 @@ def _memory() -> Check:
     available = psutil.virtual_memory().available / 2**30
     if available >= MEMORY_MIN_GIB:
         return Check("memory", "ok", f"{available:.1f} GiB available")
-    return Check(
-        "memory", "warn", f"{available:.1f} GiB available", f"the embedded run takes up to {MEMORY_MIN_GIB:.0f} GiB"
-    )
+    return Check("memory", "warn", f"{available:.1f} GiB available", f"the embedded run takes up to {MEMORY_MIN_GIB:.0f} GiB")
 
 
 def _disk(home: Home) -> Check:
@@ -124,14 +122,10 @@ def _bf16() -> Check:
             return Check("bf16", "ok", "matrix products work on this CPU")
         if cpu.survives_bf16(cpu.SAFE_ISA):
             name, value = next(iter(cpu.SAFE_ISA.items()))
-            return Check(
-                "bf16", "warn", "this CPU announces AMX and refuses it", f"the stack sets {name}={value} by itself"
-            )
+            return Check("bf16", "warn", "this CPU announces AMX and refuses it", f"the stack sets {name}={value} by itself")
     except subprocess.TimeoutExpired:
         return Check("bf16", "warn", f"no answer within {cpu.PROBE_TIMEOUT_S:.0f} s", "try again on a quieter machine")
-    return Check(
-        "bf16", "fail", "a matrix product in bf16 ends the process", "set EngineConfig dtype to float32, the default"
-    )
+    return Check("bf16", "fail", "a matrix product in bf16 ends the process", "set EngineConfig dtype to float32, the default")
 
 
 def _store(home: Home) -> Check:
@@ -176,6 +170,4 @@ def _gpu() -> Check:
 def _bubblewrap() -> Check:
     if shutil.which("bwrap"):
         return Check("bubblewrap", "ok", "found")
-    return Check(
-        "bubblewrap", "warn", "not found", "only sandboxed code workflows need it: install the package bubblewrap"
-    )
+    return Check("bubblewrap", "warn", "not found", "only sandboxed code workflows need it: install the package bubblewrap")

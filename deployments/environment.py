@@ -21,8 +21,8 @@ PREFECT = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
-"""For workers and flow runs. One look of a worker for work costs the server 25 ms of CPU: every second, four pools would
-take a tenth of a core from the runs; every two seconds a service starts half a second later."""
+"""For workers and flow runs. One look of a worker for work costs the server 25 ms of CPU: every second, four pools
+would take a tenth of a core from the runs; every two seconds a service starts half a second later."""
 
 PREFECT_SERVER = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",

@@ -1,7 +1,7 @@
 """Follows one run from a terminal until it has ended: gathers what is shown, asks on Ctrl-C, and tells the end.
 
-The run does not depend on this: it goes on when its watcher leaves. What is shown of training comes from the store; only
-whether the supervisor's own flow run still lives is Prefect's to say.
+The run does not depend on this: it goes on when its watcher leaves. What is shown of training comes from the store;
+only whether the supervisor's own flow run still lives is Prefect's to say.
 """
 
 import contextlib

@@ -1,4 +1,5 @@
-"""What `astraflow run` does: judge the recipe before anything starts, bring the stack up, start the flow run, watch it."""
+"""What `astraflow run` does: judge the recipe before anything starts, bring the stack up, start the flow run, watch
+it."""
 
 import datetime
 import secrets
@@ -46,7 +47,8 @@ def prepare(deployment: str, recipe: str | None, assignments: list[str], run_id:
 
 
 def start(home: Home, wanted: Wanted, say: Say) -> Followed:
-    """Starts the run and returns what `watch` needs. MLflow may still be starting by then, since nothing waits for it."""
+    """Starts the run and returns what `watch` needs. MLflow may still be starting by then, since nothing waits for
+    it."""
     up = _stack(home, say)
     parameters: dict[str, Any] = {"run_id": wanted.run_id, "overrides": wanted.overrides}
     if wanted.recipe is not None:

@@ -56,6 +56,8 @@ def line(view: View) -> str:
         return f"{head}  waiting for the supervisor (Prefect: {view.flow_state})"
     if view.base_model is not None and view.base_model < 1:
         return f"{head}  building the base models {view.base_model:.0%} {view.note}".rstrip()
+    if status.state == "starting":
+        return f"{head}  {status.reason or 'members are starting'}"
     policies = [_policy_words(name, policy) for name, policy in status.policies.items()]
     tokens = sum(region.tokens_per_s for region in status.regions.values())
     workers = sum(region.workers for region in status.regions.values())

@@ -39,7 +39,5 @@ def create(api_url: str, python: str, environment: Mapping[str, str]) -> None:
     variables["env"]["default"] = dict(environment)
     with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
         for pool in POOLS:
-            wanted = WorkPoolCreate(
-                name=pool.name, type="process", description=pool.description, base_job_template=template
-            )
+            wanted = WorkPoolCreate(name=pool.name, type="process", description=pool.description, base_job_template=template)
             client.create_work_pool(wanted, overwrite=True)

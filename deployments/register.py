@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from deployments.home import PROJECT
 from storage.errors import ConfigError
@@ -153,9 +153,20 @@ def _flow(deployment: Deployment) -> Any:
     return flow
 
 
-def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> None:
+def form(flow: Any) -> dict[str, Any]:
+    """The JSON schema of a flow's parameters, from which the web page makes its form. Prefect takes descriptions from
+    the docstring alone; those of `Annotated[…, Field(description=…)]` are added here."""
     from prefect.utilities.callables import parameter_schema
 
+    schema = parameter_schema(flow).model_dump_for_openapi()
+    for name, hint in get_type_hints(flow.fn, include_extras=True).items():
+        described = [one.description for one in getattr(hint, "__metadata__", ()) if getattr(one, "description", None)]
+        if described and name in schema["properties"]:
+            schema["properties"][name].setdefault("description", described[0])
+    return schema
+
+
+def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> None:
     client.create_deployment(
         flow_id=client.create_flow_from_name(flow.name),
         name=deployment.name,
@@ -163,7 +174,7 @@ def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> N
         pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": directory}}],
         work_pool_name=deployment.pool,
         parameters=dict(deployment.parameters),
-        parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
+        parameter_openapi_schema=form(flow),
         enforce_parameter_schema=True,
         description=f"{deployment.description}\n\n{flow.description or ''}".strip(),
         tags=[TAG],

@@ -1,7 +1,7 @@
 """Starts what a planned stack lacks, in the order in which its parts need each other, and waits until they work.
 
-Every start is recorded at once, since `up` may be killed at any line. A part that already runs is left as it is, and when
-nothing is missing Prefect is not even imported: `up` on a running stack takes a fraction of a second.
+Every start is recorded at once, since `up` may be killed at any line. A part that already runs is left as it is, and
+when nothing is missing Prefect is not even imported: `up` on a running stack takes a fraction of a second.
 """
 
 import hashlib
@@ -75,9 +75,7 @@ def _wait_for_prefect(stack: Stack) -> None:
         )
 
 
-def _start_workers(
-    home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say
-) -> tuple[Stack, Mapping[str, str | None]]:
+def _start_workers(home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say) -> tuple[Stack, Mapping[str, str | None]]:
     """A worker for every pool that has none; and for each of those pools the last heartbeat of the worker before it."""
     idle = [pool.name for pool in pools.POOLS if stack.process(_worker(pool.name)) is None]
     if not idle:

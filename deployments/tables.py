@@ -42,8 +42,7 @@ def runs_table(runs: list[RunSummary]) -> Table:
 def verdict_words(verdict: Verdict) -> str:
     """One line for people. Example: `clean: 80 orders, 80 shards, 10,240 sequences; solver 5,120 trained, …`."""
     books = "; ".join(
-        f"{name} {book.trained:,} trained, {book.filtered:,} filtered, "
-        f"{book.expired:,} expired, {book.waiting:,} waiting"
+        f"{name} {book.trained:,} trained, {book.filtered:,} filtered, {book.expired:,} expired, {book.waiting:,} waiting"
         for name, book in verdict.policies.items()
     )
     found = "clean" if verdict.ok else f"{len(verdict.violations)} violations"

@@ -8,6 +8,7 @@ again.
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +19,8 @@ Message: TypeAlias = Mapping[str, str]
 
 STAND_IN: Final = "@@ANSWER@@"
 """Takes the place of an answer where the template is asked what it puts around one."""
+OPENINGS_MAX: Final = 1_024
+"""Conversations' beginnings whose tokens are remembered: all samples of a prompt begin alike."""
 
 
 def user(content: str) -> Message:
@@ -35,6 +38,7 @@ class Chat:
         """`tokenizer`: a Hugging Face fast tokenizer with a chat template; `stop_ids`: what the model's own files
         name."""
         self._tokenizer = tokenizer
+        self._remembered = lru_cache(OPENINGS_MAX)(self._opening)
         self._end_of_turn = self._find_end_of_turn()
         ends = [*stop_ids, *([] if self._end_of_turn is None else [self._end_of_turn])]
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
@@ -42,7 +46,7 @@ class Chat:
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a new conversation, up to where the model begins to answer."""
-        return self._encode(self._render(messages, answer_next=True))
+        return list(self._remembered(tuple((message["role"], message["content"]) for message in messages)))
 
     def continuation(self, before: Sequence[Message], new: Sequence[Message], last_token: int) -> list[int]:
         """The tokens that follow an answer: the end of its turn, the `new` messages, the beginning of the next answer.
@@ -66,6 +70,10 @@ class Chat:
         said: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return said
 
+    def _opening(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+        said = [{"role": role, "content": content} for role, content in messages]
+        return tuple(self._encode(self._render(said, answer_next=True)))
+
     def _render(self, messages: Sequence[Message], *, answer_next: bool) -> str:
         from jinja2.exceptions import TemplateError
 
@@ -82,7 +90,8 @@ class Chat:
         return text
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        tokens: list[int] = self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+        return tokens
 
     def _after_stand_in(self, rendered: str) -> str | None:
         pieces = rendered.split(STAND_IN)

@@ -1,12 +1,12 @@
-"""Whether a worker shall leave: because it was told to (SIGTERM sets an event), or because the run has ended (its stop
-object)."""
+"""Whether a worker shall leave: because it was told to (SIGTERM sets an event), or because nothing more of it is wanted (the
+run was stopped, or the dataflow needs no further shard)."""
 
 import asyncio
 import logging
 import threading
 import time
 
-from storage import runs
+from storage import layout, runs
 from storage.errors import AstraFlowError
 from storage.objects import ObjectStore
 
@@ -34,10 +34,14 @@ class Ending:
         """Whether the end is near, after a pause of `pause_s` in which it was not."""
         if not self.run_over and time.monotonic() - self._looked_s >= LOOK_INTERVAL_S:
             try:
-                self.run_over = await asyncio.to_thread(runs.read_stop, self._run) is not None
+                self.run_over = await asyncio.to_thread(_over, self._run)
             except AstraFlowError as error:
                 log.warning("cannot tell whether the run has ended: %s", error)
             self._looked_s = time.monotonic()
         if not self.near:
             await asyncio.sleep(pause_s)
         return self.near
+
+
+def _over(run: ObjectStore) -> bool:
+    return runs.read_stop(run) is not None or run.exists(layout.orders_end())

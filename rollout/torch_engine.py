@@ -10,10 +10,8 @@ batching stands in `batch.py`, the model in `decoder.py`.
 
 import asyncio
 import threading
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from rollout.batch import ContinuousBatch, Request
 from rollout.config import EngineConfig
 from rollout.decoder import Decoder
 from rollout.decoder_weights import DecoderWeights, fuse
+from rollout.delivery import settle
 from rollout.engine import NO_VERSION, EngineFailedError, Generation, SamplingParams
 from rollout.kv_cache import KVCache
 from rollout.slots import Slots
@@ -36,13 +35,11 @@ WAITING_MAX = 65_536
 
 Answer = asyncio.Future[Generation]
 Loaded = asyncio.Future[None]
-Result = Generation | EngineFailedError | None
 
 
 @dataclass(frozen=True, eq=False)
 class _Swap:
     version: int
-    digest: str
     weights: DecoderWeights
     done: Loaded
 
@@ -118,7 +115,7 @@ class TorchEngine:
             if version < newest or digest != self._digests.get(version, digest):
                 raise ValueError(f"the engine holds version {newest} and was handed other weights as version {version}")
             self._digests[version] = digest
-            self._inbox.swaps.append(_Swap(version, digest, weights, done))
+            self._inbox.swaps.append(_Swap(version, weights, done))
             self._arrived.notify()
         await done
 
@@ -152,7 +149,7 @@ class TorchEngine:
 
     def _check_open(self) -> None:
         if self._failure:
-            raise self._failure
+            raise EngineFailedError(str(self._failure)) from self._failure.__cause__
         if self._closing:
             raise EngineFailedError("the engine was closed")
 
@@ -206,7 +203,7 @@ class TorchEngine:
             self._batch.add(request)
         for request in arrived.cancelled:
             self._batch.drop(request)
-        _settle([(swap.done, None) for swap in arrived.swaps])
+        settle([(swap.done, None) for swap in arrived.swaps])
         return True
 
     def _answer(self, finished: Sequence[Request]) -> None:
@@ -214,7 +211,7 @@ class TorchEngine:
             return
         with self._arrived:
             answers = [(self._answers.pop(request, None), request) for request in finished]
-        _settle([(answer, request.generation()) for answer, request in answers if answer])
+        settle([(answer, request.generation()) for answer, request in answers if answer])
 
     def _end(self, failure: EngineFailedError | None) -> None:
         """Answer everything that is outstanding: with `failure`, or as aborted."""
@@ -223,31 +220,9 @@ class TorchEngine:
             answers, self._answers = self._answers, {}
             swaps = self._inbox.swaps
         closed = failure or EngineFailedError("the engine was closed")
-        _settle([(swap.done, closed) for swap in swaps])
-        _settle([(answer, failure or request.generation()) for request, answer in answers.items()])
+        settle([(swap.done, closed) for swap in swaps])
+        settle([(answer, failure or request.generation()) for request, answer in answers.items()])
         del self._batch
-
-
-def _settle(results: Sequence[tuple[Answer | Loaded, Result]]) -> None:
-    """Resolve futures in the event loops they belong to, with one wake-up for each loop."""
-    by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[Answer | Loaded, Result]]] = defaultdict(list)
-    for future, result in results:
-        by_loop[future.get_loop()].append((future, result))
-    for loop, group in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_resolve, group)
-        except RuntimeError:  # the caller's event loop has ended, and nobody waits there any more
-            continue
-
-
-def _resolve(results: Sequence[tuple["asyncio.Future[Any]", Result]]) -> None:
-    for future, result in results:
-        if future.done():
-            continue
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import numpy as np
-
 from rollout.cast import Cast, check_cast, open_cast
 from rollout.claims import Claim, Claims
 from rollout.config import RolloutConfig, SamplingConfig
@@ -195,7 +193,7 @@ class Worker:
         held: dict[str, dict[int, str]] = {}
         for sequence in (each for group in groups for episode in group.episodes for each in episode.sequences):
             for index, policy in enumerate(sequence.policies):
-                for version in np.unique(sequence.versions[sequence.owners == index]).tolist():
+                for version in set(sequence.versions[sequence.owners == index].tolist()):
                     held.setdefault(policy, {})[version] = self._cast.engines[policy].digest(version)
         return held
 

@@ -7,6 +7,7 @@ from storage.records import Heartbeat
 from tasks import evals, plots
 from tasks.evals import Evaluation
 from tasks.history import History
+from tasks.plot_parts import NUM_COLORS, smooth
 from tasks.plots import Bar, Lane, Line
 from tasks.shard_log import ShardLog, by_worker, throughput
 
@@ -33,7 +34,7 @@ class Figure:
 
 
 def policy_colors(policies: Iterable[str]) -> dict[str, int]:
-    free = (color for color in range(plots.NUM_COLORS) if color != TEAM_COLOR)
+    free = (color for color in range(NUM_COLORS) if color != TEAM_COLOR)
     return dict(zip(policies, free, strict=False))
 
 
@@ -223,7 +224,7 @@ def _per_policy(
         window = max(1, round(len(values) * SMOOTHING_SHARE)) if smoothed else 1
         if window > 1:
             lines.append(Line(history.policy, history.numbers, values, color, "faint"))
-            values = plots.smooth(values, window)
+            values = smooth(values, window)
         lines.append(Line(history.policy, history.numbers, values, color))
     return plots.line_chart(
         lines, x_label="step", y_label=unit, y_range=(0, 1) if percent else (None, None), percent=percent
@@ -243,7 +244,7 @@ def _played_accuracy(histories: Sequence[History]) -> list[Line]:
             values = history.series(name).tolist()
             window = max(1, round(len(values) * SMOOTHING_SHARE))
             lines.append(Line(label, history.numbers, values, color, "faint"))
-            lines.append(Line(label, history.numbers, plots.smooth(values, window), color))
+            lines.append(Line(label, history.numbers, smooth(values, window), color))
     return lines
 
 
@@ -267,7 +268,7 @@ def _component_colors(rows: Iterable[Mapping[str, float]]) -> dict[str, int]:
     found = {name for row in rows for name in row}
     known = [name for name in COMPONENT_COLORS if name in found and name != "wait"]
     others = sorted(found - COMPONENT_COLORS.keys())
-    free = [color for color in range(plots.NUM_COLORS - 1) if color not in {COMPONENT_COLORS[name] for name in known}]
+    free = [color for color in range(NUM_COLORS - 1) if color not in {COMPONENT_COLORS[name] for name in known}]
     colors = {name: COMPONENT_COLORS[name] for name in known}
     colors |= {name: (free or [6])[index % len(free or [6])] for index, name in enumerate(others)}
     return colors | ({"wait": COMPONENT_COLORS["wait"]} if "wait" in found else {})

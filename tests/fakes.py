@@ -85,7 +85,7 @@ class ScriptedEngine:
         await asyncio.sleep(self.delay_s)
         answer = tokenizer().encode(said + END, add_special_tokens=False).ids[: sampling.max_new_tokens]
         count, half = len(answer), len(answer) // 2
-        spans = (VersionSpan(first, 0, count),)
+        spans: tuple[VersionSpan, ...] = (VersionSpan(first, 0, count),)
         if self._version != first:
             spans = (VersionSpan(first, 0, half), VersionSpan(self._version, half, count))
         return Generation(

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,15 +20,15 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The example's recipe, with its module where Python finds it."""
     (tmp_path / "my_algorithms.py").write_text(blocks("python")[0], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    config: dict[str, object] = yaml.safe_load(blocks("yaml")[1])["data"]
+    config: dict[str, Any] = yaml.safe_load(blocks("yaml")[1])["data"]
     return config
 
 
-def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[str, object]) -> None:
+def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[str, Any]) -> None:
     made = world(memory_store, **example)
     dataflow = made.dataflow()
     for turn in range(400):
@@ -47,7 +48,7 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
     assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
 
 
-def test_a_filter_of_the_example_is_named_in_the_books(memory_store: ObjectStore, example: dict[str, object]) -> None:
+def test_a_filter_of_the_example_is_named_in_the_books(memory_store: ObjectStore, example: dict[str, Any]) -> None:
     choosy = {
         **example,
         "filter": [{"name": "my_algorithms:LongEnough", "args": {"mean_tokens": 4}}],

@@ -40,14 +40,14 @@ async def test_numbers_written_in_other_ways_are_right_and_the_next_number_is_wr
         value = float(reference)
         for written in (f"{value:,.2f}", f"{value:f}", f"${value:.3f}$"):
             assert await reward.score(f"\\boxed{{{written}}}", prompt) == Score(1.0)
-        assert await reward.score(f"\\boxed{{{value + 1:g}}}", prompt) == Score(0.0)
+        assert await reward.score(f"\\boxed{{{value + 1:.2f}}}", prompt) == Score(0.0)
     assert reward._judges._idle == []
 
 
 @pytest.mark.slow
-def test_every_reference_in_latex_equals_itself_and_not_its_neighbour() -> None:
-    references = [last_box(row["solution"]) or "" for row in rows("minerva_math")]
-    assert len(references) == 272
+def test_references_in_latex_equal_themselves_and_not_their_neighbours() -> None:
+    references = [last_box(row["solution"]) or "" for row in rows("minerva_math")][::4]
+    assert len(references) == 68
     assert [reference for reference in references if not equal(reference, reference)] == []
     neighbours = [(a, b) for a, b in pairwise(references) if "".join(a.split()) != "".join(b.split())]
     assert [pair for pair in neighbours if equal(*pair)] == []

@@ -1,0 +1,113 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from deployments.cli import app
+from storage import runs as stored_runs
+from storage.objects import open_store
+from tasks import recipes
+
+COMMANDS = ("up", "down", "deploy", "run", "status", "runs", "verify", "report", "export", "doctor")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A home and a store of its own for every call."""
+    monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "store"))
+    return str(tmp_path / "store")
+
+
+def _call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_command_line_imports_nothing_that_takes_long() -> None:
+    code = (
+        "import sys, deployments.cli;"
+        "print([name for name in ('prefect', 'mlflow', 'torch', 'pyarrow', 'httpx', 'pydantic') if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_in_its_help(command: str) -> None:
+    said = _call(command, "--help")
+    assert said.exit_code == 0
+    assert f"astraflow {command}" in said.output.split("Example:")[1]
+
+
+def test_a_mistake_in_a_setting_is_named_before_anything_starts(tmp_path: Path) -> None:
+    said = _call("run", "--set", "policies.solver.train.lrr=1e-4")
+    assert said.exit_code == 2
+    assert "policies.solver.train.lrr: unknown key" in said.stderr
+    assert "Traceback" not in said.output
+    assert not (tmp_path / "home").exists()
+
+
+def test_without_a_run_the_commands_say_how_to_start_one() -> None:
+    said = _call("status")
+    assert said.exit_code == 2
+    assert "start one with `astraflow run`" in said.stderr
+    assert json.loads(_call("runs", "--json").output) == []
+    assert "no runs yet" in _call("runs").output
+
+
+def test_an_unknown_run_is_named_with_its_likely_neighbours(store: str) -> None:
+    _create_run(store, "tiny-1")
+    said = _call("verify", "tiny-2")
+    assert said.exit_code == 2
+    assert "there is no run 'tiny-2'" in said.stderr
+    assert "tiny-1" in said.stderr
+
+
+def test_a_new_run_is_clean_and_its_json_has_the_documented_fields(store: str) -> None:
+    _create_run(store, "tiny-1")
+    verdict = json.loads(_call("verify", "--json").output)
+    assert (verdict["run_id"], verdict["ok"], verdict["orders"], verdict["violations"]) == ("tiny-1", True, 0, [])
+    assert set(verdict["policies"]["solver"]) >= {"trained", "filtered", "expired", "waiting"}
+    status = json.loads(_call("status", "--json").output)
+    assert status["run_id"] == "tiny-1"
+    assert set(status) >= {"state", "policies", "regions", "evals"}
+    assert [run["run_id"] for run in json.loads(_call("runs", "--json").output)] == ["tiny-1"]
+
+
+def test_damage_is_listed_and_is_exit_code_1(store: str) -> None:
+    run = _create_run(store, "tiny-1")
+    run.create("orders/00000001.json", b"{}")
+    said = _call("verify", "tiny-1")
+    assert said.exit_code == 1
+    assert "orders/" in said.output
+
+
+def test_the_report_is_written_where_it_is_asked_for(store: str, tmp_path: Path) -> None:
+    _create_run(store, "tiny-1")
+    page = tmp_path / "page.html"
+    said = _call("report", "--out", str(page))
+    assert said.exit_code == 0
+    assert said.output.strip() == str(page)
+    assert "tiny-1" in page.read_text()
+
+
+def test_a_store_that_cannot_be_written_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
+    said = _call("runs")
+    assert said.exit_code == 2
+    assert "unknown scheme 'ftp'" in said.stderr
+
+
+def test_deploying_to_a_server_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    said = _call("deploy")
+    assert said.exit_code == 2
+    assert "set PREFECT_API_URL" in said.stderr
+
+
+def _create_run(store: str, run_id: str):  # type: ignore[no-untyped-def]  # the run's store, for planting damage
+    config = recipes.load("multi_policy_tiny").model_dump(mode="json")
+    return stored_runs.create_run(open_store(store), run_id, config)

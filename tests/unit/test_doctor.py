@@ -1,0 +1,53 @@
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from deployments import doctor, plan
+from deployments.home import Home
+from deployments.ports import HOST
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    for name in ("PREFECT_API_URL", "ASTRAFLOW_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    return Home(tmp_path / "home")
+
+
+def test_this_machine_can_run_the_tests_it_is_running(home: Home) -> None:
+    found = {check.name: check for check in doctor.examine(home)}
+    assert {found[name].verdict for name in ("python", "packages", "store", "prefect")} == {"ok"}
+    assert found["bf16"].verdict in ("ok", "warn")
+
+
+def test_a_finding_that_is_not_well_says_what_to_do(home: Home) -> None:
+    assert all(check.fix for check in doctor.examine(home) if check.verdict != "ok")
+
+
+def test_a_taken_port_is_a_warning(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen(1)
+        monkeypatch.setattr(plan, "PREFECT_PORT", listener.getsockname()[1])
+        assert [check.verdict for check in doctor._ports(home)][0] == "warn"
+
+
+def test_a_prefect_server_that_is_not_there_fails(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:1/api")
+    check = doctor._prefect(home)
+    assert check.verdict == "fail"
+    assert "unset PREFECT_API_URL" in check.fix
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert doctor._disk(Home(tmp_path / "home")).verdict == "fail"
+
+
+def test_a_missing_store_url_fails_with_the_variable_to_correct(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
+    check = doctor._store(home)
+    assert (check.verdict, check.fix) == ("fail", "correct ASTRAFLOW_STORE")

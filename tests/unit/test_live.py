@@ -1,0 +1,79 @@
+from rich.console import Console
+
+from deployments import live
+from deployments.live import View
+from tasks.status import EvalStatus, PolicyStatus, RegionStatus, Status
+
+
+def _policy(step: int, **measured: float) -> PolicyStatus:
+    nothing = dict.fromkeys(("wait_fraction", "reward_mean", "accuracy", "staleness_mean", "staleness_max"))
+    values = {**nothing, **measured}
+    return PolicyStatus(step=step, steps=80, version=step, batches=step, tokens_trained=12_345, **values)
+
+
+def _status(state: str = "running") -> Status:
+    return Status(
+        run_id="tiny-1",
+        state=state,  # type: ignore[arg-type]  # one of the literals
+        reason="",
+        deployment="astraflow/multi-policy",
+        started=0.0,
+        elapsed_s=65.0,
+        steps=80,
+        policies={
+            "solver": _policy(40, reward_mean=0.5, accuracy=0.75, staleness_mean=1.25, staleness_max=4.0, wait_fraction=0.1),
+            "verifier": _policy(20),
+        },
+        regions={"us-east": RegionStatus(workers=1, tokens_per_s=1234.5, orders_done=17)},
+        evals=[
+            EvalStatus(versions={"solver": 0, "verifier": 0}, dataset="d", workflow="single_turn", accuracy=0.33, n=500),
+            EvalStatus(versions={"solver": 0, "verifier": 0}, dataset="d", workflow="actor_and_verify", accuracy=0.57, n=500),
+            EvalStatus(versions={"solver": 20, "verifier": 18}, dataset="d", workflow="single_turn", accuracy=0.8, n=500),
+        ],
+        members=[],
+        counts={},
+    )
+
+
+def _drawn(view: View) -> list[str]:
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - the console keeps it
+    console.print(live.picture(view))
+    console.file.close()
+    return [" ".join(line.strip("│ ").split()) for line in console.export_text().splitlines()]
+
+
+def test_the_picture_shows_every_number_of_policies_regions_and_evaluations() -> None:
+    lines = _drawn(View("tiny-1", 65.0, "Running", _status(), links={"Prefect": "http://x/runs/1"}))
+    assert "tiny-1 running 1:05" in lines[0]
+    assert "solver 40/80 0.50 75.0% 1.2 / 4 10.0% 12,345" in lines
+    assert "verifier 20/80 – – – / – – 12,345" in lines
+    assert "us-east 1 1,234 17" in lines
+    assert "0 33.0% 57.0% 500" in lines
+    assert "solver 20, verifier 18 80.0% – 500" in lines
+    assert "Prefect http://x/runs/1" in lines
+    assert any(line.endswith("20 of 80 steps") for line in lines)
+
+
+def test_before_the_run_exists_the_picture_says_what_it_waits_for() -> None:
+    assert "waiting for the supervisor to begin (Prefect: Pending)" in _drawn(View("tiny-1", 3.0, "Pending", None))
+
+
+def test_building_the_base_models_shows_its_share() -> None:
+    view = View("tiny-1", 3.0, "Running", _status("starting"), base_model=0.25, note="skill")
+    assert any(line.endswith("building the base models, 25% skill") for line in _drawn(view))
+    assert live.line(view) == "[0:03] starting  building the base models 25% skill"
+
+
+def test_a_line_holds_steps_rewards_throughput_and_the_newest_scores() -> None:
+    assert live.line(View("tiny-1", 65.0, "Running", _status())) == (
+        "[1:05] running  solver 40/80 reward 0.50  verifier 20/80 reward –  1 workers 1,234 tokens/s  "
+        "alone 80.0%@20  team (actor_and_verify) 57.0%@0"
+    )
+
+
+def test_a_line_before_the_run_exists_names_prefects_state() -> None:
+    assert live.line(View("x", 0.0, "Scheduled", None)) == "[0:00] starting  waiting for the supervisor (Prefect: Scheduled)"
+
+
+def test_times_are_written_as_a_clock() -> None:
+    assert [live.clock(seconds) for seconds in (0.9, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
