@@ -5,6 +5,7 @@ only whether the supervisor's own flow run still lives is Prefect's to say.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from deployments import flow_runs, live
+from deployments.flow_runs import FlowRun
 from deployments.home import Home
 from deployments.live import View
 from storage import heartbeats, layout, runs
@@ -43,15 +45,22 @@ class Followed:
 
 
 class Follower:
-    """Looks at a run again and again. `ask` gets the question and answers it; the rest of the world is `Followed`."""
+    """Looks at a run again and again. `ask` answers a question; `read_flow` asks Prefect after a flow run."""
 
-    def __init__(self, followed: Followed, console: Console, ask: Callable[[str], str] = input) -> None:
+    def __init__(
+        self,
+        followed: Followed,
+        console: Console,
+        ask: Callable[[str], str] = input,
+        read_flow: Callable[[str, str], FlowRun] = flow_runs.read,
+    ) -> None:
         self.followed = followed
         self.console = console
         self.ask = ask
+        self.read_flow = read_flow
         self.started = time.monotonic()
-        self.flow = flow_runs.FlowRun(followed.flow_run_id, "Scheduled", False, "")
-        self.flow_seen = 0.0
+        self.flow = FlowRun(followed.flow_run_id, "Scheduled", False, "")
+        self.flow_seen = -math.inf
         self.ended_at: float | None = None
         self.asked = False
 
@@ -106,7 +115,7 @@ class Follower:
     def _ask_prefect(self) -> None:
         self.flow_seen = time.monotonic()
         with contextlib.suppress(ConfigError):  # Prefect is away for a while: the run goes on, and so does its picture
-            self.flow = flow_runs.read(self.followed.api_url, self.followed.flow_run_id)
+            self.flow = self.read_flow(self.followed.api_url, self.followed.flow_run_id)
 
     def _is_over(self, seen: Status | None) -> bool:
         """The run has ended and its supervisor with it; or its supervisor has, which then is all there will be."""

@@ -46,7 +46,7 @@ class Chat:
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a new conversation, up to where the model begins to answer."""
-        return list(self._remembered(tuple((message["role"], message["content"]) for message in messages)))
+        return list(self._remembered(tuple(tuple(message.items()) for message in messages)))
 
     def continuation(self, before: Sequence[Message], new: Sequence[Message], last_token: int) -> list[int]:
         """The tokens that follow an answer: the end of its turn, the `new` messages, the beginning of the next answer.
@@ -70,9 +70,8 @@ class Chat:
         said: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return said
 
-    def _opening(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        said = [{"role": role, "content": content} for role, content in messages]
-        return tuple(self._encode(self._render(said, answer_next=True)))
+    def _opening(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> tuple[int, ...]:
+        return tuple(self._encode(self._render([dict(message) for message in messages], answer_next=True)))
 
     def _render(self, messages: Sequence[Message], *, answer_next: bool) -> str:
         from jinja2.exceptions import TemplateError

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from rollout.cast import Cast, check_cast, open_cast
@@ -81,9 +82,12 @@ async def _opened(
         while not await ending.within(0.0):
             pulse.update(state="waiting")
             try:
-                cast = open_cast(run, config, sampling)
-                pulse.update(versions=await cast.load_newest(run))
-                return cast
+                async with AsyncExitStack() as on_failure:
+                    cast = open_cast(run, config, sampling)
+                    on_failure.push_async_callback(cast.close)
+                    pulse.update(versions=await cast.load_newest(run))
+                    on_failure.pop_all()
+                    return cast
             except NotFoundError:
                 pulse.update(note="waits for the base models")
             except TransientError as error:

@@ -1,0 +1,130 @@
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deployments import follow
+from deployments.flow_runs import FlowRun
+from deployments.follow import Followed, Follower
+from deployments.home import Home
+from storage import runs
+from storage.errors import AstraFlowError
+from storage.objects import ObjectStore, open_store
+from storage.records import Stop
+from tasks import recipes
+
+NOWHERE = "http://127.0.0.1:1/api"
+RUNNING = FlowRun("f", "Running", False, "")
+COMPLETED = FlowRun("f", "Completed", True, "")
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    monkeypatch.setattr(follow, "FLOW_POLL_S", -1.0)
+
+
+@pytest.fixture
+def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
+    home = Home(tmp_path / "home")
+    home.create()
+    monkeypatch.setattr(follow, "last_words", lambda followed: "the end")  # they are Prefect's, which is not there
+    return Followed(open_store(str(tmp_path / "store")), "tiny-1", NOWHERE, "f", {}, home)
+
+
+def _create(store: ObjectStore) -> ObjectStore:
+    return runs.create_run(store, "tiny-1", recipes.load("multi_policy_tiny").model_dump(mode="json"))
+
+
+def _script(*acts: FlowRun | Callable[[], FlowRun]) -> Callable[[str, str], FlowRun]:
+    """Prefect's answers, one after the other; the last one stays."""
+    left = list(acts)
+
+    def read(api_url: str, flow_run_id: str) -> FlowRun:
+        act = left.pop(0) if len(left) > 1 else left[0]
+        return act if isinstance(act, FlowRun) else act()
+
+    return read
+
+
+def _interrupt() -> FlowRun:
+    raise KeyboardInterrupt
+
+
+def _console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_following_ends_with_the_supervisors_flow_run(followed: Followed, terminal: bool) -> None:
+    run = _create(followed.store)
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+        return COMPLETED
+
+    console = _console(terminal)
+    last = Follower(followed, console, read_flow=_script(RUNNING, end)).follow()
+    assert last is not None
+    assert (last.state, last.reason) == ("completed", "all done")
+    assert "completed" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+
+
+def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(followed: Followed) -> None:
+    crashed = FlowRun("f", "Crashed", True, "")
+    with pytest.raises(AstraFlowError, match=r"tiny-1 never began: its flow run ended as Crashed\. the end"):
+        Follower(followed, _console(False), read_flow=_script(RUNNING, crashed)).follow()
+
+
+def test_a_supervisor_that_hangs_after_the_end_is_waited_for_only_so_long(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "FINISH_TIMEOUT_S", 0.0)
+    runs.request_stop(_create(followed.store), Stop("failed", "no worker", 5.0))
+    last = Follower(followed, _console(False), read_flow=_script(RUNNING)).follow()
+    assert last is not None
+    assert last.state == "failed"
+
+
+def test_ctrl_c_asks_and_leaves_the_run_going(followed: Followed) -> None:
+    run = _create(followed.store)
+    asked: list[str] = []
+
+    def leave(question: str) -> str:
+        asked.append(question)
+        return ""
+
+    assert Follower(followed, _console(True), leave, _script(_interrupt)).follow() is None
+    assert len(asked) == 1
+    assert runs.read_stop(run) is None
+
+
+def test_ctrl_c_and_c_cancels_and_waits_for_the_end(followed: Followed) -> None:
+    run = _create(followed.store)
+    last = Follower(followed, _console(True), lambda question: "c", _script(_interrupt, RUNNING, COMPLETED)).follow()
+    assert last is not None
+    assert last.state == "cancelled"
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.reason == "cancelled from the command line"
+
+
+def test_a_second_ctrl_c_leaves_the_run_going(followed: Followed) -> None:
+    run = _create(followed.store)
+
+    def impatient(question: str) -> str:
+        raise KeyboardInterrupt
+
+    assert Follower(followed, _console(True), impatient, _script(_interrupt)).follow() is None
+    assert runs.read_stop(run) is None
+
+
+def test_where_nobody_can_answer_ctrl_c_leaves_the_run_going(followed: Followed) -> None:
+    _create(followed.store)
+
+    def nobody(question: str) -> str:
+        raise AssertionError("nobody is there")
+
+    assert Follower(followed, _console(False), nobody, _script(_interrupt)).follow() is None
