@@ -139,6 +139,7 @@ def run(
     followed = launch.start(home(), wanted, _say)
     if detach:
         _say(f"{wanted.run_id} is started; `astraflow status {wanted.run_id}` shows it")
+        _say(followed.links["Prefect"])
         return
     if not launch.watch(followed, _say):
         raise typer.Exit(EXIT_FAILED)

@@ -176,11 +176,14 @@ def _base_model(run: ObjectStore) -> tuple[float | None, str]:
 
 
 def _lines(console: Console) -> Callable[[View], None]:
-    """Prints a line every few seconds, and whenever the state changes."""
-    shown_at, shown_state = 0.0, ""
+    """Prints the addresses once, then a line every few seconds and whenever the state changes."""
+    shown_at, shown_state = -math.inf, ""
 
     def show(view: View) -> None:
         nonlocal shown_at, shown_state
+        if shown_at < 0:
+            for name, address in view.links.items():
+                console.print(f"{name:<8} {address}", highlight=False, soft_wrap=True)
         state = view.status.state if view.status else view.flow_state
         if time.monotonic() - shown_at >= LINE_INTERVAL_S or state != shown_state:
             shown_at, shown_state = time.monotonic(), state

@@ -1,7 +1,7 @@
 """The local stack: a Prefect server, an MLflow server, and one Prefect worker for each work pool, as plain processes.
 
     up:    server ─▶ (healthy) ─▶ pools ─▶ workers ─▶ deployments ─▶ (workers online)     MLflow starts beside all of it
-    down:  cancel flow runs ─▶ workers ─▶ MLflow ─▶ server ─▶ whatever else carries the stack's mark
+    down:  cancel flow runs ─▶ workers, MLflow ─▶ server ─▶ whatever else carries the stack's mark
 
 Both are idempotent, and only one of them runs at a time. With PREFECT_API_URL set, the server is somebody else's and
 only the rest is started here; with MLFLOW_TRACKING_URI set, so is MLflow.
@@ -93,10 +93,9 @@ def _end_flow_runs(stack: Stack, say: Say) -> None:
 
 
 def _stop_in_order(stack: Stack) -> None:
-    """A worker that is asked to leave kills its flow runs, so their turn has come before."""
-    processes.stop(_workers(stack), STOP_GRACE_S)
-    for name in (MLFLOW, SERVER):
-        processes.stop([process for process in stack.processes if process.name == name], STOP_GRACE_S)
+    """A worker that is asked to leave kills its flow runs, so their turn has come before; the server hears of all that."""
+    processes.stop([process for process in stack.processes if process.name != SERVER], STOP_GRACE_S)
+    processes.stop([process for process in stack.processes if process.name == SERVER], STOP_GRACE_S)
 
 
 def _workers(stack: Stack) -> list[Process]:

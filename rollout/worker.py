@@ -85,7 +85,7 @@ async def _opened(
                 async with AsyncExitStack() as on_failure:
                     cast = open_cast(run, config, sampling)
                     on_failure.push_async_callback(cast.close)
-                    pulse.update(versions=await cast.load_newest(run))
+                    pulse.update(note="", versions=await cast.load_newest(run))
                     on_failure.pop_all()
                     return cast
             except NotFoundError:

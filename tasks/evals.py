@@ -150,4 +150,4 @@ def _read_key(run: ObjectStore, key: str) -> Evaluation:
 
 def _share(values: Float32) -> float:
     """Share of rights among all; failed plays (NaN) are wrong. 0 for an empty set."""
-    return float(np.nan_to_num(values).mean()) if len(values) else 0.0
+    return float(np.nan_to_num(values).mean(dtype=np.float64)) if len(values) else 0.0

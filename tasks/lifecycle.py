@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 
 from storage import objects, runs
 from storage.errors import AstraFlowError
@@ -43,7 +43,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     name = run_id or made_up_run_id(config.name)
     store = objects.default_store()
     await asyncio.to_thread(objects.check, store)
-    run = await asyncio.to_thread(supervisor.start, store, name, config, str(flow_run.get_name() or ""))
+    run = await asyncio.to_thread(supervisor.start, store, name, config, f"{flow_run.get_flow_name()}/{deployment.get_name()}")
     attempt = int(flow_run.get_run_count() or 1) - 1
     with Pulse(run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s) as pulse:
         async with _tracking(run, name, config) as tracker:

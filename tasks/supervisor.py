@@ -128,7 +128,9 @@ class Supervisor:
         if watch.abandoned or now < watch.not_before:
             return None
         launched = watch.launched
+        # A heartbeat that has not changed since the launch may be a former life's, left in the store.
         mine = watch.beat is not None and launched is not None and watch.beat[0] == launched.attempt
+        mine = mine and watch.beat_at > watch.launched_at
         seen = Seen(
             done=watch.done,
             phase=launched.phase if launched else Phase.NONE,

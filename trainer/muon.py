@@ -26,7 +26,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     if matrices.ndim != 3 or matrices.shape[1] > matrices.shape[2]:
         raise ValueError(f"expected matrices [N, R, C] with R <= C, got {tuple(matrices.shape)}")
     a, b, c = NEWTON_SCHULZ
-    x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=EPS)
+    x: Tensor = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=EPS)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -47,7 +47,7 @@ class Muon(torch.optim.Optimizer):
             alike: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
-                    update = self._momentum(p, group["momentum"])
+                    update = self._momentum(p, p.grad, group["momentum"])
                     rows, columns = p.shape
                     alike[min(rows, columns), max(rows, columns)].append((p, update if rows <= columns else update.mT))
             for members in alike.values():
@@ -58,10 +58,10 @@ class Muon(torch.optim.Optimizer):
                     step = group["lr"] * max(1.0, rows / columns) ** 0.5
                     p.add_(update if rows <= columns else update.mT, alpha=-step)
 
-    def _momentum(self, p: Tensor, momentum: float) -> Tensor:
-        """The Nesterov momentum of a parameter, after its gradient was taken in."""
+    def _momentum(self, p: Tensor, gradient: Tensor, momentum: float) -> Tensor:
+        """The Nesterov momentum of a parameter, after `gradient` was taken in."""
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p)
-        state["momentum"].lerp_(p.grad, 1 - momentum)
-        return torch.lerp(p.grad, state["momentum"], momentum)
+        state["momentum"].lerp_(gradient, 1 - momentum)
+        return torch.lerp(gradient, state["momentum"], momentum)

@@ -25,7 +25,7 @@ Progress: TypeAlias = Callable[[str, float], None]
 """Called with the phase's name and the finished share of it after every iteration."""
 
 GRAD_NORM_MAX = 1.0
-MICRO_BATCH = 32
+MICRO_BATCH = 16
 """Examples of one forward pass: those of about the same length go together, which saves padding."""
 
 
@@ -57,21 +57,26 @@ class Phase:
         return rising * (1 - fallen * (1 - self.final_factor))
 
 
-def warm_up(model: nn.Module, phases: Sequence[Phase], batch_size: int, progress: Progress) -> None:
-    """Train `model` (a causal language model of transformers: a decoder and a head on its hidden states) in place."""
+def warm_up(model: nn.Module, phases: Sequence[Phase], batch_size: int, progress: Progress) -> dict[str, float]:
+    """Train `model` (a causal language model of transformers: a decoder and a head on its hidden states) in place.
+
+    Returns the weighted mean loss of each phase's last batch, by the phase's name.
+    """
+    last_loss: dict[str, float] = {}
     model.train()
     for phase in phases:
         optimizers = _optimizers(model, phase)
         for iteration in range(phase.iterations):
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = group["full_lr"] * phase.factor(iteration)
-            _accumulate_gradient(model, list(islice(phase.examples, batch_size)))
+            last_loss[phase.name] = _accumulate_gradient(model, list(islice(phase.examples, batch_size)))
             torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_NORM_MAX)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
             progress(phase.name, (iteration + 1) / phase.iterations)
     model.eval()
+    return last_loss
 
 
 def weighted_loss_sum(model: Any, tokens: Tensor, weights: Tensor) -> Tensor:
@@ -86,13 +91,16 @@ def weighted_loss_sum(model: Any, tokens: Tensor, weights: Tensor) -> Tensor:
     return (losses * weights[:, 1:][counts]).sum()
 
 
-def _accumulate_gradient(model: nn.Module, examples: list[Example]) -> None:
-    """The gradient of the weighted mean loss of the whole batch, micro-batch by micro-batch."""
+def _accumulate_gradient(model: nn.Module, examples: list[Example]) -> float:
+    """The gradient of the weighted mean loss of the whole batch, micro-batch by micro-batch; returns that loss."""
+    mean_loss = 0.0
     total = float(sum(weights[1:].sum() for _, weights in examples))
     by_length = sorted(examples, key=lambda example: len(example[0]))
     for start in range(0, len(by_length), MICRO_BATCH):
-        loss = weighted_loss_sum(model, *_padded(by_length[start : start + MICRO_BATCH]))
-        (loss / total).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss = weighted_loss_sum(model, *_padded(by_length[start : start + MICRO_BATCH])) / total
+        torch.autograd.backward(loss)
+        mean_loss += loss.item()
+    return mean_loss
 
 
 def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,247 @@
+"""Do the tiny models learn together? The parts of AstraFlow in one synchronous loop, without flows, services or processes.
+
+    play (workflow, engines) ──▶ take in (filters, advantages) ──▶ step (train engines) ──▶ weights, `--lag` versions late
+
+Base models, workflow, engines, data algorithms and train engines are the product's own, configured by a recipe; only who runs
+when is simpler. A run of the product must reach what this prints; where it does not, the fault lies between the parts.
+`--batches exact` forms batches as the dataflow does: `batch_size` sequences in the order of arrival, each policy at its own
+pace. `--batches whole` trains on all that is kept of a round of 16 prompts, as its learning rates were found.
+
+    python -m benchmarks.tiny_learning --steps 80 --seed 0 --lag 8
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+from data_ops.algorithms import filters
+from data_ops.intake import take_in
+from data_ops.prompts import PromptStream, load_prompts
+from data_ops.routing import route
+from rollout.cast import open_cast
+from rollout.play import play_prompts
+from storage import weights
+from storage.objects import ObjectStore, default_store, open_store
+from storage.records import Batch, Episode, Group, HostTensor, Json, Row, Shard
+from tasks.base_models import publish_base_models
+from tasks.config import EvaluationConfig, RunConfig
+from tasks.recipes import load
+from trainer.engine import TrainEngine, make_engine
+
+WHOLE_ROUND_PROMPTS = 16
+EVALUATION_SEED = 20_260_515
+ROUNDS_MAX = 5_000
+"""A run that has not made its batches after so many rounds never will."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One evaluation, all values shares of 1."""
+
+    versions: dict[str, int]
+    solver: float
+    """First attempts that are right."""
+    team: float
+    """Final attempts that are right."""
+    verifier: float
+    """Verdicts that are right."""
+    false_approvals: float
+    """Wrong first attempts that were not rejected."""
+
+
+@dataclass
+class Learner:
+    """One policy: its train engine, what waits for it, and its last versions."""
+
+    policy: str
+    engine: TrainEngine
+    batch_size: int
+    kept: deque[dict[str, HostTensor]]
+    """The newest weights last; rollouts use the oldest."""
+    version: int = 0
+    waiting: list[Row] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def rollout_version(self) -> int:
+        return self.version - len(self.kept) + 1
+
+    def next_rows(self, steps: int, max_staleness: int, whole: bool) -> list[Row]:
+        """Rows of the next batch, those that expire first; none when there are too few, or when all steps are done."""
+        fresh = [row for row in self.waiting if self.version - row.min_version <= max_staleness]
+        self.counts["expired"] += len(self.waiting) - len(fresh)
+        self.waiting = sorted(fresh, key=lambda row: row.min_version)
+        size = len(fresh) if whole else self.batch_size
+        if self.version == steps or not fresh or len(fresh) < size:
+            return []
+        taken, self.waiting = self.waiting[:size], self.waiting[size:]
+        return taken
+
+    def train(self, rows: Sequence[Row]) -> None:
+        self.counts["rows"] += len(rows)
+        self.counts["staleness"] += sum(self.version - row.min_version for row in rows)
+        self.version += 1
+        batch = Batch(self.policy, self.version, tuple(rows), (), (), (), 0, ())
+        self.counts["tokens"] += round(self.engine.step(batch)["trainer/tokens"])
+        self.kept.append(self.engine.weights())
+
+
+class Loop:
+    """One run of a recipe, everything in turn."""
+
+    def __init__(self, store: ObjectStore, config: RunConfig, evaluation: EvaluationConfig, lag: int, whole: bool) -> None:
+        self.config, self.evaluation, self.whole = config, evaluation, whole
+        self.cpu_s: defaultdict[str, float] = defaultdict(float)
+        run = open_store(f"memory://tiny-learning/{time.time_ns()}")
+        with self._measured("base model"):
+            models = {policy: spec.model for policy, spec in config.policies.items()}
+            publish_base_models(store, run, models, lambda stage, share: None)
+        sampling = {policy: spec.sampling for policy, spec in config.policies.items()}
+        engine = config.rollout.engine.model_copy(update={"max_concurrent": evaluation.max_concurrent})
+        self.training = open_cast(run, config.rollout, sampling)
+        self.evaluating = open_cast(run, config.rollout.model_copy(update={"engine": engine}), sampling)
+        self.learners = {policy: _learner(run, policy, config, lag) for policy in config.policies}
+        self.order = 0
+        self.cursor: Json = {}
+
+    async def play(self) -> list[Score]:
+        """Train every policy for all its steps; the evaluations on the way."""
+        scores = [await self._evaluate()]
+        stream = load_prompts(self.config.data.prompts)
+        while not self._all_at(self.config.steps):
+            if self.order == ROUNDS_MAX:
+                raise RuntimeError(f"{ROUNDS_MAX} rounds did not fill {self.config.steps} batches of each policy")
+            self._take_in(await self._roll_out(stream))
+            self._train()
+            if self._all_at(self.evaluation.every * len(scores)):
+                scores.append(await self._evaluate())
+        await self.training.close()
+        await self.evaluating.close()
+        return scores
+
+    async def _roll_out(self, stream: PromptStream) -> tuple[Group, ...]:
+        data = self.config.data
+        count = WHOLE_ROUND_PROMPTS if self.whole else data.prompts_per_order
+        prompts, self.cursor = stream.take(self.cursor, count)
+        with self._measured("rollout"):
+            for policy, learner in self.learners.items():
+                await self.training.engines[policy].load(learner.rollout_version(), learner.kept[0])
+            seed = self.config.seed * ROUNDS_MAX + self.order
+            return await play_prompts(self.training, prompts, data.samples_per_prompt, seed)
+
+    def _take_in(self, groups: tuple[Group, ...]) -> None:
+        with self._measured("data"):
+            shard = Shard(self.order, 0, "benchmark", "here", groups, {}, 0.0, 0.0)
+            chain = filters(self.config.data.filter)
+            for policy, routed in route(shard, list(self.learners)).items():
+                self.learners[policy].waiting += take_in(routed, self.config.data, chain).rows
+        self.order += 1
+
+    def _train(self) -> None:
+        with self._measured("training"):
+            for learner in self.learners.values():
+                while rows := learner.next_rows(self.config.steps, self.config.data.max_staleness, self.whole):
+                    learner.train(rows)
+
+    async def _evaluate(self) -> Score:
+        with self._measured("evaluation"):
+            for policy, learner in self.learners.items():
+                await self.evaluating.engines[policy].load(learner.version, learner.kept[-1])
+            prompts = load_prompts(self.evaluation.prompts).all(self.evaluation.prompts.limit)
+            groups = await play_prompts(self.evaluating, prompts, 1, EVALUATION_SEED)
+        versions = {policy: learner.version for policy, learner in self.learners.items()}
+        return _score(versions, [group.episodes[0] for group in groups])
+
+    def _all_at(self, version: int) -> bool:
+        return all(learner.version >= version for learner in self.learners.values())
+
+    @contextmanager
+    def _measured(self, component: str) -> Iterator[None]:
+        start = time.process_time()
+        yield
+        self.cpu_s[component] += time.process_time() - start
+
+
+def _learner(run: ObjectStore, policy: str, config: RunConfig, lag: int) -> Learner:
+    spec = config.policies[policy]
+    engine = make_engine(spec.train, json.loads(weights.fetch_files(run, policy)["config.json"]), config.seed)
+    base = weights.fetch(run, policy, 0)
+    engine.set_weights(base)
+    return Learner(policy, engine, spec.batch_size, deque([base], maxlen=lag + 1))
+
+
+def _score(versions: dict[str, int], episodes: Sequence[Episode]) -> Score:
+    metrics = [episode.metrics for episode in episodes if episode.error is None]
+    wrong = [each for each in metrics if not each["first_attempt"]]
+    return Score(
+        versions,
+        solver=sum(each["first_attempt"] for each in metrics) / len(episodes),
+        team=sum(each["final"] for each in metrics) / len(episodes),
+        verifier=sum(each["verdict_correct"] for each in metrics) / len(episodes),
+        false_approvals=sum(1 - each["rejected"] for each in wrong) / max(1, len(wrong)),
+    )
+
+
+def _report(loop: Loop, scores: Sequence[Score]) -> Json:
+    policies = {
+        learner.policy: {
+            "rows": learner.counts["rows"],
+            "tokens": learner.counts["tokens"],
+            "expired": learner.counts["expired"],
+            "staleness_mean": learner.counts["staleness"] / max(1, learner.counts["rows"]),
+        }
+        for learner in loop.learners.values()
+    }
+    return {
+        "scores": [asdict(score) for score in scores],
+        "policies": policies,
+        "cpu_s": dict(loop.cpu_s),
+        "rounds": loop.order,
+    }
+
+
+def _print(report: Json) -> None:
+    print(f"{'versions':>12} {'solver':>7} {'team':>7} {'verifier':>9} {'false approvals':>16}")
+    for score in report["scores"]:
+        reached = "/".join(str(version) for version in score["versions"].values())
+        print(
+            f"{reached:>12} {score['solver']:7.3f} {score['team']:7.3f} {score['verifier']:9.3f} "
+            f"{score['false_approvals']:16.2f}"
+        )
+    for policy, counts in report["policies"].items():
+        print(policy, "  ".join(f"{name} {value:.4g}" for name, value in counts.items()))
+    print("CPU seconds  " + "  ".join(f"{component} {seconds:.1f}" for component, seconds in report["cpu_s"].items()))
+
+
+def main() -> None:
+    """Read the command line, run once, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--recipe", default="multi_policy_tiny")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the recipe")
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lag", type=int, default=0, help="rollouts use weights this many versions old")
+    parser.add_argument("--batches", choices=("whole", "exact"), default="whole")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    overrides = dict(each.split("=", 1) for each in arguments.set)
+    overrides |= {"steps": arguments.steps, "seed": arguments.seed, "data.prompts.seed": arguments.seed}
+    config = load(arguments.recipe, overrides)
+    if config.evaluation is None:
+        parser.error(f"the recipe {arguments.recipe} has no evaluation to measure learning with")
+    loop = Loop(default_store(), config, config.evaluation, arguments.lag, arguments.batches == "whole")
+    report = _report(loop, asyncio.run(loop.play()))
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _print(report)
+
+
+if __name__ == "__main__":
+    main()

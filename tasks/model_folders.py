@@ -1,0 +1,108 @@
+"""Reads a model in the layout of the Hugging Face hub: `config.json`, tokenizer, safetensors in one file or several.
+
+Knows nothing of policies or runs, and never runs code that lies in a model's folder.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYetError
+from pathlib import Path
+from typing import TypeAlias
+
+from storage.errors import ConfigError, CorruptError
+from storage.records import HostTensor
+from storage.tensors import from_safetensors
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+OTHER_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+"""What lies beside the weights and belongs to the model: configuration, tokenizer, chat template."""
+OTHER_FILE_BYTES_MAX = 64 * 2**20
+REPORT_INTERVAL_S = 0.5
+
+Progress: TypeAlias = Callable[[str, float], None]
+
+
+def read_model_folder(folder: Path, progress: Progress) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
+    """Tensors, floating-point ones rounded to BF16, and the other files by name. ConfigError says what is missing."""
+    if not folder.is_dir():
+        raise ConfigError(f"model.path: {folder} is not a folder; name one that AutoModelForCausalLM.from_pretrained loads")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"model.path: {folder} has no config.json; name the folder that holds the model's files")
+    files = {path.name: path.read_bytes() for path in _other_files(folder)}
+    tensors: dict[str, HostTensor] = {}
+    names = _tensor_files(folder)
+    for number, name in enumerate(names):
+        progress(f"reading {name}", number / len(names))
+        tensors.update(_read_tensors(folder / name))
+    progress(f"read {folder.name}", 1.0)
+    return tensors, files
+
+
+def snapshot(repository: str, progress: Progress) -> Path:
+    """The local folder of a hub model, fetched unless it is there. ConfigError when it cannot be had."""
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ConfigError("model.hub needs the package huggingface_hub: pip install huggingface_hub") from error
+    patterns = ["*.safetensors", *(f"*{suffix}" for suffix in OTHER_SUFFIXES)]
+    with ThreadPoolExecutor(1) as pool:
+        fetching = pool.submit(huggingface_hub.snapshot_download, repository, allow_patterns=patterns)
+        while True:
+            try:
+                return Path(fetching.result(timeout=REPORT_INTERVAL_S))
+            except NotYetError:
+                progress(f"fetching {repository}", 0.0)
+            except (
+                OSError,
+                ValueError,
+            ) as error:  # what the hub's client raises: no network, no such name, no permission
+                reason = str(error).strip().splitlines()[0]
+                raise ConfigError(
+                    f"model.hub: {repository} cannot be fetched from the Hugging Face hub ({reason}); "
+                    "check its name and the network, or set model.path to a local folder"
+                ) from error
+
+
+def _other_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in OTHER_SUFFIXES and path.name != INDEX:
+            if path.stat().st_size > OTHER_FILE_BYTES_MAX:
+                raise ConfigError(
+                    f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove what is no part of the model"
+                )
+            yield path
+
+
+def _tensor_files(folder: Path) -> list[str]:
+    """Names of the safetensors files: the one, or those that the index lists."""
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    index = folder / INDEX
+    if not index.is_file():
+        raise ConfigError(
+            f"model.path: {folder} holds neither {WEIGHTS} nor {INDEX}; "
+            "save the model with save_pretrained(..., safe_serialization=True)"
+        )
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"model.path: {index} is not an index of safetensors files; fetch the model again") from error
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise ConfigError(f"model.path: {index} lists {name}, which is not in the folder; fetch the model again")
+    return names
+
+
+def _read_tensors(path: Path) -> dict[str, HostTensor]:
+    try:
+        tensors = from_safetensors(path.read_bytes())
+    except CorruptError as error:
+        raise ConfigError(f"model.path: {path} cannot be read ({error}); fetch the model again") from error
+    return {name: _as_bf16(tensor) for name, tensor in tensors.items()}
+
+
+def _as_bf16(tensor: HostTensor) -> HostTensor:
+    from trainer.bits import to_host, to_torch
+
+    return to_host(to_torch(tensor), "BF16") if tensor.dtype in ("F64", "F32", "F16") else tensor
