@@ -24,6 +24,8 @@ METRICS_PER_CALL_MAX = 1000
 PARAMS_PER_CALL_MAX = 100
 PARAM_CHARACTERS_MAX = 6000
 RUN_TAG, POLICY_TAG, VERSION_TAG = "astraflow.run_id", "astraflow.policy", "astraflow.version"
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Lets MLflow's page open on runs and curves; otherwise it guesses an application of language models, and shows traces."""
 PARENT = ""
 """The name under which the parent stands among the policies' children."""
 
@@ -144,7 +146,7 @@ class Board:
         if known is None:
             try:
                 created: str = self._client.create_experiment(
-                    self.experiment, artifact_location=_artifacts_of(self.uri)
+                    self.experiment, artifact_location=_artifacts_of(self.uri), tags=EXPERIMENT_TAGS
                 )
                 return created
             except MlflowException as error:

@@ -56,7 +56,7 @@ def _beating(
 
 
 def run_base_model(run_id: str, member: str, attempt: int) -> None:
-    from tasks.version_zero import publish_version_zero
+    from tasks.base_models import publish_base_models
 
     run, config = open_configured(run_id)
     with draining_on_sigterm(), _beating(run, config, "base_model", member, attempt) as pulse:
@@ -65,7 +65,7 @@ def run_base_model(run_id: str, member: str, attempt: int) -> None:
             pulse.update(state="working", note=stage, progress={"base_model": fraction})
 
         models = {policy: spec.model for policy, spec in config.policies.items()}
-        publish_version_zero(objects.default_store(), run, models, report)
+        publish_base_models(objects.default_store(), run, models, report)
 
 
 def run_dataflow_window(run_id: str, member: str, attempt: int) -> bool:

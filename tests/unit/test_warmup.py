@@ -65,7 +65,6 @@ def test_a_batch_of_many_lengths_gives_the_gradient_of_its_weighted_mean():
     ]
     model = tiny_model()
     before = model.lm_head.weight.detach().clone()
-    # One AdamW step with a huge eps moves along the (clipped) gradient itself: lr · g / eps.
     phase = Phase("p", iter(examples), 1, lr=1.0, betas=(0.0, 0.0), weight_decay=0.0)
     with torch.enable_grad():
         losses = [weighted_loss_sum(model, torch.tensor(t[None].astype(np.int64)), torch.tensor(w[None])) for t, w in examples]
@@ -76,7 +75,7 @@ def test_a_batch_of_many_lengths_gives_the_gradient_of_its_weighted_mean():
     reported = warm_up(model, [phase], 40, lambda *_: None)
     assert reported["p"] == pytest.approx(mean.item(), rel=1e-5)
     moved = model.lm_head.weight.detach() - before
-    large = expected.abs() > 1e-4  # with betas of 0, AdamW moves by the sign of the gradient
+    large = expected.abs() > 1e-4  # with betas of 0 AdamW moves against the gradient's sign
     assert torch.equal(moved[large].sign(), -expected[large].sign())
 
 

@@ -1,0 +1,104 @@
+"""Reading model folders: what is taken, what is rounded, and what a person is told."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from storage.errors import ConfigError
+from storage.records import HostTensor
+from storage.tensors import to_safetensors
+from tasks.model_folders import INDEX, WEIGHTS, read_model_folder
+
+
+def bf16(*values: int) -> HostTensor:
+    return HostTensor("BF16", (len(values),), np.array(values, np.uint16))
+
+
+def silent(stage: str, share: float) -> None:
+    """Nobody listens."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+def test_weights_come_in_bf16_and_the_other_files_as_they_are(folder: Path):
+    one_and_a_bit = HostTensor("F32", (2,), np.array([0x3F800000, 0x3F808001], np.uint32))  # 1.0 and 1.00390637
+    counter = HostTensor("I64", (1,), np.array([7]))
+    (folder / WEIGHTS).write_bytes(to_safetensors({"w": one_and_a_bit, "b": bf16(0x3F80), "n": counter}))
+    (folder / "tokenizer.json").write_text("{1}")
+    (folder / "chat_template.jinja").write_text("{{ x }}")
+    (folder / "README.md").write_text("not the model's")
+    tensors, files = read_model_folder(folder, silent)
+    assert tensors["w"].dtype == "BF16"
+    assert tensors["w"].bits.tolist() == [0x3F80, 0x3F81]
+    assert tensors["b"].bits.tolist() == [0x3F80]
+    assert (tensors["n"].dtype, tensors["n"].bits.tolist()) == ("I64", [7])
+    assert files == {"config.json": b"{}", "tokenizer.json": b"{1}", "chat_template.jinja": b"{{ x }}"}
+
+
+def test_several_files_are_read_through_their_index_and_progress_is_told(folder: Path):
+    (folder / "a.safetensors").write_bytes(to_safetensors({"x": bf16(1)}))
+    (folder / "b.safetensors").write_bytes(to_safetensors({"y": bf16(2), "z": bf16(3)}))
+    weight_map = {"x": "a.safetensors", "y": "b.safetensors", "z": "b.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    heard: list[tuple[str, float]] = []
+    tensors, files = read_model_folder(folder, lambda stage, share: heard.append((stage, share)))
+    assert {name: tensor.bits.tolist() for name, tensor in tensors.items()} == {"x": [1], "y": [2], "z": [3]}
+    assert heard[:2] == [("reading a.safetensors", 0.0), ("reading b.safetensors", 0.5)]
+    assert heard[-1][1] == 1.0
+    assert INDEX not in files
+
+
+def test_what_is_no_model_folder_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="nowhere is not a folder"):
+        read_model_folder(tmp_path / "nowhere", silent)
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        read_model_folder(tmp_path, silent)
+
+
+def test_weights_in_another_format_say_how_to_save_them(folder: Path):
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match="holds neither .* save the model with save_pretrained"):
+        read_model_folder(folder, silent)
+
+
+@pytest.mark.parametrize("name", ["gone.safetensors", "../config.json"])
+def test_an_index_that_leads_elsewhere_is_refused(folder: Path, name: str):
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
+    with pytest.raises(ConfigError, match="which is not in the folder"):
+        read_model_folder(folder, silent)
+
+
+@pytest.mark.parametrize("text", ["no json", "[]", '{"weight_map": [1]}'])
+def test_a_broken_index_is_named(folder: Path, text: str):
+    (folder / INDEX).write_text(text)
+    with pytest.raises(ConfigError, match="is not an index of safetensors files"):
+        read_model_folder(folder, silent)
+
+
+def test_truncated_weights_are_named(folder: Path):
+    (folder / WEIGHTS).write_bytes(to_safetensors({"x": bf16(1, 2, 3)})[:-1])
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read .* fetch the model again"):
+        read_model_folder(folder, silent)
+
+
+def test_without_a_network_the_hub_is_a_sentence(tmp_path: Path):
+    """In a process of its own, because the hub's client reads its environment when it is imported."""
+    program = (
+        "from storage.errors import ConfigError\n"
+        "from tasks.model_folders import snapshot\n"
+        "try: snapshot('some/model', lambda stage, share: None)\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("model.hub: some/model cannot be fetched from the Hugging Face hub (")
+    assert "set model.path to a local folder" in done.stdout
