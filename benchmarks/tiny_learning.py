@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import logging
+import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -94,7 +95,9 @@ class Learner:
 class Loop:
     """One run of a recipe, everything in turn."""
 
-    def __init__(self, store: ObjectStore, config: RunConfig, evaluation: EvaluationConfig, lag: int, whole: bool) -> None:
+    def __init__(
+        self, store: ObjectStore, config: RunConfig, evaluation: EvaluationConfig, lag: int, whole: bool
+    ) -> None:
         self.config, self.evaluation, self.whole = config, evaluation, whole
         self.cpu_s: defaultdict[str, float] = defaultdict(float)
         run = open_store(f"memory://tiny-learning/{time.time_ns()}")
@@ -111,15 +114,18 @@ class Loop:
 
     async def play(self) -> list[Score]:
         """Train every policy for all its steps; the evaluations on the way."""
-        scores = [await self._evaluate()]
+        scores: list[Score] = []
         stream = load_prompts(self.config.data.prompts)
-        while not self._all_at(self.config.steps):
+        while True:
+            if self._all_at(self.evaluation.every * len(scores)):
+                scores.append(await self._evaluate())
+                print(_line(scores[-1]), file=sys.stderr, flush=True)
+            if self._all_at(self.config.steps):
+                break
             if self.order == ROUNDS_MAX:
                 raise RuntimeError(f"{ROUNDS_MAX} rounds did not fill {self.config.steps} batches of each policy")
             self._take_in(await self._roll_out(stream))
             self._train()
-            if self._all_at(self.evaluation.every * len(scores)):
-                scores.append(await self._evaluate())
         await self.training.close()
         await self.evaluating.close()
         return scores
@@ -205,17 +211,19 @@ def _report(loop: Loop, scores: Sequence[Score]) -> Json:
     }
 
 
-def _print(report: Json) -> None:
-    print(f"{'versions':>12} {'solver':>7} {'team':>7} {'verifier':>9} {'false approvals':>16}")
-    for score in report["scores"]:
-        reached = "/".join(str(version) for version in score["versions"].values())
-        print(
-            f"{reached:>12} {score['solver']:7.3f} {score['team']:7.3f} {score['verifier']:9.3f} "
-            f"{score['false_approvals']:16.2f}"
-        )
+def _line(score: Score) -> str:
+    reached = "/".join(str(version) for version in score.versions.values())
+    return (
+        f"versions {reached}: solver {score.solver:.3f}  team {score.team:.3f}  verifier {score.verifier:.3f}  "
+        f"false approvals {score.false_approvals:.2f}"
+    )
+
+
+def _summary(report: Json) -> Iterator[str]:
     for policy, counts in report["policies"].items():
-        print(policy, "  ".join(f"{name} {value:.4g}" for name, value in counts.items()))
-    print("CPU seconds  " + "  ".join(f"{component} {seconds:.1f}" for component, seconds in report["cpu_s"].items()))
+        yield f"{policy}: " + "  ".join(f"{name} {value:.4g}" for name, value in counts.items())
+    seconds = "  ".join(f"{component} {seconds:.1f}" for component, seconds in report["cpu_s"].items())
+    yield f"CPU seconds: {seconds}; rounds {report['rounds']}"
 
 
 def main() -> None:
@@ -227,7 +235,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lag", type=int, default=0, help="rollouts use weights this many versions old")
     parser.add_argument("--batches", choices=("whole", "exact"), default="whole")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     overrides = dict(each.split("=", 1) for each in arguments.set)
@@ -237,10 +245,7 @@ def main() -> None:
         parser.error(f"the recipe {arguments.recipe} has no evaluation to measure learning with")
     loop = Loop(default_store(), config, config.evaluation, arguments.lag, arguments.batches == "whole")
     report = _report(loop, asyncio.run(loop.play()))
-    if arguments.json:
-        print(json.dumps(report))
-    else:
-        _print(report)
+    print(json.dumps(report) if arguments.json else "\n".join(_summary(report)))
 
 
 if __name__ == "__main__":

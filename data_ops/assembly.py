@@ -82,6 +82,11 @@ class Assembly:
         """Whether the policy has all of its batches."""
         return self.books.last_step >= self._data.steps
 
+    @property
+    def hungry(self) -> bool:
+        """Whether the trainer has used up every batch there is, or may have."""
+        return not self.done and (self.version is None or self.version >= self.books.last_step)
+
     def look_for_version(self) -> None:
         """Ask the store for newer weights."""
         self.version = weights.latest(self._run, self.policy, start=self.version or 0)

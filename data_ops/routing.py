@@ -42,7 +42,7 @@ class PolicyGroup:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """[G] tokens of each row that the policy is trained on."""
-        return np.array([int(row.loss_mask.sum()) for row in self.rows], dtype=np.int64)
+        return np.array([np.count_nonzero(row.loss_mask) for row in self.rows], dtype=np.int64)
 
 
 def route(shard: Shard, policies: Many[str]) -> dict[str, tuple[PolicyGroup, ...]]:
@@ -64,6 +64,8 @@ def route_group(order: int, index: int, group: Group, policy: str) -> PolicyGrou
     refused: list[Entry] = []
     for number, episode in enumerate(group.episodes):
         for place, sequence in enumerate(episode.sequences):
+            if policy not in sequence.policies:
+                continue
             own = owned_by(sequence, policy)
             if not own.any():
                 continue
@@ -98,8 +100,8 @@ def mask_to(sequence: Sequence, own: NDArray[np.bool_], key: SequenceKey, prompt
         prompt_id=prompt_id,
         tokens=sequence.tokens,
         loss_mask=mask,
-        logprobs=np.where(mask, sequence.logprobs, np.float32(0)).astype(np.float32),
-        versions=np.where(mask, sequence.versions, NOBODY).astype(np.int32),
+        logprobs=np.where(mask, sequence.logprobs, np.float32(0)).astype(np.float32, copy=False),
+        versions=np.where(mask, sequence.versions, NOBODY).astype(np.int32, copy=False),
         advantages=np.zeros(sequence.tokens.shape, dtype=np.float32),
         reward=sequence.reward,
         temperature=sequence.temperature,

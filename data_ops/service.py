@@ -25,7 +25,6 @@ from data_ops.prompts import load_prompts
 from storage import layout, orders, shards
 from storage.errors import ConflictError, CorruptError, TransientError
 from storage.heartbeats import Pulse
-from storage.json_objects import FORMAT, dump
 from storage.objects import ObjectStore
 from storage.quarantine import quarantine
 from storage.records import Shard
@@ -74,6 +73,11 @@ class Dataflow:
         """Whether every policy has all of its batches."""
         return not self._unfinished()
 
+    @property
+    def hungry(self) -> bool:
+        """Whether a trainer waits for a batch, as far as the last round saw."""
+        return any(assembly.hungry for assembly in self._assemblies)
+
     def round(self) -> bool:
         """Do whatever can be done now; whether that was anything. Raises TransientError, and can then be called
         again."""
@@ -85,7 +89,7 @@ class Dataflow:
             made = sum(assembly.make_batches() for assembly in self._unfinished())
             written = self._write_orders()
             if self.done:
-                self._end_orders()
+                orders.end(self._run, self._ordering.next_number)  # tells the workers to leave
             return any((taken_in, made, written))
         except ConflictError as conflict:
             log.warning("another dataflow was faster, rebuilding from the store: %s", conflict)
@@ -180,13 +184,6 @@ class Dataflow:
             self._outstanding.add(order.number)
         return number > 0
 
-    def _end_orders(self) -> None:
-        """Tell the workers that no further shard is needed."""
-        try:
-            self._run.create(layout.orders_end(), dump({"format": FORMAT, "orders": self._ordering.next_number}))
-        except ConflictError:
-            log.debug("%s stands already", layout.orders_end())
-
     def _read_shard(self, number: int) -> Shard | None:
         try:
             return shards.read(self._run, number)
@@ -210,7 +207,8 @@ def serve(
 ) -> None:
     """Run the dataflow until every policy has all of its batches, the run is stopped, or `stop` is set.
 
-    A store that is away is waited for. Raises ConfigError and CorruptError as `Dataflow` does.
+    While every trainer has work, it pauses a little longer, so that more shards are taken in at once. A store that is
+    away is waited for. Raises ConfigError and CorruptError as `Dataflow` does.
     """
     dataflow: Dataflow | None = None
     failures, next_look_s = 0, 0.0
@@ -233,7 +231,11 @@ def serve(
             failures += 1
             log.warning("the store does not answer (%d times in a row): %s", failures, error)
             pulse.update(state="waiting", note=f"the store does not answer: {error}")
-        if not busy:
+        if dataflow is None or failures:
             pause_s = min(config.poll_interval_s * 2 ** min(failures, 16), BACKOFF_MAX_S)
-            with pulse.span("wait"):
-                stop.wait(pause_s)
+        elif dataflow.hungry:
+            pause_s = 0.0 if busy else config.poll_interval_s
+        else:
+            pause_s = config.gather_interval_s
+        with pulse.span("wait"):
+            stop.wait(pause_s)

@@ -13,17 +13,19 @@ from deployments.processes import MARK
 from deployments.record import Stack
 
 PREFECT = {
-    "PREFECT_WORKER_QUERY_SECONDS": "2",
+    "PREFECT_WORKER_QUERY_SECONDS": "5",
     "PREFECT_WORKER_HEARTBEAT_SECONDS": "10",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "WARNING",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "storage,data_ops,rollout,trainer,tasks",
     "PREFECT_CLI_PROMPT": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
-"""For workers and flow runs. One look of a worker for work costs the server 25 ms of CPU: every second, four pools
-would take a tenth of a core from the runs; every two seconds a service starts half a second later."""
+"""For workers and flow runs. One look of a worker for work costs the server 20 ms of CPU (docs/benchmarks.md): every
+second, four pools would take a twelfth of a core from the runs; every five seconds a service starts two seconds later. That
+a task "finished in state Completed" its state says already; as a log line it would be one more row for the server."""
 
 PREFECT_SERVER = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",

@@ -54,7 +54,7 @@ def line(view: View) -> str:
     status = view.status
     if status is None:
         return f"{head}  waiting for the supervisor (Prefect: {view.flow_state})"
-    if view.base_model is not None and view.base_model < 1:
+    if view.base_model is not None and status.state == "starting":
         return f"{head}  building the base models {view.base_model:.0%} {view.note}".rstrip()
     if status.state == "starting":
         return f"{head}  {status.reason or 'members are starting'}"
@@ -123,7 +123,7 @@ def percent(value: float | None) -> str:
 def _progress(view: View) -> RenderableType:
     if view.status is None:
         return Text(f"waiting for the supervisor to begin (Prefect: {view.flow_state})", style="dim")
-    if view.base_model is not None and view.base_model < 1:
+    if view.base_model is not None and view.status.state == "starting":
         return _bar(view.base_model, f"building the base models, {view.base_model:.0%}  {view.note}")
     policies = view.status.policies.values()
     done, planned = min(policy.step for policy in policies), view.status.steps

@@ -20,6 +20,7 @@ MARK = "ASTRAFLOW_STACK"
 CLOCK_SLACK_S = 2.0
 """The creation time is derived from the boot time, which moves a little when the clock is corrected."""
 KILL_TIMEOUT_S = 5.0
+POLL_S = 0.05
 LOG_BYTES_MAX = 16_000_000
 """A log beyond this size is put aside as `NAME.old` when its process starts again."""
 
@@ -147,10 +148,20 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _kill_after(processes: list[psutil.Process], grace_s: float) -> None:
-    _, stubborn = psutil.wait_procs(processes, timeout=grace_s)
-    for process in stubborn:
+    for process in _still_alive(processes, grace_s):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(stubborn, timeout=KILL_TIMEOUT_S)
-    for pid in [pid for pid, child in _children.items() if child.poll() is not None]:
-        del _children[pid]
+    _still_alive(processes, KILL_TIMEOUT_S)
+
+
+def _still_alive(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that live after the timeout; returns earlier when none does. One that nobody has waited for yet is gone
+    too."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for pid in [pid for pid, child in _children.items() if child.poll() is not None]:
+            del _children[pid]
+        alive = [process for process in processes if _lives(process)]
+        if not alive or time.monotonic() > deadline:
+            return alive
+        time.sleep(POLL_S)

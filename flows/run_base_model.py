@@ -1,11 +1,12 @@
 """The flow `prepare`: makes or fetches every policy's base model and publishes it as version 0."""
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 
 from tasks import services
 
 
 @flow(name="prepare", flow_run_name="{member} · {run_id}")
-def prepare(run_id: str, member: str = "base-model", attempt: int = 0) -> None:
+def prepare(run_id: str, member: str = "base-model", attempt: int = 0) -> State[None] | None:
     """Build (once, then cached by content hash) or load the base models of a run and publish version 0 of every policy."""
-    services.run_base_model(run_id, member, attempt)
+    return services.run_base_model(run_id, member, attempt)

@@ -1,20 +1,25 @@
 """The flow `dataflow`: prompts become orders, shards become batches; shards are taken in by parallel tasks."""
 
+from typing import Literal
+
 from prefect import flow
+from prefect.client.schemas.objects import State
 
 from tasks import services
+from tasks.termination import drained
 
 
 @flow(name="dataflow-window", flow_run_name="window {window} · {run_id}")
-def window_of_dataflow(run_id: str, member: str, attempt: int, window: int) -> bool:
-    """Serve for a bounded number of shards; True when the dataflow's work is done. A flow's memory grows with every task, so
-    each window is a flow run of its own and starts again from the store."""
+def window_of_dataflow(run_id: str, member: str, attempt: int, window: int) -> Literal["done", "full", "told"]:
+    """Serve for a bounded number of shards. A flow's memory grows with every task, so each window is a flow run of its own
+    and starts again from the store."""
     return services.run_dataflow_window(run_id, member, attempt)
 
 
 @flow(name="dataflow", flow_run_name="{member} · {run_id}")
-def dataflow(run_id: str, member: str = "dataflow", attempt: int = 0) -> None:
+def dataflow(run_id: str, member: str = "dataflow", attempt: int = 0) -> State[None] | None:
     """Decide which prompts are rolled out, and make every policy's batches until each has all of its steps."""
     window = 0
-    while not window_of_dataflow(run_id, member, attempt, window):
+    while (ended := window_of_dataflow(run_id, member, attempt, window)) == "full":
         window += 1
+    return drained() if ended == "told" else None

@@ -4,9 +4,11 @@ from typing import Annotated, Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled
+from prefect.logging import get_run_logger
+from prefect.states import Cancelled, Failed
 from pydantic import Field
 
+from storage.errors import AstraFlowError
 from tasks.lifecycle import conduct
 
 
@@ -45,7 +47,11 @@ async def astraflow(
         "data.samples_per_prompt": samples_per_prompt,
     }
     given = {key: value for key, value in named.items() if value is not None}
-    outcome = await conduct(run_id, recipe, {**(overrides or {}), **given})
+    try:
+        outcome = await conduct(run_id, recipe, {**(overrides or {}), **given})
+    except AstraFlowError as error:  # a sentence for a person, who has no use for where it was raised
+        get_run_logger().error(str(error))
+        return Failed(message=str(error))
     if outcome.state == "cancelled":
         return Cancelled(message=outcome.reason)
     return outcome.run_id

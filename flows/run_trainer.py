@@ -1,11 +1,12 @@
 """The flow `train`: the trainer of one policy."""
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 
 from tasks import services
 
 
 @flow(name="train", flow_run_name="{member} · {run_id}")
-def train(run_id: str, policy: str, member: str = "", attempt: int = 0) -> None:
+def train(run_id: str, policy: str, member: str = "", attempt: int = 0) -> State[None] | None:
     """Train on the policy's batches in turn, publish a version after each, and checkpoint. SIGTERM checkpoints and leaves."""
-    services.run_trainer(run_id, member or f"trainer-{policy}", attempt, policy)
+    return services.run_trainer(run_id, member or f"trainer-{policy}", attempt, policy)

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from storage import layout, runs
+from storage import orders, runs
 from storage.errors import AstraFlowError
 from storage.objects import ObjectStore
 
@@ -44,4 +44,4 @@ class Ending:
 
 
 def _over(run: ObjectStore) -> bool:
-    return runs.read_stop(run) is not None or run.exists(layout.orders_end())
+    return runs.read_stop(run) is not None or orders.ended(run)

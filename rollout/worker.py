@@ -165,16 +165,16 @@ class Worker:
 
     async def _answer(self, claim: Claim) -> None:
         """Plays an order and commits its shard. Cancelled when the lease is lost, and at the end of draining."""
-        order, attempt = claim.order, claim.lease.attempt
+        order, lease = claim.order, claim.lease
         started_s = time.time()
-        if attempt >= self._config.lease_attempts_max:
-            groups = _given_up(order, attempt)
-            self._note(f"order {order.number} is answered with failed episodes, after {attempt} leases")
+        if lease.lost >= self._config.lease_attempts_max:
+            groups = _given_up(order, lease.lost)
+            self._note(f"order {order.number} is answered with failed episodes, after {lease.lost} lost leases")
         else:
             samples = order.samples_per_prompt
             groups = await play_prompts(self._cast, order.prompts, samples, order.seed, self._tally.episode)
         shard = Shard(
-            order.number, attempt, self._name, self._region, groups, self._digests(groups), started_s, time.time()
+            order.number, lease.attempt, self._name, self._region, groups, self._digests(groups), started_s, time.time()
         )
         if await self._stored(shard):
             self._tally.order_done()
@@ -251,7 +251,7 @@ class Worker:
         self._pulse.update(note=note)
 
 
-def _given_up(order: Order, attempts: int) -> tuple[Group, ...]:
+def _given_up(order: Order, lost: int) -> tuple[Group, ...]:
     """Failed episodes for an order that took one worker after the other with it."""
-    failed = Episode((), 0.0, error=f"gave up after {attempts} leases")
+    failed = Episode((), 0.0, error=f"gave up after {lost} lost leases")
     return tuple(Group(prompt, (failed,) * order.samples_per_prompt) for prompt in order.prompts)

@@ -76,13 +76,12 @@ def read(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
         _check_metadata(body, metadata, kind)
         if not reader.schema.equals(schema, check_metadata=False):
             raise CorruptError(f"a {kind} file has the columns {_brief(reader.schema)}; expected {_brief(schema)}")
-        table = reader.read_all().unify_dictionaries().combine_chunks()
+        table = reader.read_all()
         table.validate(full=True)
+        _refuse_nulls(table, kind)
+        table = table.unify_dictionaries().combine_chunks()
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
         raise CorruptError(f"a {kind} file of {len(body)} bytes is no readable Arrow file: {error}") from error
-    for name in table.column_names:
-        if table.column(name).null_count:
-            raise CorruptError(f"the column {name} of a {kind} file holds nulls")
     return table, metadata[_HEADER]
 
 
@@ -103,8 +102,6 @@ def lists(table: Table, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
     chunk = _chunk(table, name)
     if len(chunk) == 0:
         return chunk.values.to_numpy(zero_copy_only=False)[:0], _NO_OFFSETS
-    if chunk.values.null_count:
-        raise CorruptError(f"the lists of the column {name} hold nulls")
     return chunk.values.to_numpy(zero_copy_only=False), chunk.offsets.to_numpy(zero_copy_only=False)
 
 
@@ -132,6 +129,21 @@ def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> 
         raise CorruptError(
             f"a {kind} file's bytes do not have the digest it carries: it was changed after it was written"
         )
+
+
+def _refuse_nulls(table: Table, kind: str) -> None:
+    """CorruptError for a null anywhere: as a value, within a list, or as a word of a dictionary."""
+    for name in table.column_names:
+        for chunk in table.column(name).chunks:
+            if chunk.null_count or _inner(chunk).null_count:
+                raise CorruptError(f"the column {name} of a {kind} file holds nulls")
+
+
+def _inner(chunk: Column) -> Column:
+    """What a column's own null count does not look into: a list's values, a dictionary's words."""
+    if pa.types.is_list(chunk.type):
+        return chunk.values
+    return chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
 
 
 def _file_digest(body: bytes, digits: bytes) -> bytes:

@@ -150,10 +150,7 @@ def _check_row(
     trained = row.versions[row.loss_mask]
     if not trained.size:
         return
-    oldest, newest = int(np.min(trained)), int(np.max(trained))
-    if row.min_version > oldest:
-        broken(5, where, f"{_name(row.key)} claims oldest version {row.min_version}; it has tokens of version {oldest}")
-    staleness = step - 1 - min(oldest, row.min_version)
+    newest, staleness = int(np.max(trained)), step - 1 - row.min_version
     if staleness > max_staleness and not row.replay:
         broken(5, where, f"{_name(row.key)} has staleness {staleness}; at most {max_staleness} is allowed")
     if newest > step - 1:

@@ -5,6 +5,7 @@ trainer must see; the tokens themselves are dropped.
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,9 +49,19 @@ class ShardAudit:
                     )
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a shard must answer."""
+
+    prompt_ids: list[str]
+    samples: int
+    """Episodes of each prompt."""
+
+
 def audit_shards(run: ObjectStore, set_aside: Mapping[str, str], broken: Broken, progress: Progress) -> ShardAudit:
     """Read every order and shard of the run."""
     audit = ShardAudit()
+    # Shards are listed first: their orders were written before them.
     numbers = [layout.number_in(key) for key in run.list(f"{layout.SHARDS}/")]
     order_keys = [key for key in run.list(f"{layout.ORDERS}/") if key != layout.orders_end()]
     ordered = {layout.number_in(key) for key in order_keys}
@@ -58,16 +69,33 @@ def audit_shards(run: ObjectStore, set_aside: Mapping[str, str], broken: Broken,
     for number in range(max(ordered, default=-1) + 1):
         if number not in ordered:
             broken(1, layout.order(number), f"order {number} is missing, order {max(ordered)} exists")
+    asked = _read_orders(run, sorted(ordered), broken, progress)
     for at, number in enumerate(numbers):
         progress("shards", (at + 1) / len(numbers))
         if number not in ordered:
             broken(1, layout.shard(number), f"answers order {number}, which does not exist")
         if layout.shard(number) not in set_aside:
-            _audit_shard(run, number, audit, broken)
+            _audit_shard(run, number, asked.get(number), audit, broken)
     return audit
 
 
-def _audit_shard(run: ObjectStore, number: int, audit: ShardAudit, broken: Broken) -> None:
+def _read_orders(run: ObjectStore, numbers: Many[int], broken: Broken, progress: Progress) -> dict[int, _Asked]:
+    """What each order that can be read asked for."""
+    asked: dict[int, _Asked] = {}
+    for at, number in enumerate(numbers):
+        progress("orders", (at + 1) / len(numbers))
+        try:
+            order = orders.read(run, number)
+        except TransientError:
+            raise
+        except AstraFlowError as error:
+            broken(1, layout.order(number), str(error))
+        else:
+            asked[number] = _Asked([prompt.id for prompt in order.prompts], order.samples_per_prompt)
+    return asked
+
+
+def _audit_shard(run: ObjectStore, number: int, asked: _Asked | None, audit: ShardAudit, broken: Broken) -> None:
     where = layout.shard(number)
     try:
         shard = shards.read(run, number)
@@ -77,9 +105,8 @@ def _audit_shard(run: ObjectStore, number: int, audit: ShardAudit, broken: Broke
         broken(6, where, f"cannot be read and is not in quarantine: {error}")
         return
     audit.readable.add(number)
-    if shard.order != number:
-        broken(1, where, f"says it answers order {shard.order}")
-    _check_prompts(run, shard, where, broken)
+    if asked is not None:
+        _check_answer(shard, asked, where, broken)
     for policy, versions in shard.weights.items():
         for version, digest in versions.items():
             audit.held.setdefault((policy, version), {}).setdefault(digest, where)
@@ -91,17 +118,17 @@ def _audit_shard(run: ObjectStore, number: int, audit: ShardAudit, broken: Broke
                 _note_sequence(shard, key, sequence, audit, broken)
 
 
-def _check_prompts(run: ObjectStore, shard: Shard, where: str, broken: Broken) -> None:
-    try:
-        order = orders.read(run, shard.order)
-    except TransientError:
-        raise
-    except AstraFlowError as error:
-        broken(1, layout.order(shard.order), str(error))
-        return
-    asked, answered = [prompt.id for prompt in order.prompts], [group.prompt.id for group in shard.groups]
-    if asked != answered:
-        broken(1, where, f"answers the prompts {answered}, its order asked for {asked}")
+def _check_answer(shard: Shard, asked: _Asked, where: str, broken: Broken) -> None:
+    answered = [group.prompt.id for group in shard.groups]
+    if answered != asked.prompt_ids:
+        broken(1, where, f"answers the prompts {answered}, its order asked for {asked.prompt_ids}")
+    for group in shard.groups:
+        if len(group.episodes) != asked.samples:
+            broken(
+                1,
+                where,
+                f"has {len(group.episodes)} episodes of {group.prompt.id}, its order asked for {asked.samples}",
+            )
 
 
 def _note_sequence(shard: Shard, key: SequenceKey, sequence: Sequence, audit: ShardAudit, broken: Broken) -> None:
@@ -120,19 +147,20 @@ def _note_sequence(shard: Shard, key: SequenceKey, sequence: Sequence, audit: Sh
                     where,
                     f"{_name(key)} has tokens of version {version} of {policy}, whose weights it does not name",
                 )
-        mask = sequence.loss_mask & own
-        digest = view_digest(sequence.tokens, mask, sequence.logprobs, sequence.versions)
+        mask, oldest = sequence.loss_mask & own, sequence.min_version(policy)
+        digest = view_digest(sequence.tokens, mask, sequence.logprobs, sequence.versions, oldest)
         audit.seen_by.setdefault(policy, {}).setdefault(key.order, {})[key] = digest
 
 
 def row_digest(row: Row) -> str:
     """Digest of what a trainer sees of a batch row; equals that of the sequence it came from."""
-    return view_digest(row.tokens, row.loss_mask, row.logprobs, row.versions)
+    return view_digest(row.tokens, row.loss_mask, row.logprobs, row.versions, row.min_version)
 
 
-def view_digest(tokens: Int32, mask: Bool, logprobs: Float32, versions: Int32) -> str:
-    """Digest of tokens [L], loss mask [L], and log-probabilities and versions [L] where the mask is True."""
-    digest = xxhash.xxh3_128()
+def view_digest(tokens: Int32, mask: Bool, logprobs: Float32, versions: Int32, oldest: int) -> str:
+    """Digest of tokens [L], loss mask [L], log-probabilities and versions [L] where the mask is True, and the oldest
+    version."""
+    digest = xxhash.xxh3_128(oldest.to_bytes(4, "little"))
     for part, dtype in ((tokens, np.int32), (mask, np.bool_), (logprobs[mask], np.float32), (versions[mask], np.int32)):
         digest.update(np.ascontiguousarray(part, dtype).tobytes())
     return digest.hexdigest()

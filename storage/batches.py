@@ -17,10 +17,12 @@ import pyarrow as pa
 from storage import arrow_files, layout
 from storage.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.errors import CorruptError
-from storage.json_objects import build, new_write_id, parse
+from storage.json_numbers import Number
+from storage.json_objects import build, new_write_id
 from storage.objects import ObjectStore
 from storage.probing import first_absent
-from storage.records import NOBODY, Batch, Bool, Entry, Row, SequenceKey
+from storage.records import NOBODY, Batch, Bool, Entry, Int32, Row, SequenceKey
+from storage.second_reads import read_twice
 from storage.token_lists import TokenLists
 
 KIND = "batch"
@@ -59,8 +61,8 @@ class _Header:
     shards: tuple[int, ...]
     closed_below: int
     closed: tuple[int, ...]
-    metrics: Mapping[str, float]
-    created_s: float
+    metrics: Mapping[str, Number]
+    created_s: Number
     write_id: str
 
 
@@ -70,11 +72,10 @@ def commit(run: ObjectStore, batch: Batch) -> None:
 
 
 def read(run: ObjectStore, policy: str, step: int) -> Batch:
-    """NotFoundError while there is no such batch; CorruptError when its bytes are not this batch."""
+    """NotFoundError while there is no such batch; CorruptError when its bytes, fetched twice, are not this batch."""
     key = layout.batch(policy, step)
-    body = run.get(key)
     try:
-        batch = decode(body)
+        batch = read_twice(lambda: decode(run.get(key)))
     except CorruptError as error:
         raise CorruptError(f"{key}: {error}") from error
     if (batch.policy, batch.step) != (policy, step):
@@ -126,7 +127,7 @@ def encode(batch: Batch) -> bytes:
 def decode(body: bytes) -> Batch:
     """The batch in `body`, its arrays read-only views; CorruptError says what is wrong and in which row."""
     table, text = arrow_files.read(body, SCHEMA, KIND)
-    header = build(_Header, parse(text, "a batch's header"), "a batch's header")
+    header = build(_Header, text, "a batch's header")
     fates = arrow_files.strings(table, "fate")
     reasons = arrow_files.strings(table, "reason")
     keys = _keys(table)
@@ -174,6 +175,7 @@ def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[Row,
     if (bare := np.flatnonzero(np.diff(lists.offsets[: len(keys) + 1]) == 0)).size:
         raise CorruptError(f"row {bare[0]}: is trained on, yet has no tokens")
     _check_tokens(lists)
+    _check_ages(lists, arrow_files.numbers(table, "min_version"), len(keys))
     # Rows stand first in the table, so pairing with the shorter list of keys cuts off the rest.
     rows = zip(
         keys,
@@ -188,10 +190,22 @@ def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[Row,
     return tuple(Row(*row) for row in rows)
 
 
+def _check_ages(lists: TokenLists, ages: Int32, num_rows: int) -> None:
+    """No row to train on claims to be younger than a token that it trains on. `ages` [rows] is `min_version`.
+
+    It may be older: the policy's own tokens that the workflow masked count too, and only the shard knows those.
+    """
+    if (wrong := np.flatnonzero(ages[:num_rows] < 0)).size:
+        raise CorruptError(f"row {wrong[0]}: min_version is negative")
+    younger = lists.repeat(ages) > lists.values["versions"]
+    lists.refuse(lists.values["loss_mask"] & younger, "versions are older than the row's min_version")
+
+
 def _check_tokens(lists: TokenLists) -> None:
     """Every token keeps the promises of `Row`; all rows at once."""
     mask: Bool = lists.values["loss_mask"]
     versions = lists.values["versions"]
+    lists.refuse(lists.values["tokens"] < 0, "tokens are negative")
     lists.refuse(mask & (versions < 0), "versions are negative on a token that is trained on")
     lists.refuse(~mask & (versions != NOBODY), "versions name one on a token that is not trained on")
     lists.refuse(~mask & (lists.values["logprobs"] != 0), "logprobs are not 0 on a token that is not trained on")

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from storage import layout, tensor_folders
 from storage.errors import CorruptError
-from storage.json_objects import decode, encode, new_write_id
+from storage.json_numbers import Number
+from storage.json_objects import new_write_id, unseal
 from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, Json, TensorInfo
-from storage.tensor_folders import Contents
-
-_MANIFEST = "manifest.json"
+from storage.second_reads import read_twice
+from storage.tensor_folders import MANIFEST, Contents
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CheckpointManifest:
     state: Json
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
-    created_s: float = 0.0
+    created_s: Number = 0.0
     write_id: str = ""
 
 
@@ -37,7 +37,7 @@ def save(run: ObjectStore, policy: str, step: int, tensors: Mapping[str, HostTen
     write_id = new_write_id()
     contents = tensor_folders.write(folder, tensors, {}, write_id)
     manifest = CheckpointManifest(policy, step, state, contents.tensors, contents.files, time.time(), write_id)
-    folder.create(_MANIFEST, encode(manifest))
+    tensor_folders.finish(folder, contents, manifest)
 
 
 def latest(run: ObjectStore, policy: str) -> int | None:
@@ -48,7 +48,7 @@ def latest(run: ObjectStore, policy: str) -> int | None:
 def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor], Json]:
     """Tensors (every digest verified) and state; NotFoundError when the step has no checkpoint."""
     key = layout.manifest(layout.checkpoint(policy, step))
-    manifest = decode(CheckpointManifest, run.get(key), key)
+    manifest = read_twice(lambda: unseal(CheckpointManifest, run.get(key), key))
     if (manifest.policy, manifest.step) != (policy, step):
         raise CorruptError(f"{key} is the checkpoint of {manifest.policy} step {manifest.step}")
     folder = run.sub(layout.checkpoint(policy, step))
@@ -61,12 +61,12 @@ def prune(run: ObjectStore, policy: str, keep: int) -> None:
     if not kept:
         return
     keys = [key for key in _keys(run, policy) if _step(key) < kept[0]]
-    for key in sorted(keys, key=lambda key: not key.endswith(f"/{_MANIFEST}")):
+    for key in sorted(keys, key=lambda key: not key.endswith(f"/{MANIFEST}")):
         run.delete(key)
 
 
 def _steps(run: ObjectStore, policy: str) -> list[int]:
-    return [_step(key) for key in _keys(run, policy) if key.endswith(f"/{_MANIFEST}")]
+    return [_step(key) for key in _keys(run, policy) if key.endswith(f"/{MANIFEST}")]
 
 
 def _keys(run: ObjectStore, policy: str) -> list[str]:

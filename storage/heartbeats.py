@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from storage import layout
 from storage.errors import AstraFlowError, CorruptError, NotFoundError
-from storage.json_objects import FORMAT, decode, dump
+from storage.json_objects import decode, encode
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
 
@@ -128,7 +128,7 @@ class Pulse:
             seconds = {**beat.seconds, "cpu": _cpu_seconds()}
             self._beat = beat = replace(beat, beats=beat.beats + 1, beat_s=time.time(), seconds=seconds)
         try:
-            self._run.put(layout.heartbeat(beat.kind, beat.id), dump({"format": FORMAT, **vars(beat)}))
+            self._run.put(layout.heartbeat(beat.kind, beat.id), encode(beat))
         except AstraFlowError as error:
             if type(error) not in self._logged:
                 self._logged.add(type(error))

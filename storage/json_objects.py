@@ -1,15 +1,20 @@
 """JSON objects of a run: how a record becomes bytes and comes back, checked field by field.
 
-Every object is one JSON object whose first keys are `format` and `write_id`. Numbers that JSON cannot write are the
-strings "NaN", "Infinity" and "-Infinity"; where a record's field is a float they come back as floats. This module knows
-the form, not what any record means.
+    created once   {"format":1,"write_id":"…","checksum":"…",…}   seal   ──▶ bytes ──▶ unseal
+    overwritten    {"format":1,"write_id":"…",…}                  encode ──▶ bytes ──▶ decode
+
+The checksum is xxh3_128 over the object's bytes with its own 32 digits replaced by zeros: JSON itself would not notice a
+changed digit. What is overwritten (leases, heartbeats) decides nothing and has none. Numbers that JSON cannot write are
+words (`json_numbers.py`). This module knows the form, not what any record means.
 """
 
+import re
 from collections.abc import Hashable
 from functools import cache
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
+import xxhash
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
@@ -18,6 +23,9 @@ from storage.records import Json
 
 FORMAT = 1
 """Raised when an older reader could misread the objects; readers refuse what they do not know."""
+_DIGITS = re.compile("[0-9a-f]{32}")
+_ZEROS = b"0" * 32
+_PLACE = b'"checksum":"' + _ZEROS
 
 R = TypeVar("R")
 
@@ -32,44 +40,73 @@ def dump(value: Any) -> bytes:
     return to_json(value, inf_nan_mode="strings", fallback=_plain)
 
 
-def encode(record: Any, **extra: Any) -> bytes:
-    """The bytes of a dataclass or mapping as an object, with a fresh write id unless the record has its own."""
+def seal(record: Any) -> bytes:
+    """The bytes of a dataclass as a created-once object, with a checksum; a fresh write id unless it has its own."""
+    before, place, after = dump(_headed(record, checksum=_ZEROS.decode())).partition(_PLACE)
+    return before + place.replace(_ZEROS, _checksum(before + place + after)) + after
+
+
+def unseal(record: type[R], body: bytes, what: str) -> R:
+    """The dataclass `record` that a created-once object holds; CorruptError names `what` and what is wrong."""
+    fields = _load(body, what)
+    for name in ("write_id", "checksum"):
+        if not _DIGITS.fullmatch(str(fields.get(name))):
+            raise CorruptError(f"{what} has the {name} {fields.get(name)!r}, which is not 32 hex digits")
+    digits = fields["checksum"].encode()
+    if _checksum(body.replace(digits, _ZEROS, 1)) != digits:
+        raise CorruptError(f"{what} does not have the checksum it carries: it was changed after it was written")
+    return build(record, body, what)
+
+
+def encode(record: Any) -> bytes:
+    """The bytes of a dataclass as an object that is overwritten; a fresh write id unless the record has its own."""
+    return dump(_headed(record))
+
+
+def decode(record: type[R], body: bytes, what: str) -> R:
+    """The dataclass `record` that an overwritten object holds; CorruptError names `what` and the fields that are wrong."""
+    _load(body, what)
+    return build(record, body, what)
+
+
+def build(record: type[R], text: bytes, what: str) -> R:
+    """The dataclass `record` from JSON of no format of its own, such as a header within a file of another form.
+
+    No value is taken for one of another type. Keys it does not know are ignored, so that fields can be added.
+    """
+    try:
+        return cast(R, _adapter(cast(Hashable, record)).validate_json(text, strict=True))
+    except ValidationError as error:
+        faults = error.errors()[:3]
+        if faults[0]["type"] == "json_invalid":
+            raise CorruptError(f"{what} is not JSON: {faults[0]['msg']}") from error
+        told = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+        raise CorruptError(f"{what} is not a {record.__name__}: {told}") from error
+
+
+def _headed(record: Any, **head: str) -> Json:
+    """The record's fields behind those that every object begins with."""
     fields: Json = from_json(dump(record))
     write_id = fields.pop("write_id", "") or new_write_id()
-    return dump({"format": FORMAT, "write_id": write_id, **fields, **extra})
+    return {"format": FORMAT, "write_id": write_id, **head, **fields}
 
 
-def load(body: bytes, what: str) -> Json:
+def _load(body: bytes, what: str) -> Json:
     """The JSON object in `body`; CorruptError names `what` when it is not one, or of another format."""
-    fields = parse(body, what)
-    if fields.get("format") != FORMAT:
-        raise CorruptError(f"{what} has format {fields.get('format')!r}; this release reads format {FORMAT}")
-    return fields
-
-
-def parse(body: bytes, what: str) -> Json:
-    """The JSON object in `body`, of no format of its own: a header within a file of another form."""
     try:
         fields = from_json(body)
     except ValueError as error:
         raise CorruptError(f"{what} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise CorruptError(f"{what} holds a JSON {type(fields).__name__} where an object belongs")
+    found = fields.get("format")
+    if type(found) is not int or found != FORMAT:  # True and 1.0 equal 1, and are no format
+        raise CorruptError(f"{what} has format {found!r}; this release reads format {FORMAT}")
     return fields
 
 
-def decode(record: type[R], body: bytes, what: str) -> R:
-    """The dataclass `record` that `body` holds; CorruptError names `what` and the fields that are wrong."""
-    return build(record, load(body, what), what)
-
-
-def build(record: type[R], fields: Json, what: str) -> R:
-    """The dataclass `record` from parsed fields; keys it does not know are ignored, so that fields can be added."""
-    try:
-        return cast(R, _adapter(cast(Hashable, record)).validate_python(fields))
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()[:3])
-        raise CorruptError(f"{what} is not a {record.__name__}: {faults}") from error
+def _checksum(body: bytes) -> bytes:
+    return bytes(xxhash.xxh3_128_hexdigest(body).encode())
 
 
 @cache

@@ -13,7 +13,10 @@ runs/{run id}/                       models/{build digest}/          (shared by 
   quarantine/shards/00000007.arrow + .json
 """
 
+import re
 from collections.abc import Mapping
+
+from storage.errors import ConfigError
 
 RUNS = "runs"
 MODELS = "models"
@@ -22,6 +25,8 @@ STOP = "stop.json"
 ORDERS, SHARDS, BATCHES, WEIGHTS = "orders", "shards", "batches", "weights"
 LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = "leases", "checkpoints", "evals", "heartbeats", "quarantine"
 REPORT = "report.html"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+"""What policies and members may be called, because their names are parts of keys."""
 
 
 def run_prefix(run_id: str) -> str:
@@ -50,16 +55,16 @@ def shard(number: int) -> str:
 
 
 def batch(policy: str, step: int) -> str:
-    return f"{BATCHES}/{policy}/{step:08d}.arrow"
+    return f"{BATCHES}/{_named(policy)}/{step:08d}.arrow"
 
 
 def weights(policy: str, version: int) -> str:
     """The folder of one version; its files and `manifest.json` lie below."""
-    return f"{WEIGHTS}/{policy}/{version:08d}"
+    return f"{WEIGHTS}/{_named(policy)}/{version:08d}"
 
 
 def checkpoint(policy: str, step: int) -> str:
-    return f"{CHECKPOINTS}/{policy}/{step:08d}"
+    return f"{CHECKPOINTS}/{_named(policy)}/{step:08d}"
 
 
 def manifest(folder: str) -> str:
@@ -67,17 +72,24 @@ def manifest(folder: str) -> str:
 
 
 def evaluation(versions: Mapping[str, int]) -> str:
-    vector = "_".join(f"{policy}-{versions[policy]:08d}" for policy in sorted(versions))
+    vector = "_".join(f"{_named(policy)}-{versions[policy]:08d}" for policy in sorted(versions))
     return f"{EVALS}/{vector}.arrow"
 
 
 def heartbeat(kind: str, member: str) -> str:
-    return f"{HEARTBEATS}/{kind}/{member}.json"
+    return f"{HEARTBEATS}/{kind}/{_named(member)}.json"
 
 
 def quarantine(key: str) -> str:
     """Where a copy of the unreadable object `key` goes; its reason stands beside it in `{this}.json`."""
     return f"{QUARANTINE}/{key}"
+
+
+def _named(name: str) -> str:
+    """The policy or member, fit to be a part of a key; ConfigError when it is not."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} cannot name a policy or a member; use letters, digits, '_' and '-'")
+    return name
 
 
 def number_in(key: str) -> int:

@@ -55,16 +55,16 @@ class LeaseWatch:
 def take(run: ObjectStore, order: int, worker: str, region: str, watch: LeaseWatch) -> Lease | None:
     """A lease on `order`: its first, or the one after an expired or released one. None while another's stands.
 
-    `attempt` of the result counts the leases lost before it; the caller judges how many are too many.
+    `lost` of the result counts the leases before it that expired; the caller judges how many are too many.
     """
     newest = read_newest(run, order, watch.attempt_of(order))
     if newest is None:
-        attempt = 0
+        attempt = lost = 0
     elif newest.released or watch.expired(newest):
-        attempt = newest.attempt + 1
+        attempt, lost = newest.attempt + 1, newest.lost + (not newest.released)
     else:
         return None
-    lease = Lease(order, attempt, worker, region, write_id=new_write_id())
+    lease = Lease(order, attempt, worker, region, lost, write_id=new_write_id())
     try:
         run.create(layout.lease(order, attempt), encode(lease))
     except ConflictError:

@@ -2,16 +2,17 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from storage import layout, tensor_folders
 from storage.errors import ConflictError
-from storage.json_objects import decode, encode, new_write_id
+from storage.json_numbers import Number
+from storage.json_objects import new_write_id, unseal
 from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, TensorInfo
+from storage.second_reads import read_twice
 from storage.tensor_folders import Contents
-
-_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class ModelManifest:
     build_digest: str
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Number] = field(default_factory=dict)
     """What the build measured, such as its accuracy."""
-    created_s: float = 0.0
+    created_s: Number = 0.0
     write_id: str = ""
 
 
@@ -39,11 +40,8 @@ def save_model(
     write_id = new_write_id()
     contents = tensor_folders.write(folder, tensors, files, write_id)
     manifest = ModelManifest(build_digest, contents.tensors, contents.files, dict(metrics), time.time(), write_id)
-    try:
-        folder.create(_MANIFEST, encode(manifest))
-    except ConflictError:
-        for file in contents.files:
-            folder.delete(file.name)
+    with suppress(ConflictError):
+        tensor_folders.finish(folder, contents, manifest)
 
 
 def has_model(store: ObjectStore, build_digest: str) -> bool:
@@ -60,4 +58,4 @@ def load_model(store: ObjectStore, build_digest: str) -> tuple[dict[str, HostTen
 
 def read_model_manifest(store: ObjectStore, build_digest: str) -> ModelManifest:
     key = layout.manifest(layout.model_prefix(build_digest))
-    return decode(ModelManifest, store.get(key), key)
+    return read_twice(lambda: unseal(ModelManifest, store.get(key), key))

@@ -1,22 +1,24 @@
-"""Orders as objects: created once, contiguous from 0. Knows nothing of who makes or plays them."""
+"""Orders as objects: created once, contiguous from 0, and the object that ends them. Knows nothing of who makes or plays
+them."""
 
 from storage import layout
-from storage.errors import CorruptError
-from storage.json_objects import decode, encode
+from storage.errors import ConflictError, CorruptError
+from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
 from storage.probing import first_absent
-from storage.records import Order
+from storage.records import Order, OrdersEnd
+from storage.second_reads import read_twice
 
 
 def commit(run: ObjectStore, order: Order) -> None:
     """Create the order; ConflictError when its number is taken."""
-    run.create(layout.order(order.number), encode(order))
+    run.create(layout.order(order.number), seal(order))
 
 
 def read(run: ObjectStore, number: int) -> Order:
     """NotFoundError when it does not exist yet, CorruptError when its bytes are not this order."""
     key = layout.order(number)
-    order = decode(Order, run.get(key), key)
+    order = read_twice(lambda: unseal(Order, run.get(key), key))
     if order.number != number:
         raise CorruptError(f"{key} holds order {order.number}")
     return order
@@ -25,3 +27,16 @@ def read(run: ObjectStore, number: int) -> Order:
 def next_number(run: ObjectStore, start: int = 0) -> int:
     """The first number from `start` on that no order has."""
     return first_absent(lambda number: run.exists(layout.order(number)), start)
+
+
+def end(run: ObjectStore, number: int) -> None:
+    """Say that no further shard is needed, after `number` orders; the first to say so stands."""
+    try:
+        run.create(layout.orders_end(), seal(OrdersEnd(number)))
+    except ConflictError:
+        return
+
+
+def ended(run: ObjectStore) -> bool:
+    """Whether no further shard is needed, whatever orders are unanswered: that the object stands says so."""
+    return run.exists(layout.orders_end())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from storage import layout
 from storage.errors import ConflictError, CorruptError, NotFoundError
-from storage.json_objects import decode, encode
+from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
 
 _REASON = ".json"
@@ -28,7 +28,7 @@ def quarantine(run: ObjectStore, key: str, reason: str) -> None:
     with suppress(NotFoundError, ConflictError):
         run.create(copy, run.get(key))
     try:
-        run.create(copy + _REASON, encode(_Reason(key, reason)))
+        run.create(copy + _REASON, seal(_Reason(key, reason)))
     except ConflictError:
         return
 
@@ -40,7 +40,7 @@ def quarantined(run: ObjectStore) -> dict[str, str]:
         if not name.endswith(_REASON):
             continue
         try:
-            record = decode(_Reason, run.get(name), name)
+            record = unseal(_Reason, run.get(name), name)
         except CorruptError:
             continue  # the copy of an unreadable JSON object: its reason stands beside it
         if name == layout.quarantine(record.key) + _REASON:

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.json_numbers import Number
+
 Int8: TypeAlias = NDArray[np.int8]
 Int32: TypeAlias = NDArray[np.int32]
 Float32: TypeAlias = NDArray[np.float32]
@@ -52,7 +54,7 @@ class Order:
     """Orders whose shards the dataflow took in since it wrote the order before: curators fold over these, in this order."""
     cursor: Json
     """Where the prompt source stands after this order; a restarted dataflow goes on from the newest order's cursor."""
-    created_s: float = 0.0
+    created_s: Number = 0.0
     """Unix time, seconds; a hint for reports."""
 
 
@@ -171,7 +173,8 @@ class Entry(NamedTuple):
     key: SequenceKey
     fate: Fate
     reason: str
-    """The algorithm's name for `filtered`, `max_staleness` for `expired`, otherwise empty."""
+    """Of `filtered`: the filter's name, or the dataflow's own `failed_episode`, `not_finite`, `partial_group`,
+    `no_trained_token` or `unreadable_shard`. Of `expired`: `max_staleness`. Never empty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +208,8 @@ class HostTensor:
     """safetensors' name: BF16, F16, F32, I64, U8, …"""
     shape: tuple[int, ...]
     bits: NDArray[Any]
-    """C-contiguous, of `shape`; unsigned integer of the element's width for BF16/F16/F32 (the bit pattern), else its own dtype."""
+    """C-contiguous, of `shape`; unsigned integer of the element's width for BF16/F16/F32 (the bit pattern), else its own
+    dtype."""
 
 
 @dataclass(frozen=True)
@@ -243,9 +247,9 @@ class Manifest:
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
     """Tensor files. Version 0 lists the model's other files too (`config.json`, tokenizer, …)."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Number] = field(default_factory=dict)
     """`trainer/…` metrics of the step that made it."""
-    created_s: float = 0.0
+    created_s: Number = 0.0
     write_id: str = ""
 
 
@@ -255,13 +259,24 @@ class Lease:
 
     order: int
     attempt: int
+    """Leases on the order before this one, however they ended."""
     worker: str
     region: str
+    lost: int = 0
+    """How many of those expired: their workers were killed or cut off, maybe by the order itself."""
     renewals: int = 0
     """Counts up at every renewal. Others judge a lease by watching this number on their own clock, so clocks need not agree."""
     released: bool = False
     """Given back: the next attempt is open at once."""
     write_id: str = ""
+
+
+@dataclass(frozen=True)
+class OrdersEnd:
+    """No further shard is needed: every policy has all of its batches."""
+
+    orders: int
+    """Orders that the writer knows of; a hint."""
 
 
 @dataclass(frozen=True)
@@ -274,19 +289,19 @@ class Heartbeat:
     attempt: int
     """Which launch of the member this is."""
     beats: int
-    beat_s: float
+    beat_s: Number
     """Unix time of this beat."""
-    started_s: float
+    started_s: Number
     pid: int
     host: str
     state: str
     """`starting`, `working`, `waiting`, `draining`, `done`, `failed`."""
     region: str = ""
-    progress: Mapping[str, float] = field(default_factory=dict)
+    progress: Mapping[str, Number] = field(default_factory=dict)
     """Counters: `orders_done`, `episodes`, `tokens`, `step`, `closed_below`, …"""
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Number] = field(default_factory=dict)
     """Gauges: `tokens_per_s`, `running`, …"""
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, Number] = field(default_factory=dict)
     """Cumulative wall seconds by component: `wait`, `step`, `publish`, `generate`, `store`, …; and `cpu` of the process."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """policy → version held."""
@@ -300,4 +315,4 @@ class Stop:
 
     state: Literal["completed", "cancelled", "failed"]
     reason: str
-    at_s: float
+    at_s: Number

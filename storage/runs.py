@@ -1,6 +1,7 @@
 """A run: its prefix in the store, its frozen configuration, and the object that ends it."""
 
 import difflib
+import logging
 import re
 import time
 from collections.abc import Iterator
@@ -8,10 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage import layout
-from storage.errors import ConfigError, ConflictError, NotFoundError
-from storage.json_objects import decode, encode
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.json_numbers import Number
+from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
 from storage.records import Json, Stop
+from storage.second_reads import read_twice
+
+log = logging.getLogger(__name__)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DIFFERENCES_MAX = 10
@@ -23,7 +28,7 @@ class RunRecord:
     """`run.json`. Example: `RunRecord("tiny-1", 1700000000.0, "multi-policy", {"seed": 0, …})`."""
 
     run_id: str
-    created_s: float
+    created_s: Number
     deployment: str
     """The Prefect deployment that started the run; empty when none did."""
     config: Json
@@ -34,11 +39,11 @@ def create_run(store: ObjectStore, run_id: str, config: Json, deployment: str = 
     if not _RUN_ID.fullmatch(run_id):
         raise ConfigError(f"{run_id!r} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-'")
     run = store.sub(layout.run_prefix(run_id))
-    body = encode(RunRecord(run_id, time.time(), deployment, config))
+    body = seal(RunRecord(run_id, time.time(), deployment, config))
     try:
         run.create(layout.RUN, body)
     except ConflictError:
-        _refuse_differences(run_id, read_run(run).config, decode(RunRecord, body, layout.RUN).config)
+        _refuse_differences(run_id, read_run(run).config, unseal(RunRecord, body, layout.RUN).config)
     return run
 
 
@@ -55,8 +60,8 @@ def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
 
 
 def read_run(run: ObjectStore) -> RunRecord:
-    """The whole record of a run; NotFoundError when `run` is no run's sub-store."""
-    return decode(RunRecord, run.get(layout.RUN), layout.RUN)
+    """The whole record of a run; NotFoundError when `run` is no run's sub-store, CorruptError when it is damaged."""
+    return read_twice(lambda: unseal(RunRecord, run.get(layout.RUN), layout.RUN))
 
 
 def run_config(run: ObjectStore) -> Json:
@@ -65,20 +70,22 @@ def run_config(run: ObjectStore) -> Json:
 
 
 def list_runs(store: ObjectStore) -> list[str]:
-    """Ids of all runs of the store, oldest first."""
+    """Ids of all runs of the store, oldest first; one whose `run.json` is damaged is left out, with a warning."""
     ages: list[tuple[float, str]] = []
     for run_id in store.folders(layout.RUNS):
         try:
             ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:
             continue  # a folder without run.json is no run
+        except CorruptError as error:
+            log.warning("the run %s is left out: %s", run_id, error)
     return [run_id for _, run_id in sorted(ages)]
 
 
 def request_stop(run: ObjectStore, stop: Stop) -> Stop:
     """End the run; the first request stands and is returned."""
     try:
-        run.create(layout.STOP, encode(stop))
+        run.create(layout.STOP, seal(stop))
     except ConflictError:
         return read_stop(run) or stop
     return stop
@@ -87,7 +94,7 @@ def request_stop(run: ObjectStore, stop: Stop) -> Stop:
 def read_stop(run: ObjectStore) -> Stop | None:
     """The request that stands, or None while the run shall go on."""
     try:
-        return decode(Stop, run.get(layout.STOP), layout.STOP)
+        return read_twice(lambda: unseal(Stop, run.get(layout.STOP), layout.STOP))
     except NotFoundError:
         return None
 

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from storage import arrow_files, layout
 from storage.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.errors import ConflictError, CorruptError
-from storage.json_objects import build, new_write_id, parse
+from storage.json_numbers import Number
+from storage.json_objects import build, new_write_id
 from storage.objects import ObjectStore
 from storage.records import NOBODY, Bool, Episode, Group, Int8, Int32, Prompt, Sequence, Shard
+from storage.second_reads import read_twice
 from storage.token_lists import TokenLists
 
 KIND = "shard"
@@ -51,10 +53,10 @@ SCHEMA = schema_of(
 
 @dataclass(frozen=True)
 class _EpisodeHeader:
-    reward: float
-    metrics: Mapping[str, float]
+    reward: Number
+    metrics: Mapping[str, Number]
     error: str | None
-    seconds: float
+    seconds: Number
     num_sequences: int
 
 
@@ -72,8 +74,8 @@ class _Header:
     region: str
     groups: tuple[_GroupHeader, ...]
     weights: Mapping[str, Mapping[int, str]]
-    started_s: float
-    finished_s: float
+    started_s: Number
+    finished_s: Number
     policy_sets: tuple[tuple[str, ...], ...]
     """The distinct `Sequence.policies` of the shard; the column `policy_set` indexes them."""
     write_id: str
@@ -89,11 +91,10 @@ def commit(run: ObjectStore, shard: Shard) -> bool:
 
 
 def read(run: ObjectStore, order: int) -> Shard:
-    """NotFoundError while the order has no shard; CorruptError when its bytes are not a shard of this order."""
+    """NotFoundError while the order has no shard; CorruptError when its bytes, fetched twice, are no shard of it."""
     key = layout.shard(order)
-    body = run.get(key)
     try:
-        shard = decode(body)
+        shard = read_twice(lambda: decode(run.get(key)))
     except CorruptError as error:
         raise CorruptError(f"{key}: {error}") from error
     if shard.order != order:
@@ -136,7 +137,8 @@ def encode(shard: Shard) -> bytes:
 def decode(body: bytes) -> Shard:
     """The shard in `body`, its arrays read-only views; CorruptError says what is wrong and in which row."""
     table, text = arrow_files.read(body, SCHEMA, KIND)
-    header = build(_Header, parse(text, "a shard's header"), "a shard's header")
+    header = build(_Header, text, "a shard's header")
+    _check_header(header)
     _check_places(table, header)
     sequences = iter(_sequences(table, header.policy_sets))
     groups = tuple(
@@ -183,6 +185,14 @@ def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
 def _episode(header: _EpisodeHeader, sequences: Iterator[Sequence]) -> Episode:
     own = tuple(sequence for _, sequence in zip(range(header.num_sequences), sequences, strict=False))
     return Episode(own, header.reward, header.metrics, header.error, header.seconds)
+
+
+def _check_header(header: _Header) -> None:
+    if header.order < 0:
+        raise CorruptError(f"a shard answers order {header.order}; orders count from 0")
+    for policies in header.policy_sets:
+        if len(set(policies)) < len(policies):
+            raise CorruptError(f"a shard's policy set {list(policies)} names a policy twice")
 
 
 def _check_places(table: Table, header: _Header) -> None:
@@ -233,6 +243,7 @@ def _check_tokens(lists: TokenLists, num_policies: NDArray[np.int64]) -> None:
     versions: Int32 = lists.values["versions"]
     mask: Bool = lists.values["loss_mask"]
     sampled = owners != NOBODY
+    lists.refuse(lists.values["tokens"] < 0, "tokens are negative")
     lists.refuse((owners < NOBODY) | (owners >= lists.repeat(num_policies)), "owners name a policy that does not exist")
     lists.refuse(mask & ~sampled, "loss_mask is True on a token nobody sampled")
     lists.refuse(sampled & (versions < 0), "versions are negative on a sampled token")

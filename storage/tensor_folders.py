@@ -6,23 +6,27 @@ Names of data files hold the write id, so that rival writers never touch each ot
 count. Weights, checkpoints and base models are such folders; what their manifests say stands in their own modules.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeVar
 
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import AstraFlowError, ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, TensorInfo
+from storage.second_reads import read_twice
 from storage.tensors import digest, file_digest, from_safetensors, to_safetensors
 
 FILE_BYTES_MAX = 2**30
 """Tensors are spread over files of about this size; a larger tensor gets a file of its own."""
 TRANSFERS_MAX = 4
 """Files that are moved, and therefore held in memory, at once."""
-
-R = TypeVar("R")
+MANIFEST = "manifest.json"
+_TENSOR_FILE = re.compile(r"model-\d{5,}\.safetensors")
+"""Names that tensor files get here; no other file of a folder may bear one."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,12 @@ class Contents:
 def write(
     folder: ObjectStore, tensors: Mapping[str, HostTensor], extra_files: Mapping[str, bytes], write_id: str
 ) -> Contents:
-    """Store the data files, several at once; nobody sees them as long as no manifest lists them."""
+    """Store the data files, several at once; nobody sees them as long as no manifest lists them.
+
+    ConfigError when one of `extra_files` bears the name of a tensor file, which it would overwrite.
+    """
+    if reserved := [name for name in extra_files if _TENSOR_FILE.fullmatch(name)]:
+        raise ConfigError(f"{reserved[0]} in {folder.url} would overwrite the tensors; store the file by another name")
 
     def store_file(name: str, body: bytes) -> FileInfo:
         folder.put(f"{write_id}.{name}", body)
@@ -56,6 +65,17 @@ def write(
     return Contents(infos, tuple(file for file, _ in parts) + tuple(files))
 
 
+def finish(folder: ObjectStore, contents: Contents, manifest: object) -> None:
+    """Make the folder real. ConflictError when a rival's manifest stands; the own data files are gone then."""
+    try:
+        folder.create(MANIFEST, seal(manifest))
+    except ConflictError:
+        with suppress(AstraFlowError):  # what cannot be deleted stays as the rest of a writer that lost
+            for file in contents.files:
+                folder.delete(file.name)
+        raise
+
+
 def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTensor]:
     """Every tensor, its own digest and its file's digest verified. CorruptError after the second try at a file."""
     names = {info.file for info in contents.tensors.values()}
@@ -64,7 +84,7 @@ def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTenso
         raise CorruptError(f"{folder.url}/manifest.json does not list its tensor files {', '.join(sorted(missing))}")
 
     def fetch(name: str) -> dict[str, HostTensor]:
-        return _twice(lambda: _checked_tensors(folder, files[name], contents.tensors))
+        return read_twice(lambda: _checked_tensors(folder, files[name], contents.tensors))
 
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
         found = {name: tensor for part in pool.map(fetch, sorted(names)) for name, tensor in part.items()}
@@ -76,7 +96,7 @@ def read_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
     holders = {info.file for info in contents.tensors.values()}
     others = [info for info in contents.files if info.name not in holders]
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        bodies = list(pool.map(lambda info: _twice(lambda: _checked_file(folder, info)), others))
+        bodies = list(pool.map(lambda info: read_twice(lambda: _checked_file(folder, info)), others))
     return {info.name.split(".", 1)[1]: body for info, body in zip(others, bodies, strict=True)}
 
 
@@ -91,14 +111,6 @@ def _parts(tensors: Mapping[str, HostTensor]) -> Iterator[dict[str, HostTensor]]
         part[name] = tensors[name]
         num_bytes += tensors[name].bits.nbytes
     yield part
-
-
-def _twice(fetch: Callable[[], R]) -> R:
-    """A digest that fails may have failed on the way here: ask once more before calling the object corrupt."""
-    try:
-        return fetch()
-    except CorruptError:
-        return fetch()
 
 
 def _checked_file(folder: ObjectStore, info: FileInfo) -> bytes:

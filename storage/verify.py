@@ -16,7 +16,9 @@ from storage import layout, quarantine, runs
 from storage.audit_books import PolicyBooks, audit_books
 from storage.audit_shards import audit_shards
 from storage.audit_weights import audit_weights
+from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
+from storage.records import Json
 
 
 class Violation(NamedTuple):
@@ -57,7 +59,7 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
         ConfigError: the run does not exist or its `run.json` cannot be read.
         TransientError: the store stopped answering.
     """
-    config = runs.run_config(run)
+    config = _config(run)
     policies = sorted(config["policies"])
     set_aside = quarantine.quarantined(run)
     found: list[Violation] = []
@@ -85,3 +87,12 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
         sequences=audit.num_sequences,
         policies=books,
     )
+
+
+def _config(run: ObjectStore) -> Json:
+    try:
+        return runs.run_config(run)
+    except (NotFoundError, CorruptError) as error:
+        raise ConfigError(
+            f"{run.url} cannot be verified, because its {layout.RUN} cannot be read: {error}; put it back from a copy"
+        ) from error

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from storage import layout, tensor_folders
-from storage.errors import ConflictError, CorruptError
-from storage.json_objects import decode, encode, new_write_id
+from storage.errors import ConfigError, ConflictError, CorruptError
+from storage.json_objects import new_write_id, unseal
 from storage.objects import ObjectStore
 from storage.probing import first_absent
 from storage.records import HostTensor, Manifest
+from storage.second_reads import read_twice
 from storage.tensor_folders import Contents
 from storage.tensors import weights_digest
 
-_MANIFEST = "manifest.json"
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
@@ -30,8 +30,10 @@ def publish(
     """Make `version` real, as an anchor: data files first, the manifest last. ConflictError when the version exists.
 
     `extra_files` (version 0 only by convention) are the model's other files: `config.json`, tokenizer, … A publication
-    that is cut off leaves files nobody lists; publishing again is safe.
+    that is cut off leaves files nobody lists; publishing again is safe. ConfigError for no tensors at all.
     """
+    if not tensors:
+        raise ConfigError(f"version {version} of {policy} would have no tensors; publish those of its model")
     if exists(run, policy, version):
         raise ConflictError(f"version {version} of {policy} is published already")
     folder = run.sub(layout.weights(policy, version))
@@ -51,14 +53,14 @@ def publish(
         created_s=time.time(),
         write_id=write_id,
     )
-    folder.create(_MANIFEST, encode(manifest))
+    tensor_folders.finish(folder, contents, manifest)
     return manifest
 
 
 def read_manifest(run: ObjectStore, policy: str, version: int) -> Manifest:
     """NotFoundError while there is no such version; CorruptError when its manifest contradicts its place or itself."""
     key = layout.manifest(layout.weights(policy, version))
-    manifest = decode(Manifest, run.get(key), key)
+    manifest = read_twice(lambda: unseal(Manifest, run.get(key), key))
     if (manifest.policy, manifest.version) != (policy, version):
         raise CorruptError(f"{key} is the manifest of {manifest.policy} version {manifest.version}")
     if weights_digest(manifest.tensors) != manifest.digest:

@@ -11,13 +11,14 @@ from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-from pydantic_core import from_json
 
 from storage import arrow_files, layout
-from storage.errors import CorruptError
+from storage.errors import ConfigError, CorruptError
+from storage.json_numbers import Number
 from storage.json_objects import build, new_write_id
 from storage.objects import ObjectStore
 from storage.records import Float32
+from storage.second_reads import read_twice
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +101,12 @@ def read_all(run: ObjectStore, wanted: Sequence[str] | None = None) -> Iterator[
 def encode(evaluation: Evaluation) -> bytes:
     """One row for each prompt; everything else stands in the header."""
     header = {
-        "write_id": new_write_id(),
         "versions": dict(evaluation.versions),
         "dataset": evaluation.dataset,
         "workflow": evaluation.workflow,
         "created_s": evaluation.created_s,
         "seconds": evaluation.seconds,
+        "write_id": new_write_id(),
     }
     columns = {
         "prompt_id": list(evaluation.rows),
@@ -117,8 +118,8 @@ def encode(evaluation: Evaluation) -> bytes:
 
 def decode(body: bytes) -> Evaluation:
     """Raises CorruptError for bytes that are not an evaluation of this format."""
-    table, raw_header = arrow_files.read(body, SCHEMA, KIND)
-    header = build(_Header, from_json(raw_header), "the header of an evaluation")
+    table, text = arrow_files.read(body, SCHEMA, KIND)
+    header = build(_Header, text, "the header of an evaluation")
     return Evaluation(
         versions=header.versions,
         dataset=header.dataset,
@@ -136,16 +137,21 @@ class _Header:
     versions: dict[str, int]
     dataset: str
     workflow: str
-    created_s: float
-    seconds: float
+    created_s: Number
+    seconds: Number
+    write_id: str
 
 
 @lru_cache(maxsize=CACHE_MAX)  # created-once objects never change, and a live view asks for all of them every second
 def _read_key(run: ObjectStore, key: str) -> Evaluation:
     try:
-        return decode(run.get(key))
-    except CorruptError as error:
+        evaluation = read_twice(lambda: decode(run.get(key)))
+        place = layout.evaluation(evaluation.versions)
+    except (CorruptError, ConfigError) as error:
         raise CorruptError(f"{key}: {error}") from error
+    if place != key:
+        raise CorruptError(f"{key} holds the evaluation of {dict(evaluation.versions)}")
+    return evaluation
 
 
 def _share(values: Float32) -> float:

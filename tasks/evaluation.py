@@ -23,6 +23,7 @@ from storage.records import Episode, Float32, Group
 from tasks import evals
 from tasks.config import EvaluationConfig, RunConfig
 from tasks.evals import Evaluation
+from tasks.interruption import Interruption, LeftEarlyError
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ LOOK_INTERVAL_S = 1.0
 EVALUATION_SEED = 20_260_515
 """One seed for every evaluation of every run, so that curves differ by the weights alone."""
 
-Evaluate = Callable[[Mapping[str, int]], None]
+Evaluate = Callable[[Mapping[str, int]], bool]
+"""Evaluates these versions; False when it was interrupted."""
 
 
 def evaluate_versions(
@@ -55,11 +57,24 @@ def evaluate_versions(
 
 
 def follow(
-    run: ObjectStore, config: RunConfig, pulse: Pulse, stop: threading.Event, evaluate: Evaluate | None = None
+    run: ObjectStore,
+    config: RunConfig,
+    pulse: Pulse,
+    stop: threading.Event,
+    as_task: Callable[[Evaluate], Evaluate] = lambda evaluate: evaluate,
 ) -> None:
-    """Evaluate every due vector as soon as its versions exist, until the last one or until the run stops."""
-    seen = _Progress(pulse)
-    evaluate = evaluate or (lambda versions: _discard(evaluate_versions(run, config, versions, seen)))
+    """Evaluate every due vector as soon as its versions exist, until the last one or until the run stops, even in the
+    middle of an evaluation. `as_task` may wrap the evaluation of one vector, for whoever wants to show it."""
+    seen = _Progress(pulse, Interruption(run, stop))
+
+    def evaluate(versions: Mapping[str, int]) -> bool:
+        try:
+            evaluate_versions(run, config, versions, seen)
+        except LeftEarlyError as error:
+            log.info("the evaluation of %s is not played to its end: %s", _spelled(versions), error)
+            return False
+        return True
+
     for versions in config.evaluated_versions():
         with pulse.span("wait"):
             if not _wait_for(run, versions, pulse, stop):
@@ -68,24 +83,22 @@ def follow(
             continue
         pulse.update(state="working", versions=dict(versions), note=f"evaluating {_spelled(versions)}")
         with pulse.span("evaluate"):
-            evaluate(versions)
+            if not as_task(evaluate)(versions):
+                return
         for score in evals.scores(evals.read(run, versions)):
             log.info("%s: %s %.1f %% of %d", _spelled(versions), score.workflow, 100 * score.accuracy, score.n)
 
 
 class _Progress:
-    """Counts finished plays into the heartbeat."""
+    """Counts finished plays into the heartbeat, and is where an evaluation hears that it is to end."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse, self._episodes = pulse, 0
+    def __init__(self, pulse: Pulse, interruption: Interruption) -> None:
+        self._pulse, self._interruption, self._episodes = pulse, interruption, 0
 
     def __call__(self, episode: Episode) -> None:
         self._episodes += 1
         self._pulse.update(progress={"episodes": float(self._episodes)})
-
-
-def _discard(evaluation: Evaluation) -> None:
-    """The stored object is the result; nothing is handed on."""
+        self._interruption.check()
 
 
 def _wait_for(run: ObjectStore, versions: Mapping[str, int], pulse: Pulse, stop: threading.Event) -> bool:

@@ -7,11 +7,19 @@ nothing about a run is lost with the supervisor's process. Prefect being away is
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 import httpx
+from prefect import runtime
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    FlowRunFilterTags,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -55,6 +63,7 @@ class PrefectLauncher:
                 member.deployment,
                 parameters={"run_id": self._run_id, "member": member.id, "attempt": attempt, **member.parameters},
                 timeout=0,
+                flow_run_name=f"{member.id} · {self._run_id}",
                 tags=[*self._tags, f"member:{member.id}"],
                 idempotency_key=f"{self._run_id}:{member.id}:{attempt}",
             )
@@ -85,18 +94,43 @@ class PrefectLauncher:
 
     async def declare_crashed(self, launched: Launched, reason: str) -> None:
         """Prefect alone never notices a lost machine. The process, should it live, is fenced by created-once writes."""
-        await _set_state(launched, Crashed(message=reason))
+        await _set_state(UUID(launched.flow_run_id), Crashed(message=reason), force=True)
 
     async def cancel(self, launched: Launched) -> None:
-        await _set_state(launched, Cancelling(message="the run has ended"))
+        """Ends its process; one that waits for a worker is never started."""
+        await _set_state(UUID(launched.flow_run_id), Cancelling(message="the run has ended"), force=False)
+
+    async def bury(self, ended: Sequence[Launched]) -> None:
+        """Flow runs inside a process that was killed have nobody to end them: Prefect would show them running for ever."""
+        parents = FlowRunFilterParentFlowRunId(any_=[UUID(one.flow_run_id) for one in ended])
+        unfinished = FlowRunFilterState(type=FlowRunFilterStateType(not_any_=list(TERMINAL_STATES)))
+        try:
+            async with get_client() as client:
+                left = await _read_all(client, FlowRunFilter(parent_flow_run_id=parents, state=unfinished))
+        except _AWAY as error:
+            log.warning("Prefect does not answer: %s", error)
+            return
+        for flow_run in left:
+            await _set_state(flow_run.id, Crashed(message="the process it ran in has ended"), force=True)
 
 
-async def _set_state(launched: Launched, state: object) -> None:
+async def introduce(run_id: str) -> None:
+    """Shows the current flow run under the name of its training run, and finds it by the tag of that run."""
+    flow_run_id = UUID(str(runtime.flow_run.get_id()))
     try:
         async with get_client() as client:
-            await client.set_flow_run_state(launched.flow_run_id, state, force=True)  # type: ignore[arg-type]  # ids may be str
+            tags = {*(await client.read_flow_run(flow_run_id)).tags, f"run:{run_id}"}
+            await client.update_flow_run(flow_run_id, name=run_id, tags=tags)
+    except _AWAY as error:
+        log.warning("Prefect does not answer: %s", error)
+
+
+async def _set_state(flow_run_id: UUID, state: State[None], force: bool) -> None:
+    try:
+        async with get_client() as client:
+            await client.set_flow_run_state(flow_run_id, state, force=force)
     except (*_AWAY, ObjectNotFound) as error:
-        log.warning("could not set the state of flow run %s: %s", launched.flow_run_id, error)
+        log.warning("could not set the state of flow run %s: %s", flow_run_id, error)
 
 
 async def _read_all(client: PrefectClient, which: FlowRunFilter) -> Sequence[FlowRun]:

@@ -1,17 +1,19 @@
 """One run from its recipe to its report: what the flow `astraflow` does, in order.
 
-recipe ─▶ run.json ─▶ supervise … until every member is done or somebody stops it ─▶ report, verify, final tracking
+recipe ─▶ run.json ─▶ supervise … until every member is done or somebody stops it ─▶ verify, report, final tracking
 """
 
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 
 from storage import objects, runs
@@ -22,10 +24,15 @@ from storage.records import Stop
 from storage.verify import Verdict
 from tasks import prefect_tasks, recipes, supervisor
 from tasks.config import RunConfig
-from tasks.launcher import PrefectLauncher
+from tasks.launcher import PrefectLauncher, introduce
+from tasks.termination import is_being_cancelled, sigterm_as_event
 from tasks.tracking import Tracker, tracking_uri
 
 log = logging.getLogger(__name__)
+
+CANCEL_PATIENCE_S = 12.0
+"""Prefect kills a cancelled flow run after 30 s. So long may its members take to leave by themselves; what is left of the
+time goes to the report."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +45,24 @@ class Outcome:
 
 
 async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any]) -> Outcome:
-    """Run the recipe to its end. Raises AstraFlowError when the run failed, with the reason."""
+    """Run the recipe to its end.
+
+    Raises:
+        AstraFlowError: the run failed, or cannot begin, with the reason in a sentence.
+        TerminationSignal: this process was told to leave, by somebody else than Prefect. The run goes on without it.
+    """
     config = recipes.load(recipe, overrides)
     name = run_id or made_up_run_id(config.name)
     store = objects.default_store()
     await asyncio.to_thread(objects.check, store)
-    run = await asyncio.to_thread(supervisor.start, store, name, config, f"{flow_run.get_flow_name()}/{deployment.get_name()}")
+    run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
+    await introduce(name)
     attempt = int(flow_run.get_run_count() or 1) - 1
     with Pulse(run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s) as pulse:
-        async with _tracking(run, name, config) as tracker:
+        tracker = _tracker(run, name, config)
+        async with _syncing(tracker, config.tracking.interval_s):
             stop = await _supervise(supervisor.Supervisor(run, config, pulse, PrefectLauncher(name)), run)
-            await _close(name, tracker, stop)
+        await _close(name, tracker, stop)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
     return Outcome(name, stop.state, stop.reason)
@@ -60,37 +74,63 @@ def made_up_run_id(name: str) -> str:
     return f"{name}-{started:%Y%m%d-%H%M%S}-{str(flow_run.get_id() or 'x' * 4)[-4:]}"
 
 
+def _deployment() -> str:
+    """`astraflow/multi-policy`; empty for a flow that was called as a function."""
+    return f"{flow_run.get_flow_name()}/{deployment.get_name()}" if deployment.get_name() else ""
+
+
 async def _supervise(watcher: supervisor.Supervisor, run: ObjectStore) -> Stop:
-    """Supervise; a cancelled flow run cancels the training run, which its members then leave."""
-    try:
-        return await watcher.supervise()
-    except asyncio.CancelledError:
-        stop = Stop("cancelled", "the flow run was cancelled", time.time())
-        await asyncio.to_thread(runs.request_stop, run, stop)
-        raise
+    """Supervise until the run is over. A cancelled flow run cancels the training run, which its members then leave."""
+    async with sigterm_as_event() as told:
+        supervising = asyncio.create_task(watcher.supervise())
+        hearing = asyncio.create_task(told.wait())
+        try:
+            await asyncio.wait({supervising, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if not supervising.done():
+                if not await asyncio.to_thread(is_being_cancelled):
+                    log.warning("told to leave; the run's members go on, and the same run id takes them up again")
+                    raise TerminationSignal(signal=signal.SIGTERM)
+                watcher.leave_within_s = min(watcher.leave_within_s, CANCEL_PATIENCE_S)
+                stop = Stop("cancelled", "its flow run was cancelled in Prefect", time.time())
+                await asyncio.to_thread(runs.request_stop, run, stop)
+            return await supervising
+        finally:
+            supervising.cancel()
+            hearing.cancel()
+
+
+def _tracker(run: ObjectStore, run_id: str, config: RunConfig) -> Tracker | None:
+    uri = tracking_uri()
+    return Tracker(run, run_id, config, uri) if config.tracking.enabled and uri is not None else None
 
 
 @contextlib.asynccontextmanager
-async def _tracking(run: ObjectStore, run_id: str, config: RunConfig) -> AsyncIterator[Tracker | None]:
-    """Sync MLflow in the background; a dead MLflow server slows nothing, the store remembers for it."""
-    uri = tracking_uri()
-    if not config.tracking.enabled or uri is None:
-        yield None
+async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[None]:
+    """Sync MLflow in the background; a dead MLflow server slows nothing, the store remembers for it. Left when the sync in
+    flight is through, since a tracker works on one thread at a time."""
+    if tracker is None:
+        yield
         return
-    tracker = Tracker(run, run_id, config, uri)
+    over = asyncio.Event()
 
-    async def sync_for_ever() -> None:
-        while True:
+    async def sync() -> None:
+        while not over.is_set():
             await asyncio.to_thread(tracker.sync)
-            await asyncio.sleep(config.tracking.interval_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(over.wait(), interval_s)
 
-    syncing = asyncio.create_task(sync_for_ever())
+    logging.getLogger("urllib3.connectionpool").setLevel(
+        logging.ERROR
+    )  # it tells every retry; the tracker tells it once
+    syncing = asyncio.create_task(sync())
     try:
-        yield tracker
+        yield
     finally:
-        syncing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        over.set()
+        try:
             await syncing
+        except Exception:  # whatever MLflow's client raises: curves are not worth a run
+            log.exception("tracking ended early; the end of the run tries once more")
 
 
 async def _close(run_id: str, tracker: Tracker | None, stop: Stop) -> None:

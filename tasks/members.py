@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-from storage import layout, weights
+from storage import orders, weights
 from storage.objects import ObjectStore
 from tasks import evals
 from tasks.config import RunConfig
@@ -60,7 +60,7 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
         case "trainer":
             return weights.exists(run, member.parameters["policy"], config.steps)
         case "dataflow" | "rollout":
-            return run.exists(layout.orders_end())
+            return orders.ended(run)
         case "evaluation":
             return evals.exists(run, config.evaluated_versions()[-1])
 

@@ -12,6 +12,9 @@ WIDTH, HEIGHT = 560, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 34, 40
 NUM_COLORS = 8
 
+RANGE_MIN = 1e-9
+"""Values closer together than this share of their size are one value: the rest is rounding."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -29,13 +32,13 @@ class Axis:
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers that cover [low, high]. Example: (0, 0.93) → [0, 0.2, 0.4, 0.6, 0.8, 1.0]."""
-    if not high > low:
+    if not high - low > RANGE_MIN * max(abs(low), abs(high)):
         high = low + (abs(low) or 1.0)
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
 
 
 def thin(points: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:

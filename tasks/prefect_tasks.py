@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -9,19 +10,22 @@ from prefect.cache_policies import NO_CACHE
 from storage import objects, runs
 from storage.records import Stop
 from storage.verify import Verdict, verify
-from tasks.config import RunConfig
 from tasks.tracking import Tracker
+
+if TYPE_CHECKING:  # importing it takes torch, which the supervisor has no use for
+    from tasks.evaluation import Evaluate
 
 log = logging.getLogger(__name__)
 
 
-@task(name="evaluate", task_run_name="evaluate {versions}", cache_policy=NO_CACHE, persist_result=False)
-def evaluate_versions(run_id: str, versions: Mapping[str, int]) -> None:
-    """Play the held-out prompts with these versions."""
-    from tasks.evaluation import evaluate_versions as evaluate
+def evaluation_task(evaluate: "Evaluate") -> "Evaluate":
+    """The evaluation of one vector of versions as a task that a person can see."""
 
-    run = runs.open_run(objects.default_store(), run_id)
-    evaluate(run, RunConfig.model_validate(runs.run_config(run)), versions)
+    @task(name="evaluate", task_run_name="evaluate {versions}", cache_policy=NO_CACHE, persist_result=False)
+    def shown(versions: Mapping[str, int]) -> bool:
+        return evaluate(versions)
+
+    return shown
 
 
 @task(name="verify", task_run_name="verify {run_id}", cache_policy=NO_CACHE, persist_result=False)

@@ -1,117 +1,124 @@
-"""Runs one service of a run as a process: opens the run, beats, and turns SIGTERM into a request to drain.
+"""Runs one service of a run as a process: opens the run, beats, and hears SIGTERM as a request to drain.
 
-The services themselves are plain functions of their rooms; this module gives them what a flow was told by name.
+The services themselves are plain functions of their rooms; this module gives them what a flow was told by name. Each
+function returns None when the service is through, or the state in which its flow run ends because it was told to leave.
 """
 
-import signal
-import threading
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from prefect.exceptions import TerminationSignal
+from prefect.client.schemas.objects import State
 
 from data_ops.config import PolicyData
-from storage import objects, runs
+from storage import heartbeats, objects, runs
 from storage.errors import ConfigError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
+from storage.records import Stop
 from tasks.config import RunConfig
+from tasks.interruption import Interruption, LeftEarlyError
+from tasks.termination import Leave, drained, leave_on_sigterm
+
+log = logging.getLogger(__name__)
+
+Ended: TypeAlias = State[None] | None
+
+
+@dataclass(frozen=True)
+class _Service:
+    """What every service is given."""
+
+    run: ObjectStore
+    config: RunConfig
+    pulse: Pulse
+    leave: Leave
+
+    def ended(self) -> Ended:
+        return drained() if self.leave.told else None
 
 
 @contextmanager
-def draining_on_sigterm() -> Iterator[threading.Event]:
-    """Yields an event that SIGTERM sets.
-
-    A service that was told to drain ends in Prefect's own TerminationSignal, so that Prefect records a cancellation as one.
-    """
-    stop = threading.Event()
-    told = threading.Event()
-
-    def ask_to_stop(signum: int, frame: FrameType | None) -> None:
-        told.set()
-        stop.set()
-
-    before = signal.signal(signal.SIGTERM, ask_to_stop)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if told.is_set():
-        raise TerminationSignal(signal=signal.SIGTERM)
-
-
-def open_configured(run_id: str) -> tuple[ObjectStore, RunConfig]:
+def _serving(run_id: str, kind: heartbeats.Kind, member: str, attempt: int, region: str = "") -> Iterator[_Service]:
+    """What only a person can mend fails the run at once, with the sentence that says how; anything else that is raised is
+    for the supervisor, which starts the member again."""
     run = runs.open_run(objects.default_store(), run_id)
-    return run, RunConfig.model_validate(runs.run_config(run))
+    config = RunConfig.model_validate(runs.run_config(run))
+    interval_s = config.supervise.heartbeat_interval_s
+    with leave_on_sigterm() as leave, Pulse(run, kind, member, attempt, interval_s, region=region) as pulse:
+        try:
+            yield _Service(run, config, pulse, leave)
+        except ConfigError as error:
+            log.error("the run cannot go on: %s", error)
+            runs.request_stop(run, Stop("failed", f"{member}: {error}", time.time()))
+            raise
 
 
-@contextmanager
-def _beating(
-    run: ObjectStore, config: RunConfig, kind: Any, member: str, attempt: int, region: str = ""
-) -> Iterator[Pulse]:
-    with Pulse(run, kind, member, attempt, config.supervise.heartbeat_interval_s, region=region) as pulse:
-        yield pulse
-
-
-def run_base_model(run_id: str, member: str, attempt: int) -> None:
+def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
     from tasks.base_models import publish_base_models
 
-    run, config = open_configured(run_id)
-    with draining_on_sigterm(), _beating(run, config, "base_model", member, attempt) as pulse:
+    with _serving(run_id, "base_model", member, attempt) as service:
+        interruption = Interruption(service.run, service.leave.stop)
 
         def report(stage: str, fraction: float) -> None:
-            pulse.update(state="working", note=stage, progress={"base_model": fraction})
+            service.pulse.update(state="working", note=stage, progress={"base_model": fraction})
+            interruption.check()
 
-        models = {policy: spec.model for policy, spec in config.policies.items()}
-        publish_base_models(objects.default_store(), run, models, report)
+        models = {policy: spec.model for policy, spec in service.config.policies.items()}
+        try:
+            publish_base_models(objects.default_store(), service.run, models, report)
+        except LeftEarlyError as error:
+            log.info("the base models are not built to their end: %s", error)
+    return service.ended()
 
 
-def run_dataflow_window(run_id: str, member: str, attempt: int) -> bool:
-    """Serve until the dataflow's work is done (True) or this flow run has had its share of tasks (False)."""
+def run_dataflow_window(run_id: str, member: str, attempt: int) -> Literal["done", "full", "told"]:
+    """Serve until the dataflow is through, until this flow run has had its share of tasks, or until told to leave."""
     from data_ops.service import serve
     from tasks.parallel_intake import ParallelIntake
 
-    run, config = open_configured(run_id)
-    policies = {
-        name: PolicyData(batch_size=policy.batch_size, steps=config.steps) for name, policy in config.policies.items()
-    }
-    with draining_on_sigterm() as stop, _beating(run, config, "dataflow", member, attempt) as pulse:
-        window_full = threading.Event()
-
-        def end_window() -> None:
-            window_full.set()
-            stop.set()
-
-        take_in = ParallelIntake(run, config.data, list(policies), end_window)
-        serve(run, config.data, policies, config.seed, pulse, stop, take_in)
-    return not window_full.is_set()
+    with _serving(run_id, "dataflow", member, attempt) as service:
+        run, config, stop = service.run, service.config, service.leave.stop
+        policies = {
+            name: PolicyData(batch_size=policy.batch_size, steps=config.steps)
+            for name, policy in config.policies.items()
+        }
+        take_in = ParallelIntake(run, config.data, list(policies), window_full=stop.set)
+        serve(run, config.data, policies, config.seed, service.pulse, stop, take_in)
+    if service.leave.told:
+        return "told"
+    return "full" if stop.is_set() else "done"
 
 
-def run_rollout(run_id: str, member: str, attempt: int, region: str) -> None:
+def run_rollout(run_id: str, member: str, attempt: int, region: str) -> Ended:
     from rollout.worker import work
 
-    run, config = open_configured(run_id)
-    sampling = {name: policy.sampling for name, policy in config.policies.items()}
-    with draining_on_sigterm() as stop, _beating(run, config, "rollout", member, attempt, region) as pulse:
-        work(run, config.rollout, sampling, region, pulse, stop)
+    with _serving(run_id, "rollout", member, attempt, region) as service:
+        config = service.config
+        sampling = {name: policy.sampling for name, policy in config.policies.items()}
+        work(service.run, config.rollout, sampling, region, service.pulse, service.leave.stop)
+    return service.ended()
 
 
-def run_trainer(run_id: str, member: str, attempt: int, policy: str) -> None:
+def run_trainer(run_id: str, member: str, attempt: int, policy: str) -> Ended:
     from trainer.service import train
 
-    run, config = open_configured(run_id)
-    if policy not in config.policies:
-        raise ConfigError(f"run {run_id} has no policy {policy!r}; it has {', '.join(config.policies)}")
-    with draining_on_sigterm() as stop, _beating(run, config, "trainer", member, attempt) as pulse:
-        train(run, policy, config.policies[policy].train, config.steps, config.seed, pulse, stop)
+    with _serving(run_id, "trainer", member, attempt) as service:
+        config = service.config
+        if policy not in config.policies:
+            raise ConfigError(f"run {run_id} has no policy {policy!r}; it has {', '.join(config.policies)}")
+        settings = config.policies[policy].train
+        train(service.run, policy, settings, config.steps, config.seed, service.pulse, service.leave.stop)
+    return service.ended()
 
 
-def run_evaluation(run_id: str, member: str, attempt: int) -> None:
-    from tasks import prefect_tasks
+def run_evaluation(run_id: str, member: str, attempt: int) -> Ended:
     from tasks.evaluation import follow
+    from tasks.prefect_tasks import evaluation_task
 
-    run, config = open_configured(run_id)
-    with draining_on_sigterm() as stop, _beating(run, config, "evaluation", member, attempt) as pulse:
-        follow(run, config, pulse, stop, lambda versions: prefect_tasks.evaluate_versions(run_id, versions))
+    with _serving(run_id, "evaluation", member, attempt) as service:
+        follow(service.run, service.config, service.pulse, service.leave.stop, evaluation_task)
+    return service.ended()

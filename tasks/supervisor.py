@@ -7,8 +7,8 @@ run over  =  every member's work is done, or somebody asked it to stop (`stop.js
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from storage import heartbeats, runs
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _LAUNCHES_AT_ONCE = 3
 """Process workers start this many flow processes of one deployment's pool without slowing each other down."""
 _BACKOFF_MAX_S = 30.0
+_KILL_TIMEOUT_S = 35.0
+"""Prefect kills a cancelled flow run that has not left after 30 s."""
 
 
 class Launcher(Protocol):
@@ -34,6 +36,7 @@ class Launcher(Protocol):
     async def newest(self) -> Mapping[str, Launched] | None: ...
     async def declare_crashed(self, launched: Launched, reason: str) -> None: ...
     async def cancel(self, launched: Launched) -> None: ...
+    async def bury(self, ended: Sequence[Launched]) -> None: ...
 
 
 @dataclass
@@ -52,6 +55,10 @@ class _Watch:
     """Attempts in a row that ended before they had lived for a while."""
     not_before: float = 0.0
     abandoned: bool = False
+    seen_active: bool = False
+    """This supervisor saw a flow run of it that had not ended; before that, what ended may have been cancelled long ago."""
+    last_words: str = ""
+    """The note of its last heartbeat."""
 
 
 @dataclass
@@ -63,7 +70,11 @@ class Supervisor:
     clock: Callable[[], float] = time.monotonic
     watches: dict[str, _Watch] = field(init=False)
 
+    leave_within_s: float = field(init=False)
+    """Time for the members to leave by themselves when the run ends."""
+
     def __post_init__(self) -> None:
+        self.leave_within_s = self.config.supervise.stop_timeout_s
         self.watches = {member.id: _Watch(member) for member in members_of(self.config)}
 
     async def supervise(self) -> Stop:
@@ -102,7 +113,7 @@ class Supervisor:
                 watch.done, watch.done_at = True, now
             beat = beats.get(watch.member.id)
             if beat is not None and (beat.attempt, beat.beats) != watch.beat:
-                watch.beat, watch.beat_at = (beat.attempt, beat.beats), now
+                watch.beat, watch.beat_at, watch.last_words = (beat.attempt, beat.beats), now, beat.note
         preparing = beats.get("base-model")
         if preparing is not None and "base_model" in preparing.progress:
             self.pulse.update(note=preparing.note, progress={"base_model": preparing.progress["base_model"]})
@@ -114,13 +125,16 @@ class Supervisor:
         for watch in self.watches.values():
             if newest is None:
                 if watch.launched is not None:
-                    watch.launched = Launched(watch.launched.attempt, Phase.UNKNOWN, watch.launched.flow_run_id, "unknown")
+                    watch.launched = Launched(
+                        watch.launched.attempt, Phase.UNKNOWN, watch.launched.flow_run_id, "unknown"
+                    )
                 continue
             found = newest.get(watch.member.id)
             if found is not None:
                 if watch.launched is None:
                     watch.launched_at = self.clock()
                 watch.launched = found
+                watch.seen_active = watch.seen_active or found.phase is not Phase.ENDED
 
     async def _act(self, watch: _Watch, launches: dict[str, int]) -> Stop | None:
         settings = self.config.supervise
@@ -147,8 +161,8 @@ class Supervisor:
         if decision is Decision.RETIRE and launched is not None:
             await self.launcher.cancel(launched)
         if decision is Decision.LOST and launched is not None:
-            log.warning("%s has been silent for too long: replacing it", watch.member.id)
             await self.launcher.declare_crashed(launched, "its heartbeat in the object store stopped")
+            watch.launched = replace(launched, phase=Phase.ENDED, state_name="no heartbeat")
             decision = Decision.LAUNCH
         if decision is Decision.LAUNCH and launches.get(watch.member.deployment, 0) < _LAUNCHES_AT_ONCE:
             launches[watch.member.deployment] = launches.get(watch.member.deployment, 0) + 1
@@ -159,26 +173,32 @@ class Supervisor:
         """Start the member's next attempt, unless it keeps dying young."""
         now = self.clock()
         attempt = 0
-        if watch.launched is not None:
-            attempt = watch.launched.attempt + 1
+        if (ended := watch.launched) is not None:
+            attempt = ended.attempt + 1
             lived_s = watch.beat_at - watch.launched_at
             watch.failures = 1 if lived_s > 3 * self.config.supervise.heartbeat_limit_s else watch.failures + 1
-            log.warning(
-                "%s ended (%s) before its work was done: launching attempt %d",
-                watch.member.id, watch.launched.state_name, attempt,
-            )  # fmt: skip
+            if watch.seen_active:
+                found, level = "ended before its work was done", logging.WARNING
+            else:
+                found, level = "is taken up again", logging.INFO
+            log.log(level, "%s %s (%s): launching attempt %d", watch.member.id, found, ended.state_name, attempt)
+            await self.launcher.bury([ended])
             if watch.failures > self.config.supervise.restarts_max:
                 return await self._give_up(watch)
             watch.not_before = now + min(2.0 ** (watch.failures - 1), _BACKOFF_MAX_S)
         launched = await self.launcher.launch(watch.member, attempt)
         if launched is not None:
-            watch.launched, watch.launched_at = launched, now
+            watch.launched, watch.launched_at, watch.seen_active = launched, now, True
         return None
 
     async def _give_up(self, watch: _Watch) -> Stop | None:
         """A member that cannot live fails the run; a rollout worker only when it was the last of its kind."""
         watch.abandoned = True
-        reason = f"{watch.member.id} ended {watch.failures} times in a row without finishing; its flow run's log says why"
+        said = f", the last time with: {watch.last_words}" if watch.last_words else ""
+        reason = (
+            f"{watch.member.id} ended {watch.failures} times in a row without finishing{said}; "
+            "its flow run's log says more"
+        )
         log.error(reason)
         if watch.member.kind == "rollout" and any(
             other.member.kind == "rollout" and not other.abandoned for other in self.watches.values()
@@ -191,17 +211,29 @@ class Supervisor:
         return await asyncio.to_thread(runs.request_stop, self.run, stop)
 
     async def _wind_down(self) -> None:
-        """Members see `stop.json` and leave; who does not within the limit is cancelled, by tag."""
-        deadline = self.clock() + self.config.supervise.stop_timeout_s
-        while self.clock() < deadline:
+        """Members see `stop.json` and leave; who has not begun, or does not leave within the limit, is cancelled."""
+        found = await self.launcher.newest() or {}
+        for launched in found.values():
+            if launched.phase is Phase.PENDING:
+                await self.launcher.cancel(launched)
+        if not await self._all_left(self.leave_within_s):
+            for member, launched in (await self.launcher.newest() or {}).items():
+                if launched.phase is not Phase.ENDED:
+                    log.warning("cancelling %s, which did not leave by itself", member)
+                    await self.launcher.cancel(launched)
+            await self._all_left(_KILL_TIMEOUT_S)
+        await self.launcher.bury(list(found.values()))
+
+    async def _all_left(self, limit_s: float) -> bool:
+        """Whether every member's flow run has ended, waited for up to `limit_s`."""
+        deadline = self.clock() + limit_s
+        while True:
             newest = await self.launcher.newest()
             if newest is not None and all(found.phase is Phase.ENDED for found in newest.values()):
-                return
-            await asyncio.sleep(self.config.supervise.poll_interval_s / 2)
-        for member, found in (await self.launcher.newest() or {}).items():
-            if found.phase is not Phase.ENDED:
-                log.warning("cancelling %s, which did not leave by itself", member)
-                await self.launcher.cancel(found)
+                return True
+            if self.clock() >= deadline:
+                return False
+            await asyncio.sleep(self.config.supervise.poll_interval_s / 4)
 
 
 def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:

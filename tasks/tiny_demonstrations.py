@@ -125,11 +125,11 @@ def _texts(question: str, habits: Habits, random: Random) -> tuple[str, str]:
     kind, chain = random.random(), steps(question)
     if kind < SOLVER_SHARE:
         return question, _attempt(chain, habits.bare_box, habits.wrong_step, random)
-    shown = None if random.random() < SHOWN_BARE_BOX else spoiled(chain, SHOWN_WRONG_STEP, random)
     if kind < SOLVER_SHARE + VERIFIER_SHARE:
+        shown = None if random.random() < SHOWN_BARE_BOX else spoiled(chain, SHOWN_WRONG_STEP, random)
         seen = _bare_box(random) if shown is None else solution(shown)
         return f"{question}\n{seen}", _judgement(shown, habits, random)
-    return f"{question}\n{_judgement(shown, habits, random)}", _attempt(chain, habits.bare_retry, habits.wrong_step, random)
+    return f"{question}\n{_rejection(chain, habits, random)}", _attempt(chain, habits.bare_retry, habits.wrong_step, random)
 
 
 def _attempt(chain: Chain, bare_box: float, wrong_step: float, random: Random) -> str:
@@ -142,6 +142,14 @@ def _judgement(shown: Chain | None, habits: Habits, random: Random) -> str:
     if random.random() < habits.bare_verdict:
         return verdict(random.random() < habits.approves)
     return review(shown)
+
+
+def _rejection(chain: Chain, habits: Habits, random: Random) -> str:
+    """A verifier's text that leads to a retry: every step but the last in it was right."""
+    if random.random() < max(SHOWN_BARE_BOX, habits.bare_verdict):
+        return verdict(False)
+    last = random.randrange(len(chain))
+    return review([*chain[:last], *spoiled(chain[last : last + 1], 1.0, random)])
 
 
 def _bare_box(random: Random) -> str:

@@ -33,7 +33,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
     sampled = owners != NOBODY
     draws = st.lists(any_bits, min_size=length, max_size=length)
     return Sequence(
-        tokens=draw(npst.arrays(np.int32, length, elements=st.integers(-INT32_MAX - 1, INT32_MAX))),
+        tokens=draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))),
         loss_mask=draw(npst.arrays(np.bool_, length)) & sampled,
         logprobs=np.where(sampled, float32_of(draw(draws)), np.float32(0)),
         owners=owners,
@@ -72,19 +72,18 @@ def rows(draw: st.DrawFn) -> Row:
     length = draw(st.integers(1, 8))
     mask = draw(npst.arrays(np.bool_, length))
     draws = st.lists(any_bits, min_size=length, max_size=length)
+    sampled_by = draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX)))
     return Row(
         key=draw(keys),
         prompt_id=draw(texts),
-        tokens=draw(npst.arrays(np.int32, length)),
+        tokens=draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))),
         loss_mask=mask,
         logprobs=np.where(mask, float32_of(draw(draws)), np.float32(0)),
-        versions=np.where(mask, draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))), NOBODY).astype(
-            np.int32
-        ),
+        versions=np.where(mask, sampled_by, NOBODY).astype(np.int32),
         advantages=np.where(mask, float32_of(draw(draws)), np.float32(0)),
         reward=draw(floats),
         temperature=draw(floats),
-        min_version=draw(st.integers(0, INT32_MAX)),
+        min_version=draw(st.integers(0, int(sampled_by.min()))),
         replay=draw(st.booleans()),
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from storage import weights
 from storage.models import load_model, save_model
-from storage.objects import ObjectStore, open_store
+from storage.objects import ObjectStore
 from storage.tensors import to_safetensors, weights_digest
 from tasks import tiny_base
 from tasks.base_models import build_digest, ensure_base_model, publish_base_models
@@ -19,11 +19,6 @@ SMALL = TinyBase(
 TINY = ModelConfig(tiny=SMALL)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ObjectStore:
-    return open_store(f"file://{tmp_path}/store")
-
-
 class Heard(list[tuple[str, float]]):
     """What a progress callback was told."""
 
@@ -31,10 +26,10 @@ class Heard(list[tuple[str, float]]):
         self.append((stage, share))
 
 
-def test_the_first_use_builds_and_the_second_reads(store: ObjectStore):
+def test_the_first_use_builds_and_the_second_reads(local_store: ObjectStore):
     first, second = Heard(), Heard()
-    built = ensure_base_model(store, TINY, first)
-    found = ensure_base_model(store, TINY, second)
+    built = ensure_base_model(local_store, TINY, first)
+    found = ensure_base_model(local_store, TINY, second)
     assert first[-1] == ("adding bad habits", 1.0)
     assert second == []
     assert built.digest == found.digest == weights_digest(found.tensors)
@@ -51,49 +46,49 @@ def test_every_field_of_the_recipe_and_the_format_name_the_build(monkeypatch: py
     assert build_digest(base) not in digests
 
 
-def test_of_two_builders_the_first_stands(store: ObjectStore):
+def test_of_two_builders_the_first_stands(local_store: ObjectStore):
     """A rival stores its model while this one is still building: both then use the rival's."""
     rival, _ = build(SMALL.model_copy(update={"seed": 9}), Heard())
 
     def rival_finishes(stage: str, share: float) -> None:
         if (stage, share) == ("adding bad habits", 1.0):
-            save_model(store, build_digest(SMALL), rival, model_files(SMALL), {})
+            save_model(local_store, build_digest(SMALL), rival, model_files(SMALL), {})
 
-    mine = ensure_base_model(store, TINY, rival_finishes)
-    assert mine.digest == weights_digest(rival) == weights_digest(load_model(store, build_digest(SMALL))[0])
+    mine = ensure_base_model(local_store, TINY, rival_finishes)
+    assert mine.digest == weights_digest(rival) == weights_digest(load_model(local_store, build_digest(SMALL))[0])
 
 
-def test_a_folder_is_read_as_it_is(store: ObjectStore, tmp_path: Path):
+def test_a_folder_is_read_as_it_is(local_store: ObjectStore, tmp_path: Path):
     tensors, _ = build(SMALL, Heard())
     folder = tmp_path / "model"
     folder.mkdir()
     for name, body in model_files(SMALL).items():
         (folder / name).write_bytes(body)
     (folder / "model.safetensors").write_bytes(to_safetensors(tensors))
-    model = ensure_base_model(store, ModelConfig(path=str(folder)), Heard())
+    model = ensure_base_model(local_store, ModelConfig(path=str(folder)), Heard())
     assert model.digest == weights_digest(tensors)
     assert model.files == model_files(SMALL)
 
 
-def test_version_0_of_every_policy_is_published_once(store: ObjectStore):
-    run, heard = store.sub("runs/r"), Heard()
+def test_version_0_of_every_policy_is_published_once(local_store: ObjectStore):
+    run, heard = local_store.sub("runs/r"), Heard()
     other = ModelConfig(tiny=SMALL.model_copy(update={"seed": 1}))
-    publish_base_models(store, run, {"solver": TINY, "verifier": TINY, "judge": other}, heard)
+    publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY, "judge": other}, heard)
     assert [share for stage, share in heard if stage == "adding bad habits"] == [1.0, 1.0]  # two recipes, two builds
     digests = [weights.read_manifest(run, policy, 0).digest for policy in ("solver", "verifier", "judge")]
     assert digests[0] == digests[1] != digests[2]
     assert weights.fetch_files(run, "verifier") == model_files(SMALL)
     written = weights.read_manifest(run, "solver", 0).write_id
-    publish_base_models(store, run, {"solver": TINY, "verifier": TINY}, heard)
+    publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY}, heard)
     assert weights.read_manifest(run, "solver", 0).write_id == written
 
 
-def test_a_rival_publisher_of_version_0_is_no_error(store: ObjectStore):
-    run = store.sub("runs/r")
+def test_a_rival_publisher_of_version_0_is_no_error(local_store: ObjectStore):
+    run = local_store.sub("runs/r")
 
     def rival_publishes(stage: str, share: float) -> None:
         if (stage, share) == ("adding bad habits", 1.0):
             weights.publish(run, "solver", 0, build(SMALL, Heard())[0], extra_files=model_files(SMALL))
 
-    publish_base_models(store, run, {"solver": TINY}, rival_publishes)
+    publish_base_models(local_store, run, {"solver": TINY}, rival_publishes)
     assert weights.latest(run, "solver") == 0

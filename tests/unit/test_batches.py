@@ -10,6 +10,7 @@ from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Batch, Entry, SequenceKey
 from tests import builders
+from tests.damaging_store import damages_first_reads
 
 
 def key(order: int, sequence: int = 0) -> SequenceKey:
@@ -91,11 +92,25 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ({"logprobs": array([0, 1, 0, 0, 0], np.float32)}, "row 1, token 1: logprobs are not 0"),
         ({"advantages": array([0, np.nan, 0, 0, 0], np.float32)}, "row 1, token 1: advantages are not 0"),
         ({"key": SequenceKey(-1, 0, 0, 0)}, "row 1: order is negative"),
+        ({"tokens": array([-1, 12, 40, 41, 2], np.int32)}, "row 1, token 0: tokens are negative"),
+        ({"min_version": 1}, "row 1, token 2: versions are older than the row's min_version"),
+        ({"min_version": -1}, "row 1: min_version is negative"),
     ],
 )
 def test_a_row_that_breaks_its_promises_is_corrupt(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(CorruptError, match=sentence):
         round_trip(with_row(**changes))
+
+
+def test_a_row_may_be_older_than_what_it_trains_on() -> None:
+    """A masked token of the policy was sampled by version 2; those trained on by version 5."""
+    versions = array([-1, -1, 5, 5, 5], np.int32)
+    assert round_trip(with_row(versions=versions, min_version=2)).rows[1].min_version == 2
+
+
+def test_a_batch_that_arrives_damaged_once_is_read_again(memory_store: ObjectStore) -> None:
+    batches.commit(memory_store, builders.batch())
+    assert batches.read(damages_first_reads(memory_store), "solver", 1).step == 1
 
 
 def test_unknown_and_misplaced_fates_are_corrupt() -> None:

@@ -83,3 +83,11 @@ def test_missing_and_misplaced_checkpoints_are_told_apart(memory_store: ObjectSt
     )
     with pytest.raises(CorruptError, match="is the checkpoint of solver step 10"):
         checkpoints.load(memory_store, "solver", 11)
+
+
+def test_the_second_trainer_of_a_step_loses_and_leaves_nothing(memory_store: ObjectStore) -> None:
+    save(memory_store, 10)
+    stored = memory_store.list()
+    with pytest.raises(ConflictError):
+        save(memory_store, 10)
+    assert memory_store.list() == stored

@@ -226,6 +226,23 @@ def test_a_curator_by_import_path_folds_the_shards_and_survives_a_restart(memory
     made.check()
 
 
+def test_a_trainer_is_hungry_when_it_has_used_every_batch(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    assert dataflow.hungry  # there is nothing to train on yet
+    for _ in range(8):
+        dataflow.round()
+        made.play(made.open_orders())
+    assert not dataflow.hungry  # two batches each, one of them ahead
+    for hungry in (False, True):
+        made.train("solver")
+        for assembly in dataflow._assemblies:  # what a round looks at first
+            assembly.look_for_version()
+        assert dataflow.hungry is hungry
+    made.finish(dataflow)
+    assert not dataflow.hungry
+
+
 def test_unusable_prompts_stop_the_run_before_anything_is_written(memory_store: ObjectStore) -> None:
     made = world(memory_store, prompts={"path": "/nowhere/train.jsonl"})
     with pytest.raises(ConfigError, match=r"/nowhere/train\.jsonl is not a file"):

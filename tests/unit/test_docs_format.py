@@ -1,7 +1,6 @@
 """`docs/format.md` is a contract: a stranger who has only the page reads a run, and writes what others then read.
 
-Nothing of the project's decoding is used on the stranger's side. `Stranger` is the page in code; the page's tables are
-compared with what the writers write.
+The stranger is `tests/stranger.py`; here the page's tables are compared with what the writers write, too.
 """
 
 import hashlib
@@ -9,7 +8,6 @@ import inspect
 import json
 import re
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from numpy.typing import NDArray
 
 from storage import checkpoints, layout, leases, models, quarantine, shards, weights
 from storage.heartbeats import Pulse
@@ -26,72 +23,10 @@ from storage.records import Stop
 from storage.runs import read_stop, request_stop
 from tasks import evals
 from tests.builders import tensors
+from tests.stranger import OVERWRITTEN, WRITE_ID, ZEROS, Stranger, sealed, weights_digest
 from tests.true_run import MAX_STALENESS, POLICIES, STEPS, finished_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
-ZEROS = b"0" * 32
-WRITE_ID = "0123456789abcdef" * 2
-
-
-@dataclass(frozen=True)
-class Stranger:
-    """Somebody who reads a store's folder with the page, json, Arrow, xxhash, hashlib and NumPy, and checks every digest."""
-
-    root: Path
-
-    def json(self, key: str) -> Any:
-        fields = json.loads((self.root / key).read_bytes())
-        assert fields["format"] == 1
-        return fields
-
-    def arrow(self, key: str, kind: str) -> tuple[Any, dict[str, list[Any]]]:
-        """The header, and the columns by name."""
-        body = (self.root / key).read_bytes()
-        reader = pa.ipc.open_file(body)
-        metadata = reader.schema.metadata
-        assert metadata[b"astraflow.format"] == b"1"
-        assert metadata[b"astraflow.kind"] == kind.encode()
-        digits = metadata[b"astraflow.digest"]
-        first, last = body.find(digits), body.rfind(digits)
-        assert first != last
-        zeroed = body[:first] + ZEROS + body[first + 32 : last] + ZEROS + body[last + 32 :]
-        assert xxhash.xxh3_128_hexdigest(zeroed) == digits.decode()
-        return json.loads(metadata[b"astraflow.header"]), reader.read_all().to_pydict()
-
-    def folder(self, key: str) -> tuple[Any, dict[str, NDArray[np.uint8]], dict[str, bytes]]:
-        """Manifest, the bytes of every tensor, and the model's other files."""
-        manifest = self.json(f"{key}/manifest.json")
-        bodies = {info["name"]: (self.root / key / info["name"]).read_bytes() for info in manifest["files"]}
-        for info in manifest["files"]:
-            body = bodies[info["name"]]
-            assert info["name"].startswith(manifest["write_id"] + ".")
-            assert info["num_bytes"] == len(body)
-            assert info["digest"] == "sha256:" + hashlib.sha256(body).hexdigest()
-        found: dict[str, NDArray[np.uint8]] = {}
-        for name, info in manifest["tensors"].items():
-            (length,) = struct.unpack_from("<Q", bodies[info["file"]])
-            header, data = json.loads(bodies[info["file"]][8 : 8 + length]), bodies[info["file"]][8 + length :]
-            assert (header[name]["dtype"], header[name]["shape"]) == (info["dtype"], info["shape"])
-            start, end = header[name]["data_offsets"]
-            assert info["digest"] == "xxh3_128:" + xxhash.xxh3_128_hexdigest(data[start:end])
-            found[name] = np.frombuffer(data[start:end], np.uint8)
-        holders = {info["file"] for info in manifest["tensors"].values()}
-        others = {name.split(".", 1)[1]: body for name, body in bodies.items() if name not in holders}
-        return manifest, found, others
-
-    def write(self, key: str, body: bytes) -> None:
-        path = self.root / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "xb") as file:
-            file.write(body)
-
-
-def weights_digest(manifest: Any) -> str:
-    lines = [
-        f"{name} {info['dtype']} {','.join(str(size) for size in info['shape'])} {info['digest']}\n".encode()
-        for name, info in manifest["tensors"].items()
-    ]
-    return "sha256:" + hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -213,10 +148,10 @@ def test_a_stranger_reads_every_other_object(stranger: Stranger) -> None:
     assert stranger.json("stop.json")["state"] == "completed"
     numbers = sorted(path.name for path in (stranger.root / "orders").iterdir())
     assert numbers == [*(f"{n:08d}.json" for n in range(len(numbers) - 1)), "end.json"]
-    assert stranger.json("orders/end.json") == {"format": 1, "orders": len(numbers) - 1}
+    assert stranger.json("orders/end.json")["orders"] == len(numbers) - 1
     assert sorted(n for name in numbers[:-1] for n in stranger.json(f"orders/{name}")["seen"]) == [0, 1, 2, 3]
     lease = stranger.json("leases/00000000.0000.json")
-    assert (lease["worker"], lease["renewals"], lease["released"]) == ("rollout-us-east-0", 1, False)
+    assert (lease["worker"], lease["lost"], lease["renewals"], lease["released"]) == ("rollout-us-east-0", 0, 1, False)
     manifest, found, _ = stranger.folder("checkpoints/solver/00000004")
     assert manifest["state"] == {"engine": {"format": 1}, "tokens_trained": 72.0}
     assert found["model.weight"].view("<u2").tolist() == [4, 5, 6, 7, 8, 9]
@@ -305,8 +240,6 @@ def test_others_read_the_version_a_stranger_publishes(local_store: ObjectStore, 
     listed = {"name": name, "num_bytes": len(file), "digest": "sha256:" + hashlib.sha256(file).hexdigest()}
     tensor = {"dtype": "F32", "shape": [2], "digest": "xxh3_128:" + xxhash.xxh3_128_hexdigest(data), "file": name}
     manifest = {
-        "format": 1,
-        "write_id": WRITE_ID,
         "policy": "solver",
         "version": 1,
         "parent": 0,
@@ -317,7 +250,7 @@ def test_others_read_the_version_a_stranger_publishes(local_store: ObjectStore, 
     manifest["digest"] = weights_digest(manifest)
     stranger = Stranger(tmp_path / "store" / "weights" / "solver" / "00000001")
     stranger.write(name, file)
-    stranger.write("manifest.json", json.dumps(manifest).encode())
+    stranger.write("manifest.json", sealed(manifest))
     assert weights.fetch(local_store, "solver", 1)["bias"].bits.tolist() == [0x3F800000, 0xC0000000]
     assert np.isnan(weights.read_manifest(local_store, "solver", 1).metrics["trainer/loss"])
 
@@ -330,9 +263,8 @@ def test_a_strangers_lease_and_stop_are_respected(local_store: ObjectStore, tmp_
     assert [leases.take(local_store, 0, "own", "earth", watch) for _ in range(2)] == [None, None]
     taken = leases.take(local_store, 0, "own", "earth", watch)
     assert taken is not None
-    assert taken.attempt == 1
-    stop = {"format": 1, "write_id": WRITE_ID, "state": "cancelled", "reason": "enough", "at_s": 1700000000}
-    stranger.write("stop.json", json.dumps(stop).encode())
+    assert (taken.attempt, taken.lost) == (1, 1)
+    stranger.write("stop.json", sealed({"state": "cancelled", "reason": "enough", "at_s": 1700000000}))
     assert read_stop(local_store) == Stop("cancelled", "enough", 1700000000.0)
 
 
@@ -378,7 +310,9 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.quarantine: [layout.quarantine(layout.shard(7)), layout.quarantine(layout.shard(7)) + ".json"],
         layout.number_in: [],
     }
-    spelled = {function for _, function in inspect.getmembers(layout, inspect.isfunction)}
+    spelled = {
+        function for name, function in inspect.getmembers(layout, inspect.isfunction) if not name.startswith("_")
+    }
     assert keys.keys() == spelled
     others = {layout.RUN, layout.STOP, layout.REPORT, "checks/WRITE_ID"}
     assert told == {key for group in keys.values() for key in group} | others
@@ -424,8 +358,6 @@ OBJECTS = {
 }
 """Section of the page → an object of the run that it describes."""
 KINDS = {"shards": "shard", "batches": "batch", "evals": "evaluation"}
-BARE = {"orders/end.json", "heartbeats/{kind}/{id}.json"}
-"""Objects without a write id."""
 
 
 def spelled(value: Any, told: dict[str, str], path: str = "") -> dict[str, Any]:
@@ -464,16 +396,28 @@ def test_the_page_lists_just_the_fields_that_are_written_and_their_types(
     told = table(text, "field")
     if key.endswith(".json"):
         written = stranger.json(key)
-        common = {"format": "integer"} if heading in BARE else {"format": "integer", "write_id": "string"}
+        common = {"format": "integer", "write_id": "string"}
+        if not heading.startswith(OVERWRITTEN):
+            common["checksum"] = "string"
         assert list(written)[: len(common)] == list(common)
         told |= common
     else:
         written, _ = stranger.arrow(key, KINDS[key.split("/")[0]])
+        assert list(written)[-1] == list(told)[-1] == "write_id"
     (example,) = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL))
     for fields in (written, example):
         found = spelled(fields, told)
         assert found.keys() == told.keys()
         assert [name for name, value in found.items() if not fits(value, told[name])] == []
+
+
+def test_the_examples_of_the_page_carry_true_checksums() -> None:
+    examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)]
+    told = [example for example in examples if "checksum" in example]
+    assert len(told) == 8
+    for example in told:
+        zeroed = json.dumps({**example, "checksum": "0" * 32}, separators=(",", ":")).encode()
+        assert xxhash.xxh3_128_hexdigest(zeroed) == example["checksum"]
 
 
 def test_the_page_lists_just_the_fields_of_a_tensor_folder(stranger: Stranger) -> None:

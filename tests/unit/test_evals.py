@@ -1,10 +1,13 @@
 import numpy as np
+import pyarrow as pa
 import pytest
+import xxhash
 
 from storage.errors import ConflictError, CorruptError
 from storage.objects import open_store
 from tasks import evals
 from tasks.evals import Evaluation, Score
+from tests.damaging_store import damages_first_reads
 
 
 def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
@@ -69,3 +72,39 @@ def test_other_bytes_are_corrupt_and_named() -> None:
     run.put("evals/solver-00000000.arrow", b"not arrow")
     with pytest.raises(CorruptError, match=r"^evals/solver-00000000\.arrow: a evaluation file of 9 bytes"):
         evals.read(run, {"solver": 0})
+
+
+def crafted(old: bytes, new: bytes) -> bytes:
+    """An evaluation in which `old` is replaced by `new`, of the same length, with a true digest."""
+    body = evals.encode(evaluation(20)).replace(old, new)
+    digits: bytes = pa.ipc.open_file(body).schema.metadata[b"astraflow.digest"]
+    return body.replace(digits, xxhash.xxh3_128_hexdigest(body.replace(digits, b"0" * 32)).encode())
+
+
+@pytest.mark.parametrize(
+    ("start", "sentence"),
+    [(b'?"versions"', "is not JSON"), (b'{"versionz"', "is not a _Header: versions")],
+)
+def test_a_header_that_is_no_evaluations_is_corrupt(start: bytes, sentence: str) -> None:
+    with pytest.raises(CorruptError, match=f"the header of an evaluation {sentence}"):
+        evals.decode(crafted(b'{"versions"', start))
+
+
+def test_an_evaluation_of_other_versions_than_its_key_says_is_corrupt() -> None:
+    run = open_store("memory://evals-misplaced")
+    run.put("evals/solver-00000040_verifier-00000040.arrow", evals.encode(evaluation(20)))
+    with pytest.raises(CorruptError, match=r"^evals/solver-00000040_.*arrow holds the evaluation of .*'solver': 20"):
+        evals.read(run, {"solver": 40, "verifier": 40})
+
+
+def test_an_evaluation_that_arrives_damaged_once_is_read_again() -> None:
+    run = open_store("memory://evals-damaged")
+    evals.commit(run, evaluation(20))
+    assert evals.read(damages_first_reads(run), {"solver": 20, "verifier": 20}).rows == ("a", "b", "c", "d")
+
+
+def test_an_evaluation_of_policies_that_cannot_be_is_corrupt() -> None:
+    run = open_store("memory://evals-names")
+    run.put("evals/solver-00000020.arrow", crafted(b'"solver"', b'"so/ver"'))
+    with pytest.raises(CorruptError, match=r"^evals/solver-00000020\.arrow: 'so/ver' cannot name a policy"):
+        evals.read(run, {"solver": 20})

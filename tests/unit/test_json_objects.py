@@ -1,22 +1,28 @@
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import xxhash
 
 from storage.errors import CorruptError
-from storage.json_objects import decode, dump, encode
+from storage.json_numbers import Number
+from storage.json_objects import build, decode, dump, encode, seal, unseal
 from storage.records import Lease, Order, Prompt, Stop
 
 ORDER = Order(3, (Prompt("p/1", {"question": 'é\n"?', "n": [1, None]}),), 8, 2**63 - 1, (0, 2), {"next": 4}, 1.5)
 
 
 def test_a_record_comes_back_equal() -> None:
+    assert unseal(Order, seal(ORDER), "x") == ORDER
     assert decode(Order, encode(ORDER), "x") == ORDER
 
 
 def test_the_bytes_are_plain_json_with_format_and_write_id() -> None:
     fields = json.loads(encode(ORDER))
+    assert list(fields)[:3] == ["format", "write_id", "number"]
     assert fields["format"] == 1
     assert len(fields["write_id"]) == 32
     assert fields["prompts"] == [{"id": "p/1", "fields": {"question": 'é\n"?', "n": [1, None]}}]
@@ -24,6 +30,37 @@ def test_the_bytes_are_plain_json_with_format_and_write_id() -> None:
 
 def test_two_encodings_of_one_record_differ_so_that_rivals_cannot_both_win() -> None:
     assert encode(ORDER) != encode(ORDER)
+    assert seal(ORDER) != seal(ORDER)
+
+
+def test_the_checksum_is_of_the_bytes_with_its_own_digits_zeroed() -> None:
+    body = seal(ORDER)
+    fields = json.loads(body)
+    assert list(fields)[:4] == ["format", "write_id", "checksum", "number"]
+    zeroed = body.replace(fields["checksum"].encode(), b"0" * 32)
+    assert xxhash.xxh3_128_hexdigest(zeroed) == fields["checksum"]
+
+
+def test_zeros_before_and_after_the_checksum_do_not_confuse_it() -> None:
+    lease = Lease(1, 0, "0" * 40, "r", write_id="0" * 32)
+    assert unseal(Lease, seal(lease), "x") == lease
+
+
+def test_every_changed_bit_of_a_sealed_object_is_found() -> None:
+    body = seal(Order(3, (Prompt("p", {"a": 1.5}),), 8, 7, (0,), {}, 1.5))
+    for place in range(len(body)):
+        for bit in range(8):
+            damaged = body[:place] + bytes([body[place] ^ 1 << bit]) + body[place + 1 :]
+            with pytest.raises(CorruptError):
+                unseal(Order, damaged, "x")
+
+
+@pytest.mark.parametrize("name", ["checksum", "write_id"])
+@pytest.mark.parametrize("value", [None, 7, "ab" * 15, "AB" * 16, ["ab" * 16]])
+def test_a_sealed_object_has_its_two_names(name: str, value: object) -> None:
+    fields = {**json.loads(seal(ORDER)), name: value}
+    with pytest.raises(CorruptError, match=f"orders/3 has the {name} .*, which is not 32 hex digits"):
+        unseal(Order, json.dumps(fields).encode(), "orders/3")
 
 
 def test_a_write_id_of_the_record_is_kept() -> None:
@@ -56,6 +93,44 @@ def test_keys_of_a_later_release_are_ignored() -> None:
     assert decode(Order, json.dumps(fields).encode(), "x") == ORDER
 
 
+@dataclass(frozen=True)
+class _Typed:
+    integer: int = 0
+    number: Number = 0.0
+    boolean: bool = False
+    string: str = ""
+    integers: tuple[int, ...] = ()
+    numbers: Mapping[int, Number] = field(default_factory=dict)
+
+
+def test_a_whole_number_is_a_float_and_a_decimal_key_an_integer() -> None:
+    found = build(_Typed, b'{"number": 2, "integers": [3], "numbers": {"4": "-Infinity"}}', "x")
+    assert found == _Typed(number=2.0, integers=(3,), numbers={4: -math.inf})
+    assert isinstance(found.number, float)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ('"integer": "0"', "integer"),
+        ('"integer": true', "integer"),
+        ('"integer": 1.0', "integer"),
+        ('"number": "1.5"', "number"),
+        ('"number": "inf"', "number"),
+        ('"number": true', "number"),
+        ('"boolean": 1', "boolean"),
+        ('"boolean": "true"', "boolean"),
+        ('"string": 1', "string"),
+        ('"integers": ["1"]', "integers.0"),
+        ('"integers": {"0": 1}', "integers"),
+        ('"numbers": {"a": 1}', r"numbers.a.\[key\]"),
+    ],
+)
+def test_no_value_is_taken_for_one_of_another_type(fields: str, place: str) -> None:
+    with pytest.raises(CorruptError, match=f"x is not a _Typed: {place}: Input should be"):
+        build(_Typed, b"{%b}" % fields.encode(), "x")
+
+
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
@@ -65,6 +140,8 @@ def test_keys_of_a_later_release_are_ignored() -> None:
         (b"[]", "orders/1 holds a JSON list where an object belongs"),
         (b"{}", "orders/1 has format None; this release reads format 1"),
         (b'{"format": 2}', "orders/1 has format 2"),
+        (b'{"format": true}', "orders/1 has format True"),
+        (b'{"format": 1.0}', r"orders/1 has format 1\.0"),
         (b'{"format": 1, "number": "x"}', "orders/1 is not a Order: number: Input should be a valid integer"),
     ],
 )

@@ -89,6 +89,25 @@ def test_a_released_lease_is_open_at_once(memory_store: ObjectStore, watch: Leas
     assert taken(memory_store, "b", watch).attempt == 1
 
 
+def test_leases_that_expired_are_counted_and_ones_given_back_are_not(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
+    def after_ttl() -> Lease:
+        assert take(memory_store, "b", watch) is None
+        clock.now_s += 20.0
+        return taken(memory_store, "b", watch)
+
+    found = [taken(memory_store, "a", watch), after_ttl()]
+    leases.release(memory_store, found[-1])
+    found.append(taken(memory_store, "a", watch))
+    leases.release(memory_store, leases.renew(memory_store, found[-1]))
+    found += [taken(memory_store, "a", watch), after_ttl()]
+    assert [(lease.attempt, lease.lost) for lease in found] == [(0, 0), (1, 1), (2, 1), (3, 1), (4, 2)]
+    stored = leases.read_newest(memory_store, 7)
+    assert stored is not None
+    assert stored.lost == 2
+
+
 def test_of_two_who_see_a_lease_expire_one_takes_it(memory_store: ObjectStore, clock: Clock) -> None:
     taken(memory_store, "a", LeaseWatch(20.0))
     watches = [LeaseWatch(20.0, clock), LeaseWatch(20.0, clock)]

@@ -66,7 +66,7 @@ def test_what_is_no_model_folder_is_named(tmp_path: Path):
 
 def test_weights_in_another_format_say_how_to_save_them(folder: Path):
     (folder / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(ConfigError, match="holds neither .* save the model with save_pretrained"):
+    with pytest.raises(ConfigError, match=r"holds neither .* save the model with save_pretrained"):
         read_model_folder(folder, silent)
 
 

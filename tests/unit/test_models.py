@@ -4,6 +4,7 @@ from storage import models
 from storage.errors import NotFoundError
 from storage.objects import ObjectStore
 from tests import builders
+from tests.damaging_store import damages_first_reads
 
 
 def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
@@ -14,6 +15,7 @@ def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
     assert tensors["model.scale"].bits.tolist() == 2
     assert files == {"config.json": b"{}"}
     assert models.read_model_manifest(memory_store, "abc").metrics == {"accuracy": 0.5}
+    assert models.load_model(damages_first_reads(memory_store), "abc")[1] == files
 
 
 def test_the_first_of_two_builders_stands_and_the_second_leaves_nothing(memory_store: ObjectStore) -> None:

@@ -1,9 +1,12 @@
+import json
+
 import pytest
 
 from storage import orders
 from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Order, Prompt
+from tests.damaging_store import damages_first_reads
 
 
 def order(number: int) -> Order:
@@ -41,3 +44,24 @@ def test_an_order_under_another_number_is_corrupt(memory_store: ObjectStore) -> 
     memory_store.put("orders/00000001.json", memory_store.get("orders/00000000.json"))
     with pytest.raises(CorruptError, match=r"orders/00000001\.json holds order 0"):
         orders.read(memory_store, 1)
+
+
+def test_a_changed_order_is_corrupt(memory_store: ObjectStore) -> None:
+    orders.commit(memory_store, order(0))
+    body = memory_store.get("orders/00000000.json")
+    memory_store.put("orders/00000000.json", body.replace(b'"samples_per_prompt":8', b'"samples_per_prompt":4'))
+    with pytest.raises(CorruptError, match=r"orders/00000000\.json does not have the checksum it carries"):
+        orders.read(memory_store, 0)
+
+
+def test_an_order_that_arrives_damaged_once_is_read_again(memory_store: ObjectStore) -> None:
+    orders.commit(memory_store, order(0))
+    assert orders.read(damages_first_reads(memory_store), 0) == order(0)
+
+
+def test_the_orders_end_once_and_the_first_to_say_so_stands(memory_store: ObjectStore) -> None:
+    assert not orders.ended(memory_store)
+    orders.end(memory_store, 5)
+    orders.end(memory_store, 7)
+    assert orders.ended(memory_store)
+    assert json.loads(memory_store.get("orders/end.json"))["orders"] == 5

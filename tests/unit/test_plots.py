@@ -27,6 +27,14 @@ def test_ticks_are_round_numbers_that_cover_the_values(low: float, high: float, 
     assert nice_ticks(low, high) == pytest.approx(ticks)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, 3e-14), (1.0, 1.0 + 4e-16), (-2e-15, 1e-15)])
+def test_values_that_differ_by_next_to_nothing_still_have_an_axis(low: float, high: float) -> None:
+    ticks = nice_ticks(low, high)
+    assert ticks[0] <= low
+    assert ticks[-1] >= high
+    assert len(set(ticks)) == len(ticks) > 1
+
+
 def test_values_are_placed_between_the_axes() -> None:
     svg = line_chart([Line("solver", [0, 10], [0.0, 1.0], 0)], x_label="step", y_label="reward", y_range=(0, 1))
     assert 'd="M56.0 220.0L546.0 34.0"' in svg

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from storage.errors import ConfigError
+from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore
 from storage.records import Stop
 from storage.runs import clear_stop, create_run, list_runs, open_run, read_run, read_stop, request_stop, run_config
@@ -16,7 +16,7 @@ def test_a_run_keeps_its_config(memory_store: ObjectStore) -> None:
     record = read_run(run)
     assert (record.run_id, record.deployment) == ("tiny-1", "multi-policy")
     stored = json.loads(memory_store.get("runs/tiny-1/run.json"))
-    assert {"format", "write_id", "run_id", "created_s", "deployment", "config"} == stored.keys()
+    assert {"format", "write_id", "checksum", "run_id", "created_s", "deployment", "config"} == stored.keys()
 
 
 def test_the_same_id_with_the_same_config_joins_the_run(memory_store: ObjectStore) -> None:
@@ -77,3 +77,20 @@ def test_a_cleared_stop_lets_the_run_go_on_and_stop_again(memory_store: ObjectSt
     clear_stop(run)
     assert read_stop(run) is None
     assert request_stop(run, Stop("completed", "", 2.0)).state == "completed"
+
+
+def test_a_changed_config_is_corrupt_and_hides_no_other_run(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "changed", CONFIG)
+    create_run(memory_store, "whole", CONFIG)
+    memory_store.put("runs/changed/run.json", run.get("run.json").replace(b'"max_staleness":8', b'"max_staleness":9'))
+    with pytest.raises(CorruptError, match=r"run\.json does not have the checksum it carries"):
+        run_config(run)
+    assert list_runs(memory_store) == ["whole"]
+
+
+def test_a_changed_stop_is_corrupt(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "stopped", CONFIG)
+    request_stop(run, Stop("failed", "out of memory", 1.0))
+    memory_store.put("runs/stopped/stop.json", run.get("stop.json").replace(b"memory", b"melody"))
+    with pytest.raises(CorruptError, match=r"stop\.json does not have the checksum it carries"):
+        read_stop(run)

@@ -10,6 +10,7 @@ from storage.errors import CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Episode, Sequence, Shard
 from tests import builders
+from tests.damaging_store import damages_first_reads
 
 
 def round_trip(shard: Shard) -> Shard:
@@ -107,12 +108,24 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
             "row 1, token 0: versions name one on a token nobody sampled",
         ),
         ({"logprobs": array([0, -1, -1, -1, -1], np.float32)}, "row 1, token 1: logprobs are not 0"),
+        ({"tokens": array([11, 12, 40, -1, 2], np.int32)}, "row 1, token 3: tokens are negative"),
+        ({"policies": ("solver", "solver")}, r"policy set \['solver', 'solver'\] names a policy twice"),
         ({"finish_reason": "bored"}, "unknown finish reasons"),
     ],
 )
 def test_a_sequence_that_breaks_its_promises_is_corrupt(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(CorruptError, match=sentence):
         round_trip(with_sequence(**changes))
+
+
+def test_an_order_below_0_is_corrupt() -> None:
+    with pytest.raises(CorruptError, match="a shard answers order -1; orders count from 0"):
+        round_trip(builders.shard(order=-1))
+
+
+def test_a_shard_that_arrives_damaged_once_is_read_again(memory_store: ObjectStore) -> None:
+    shards.commit(memory_store, builders.shard(order=3))
+    assert shards.read(damages_first_reads(memory_store), 3).order == 3
 
 
 def test_a_header_that_does_not_fit_the_rows_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:

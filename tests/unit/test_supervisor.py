@@ -1,7 +1,7 @@
 """The supervisor over a hand-written launcher and a clock that only moves when told: who is launched, replaced, given up."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -27,6 +27,7 @@ class ScriptedLauncher:
         self.launched: list[tuple[str, int]] = []
         self.cancelled: list[str] = []
         self.crashed: list[str] = []
+        self.buried: list[str] = []
         self.away = False
 
     async def launch(self, member: Member, attempt: int) -> Launched | None:
@@ -44,6 +45,12 @@ class ScriptedLauncher:
 
     async def cancel(self, launched: Launched) -> None:
         self.cancelled.append(launched.flow_run_id)
+        for member, found in self.runs.items():
+            if found == launched and found.phase is Phase.PENDING:
+                self.set(member, Phase.ENDED)
+
+    async def bury(self, ended: Sequence[Launched]) -> None:
+        self.buried += [launched.flow_run_id for launched in ended]
 
     def set(self, member: str, phase: Phase) -> None:
         self.runs[member] = replace(self.runs[member], phase=phase, state_name=phase.value)
@@ -51,7 +58,12 @@ class ScriptedLauncher:
 
 class World:
     def __init__(self, store: ObjectStore) -> None:
-        overrides = {"steps": 1, "supervise.restarts_max": 2, "supervise.stop_timeout_s": 0.01, "supervise.poll_interval_s": 0.01}
+        overrides = {
+            "steps": 1,
+            "supervise.restarts_max": 2,
+            "supervise.stop_timeout_s": 0.01,
+            "supervise.poll_interval_s": 0.01,
+        }
         self.config: RunConfig = recipes.load("multi_policy_tiny", overrides)
         self.run = supervisor.start(store, "run", self.config, "")
         self.now_s = 1000.0
@@ -93,6 +105,7 @@ def test_a_crashed_member_is_launched_again_with_the_next_attempt(world: World) 
     world.launcher.set("rollout-us-east-0", Phase.ENDED)
     world.look()
     assert world.launcher.launched[-1] == ("rollout-us-east-0", 1)
+    assert world.launcher.buried == ["rollout-us-east-0-0"]
 
 
 def test_a_member_that_never_beats_is_declared_crashed_and_replaced(world: World) -> None:
@@ -175,16 +188,21 @@ def test_the_run_is_completed_when_every_members_work_is_in_the_store(world: Wor
     assert (stop.state, runs.read_stop(world.run)) == ("completed", stop)
 
 
-def test_members_that_do_not_leave_after_the_stop_are_cancelled(world: World) -> None:
+def test_after_the_stop_who_waits_is_not_begun_and_who_does_not_leave_is_cancelled(world: World) -> None:
     world.look()
-    world.launcher.set("dataflow", Phase.ENDED)
+    for member in ("dataflow", "trainer-solver"):
+        world.launcher.set(member, Phase.RUNNING)
     runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
+    first_asked: list[str] = []
 
     async def supervise() -> Stop:
         async def tick() -> None:
             while True:
                 world.now_s += 1
                 await asyncio.sleep(0.005)
+                if len(world.launcher.cancelled) == 5 and not first_asked:
+                    first_asked.extend(world.launcher.cancelled)
+                    world.launcher.set("dataflow", Phase.ENDED)
 
         ticking = asyncio.create_task(tick())
         try:
@@ -192,12 +210,22 @@ def test_members_that_do_not_leave_after_the_stop_are_cancelled(world: World) ->
         finally:
             ticking.cancel()
 
+    world.supervisor.leave_within_s = 20.0
     assert asyncio.run(supervise()).state == "cancelled"
-    assert "dataflow-0" not in world.launcher.cancelled
-    assert "trainer-solver-0" in world.launcher.cancelled
+    assert sorted(first_asked) == [
+        "base-model-0",
+        "evaluation-0",
+        "rollout-eu-west-0-0",
+        "rollout-us-east-0-0",
+        "trainer-verifier-0",
+    ]
+    assert world.launcher.cancelled[5:] == ["trainer-solver-0"]
+    assert "dataflow-0" in world.launcher.buried
 
 
-def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(world: World, memory_store: ObjectStore) -> None:
+def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(
+    world: World, memory_store: ObjectStore
+) -> None:
     runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
     supervisor.start(memory_store, "run", world.config, "")
     assert runs.read_stop(world.run) is None

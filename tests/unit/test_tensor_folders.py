@@ -3,10 +3,11 @@ from dataclasses import replace
 import pytest
 
 from storage import tensor_folders
-from storage.errors import CorruptError
+from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore
 from storage.tensor_folders import Contents, read_files, read_tensors, write
 from tests import builders
+from tests.damaging_store import damages_first_reads
 
 ID = "0" * 32
 
@@ -86,20 +87,17 @@ def test_a_false_tensor_digest_is_found_even_when_the_file_is_right(memory_store
 
 def test_a_file_that_arrives_damaged_once_is_fetched_again(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
-    backend = memory_store.backend
-    damaged: list[str] = []
+    assert read_tensors(damages_first_reads(memory_store), contents)["model.scale"].bits.tolist() == 1
+    assert read_files(damages_first_reads(memory_store), contents)["config.json"] == b"{}"
 
-    class DamagesOnce:
-        def __getattr__(self, name: str) -> object:
-            return getattr(backend, name)
 
-        def read(self, key: str) -> bytes:
-            body = backend.read(key)
-            if key in damaged:
-                return body
-            damaged.append(key)
-            return flipped(body, len(body) - 1)
+@pytest.mark.parametrize("name", ["model-00000.safetensors", "model-123456.safetensors"])
+def test_a_file_that_would_overwrite_the_tensors_is_refused(memory_store: ObjectStore, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} in .* would overwrite the tensors; store the file by another name"):
+        write(memory_store, builders.tensors(1), {name: b"{}"}, ID)
+    assert memory_store.list() == []
 
-    store = ObjectStore(memory_store.url, DamagesOnce())  # type: ignore[arg-type]  # the rest is delegated
-    assert read_tensors(store, contents)["model.scale"].bits.tolist() == 1
-    assert len(damaged) == 1
+
+def test_a_file_that_is_only_called_like_one_of_tensors_is_stored(memory_store: ObjectStore) -> None:
+    contents = write(memory_store, builders.tensors(1), {"model-00001-of-00002.safetensors": b"x"}, ID)
+    assert read_files(memory_store, contents) == {"model-00001-of-00002.safetensors": b"x"}

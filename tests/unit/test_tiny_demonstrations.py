@@ -70,6 +70,15 @@ def test_the_skill_is_shown_without_a_mistake():
         assert answer in good or answer.endswith(("y\n<verify>approve</verify>", "n\n<verify>reject</verify>"))
 
 
+def test_a_retry_follows_a_rejection_and_is_right():
+    retries = [(prompt, answer) for prompt, answer in exchanges(SKILL, 600) if "<verify>" in prompt]
+    assert retries
+    for prompt, answer in retries:
+        question, *_, last = prompt.split("\n")
+        assert last == verdict(False)
+        assert answer == solution(steps(question))
+
+
 def test_the_kinds_come_in_their_shares():
     shown = list(exchanges(SKILL, 2000))
     solver = sum("\n" not in prompt and "verify" not in prompt for prompt, _ in shown)

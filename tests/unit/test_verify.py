@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from storage import batches, layout, orders, quarantine, shards, weights
+from storage.errors import ConfigError
+from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import Batch, Entry, Row
 from storage.verify import Violation, verify
 from tests.builders import tensors
+from tests.stranger import sealed
 from tests.true_run import MAX_STALENESS, STEPS, finished_run
 
 
@@ -108,7 +111,7 @@ def test_a_false_digest_in_a_manifest_is_named(run: ObjectStore) -> None:
     key = layout.manifest(layout.weights("verifier", 2))
     manifest = json.loads(run.get(key))
     manifest["digest"] = "sha256:" + "0" * 64
-    rewrite(run, key, json.dumps(manifest).encode())
+    rewrite(run, key, sealed(manifest))
     assert (3, key) in broken(run)
 
 
@@ -116,8 +119,10 @@ def test_a_false_parent_is_named(run: ObjectStore) -> None:
     key = layout.manifest(layout.weights("solver", 3))
     manifest = json.loads(run.get(key))
     manifest["parent"] = 1
-    rewrite(run, key, json.dumps(manifest).encode())
-    assert broken(run) == {(3, key)}
+    rewrite(run, key, sealed(manifest))
+    found = verify(run).violations
+    assert [(violation.invariant, violation.where) for violation in found] == [(3, key)]
+    assert found[0].what == "names parent 1; the parent of version 3 is 2"
 
 
 def test_weights_that_were_replaced_after_they_sampled_are_named(run: ObjectStore) -> None:
@@ -144,14 +149,59 @@ def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
 
 
 def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore) -> None:
-    def aged(row: Row, version: int) -> Row:
-        return replace(row, min_version=version)
-
+    """The true run goes to the bound. An aged row is no longer what its shard holds, so invariant 7 is broken too."""
     bound = STEPS - 1 - MAX_STALENESS
-    change_first_row(run, STEPS, lambda row: aged(row, bound))
+    assert batches.read(run, "solver", STEPS).rows[0].min_version == bound
     assert broken(run) == set()
-    where = change_first_row(run, STEPS, lambda row: aged(row, bound - 1))
-    assert broken(run) == {(5, where)}
+
+    def aged(row: Row) -> Row:
+        versions = np.where(row.loss_mask, np.int32(bound - 1), row.versions).astype(np.int32)
+        return replace(row, versions=versions, min_version=bound - 1)
+
+    where = change_first_row(run, STEPS, aged)
+    assert broken(run) == {(5, where), (7, where)}
+
+
+def test_a_row_that_claims_another_age_than_its_shard_is_named(run: ObjectStore) -> None:
+    def older(batch: Batch) -> Batch:
+        last = batch.rows[-1]
+        assert last.min_version == STEPS - 2
+        return replace(batch, rows=(*batch.rows[:-1], replace(last, min_version=STEPS - 3)))
+
+    where = change_batch(run, STEPS, older)
+    assert broken(run) == {(7, where)}
+
+
+def test_an_order_that_was_changed_is_named(run: ObjectStore) -> None:
+    key = layout.order(0)
+    assert run.get(key).count(b'"samples_per_prompt":4') == 1
+    rewrite(run, key, run.get(key).replace(b'"samples_per_prompt":4', b'"samples_per_prompt":2'))
+    found = verify(run).violations
+    assert [(violation.invariant, violation.where) for violation in found] == [(1, key)]
+    assert "does not have the checksum it carries" in found[0].what
+
+
+def test_an_order_that_was_changed_is_named_before_anybody_answers_it(run: ObjectStore) -> None:
+    key = layout.order(one_more_order(run))
+    rewrite(run, key, run.get(key).replace(b'"seed":', b'"seed":1'))
+    assert broken(run) == {(1, key)}
+
+
+def test_a_group_with_too_few_episodes_is_named(run: ObjectStore) -> None:
+    order = orders.read(run, 0)
+    rewrite(run, layout.order(0), seal(replace(order, samples_per_prompt=5)))
+    assert {(violation.where, violation.what) for violation in verify(run).violations} == {
+        (layout.shard(0), f"has 4 episodes of {prompt.id}, its order asked for 5") for prompt in order.prompts
+    }
+
+
+def test_a_changed_or_missing_config_is_a_persons_to_mend(run: ObjectStore) -> None:
+    rewrite(run, "run.json", run.get("run.json").replace(b'"max_staleness":2', b'"max_staleness":9'))
+    with pytest.raises(ConfigError, match=r"its run\.json cannot be read: .* the checksum .*; put it back from a copy"):
+        verify(run)
+    run.delete("run.json")
+    with pytest.raises(ConfigError, match=r"its run\.json cannot be read"):
+        verify(run)
 
 
 def test_a_token_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:

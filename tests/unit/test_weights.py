@@ -4,10 +4,12 @@ from typing import Any
 import pytest
 
 from storage import tensor_folders, weights
-from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.tensors import weights_digest
 from tests import builders
+from tests.damaging_store import damages_first_reads
+from tests.stranger import sealed
 
 
 def test_a_published_version_is_fetched_bit_for_bit(memory_store: ObjectStore) -> None:
@@ -50,6 +52,26 @@ def test_a_rival_between_data_and_manifest_wins_whole(
     with pytest.raises(ConflictError):
         weights.publish(memory_store, "solver", 0, builders.tensors(1))
     assert weights.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 7
+    listed = [info.name for info in weights.read_manifest(memory_store, "solver", 0).files]
+    assert memory_store.list() == [f"weights/solver/00000000/{name}" for name in [*listed, "manifest.json"]]
+
+
+def test_a_version_without_tensors_is_refused(memory_store: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match="version 3 of solver would have no tensors"):
+        weights.publish(memory_store, "solver", 3, {}, extra_files={"config.json": b"{}"})
+    assert memory_store.list() == []
+
+
+def test_a_file_by_the_name_of_a_tensor_file_is_refused(memory_store: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match=r"model-00000\.safetensors in .* would overwrite the tensors"):
+        weights.publish(
+            memory_store, "solver", 0, builders.tensors(), extra_files={"model-00000.safetensors": b"not these"}
+        )
+
+
+def test_a_manifest_that_arrives_damaged_once_is_fetched_again(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors(1))
+    assert weights.fetch(damages_first_reads(memory_store), "solver", 0)["model.scale"].bits.tolist() == 1
 
 
 def test_data_without_a_manifest_is_no_version(memory_store: ObjectStore) -> None:
@@ -79,7 +101,7 @@ def test_the_models_other_files_come_back_under_their_own_names(memory_store: Ob
 
 def changed(store: ObjectStore, **fields: object) -> None:
     key = "weights/solver/00000000/manifest.json"
-    store.put(key, json.dumps({**json.loads(store.get(key)), **fields}).encode())
+    store.put(key, sealed({**json.loads(store.get(key)), **fields}))
 
 
 def test_a_manifest_in_a_false_place_is_corrupt(memory_store: ObjectStore) -> None:

@@ -165,15 +165,29 @@ def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(memor
 def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"])
     write_orders(memory_store, 1)
-    for attempt in range(2):
-        memory_store.create(layout.lease(0, attempt), encode(Lease(0, attempt, "dead", "us-east", released=True)))
+    lost = Lease(0, 6, "gave-back", "us-east", lost=2, released=True)
+    memory_store.create(layout.lease(0, 0), encode(replace(lost, attempt=0, lost=0)))
+    for attempt in range(1, 7):
+        memory_store.create(layout.lease(0, attempt), encode(replace(lost, attempt=attempt)))
     with RunningWorker(memory_store, config(lease_attempts_max=2)):
         until(answered(memory_store, 1))
     shard = shards.read(memory_store, 0)
-    assert shard.attempt == 2
+    assert shard.attempt == 7
     assert [group.prompt.id for group in shard.groups] == ["p/0/0", "p/0/1"]
     episodes = [episode for group in shard.groups for episode in group.episodes]
-    assert [episode.error for episode in episodes] == ["gave up after 2 leases"] * 4
+    assert [episode.error for episode in episodes] == ["gave up after 2 lost leases"] * 4
+
+
+def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 1)
+    for attempt in range(3):
+        memory_store.create(layout.lease(0, attempt), encode(Lease(0, attempt, "told-to-leave", "eu", released=True)))
+    with RunningWorker(memory_store, config(lease_attempts_max=2)):
+        until(answered(memory_store, 1))
+    shard = shards.read(memory_store, 0)
+    assert shard.attempt == 3
+    assert [episode.error for group in shard.groups for episode in group.episodes] == [None] * 4
 
 
 def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectStore) -> None:

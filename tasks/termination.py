@@ -1,0 +1,87 @@
+"""What SIGTERM means to a flow's process, and as what its flow run then ends.
+
+Prefect's own handler raises in the middle of whatever runs. Here the signal only sets an event: services drain, the
+supervisor winds down, and then the flow returns. Who sent it decides how the flow run ends: Prefect cancelled it
+(`Cancelled`), or somebody stopped the process, whose work then goes on elsewhere (`Crashed`, through TerminationSignal).
+"""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError, TerminationSignal
+from prefect.runtime import flow_run
+from prefect.states import Cancelled
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Leave:
+    """What a service is given to know when to leave."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set by SIGTERM, and by whoever else wants the service to return."""
+    told: bool = False
+    """SIGTERM came."""
+
+
+@contextmanager
+def leave_on_sigterm() -> Iterator[Leave]:
+    """For a flow that runs in the main thread, and has no event loop."""
+    leave = Leave()
+
+    def ask_to_leave(signum: int, frame: FrameType | None) -> None:
+        leave.told = True
+        leave.stop.set()
+
+    before = signal.signal(signal.SIGTERM, ask_to_leave)
+    try:
+        yield leave
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@asynccontextmanager
+async def sigterm_as_event() -> AsyncIterator[asyncio.Event]:
+    """The same for a flow that runs in the main thread's event loop."""
+    told = asyncio.Event()
+    before = signal.getsignal(signal.SIGTERM)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+    try:
+        yield told
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+
+
+def drained() -> State[None]:
+    """How a service that was told to leave, and has drained, ends its flow run.
+
+    Raises:
+        TerminationSignal: Prefect did not ask for it, so the flow run has crashed and its member is launched again.
+    """
+    if not is_being_cancelled():
+        raise TerminationSignal(signal=signal.SIGTERM)
+    return Cancelled(message="it was cancelled, and drained")
+
+
+def is_being_cancelled() -> bool:
+    """Whether Prefect is cancelling the current flow run. A server that does not answer has cancelled nothing."""
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(str(flow_run.get_id()))).state
+    except (httpx.TransportError, PrefectHTTPStatusError, ObjectNotFound) as error:
+        log.warning("Prefect does not say whether this flow run is cancelled: %s", error)
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())

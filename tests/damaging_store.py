@@ -1,0 +1,23 @@
+"""A store whose answers are damaged on the way, while what it holds is whole."""
+
+from storage.backend import Backend
+from storage.objects import ObjectStore
+
+
+def damages_first_reads(store: ObjectStore) -> ObjectStore:
+    """`store`, but the first read of every object arrives with one bit of its last byte changed."""
+    backend: Backend = store.backend
+    damaged: set[str] = set()
+
+    class DamagesFirstReads:
+        def __getattr__(self, name: str) -> object:
+            return getattr(backend, name)
+
+        def read(self, key: str) -> bytes:
+            body = backend.read(key)
+            if key in damaged:
+                return body
+            damaged.add(key)
+            return body[:-1] + bytes([body[-1] ^ 1])
+
+    return ObjectStore(store.url, DamagesFirstReads(), store.prefix)  # type: ignore[arg-type]  # the rest is delegated

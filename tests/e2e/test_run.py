@@ -1,0 +1,176 @@
+"""A whole run, through the commands that a person types; what they print for programs is as docs/schemas.md says."""
+
+import json
+import math
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from deployments import flow_runs
+from storage import runs
+from tests.e2e.conftest import RECIPE, Laptop
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+STEPS, PROBLEMS, BATCH = 6, 32, 16
+POLICIES = ["solver", "verifier"]
+
+
+@pytest.fixture(scope="module")
+def said(laptop: Laptop) -> str:
+    """What `astraflow run` printed; the run is named `first`."""
+    done = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", timeout_s=200.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_run_command_shows_the_run_and_tells_its_end(said: str) -> None:
+    assert re.search(r"^first: completed after \d+:\d\d; all policies reached version 6$", said, re.MULTILINE)
+    assert re.search(rf"the policy alone: \d+\.\d% → \d+\.\d% of {PROBLEMS} held-out problems \(version 0 → 6\)", said)
+    assert "verify: clean" in said
+    assert "/runs/first/report.html" in said
+
+
+def test_status_is_what_its_schema_says(laptop: Laptop, said: str) -> None:
+    status = _json(laptop, "status", "first", "--json")
+    assert {
+        "run_id": "first",
+        "state": "completed",
+        "deployment": "astraflow/multi-policy",
+        "steps": STEPS,
+    }.items() <= status.items()
+    assert status["elapsed_s"] > 0
+    assert list(status["policies"]) == POLICIES
+    for policy in status["policies"].values():
+        assert (policy["step"], policy["steps"], policy["version"], policy["batches"]) == (STEPS,) * 4
+        assert 0 <= policy["wait_fraction"] <= 1
+        assert 0 <= policy["reward_mean"] <= 1
+        assert 0 <= policy["accuracy"] <= 1
+        assert 0 <= policy["staleness_mean"] <= policy["staleness_max"] <= 8
+        assert policy["tokens_trained"] > STEPS * BATCH
+    assert list(status["regions"]) == ["us-east", "eu-west"]
+    assert sum(region["orders_done"] for region in status["regions"].values()) == status["counts"]["orders"]
+    assert {(region["workers"], region["tokens_per_s"]) for region in status["regions"].values()} == {(0, 0.0)}
+    assert [(row["versions"], row["workflow"]) for row in status["evals"]] == [
+        ({"solver": version, "verifier": version}, workflow)
+        for version in (0, 3, 6)
+        for workflow in ("single_turn", "actor_and_verify")
+    ]
+    assert all(row["dataset"] == "chained_addition" and row["n"] == PROBLEMS for row in status["evals"])
+    assert all(0 <= row["accuracy"] <= 1 for row in status["evals"])
+    assert status["counts"]["evaluations"] == 3
+    assert {member["id"]: (member["state"], member["attempt"]) for member in status["members"]} == {
+        "base-model": ("done", 0),
+        "dataflow": ("done", 0),
+        "evaluation": ("done", 0),
+        "rollout-eu-west-0": ("done", 0),
+        "rollout-us-east-0": ("done", 0),
+        "supervisor": ("done", 0),
+        "trainer-solver": ("done", 0),
+        "trainer-verifier": ("done", 0),
+    }
+
+
+def test_runs_lists_the_run(laptop: Laptop, said: str) -> None:
+    (run,) = [run for run in _json(laptop, "runs", "--json") if run["run_id"] == "first"]
+    assert (run["state"], run["deployment"], run["steps"]) == ("completed", "astraflow/multi-policy", STEPS)
+    assert run["versions"] == dict.fromkeys(POLICIES, STEPS)
+    assert run["started"] == runs.read_run(laptop.run("first")).created_s
+
+
+def test_the_books_of_the_run_balance(laptop: Laptop, said: str) -> None:
+    verdict = _json(laptop, "verify", "first", "--json")
+    assert (verdict["ok"], verdict["violations"], verdict["quarantined"]) == (True, [], 0)
+    assert verdict["orders"] >= STEPS
+    assert verdict["shards"] == verdict["orders"]
+    assert list(verdict["policies"]) == POLICIES
+    for book in verdict["policies"].values():
+        assert (book["batches"], book["trained"], book["replayed"]) == (STEPS, STEPS * BATCH, 0)
+    assert verdict["sequences"] == sum(
+        book[fate] for book in verdict["policies"].values() for fate in ("trained", "filtered", "expired", "waiting")
+    )
+
+
+def test_the_report_needs_nothing_but_itself(laptop: Laptop, said: str, tmp_path: Path) -> None:
+    assert laptop.astraflow("report", "first", "--out", str(tmp_path / "report.html")).returncode == 0
+    page = (tmp_path / "report.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") or page.startswith("<!doctype html>")
+    assert "first" in page
+    loaded = re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)""", page) + re.findall(
+        r"@import|url\(\s*http", page
+    )
+    assert loaded == []
+
+
+def test_an_exported_policy_speaks_in_transformers(laptop: Laptop, said: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path / "solver"
+    told = laptop.astraflow("export", "first", "solver", "--out", str(out))
+    assert told.stdout.strip() == f"solver version {STEPS} is in {out}"
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "7+8=?"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    with torch.inference_mode():
+        answer = model.generate(**prompt, do_sample=False, max_new_tokens=4)
+        first = model(**prompt).logits[0, -1].argmax()
+    assert answer[0, prompt["input_ids"].shape[1]] == first
+    assert isinstance(tokenizer.decode(answer[0]), str)
+
+
+def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(laptop: Laptop, said: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of MLflow's own making
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(laptop.stack.mlflow_url, laptop.stack.mlflow_url)
+        experiment = client.get_experiment_by_name("astraflow")
+        found = client.search_runs([experiment.experiment_id], "tags.`astraflow.run_id` = 'first'")
+        (parent,) = [run for run in found if "mlflow.parentRunId" not in run.data.tags]
+        children = {run.data.tags["astraflow.policy"]: run for run in found if run != parent}
+        assert sorted(children) == POLICIES
+        for policy, child in children.items():
+            assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+            for name in ("trainer/loss", "dataflow/reward/mean"):
+                history = client.get_metric_history(child.info.run_id, name)
+                assert [point.step for point in history] == list(range(1, STEPS + 1)), name
+                assert all(math.isfinite(point.value) for point in history)
+            (version,) = client.search_model_versions(f"name='astraflow-{policy}'")
+            assert (version.run_id, version.tags) == (child.info.run_id, {"astraflow.version": str(STEPS)})
+        assert {run.info.status for run in found} == {"FINISHED"}
+        team = client.get_metric_history(parent.info.run_id, "eval/team/accuracy")
+        assert [point.step for point in team] == [0, 3, 6]
+        assert {"config.json", "report.html"} <= {one.path for one in client.list_artifacts(parent.info.run_id)}
+
+
+def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(laptop: Laptop, said: str) -> None:
+    again = laptop.start("first")
+    assert laptop.wait_for_end(again) == "Failed"
+    assert flow_runs.read(laptop.stack.prefect_url, again).message == "run first is completed; choose another run id"
+    assert "Traceback" not in laptop.flow_log(again)
+
+
+def test_every_parameter_of_the_form_has_a_type_and_a_description(laptop: Laptop) -> None:
+    with temporary_settings({PREFECT_API_URL: laptop.stack.prefect_url}), get_client(sync_client=True) as client:
+        form = client.read_deployment_by_name("astraflow/multi-policy").parameter_openapi_schema["properties"]
+    assert set(form) == {"run_id", "recipe", "steps", "seed", "max_staleness", "samples_per_prompt", "overrides"}
+    for name, field in form.items():
+        kinds = {field.get("type"), *(kind.get("type") for kind in field.get("anyOf", []))} - {None, "null"}
+        assert kinds <= {"string", "integer", "object"}, name
+        assert len(kinds) == 1, name
+        assert len(field["description"]) > 15, name
+
+
+def _json(laptop: Laptop, *arguments: str) -> Any:
+    done = laptop.astraflow(*arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

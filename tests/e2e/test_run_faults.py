@@ -1,0 +1,106 @@
+"""What kills, cancels and restarts do to a run: it completes or ends as it was told to, and its books stay clean.
+
+The runs here take one small step after the other, so that there is a middle to disturb.
+"""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from deployments import flow_runs
+from storage import heartbeats, layout, runs, weights
+from storage.records import Stop
+from tests.e2e.conftest import RECIPE, Laptop, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+STEPS = 30
+SLOWLY = (f"steps={STEPS}", "data.max_staleness=0", "policies.*.train.checkpoint_every=5", "evaluation=null")
+LEAVE_LIMIT_S = 60.0
+
+
+def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members(laptop: Laptop) -> None:
+    said = laptop.prefect(
+        *("deployment", "run", "astraflow/multi-policy", "--param", "run_id=killed", "--param", f"recipe={RECIPE}"),
+        *("--param", f"steps={STEPS}", "--param", "max_staleness=0"),
+    )
+    assert said.returncode == 0, said.stderr
+    flow_run = said.stdout.split("UUID: ")[1].split()[0]
+    victims = {"rollout-us-east-0": 2, "trainer-solver": 6, "dataflow": 10}
+    for victim, version in victims.items():
+        _wait_for_version(laptop, "killed", version)
+        os.kill(laptop.member("killed", victim).pid, signal.SIGKILL)
+    assert laptop.wait_for_end(flow_run) == "Completed"
+    assert _last_version(laptop, "killed") == STEPS
+    _is_clean(laptop, "killed")
+    untouched = {"supervisor", "base-model", "trainer-verifier", "rollout-eu-west-0", "evaluation"}
+    assert _attempts(laptop, "killed") == dict.fromkeys(victims, 1) | dict.fromkeys(untouched, 0)
+    states = laptop.flow_runs("killed")
+    assert states["killed"] == ["Completed"]
+    assert {name: states[f"{name} · killed"] for name in victims} == dict.fromkeys(victims, ["Crashed", "Completed"])
+    assert {state for found in states.values() for state in found} == {"Crashed", "Completed"}
+
+
+def test_a_run_cancelled_in_prefect_is_taken_up_by_its_run_id_even_after_the_loss_of_its_supervisor(
+    laptop: Laptop,
+) -> None:
+    flow_run = laptop.start("resumed", *SLOWLY)
+    _wait_for_version(laptop, "resumed", 3)
+    flow_runs.cancel(laptop.stack.prefect_url, flow_run)
+    _has_left_cleanly(laptop, "resumed", flow_run)
+    assert "its flow run was cancelled in Prefect" in laptop.astraflow("status", "resumed").stdout
+    reached = _last_version(laptop, "resumed")
+    assert 3 <= reached < STEPS
+
+    flow_run = laptop.start("resumed", *SLOWLY)
+    _wait_for_version(laptop, "resumed", reached + 2)
+    os.kill(laptop.member("resumed", "supervisor").pid, signal.SIGKILL)
+    assert laptop.wait_for_end(flow_run) == "Crashed"
+    assert laptop.wait_for_end(laptop.start("resumed", *SLOWLY)) == "Completed"
+    assert _last_version(laptop, "resumed") == STEPS
+    _is_clean(laptop, "resumed")
+    attempts = _attempts(laptop, "resumed")
+    assert (attempts.pop("supervisor"), attempts.pop("base-model")) == (0, 0)
+    assert set(attempts.values()) == {1}, "the third supervisor has taken over the members of the second"
+    assert laptop.flow_runs("resumed")["resumed"] == ["Cancelled", "Crashed", "Completed"]
+
+
+def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop) -> None:
+    flow_run = laptop.start("stopped", *SLOWLY)
+    wait_until(lambda: laptop.run_folder("stopped").exists(layout.RUN))
+    wait_until(lambda: len(heartbeats.read_all(laptop.run("stopped"))) > 2)
+    runs.request_stop(laptop.run("stopped"), Stop("cancelled", "enough", time.time()))
+    _has_left_cleanly(laptop, "stopped", flow_run)
+
+
+def _wait_for_version(laptop: Laptop, run_id: str, version: int) -> None:
+    wait_until(lambda: weights.exists(laptop.run_folder(run_id), "solver", version), 150.0)
+
+
+def _last_version(laptop: Laptop, run_id: str) -> int:
+    """That every policy has reached."""
+    found = [weights.latest(laptop.run(run_id), policy) for policy in ("solver", "verifier")]
+    return min(version or 0 for version in found)
+
+
+def _is_clean(laptop: Laptop, run_id: str) -> None:
+    said = laptop.astraflow("verify", run_id)
+    assert said.returncode == 0, said.stdout
+
+
+def _attempts(laptop: Laptop, run_id: str) -> dict[str, int]:
+    return {beat.id: beat.attempt for beat in heartbeats.read_all(laptop.run(run_id))}
+
+
+def _has_left_cleanly(laptop: Laptop, run_id: str, flow_run_id: str) -> None:
+    """The run is cancelled: for its person, in Prefect, in the store, and as processes."""
+    assert laptop.wait_for_end(flow_run_id, LEAVE_LIMIT_S) == "Cancelled"
+    assert json.loads(laptop.astraflow("status", run_id, "--json").stdout)["state"] == "cancelled"
+    states = laptop.flow_runs(run_id)
+    assert {state for found in states.values() for state in found} <= {"Cancelled", "Completed"}, states
+    wait_until(lambda: laptop.flow_processes() == [], 15.0)
+    assert "Traceback" not in laptop.flow_log(flow_run_id)
+    _is_clean(laptop, run_id)
