@@ -77,12 +77,14 @@ def play(home: Home, steps: int, seed: int) -> Observed:
     observed = Observed(Meter(str(home.root), (playing.pid,)))
     run = objects.open_store(home.store.as_uri()).sub(layout.run_prefix(RUN_ID))
     deadline_s = time.monotonic() + TIMEOUT_S
-    while playing.poll() is None:
-        if time.monotonic() > deadline_s:
-            playing.terminate()
-            raise AstraFlowError(f"the run did not end within {TIMEOUT_S:.0f} s; {log} has its output")
-        observed.look(run)
-        time.sleep(LOOK_INTERVAL_S)
+    try:
+        while playing.poll() is None:
+            if time.monotonic() > deadline_s:
+                raise AstraFlowError(f"the run did not end within {TIMEOUT_S:.0f} s; {log} has its output")
+            observed.look(run)
+            time.sleep(LOOK_INTERVAL_S)
+    finally:
+        playing.kill()  # only the view; the run itself ends with the stack
     if playing.returncode:
         raise AstraFlowError(f"the run failed; the end of {log}:\n{log.read_text()[-2000:]}")
     return observed
@@ -176,22 +178,18 @@ def show(found: Json) -> None:
     print(f"beside it: {LIVE_VIEW} {found['live_view_cpu_s']:.2f} CPU s")
     print("\nwall-clock of each service, share of the window")
     for member, spans in found["wall_clock_s"].items():
-        print(
-            f"{member:20}" + "  ".join(f"{name} {seconds / found['window_s']:.1%}" for name, seconds in spans.items())
-        )
+        print(f"{member:20}" + "  ".join(f"{name} {seconds / found['window_s']:.1%}" for name, seconds in spans.items()))
     if waits := found["shard_to_batch"]:
         print(
             f"\nfinished shard to batch: p50 {waits['p50_s']:.2f} s, p99 {waits['p99_s']:.2f} s, "
             f"at most {waits['max_s']:.2f} s, of {waits['num_shards']} shards"
         )
     take_in = found["take_in"]
-    print(
-        f"take-in: {take_in['num_tasks']} tasks for {take_in['num_shards']} shards, {take_in['tasks_per_batch']:.2f} a batch"
-    )
+    print(f"take-in: {take_in['num_tasks']} tasks for {take_in['num_shards']} shards, {take_in['tasks_per_batch']:.2f} a batch")
     if "client_ms" in take_in:
         print(
             f"an empty task costs {take_in['client_ms']:.1f} ms of CPU in the dataflow and {take_in['server_ms']:.1f} ms "
-            f"in the server, {take_in['tasks_per_cpu_s']:.0f} tasks per CPU second; {take_in['cpu_ms_per_batch']:.1f} ms a batch"
+            f"in the server, {take_in['tasks_per_cpu_s']:.0f} tasks a CPU second; {take_in['cpu_ms_per_batch']:.1f} ms a batch"
         )
 
 

@@ -95,9 +95,7 @@ class Learner:
 class Loop:
     """One run of a recipe, everything in turn."""
 
-    def __init__(
-        self, store: ObjectStore, config: RunConfig, evaluation: EvaluationConfig, lag: int, whole: bool
-    ) -> None:
+    def __init__(self, store: ObjectStore, config: RunConfig, evaluation: EvaluationConfig, lag: int, whole: bool) -> None:
         self.config, self.evaluation, self.whole = config, evaluation, whole
         self.cpu_s: defaultdict[str, float] = defaultdict(float)
         run = open_store(f"memory://tiny-learning/{time.time_ns()}")

@@ -28,9 +28,7 @@ def group_advantages(rewards: Float64, lengths: NDArray[np.int64], config: Advan
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     if rewards.ndim != 1 or not rewards.size or np.shape(lengths) != rewards.shape:
-        raise ValueError(
-            f"rewards and lengths must both be [G] with G ≥ 1, not {rewards.shape} and {np.shape(lengths)}"
-        )
+        raise ValueError(f"rewards and lengths must both be [G] with G ≥ 1, not {rewards.shape} and {np.shape(lengths)}")
     num_samples = rewards.size
     shaped = shape_rewards(rewards, lengths, config)
     if num_samples == 1:

@@ -62,9 +62,7 @@ SAMPLERS: Mapping[str, Callable[..., Sample]] = {"edf": Edf, "fifo": Fifo}
 
 def curators(algorithms: Sequence[Algorithm]) -> tuple[Curate, ...]:
     """One new curator for each entry of `data.curate`; raises ConfigError for a wrong name or wrong arguments."""
-    return tuple(
-        _make(algorithm, CURATORS, "data.curate", ("needs_shards", "observe", "accept")) for algorithm in algorithms
-    )
+    return tuple(_make(algorithm, CURATORS, "data.curate", ("needs_shards", "observe", "accept")) for algorithm in algorithms)
 
 
 def filters(algorithms: Sequence[Algorithm]) -> tuple[tuple[str, Filter], ...]:
@@ -82,9 +80,7 @@ def _make(algorithm: Algorithm, table: Mapping[str, Callable[..., Any]], place: 
     try:
         made = maker(**algorithm.args)
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{place}: {algorithm.name} does not take args {algorithm.args} ({error}); correct them"
-        ) from error
+        raise ConfigError(f"{place}: {algorithm.name} does not take args {algorithm.args} ({error}); correct them") from error
     missing = [verb for verb in verbs if not hasattr(made, verb)]
     if missing:
         raise ConfigError(f"{place}: {algorithm.name} has no {' and no '.join(missing)}; see docs/data_algorithms.md")

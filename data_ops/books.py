@@ -45,9 +45,7 @@ class Books:
         self._taken_in: list[int] = []
 
     @classmethod
-    def restore(
-        cls, policy: str, batch_size: int, max_staleness: int, newest: Batch | None, rows_of: RowsOf
-    ) -> "Books":
+    def restore(cls, policy: str, batch_size: int, max_staleness: int, newest: Batch | None, rows_of: RowsOf) -> "Books":
         """The books as they stood right after `newest` was made; only shards that its `waiting` names are read.
 
         A row that cannot be found again, because its shard became unreadable, is filtered as `unreadable_shard`.
@@ -114,9 +112,7 @@ class Books:
         draw = np.random.default_rng([seed, zlib.crc32(self.policy.encode()), self.next_step])
         return Draft(self.policy, self.next_step, self.batch_size, self.waiting, (), trained, draw)
 
-    def assemble(
-        self, samplers: Sequence[Sample], seed: int, trained: Callable[[int], tuple[Row, ...]]
-    ) -> Batch | None:
+    def assemble(self, samplers: Sequence[Sample], seed: int, trained: Callable[[int], tuple[Row, ...]]) -> Batch | None:
         """The next batch, of exactly `batch_size` rows, without metrics and time; None while there are not enough rows.
 
         `trained(n)` finds rows of earlier batches for replay algorithms. Nothing is used up before `advance`.
@@ -145,9 +141,7 @@ class Books:
     def advance(self, batch: Batch) -> None:
         """The batch is committed: its rows and the ledger are in the store, and the next batch begins."""
         if batch.step != self.next_step or batch.policy != self.policy:
-            raise ValueError(
-                f"batch {batch.step} of {batch.policy} does not follow batch {self.last_step} of {self.policy}"
-            )
+            raise ValueError(f"batch {batch.step} of {batch.policy} does not follow batch {self.last_step} of {self.policy}")
         for row in batch.rows:
             if not row.replay:
                 del self._waiting[row.key]

@@ -35,9 +35,7 @@ class PromptSource(Frozen):
     def _one_source(self) -> "PromptSource":
         named = [key for key in ("builtin", "path", "hub") if getattr(self, key)]
         if len(named) != 1:
-            raise ValueError(
-                f"prompts need exactly one of builtin, path and hub; found {' and '.join(named) or 'none'}"
-            )
+            raise ValueError(f"prompts need exactly one of builtin, path and hub; found {' and '.join(named) or 'none'}")
         return self
 
 

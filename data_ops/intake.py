@@ -98,9 +98,7 @@ def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[Row]:
 
 def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey, Row]:
     """Every row of one policy in the shard, whatever the filters say: what a restart finds its waiting rows in."""
-    return {
-        row.key: row for group in route(shard, [policy])[policy] for row in with_advantages(group, config.advantage)
-    }
+    return {row.key: row for group in route(shard, [policy])[policy] for row in with_advantages(group, config.advantage)}
 
 
 def _refusal(group: PolicyGroup, config: DataConfig, chain: Sequence[tuple[str, Filter]]) -> str:

@@ -95,9 +95,7 @@ def _plain(table: Any, path: Path) -> Any:
     return table.drop_columns(left_out)
 
 
-def _collect(
-    source: PromptSource, what: str, stem: str, rows: Iterable[tuple[int, bytes | Json]], unit: str
-) -> list[Prompt]:
+def _collect(source: PromptSource, what: str, stem: str, rows: Iterable[tuple[int, bytes | Json]], unit: str) -> list[Prompt]:
     """Prompts of the numbered rows; raises ConfigError that names the broken ones when there are any, or when there
     is none."""
     prompts: list[Prompt] = []

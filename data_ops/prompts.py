@@ -50,9 +50,7 @@ class PromptStream:
         """The source's first `limit` prompts (or all) in its own order. Raises ConfigError for all of an endless
         source."""
         if limit is None and self._size is None:
-            raise ConfigError(
-                "the prompts of prompts.builtin never end, so say how many; set prompts.limit (such as 512)"
-            )
+            raise ConfigError("the prompts of prompts.builtin never end, so say how many; set prompts.limit (such as 512)")
         size = min(bound for bound in (limit, self._size) if bound is not None)
         return [self._at(index) for index in range(size)]
 

@@ -222,9 +222,7 @@ def serve(
             dataflow = dataflow or Dataflow(run, config, policies, seed, take_in=take_in, span=pulse.span)
             busy = dataflow.round()
             failures = 0
-            pulse.update(
-                state="working" if busy else "waiting", progress=dataflow.progress(), versions=dataflow.versions()
-            )
+            pulse.update(state="working" if busy else "waiting", progress=dataflow.progress(), versions=dataflow.versions())
             if dataflow.done:
                 return
         except TransientError as error:

@@ -25,9 +25,7 @@ async def astraflow(
     seed: Annotated[int | None, Field(description="Seed of everything random.")] = None,
     max_staleness: Annotated[
         int | None,
-        Field(
-            description="How many versions older than the trainer's a trained sequence may be; 0 is synchronous.", ge=0
-        ),
+        Field(description="How many versions older than the trainer's a trained sequence may be; 0 is synchronous.", ge=0),
     ] = None,
     samples_per_prompt: Annotated[int | None, Field(description="Episodes of each prompt.", ge=1)] = None,
     overrides: Annotated[

@@ -131,9 +131,7 @@ class ContinuousBatch:
         missing = {text: None for text in texts if text and text not in found}
         ahead = islice(self._waiting, PREFILL_AHEAD_MAX if missing else 0)
         candidates = {request.prompt[:-1]: None for request in ahead}
-        todo = deque(
-            [*missing, *(text for text in candidates if text and text not in missing and text not in self._prefixes)]
-        )
+        todo = deque([*missing, *(text for text in candidates if text and text not in missing and text not in self._prefixes)])
         while missing.keys() - found.keys():
             for text, prefix in self._compute(_next_pass(todo)).items():
                 self._prefixes.put(text, prefix)

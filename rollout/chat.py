@@ -134,10 +134,6 @@ def _tokenizer_class(files: Mapping[str, bytes]) -> Any:
 
 def _named_stop_ids(files: Mapping[str, bytes], tokenizer: Any) -> list[int]:
     """End tokens as the model's files name them: a number, a list of numbers, or nothing."""
-    named = [
-        json.loads(files[name]).get("eos_token_id")
-        for name in ("generation_config.json", "config.json")
-        if name in files
-    ]
+    named = [json.loads(files[name]).get("eos_token_id") for name in ("generation_config.json", "config.json") if name in files]
     named.append(tokenizer.eos_token_id)
     return [token for entry in named if entry is not None for token in ([entry] if isinstance(entry, int) else entry)]

@@ -124,9 +124,7 @@ class Claims:
 
     def _hinted_floor(self) -> int:
         """Below it the dataflow says it has taken in every order. Only a hint, to begin the search near its end."""
-        told = [
-            beat.progress.get("closed_below", 0) for beat in heartbeats.read_all(self._run) if beat.kind == "dataflow"
-        ]
+        told = [beat.progress.get("closed_below", 0) for beat in heartbeats.read_all(self._run) if beat.kind == "dataflow"]
         return int(max(told, default=0))
 
     def _prove(self, unproven: int) -> None:

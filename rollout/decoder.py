@@ -60,9 +60,7 @@ class Decoder:
         self._layers(weights, tokens.flatten(), positions, attend)
         return all_keys, all_values
 
-    def decode(
-        self, weights: DecoderWeights, cache: KVCache, tokens: Tensor, positions: Tensor, longest: int
-    ) -> Tensor:
+    def decode(self, weights: DecoderWeights, cache: KVCache, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
         """Slot i's newest token `tokens[i]`, at `positions[i]` [N], joins its context → logits after it [N, V].
 
         `longest` is the largest position plus 1: attention reads no further into the cache.

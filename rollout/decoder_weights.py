@@ -63,16 +63,12 @@ def fuse(
     _complain("has no place for", "hold", tensors.keys() - shapes.keys() - ignored)
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
-            raise ConfigError(
-                f"weights: {name} has shape {tensors[name].shape}; the model's config.json asks for {shape}"
-            )
+            raise ConfigError(f"weights: {name} has shape {tensors[name].shape}; the model's config.json asks for {shape}")
     loaded = {name: to_torch(tensors[name], device, dtype) for name in shapes}
     embedding = loaded["model.embed_tokens.weight"]
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(
-            _fuse_layer(architecture, loaded, f"model.layers.{layer}") for layer in range(architecture.layers)
-        ),
+        layers=tuple(_fuse_layer(architecture, loaded, f"model.layers.{layer}") for layer in range(architecture.layers)),
         norm=loaded["model.norm.weight"],
         head=(embedding if architecture.tied else loaded["lm_head.weight"]).t().contiguous(),
     )

@@ -113,9 +113,7 @@ class Judge:
             raise JudgeFailedError(f"the math judge did not start within {START_TIMEOUT_S:g} s") from error
         if "failed" in first:
             self.close()
-            raise ConfigError(
-                f"answers cannot be judged: {first['failed']}; install math-verify, or name another reward"
-            )
+            raise ConfigError(f"answers cannot be judged: {first['failed']}; install math-verify, or name another reward")
 
     @property
     def pid(self) -> int:

@@ -30,9 +30,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the libraries print must not end up among the replies
     _limit_memory()
     signal.signal(signal.SIGALRM, _overrun)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C in a terminal reaches children too; theirs is to wait for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches children too; theirs is to wait for the parent
     try:
         import math_verify  # noqa: F401 -- the import is what takes time; the comparisons then start at once
     except ImportError as error:
@@ -57,9 +55,7 @@ def equal(answer: str, reference: str) -> bool:
 
 def _judged_within(timeout_s: float, answer: str, reference: str) -> dict[str, Any]:
     try:
-        signal.setitimer(
-            signal.ITIMER_PROF, timeout_s + GRACE_CPU_S
-        )  # no handler: the kernel's default ends the process
+        signal.setitimer(signal.ITIMER_PROF, timeout_s + GRACE_CPU_S)  # no handler: the kernel's default ends the process
         signal.setitimer(signal.ITIMER_REAL, timeout_s)
         try:
             return {"equal": equal(answer, reference)}

@@ -38,9 +38,7 @@ class Refresher:
         """Refreshes until it is cancelled."""
         while True:
             await self.refresh()
-            await asyncio.sleep(
-                min(self._interval_s * 2**self._failures_in_a_row, max(BACKOFF_S_MAX, self._interval_s))
-            )
+            await asyncio.sleep(min(self._interval_s * 2**self._failures_in_a_row, max(BACKOFF_S_MAX, self._interval_s)))
 
     async def refresh(self) -> bool:
         """Loads the newest version if it is newer than the engine's; whether it did. A failing store or damaged

@@ -91,9 +91,7 @@ class TorchEngine:
         with self._arrived:
             self._check_open()
             if len(self._answers) >= WAITING_MAX:
-                raise ConfigError(
-                    f"{WAITING_MAX} requests wait for the engine; have fewer outstanding, or more workers"
-                )
+                raise ConfigError(f"{WAITING_MAX} requests wait for the engine; have fewer outstanding, or more workers")
             self._answers[request] = answer
             self._inbox.requests.append(request)
             self._arrived.notify()
@@ -133,9 +131,7 @@ class TorchEngine:
         if not prompt:
             raise ConfigError("the prompt is empty; an engine continues at least one token")
         if not (min(prompt) >= 0 and max(prompt) < vocab):
-            raise ConfigError(
-                f"the prompt holds an id outside the vocabulary of {vocab}; is this the model's tokenizer?"
-            )
+            raise ConfigError(f"the prompt holds an id outside the vocabulary of {vocab}; is this the model's tokenizer?")
         if not all(0 <= token < vocab for token in sampling.stop_ids):
             raise ConfigError(f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}")
         if len(prompt) >= max_tokens:

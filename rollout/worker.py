@@ -99,9 +99,7 @@ async def _opened(
 class Worker:
     """The service itself, once its models are open."""
 
-    def __init__(
-        self, run: ObjectStore, config: RolloutConfig, cast: Cast, region: str, pulse: Pulse, ending: Ending
-    ) -> None:
+    def __init__(self, run: ObjectStore, config: RolloutConfig, cast: Cast, region: str, pulse: Pulse, ending: Ending) -> None:
         self._run = run
         self._config = config
         self._cast = cast

@@ -126,9 +126,7 @@ def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> 
     if len(digest) != len(_ZEROS) or _HEADER not in metadata:
         raise CorruptError(f"a {kind} file carries no digest or no header")
     if _file_digest(body, digest) != digest:
-        raise CorruptError(
-            f"a {kind} file's bytes do not have the digest it carries: it was changed after it was written"
-        )
+        raise CorruptError(f"a {kind} file's bytes do not have the digest it carries: it was changed after it was written")
 
 
 def _refuse_nulls(table: Table, kind: str) -> None:

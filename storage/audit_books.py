@@ -41,9 +41,7 @@ class _Fold:
     settled: dict[SequenceKey, str] = field(default_factory=dict)
     """sequence → key of the batch that settled it."""
     taken_in: set[int] = field(default_factory=set)
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0)
-    )
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0))
 
 
 def audit_books(

@@ -49,9 +49,7 @@ class Pulse:
     All methods may be called from any thread. A failing store never breaks the service: it is logged, once per kind.
     """
 
-    def __init__(
-        self, run: ObjectStore, kind: Kind, id: str, attempt: int, interval_s: float, region: str = ""
-    ) -> None:
+    def __init__(self, run: ObjectStore, kind: Kind, id: str, attempt: int, interval_s: float, region: str = "") -> None:
         self._run = replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S))
         self._interval_s = interval_s
         self._lock = threading.Lock()
@@ -59,9 +57,7 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat_on, name=f"pulse-{id}", daemon=True)
         self._logged: set[type[AstraFlowError]] = set()
         now_s = time.time()
-        self._beat = Heartbeat(
-            kind, id, attempt, 0, now_s, now_s, os.getpid(), socket.gethostname(), "starting", region=region
-        )
+        self._beat = Heartbeat(kind, id, attempt, 0, now_s, now_s, os.getpid(), socket.gethostname(), "starting", region=region)
 
     def update(
         self,
@@ -106,9 +102,7 @@ class Pulse:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._left.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         if error is None:

@@ -151,9 +151,7 @@ def _raise_unless_missing(error: OSError) -> None:
 def _sorted(error: OSError, path: Path) -> AstraFlowError:
     """The project's error for what the operating system said about `path`."""
     if error.errno in _FULL:
-        return ConfigError(
-            f"no space left to write {path} ({error.strerror}); free some, or set ASTRAFLOW_STORE elsewhere"
-        )
+        return ConfigError(f"no space left to write {path} ({error.strerror}); free some, or set ASTRAFLOW_STORE elsewhere")
     if error.errno in _FORBIDDEN:
         return ConfigError(
             f"access to {path} is denied ({error.strerror}); correct its permissions, or set ASTRAFLOW_STORE elsewhere"

@@ -30,9 +30,7 @@ def _load(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"{path!r} cannot be imported: {error}; is its package installed, or on PYTHONPATH?"
-        ) from error
+        raise ConfigError(f"{path!r} cannot be imported: {error}; is its package installed, or on PYTHONPATH?") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"the module {module_name} has no {attribute!r} (from {path!r})")
     return getattr(module, attribute)

@@ -102,9 +102,7 @@ class ObjectStore:
     def _path(self, key: str) -> str:
         parts = key.split("/")
         if any(part in ("", ".", "..") or part.startswith(TEMPORARY) or "\0" in part for part in parts):
-            raise ConfigError(
-                f"{key!r} cannot be a key of {self.url}; its parts must be plain names joined by single slashes"
-            )
+            raise ConfigError(f"{key!r} cannot be a key of {self.url}; its parts must be plain names joined by single slashes")
         return self.prefix + key
 
     def _folder(self, prefix: str) -> str:
@@ -112,9 +110,7 @@ class ObjectStore:
 
     def _retried(self, call: Callable[[], R]) -> R:
         """`call` again and again, with jittered pauses, while it fails transiently and patience lasts."""
-        for attempt in stamina.retry_context(
-            on=TransientError, attempts=TRIES_MAX, timeout=self.patience_s, wait_jitter=0.5
-        ):
+        for attempt in stamina.retry_context(on=TransientError, attempts=TRIES_MAX, timeout=self.patience_s, wait_jitter=0.5):
             with attempt:
                 try:
                     return call()

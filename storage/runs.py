@@ -119,8 +119,6 @@ def _differences(stands: Any, wanted: Any, path: str) -> Iterator[str]:
     """`data.max_staleness is 8 there, 4 here` for every leaf that differs."""
     if isinstance(stands, dict) and isinstance(wanted, dict):
         for key in sorted(stands.keys() | wanted.keys()):
-            yield from _differences(
-                stands.get(key, "absent"), wanted.get(key, "absent"), f"{path}.{key}" if path else key
-            )
+            yield from _differences(stands.get(key, "absent"), wanted.get(key, "absent"), f"{path}.{key}" if path else key)
     elif stands != wanted:
         yield f"{path} is {stands!r} there, {wanted!r} here"

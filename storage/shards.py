@@ -120,10 +120,7 @@ def encode(shard: Shard) -> bytes:
         "group": [row[0] for row in rows],
         "episode": [row[1] for row in rows],
         "sequence": [row[2] for row in rows],
-        **{
-            name: arrow_files.list_column([getattr(s, name) for s in sequences], kind)
-            for name, kind in TOKEN_COLUMNS.items()
-        },
+        **{name: arrow_files.list_column([getattr(s, name) for s in sequences], kind) for name, kind in TOKEN_COLUMNS.items()},
         "policy_set": [sets[s.policies] for s in sequences],
         "reward": [s.reward for s in sequences],
         "temperature": [s.temperature for s in sequences],
@@ -142,8 +139,7 @@ def decode(body: bytes) -> Shard:
     _check_places(table, header)
     sequences = iter(_sequences(table, header.policy_sets))
     groups = tuple(
-        Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes))
-        for group in header.groups
+        Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes)) for group in header.groups
     )
     return Shard(
         header.order,

@@ -37,9 +37,7 @@ class Contents:
     files: tuple[FileInfo, ...]
 
 
-def write(
-    folder: ObjectStore, tensors: Mapping[str, HostTensor], extra_files: Mapping[str, bytes], write_id: str
-) -> Contents:
+def write(folder: ObjectStore, tensors: Mapping[str, HostTensor], extra_files: Mapping[str, bytes], write_id: str) -> Contents:
     """Store the data files, several at once; nobody sees them as long as no manifest lists them.
 
     ConfigError when one of `extra_files` bears the name of a tensor file, which it would overwrite.
@@ -53,9 +51,7 @@ def write(
 
     def store_part(number: int, part: Mapping[str, HostTensor]) -> tuple[FileInfo, dict[str, TensorInfo]]:
         file = store_file(f"model-{number:05d}.safetensors", to_safetensors(part))
-        infos = {
-            name: TensorInfo(tensor.dtype, tensor.shape, digest(tensor), file.name) for name, tensor in part.items()
-        }
+        infos = {name: TensorInfo(tensor.dtype, tensor.shape, digest(tensor), file.name) for name, tensor in part.items()}
         return file, infos
 
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
@@ -120,9 +116,7 @@ def _checked_file(folder: ObjectStore, info: FileInfo) -> bytes:
     except NotFoundError:
         raise CorruptError(f"{where} is missing, though its manifest lists it") from None
     if len(body) != info.num_bytes or file_digest(body) != info.digest:
-        raise CorruptError(
-            f"{where} is not what its manifest lists: {len(body)} of {info.num_bytes} bytes, other digest"
-        )
+        raise CorruptError(f"{where} is not what its manifest lists: {len(body)} of {info.num_bytes} bytes, other digest")
     return body
 
 
@@ -131,9 +125,7 @@ def _checked_tensors(folder: ObjectStore, info: FileInfo, infos: Mapping[str, Te
     tensors = from_safetensors(_checked_file(folder, info))
     expected = {name: tensor for name, tensor in infos.items() if tensor.file == info.name}
     if tensors.keys() != expected.keys():
-        raise CorruptError(
-            f"{where} holds other tensors than its manifest lists: {_first(tensors.keys() ^ expected.keys())}"
-        )
+        raise CorruptError(f"{where} holds other tensors than its manifest lists: {_first(tensors.keys() ^ expected.keys())}")
     for name, tensor in tensors.items():
         if (tensor.dtype, tensor.shape, digest(tensor)) != (
             expected[name].dtype,

@@ -77,9 +77,7 @@ def from_safetensors(body: bytes) -> dict[str, HostTensor]:
     spans = sorted(entry["data_offsets"] for entry in header.values())
     ends = [0, *(end for _, end in spans)]
     if [start for start, _ in spans] != ends[:-1] or ends[-1] != len(data):
-        raise CorruptError(
-            f"a safetensors file's tensors do not cover its {len(data)} bytes exactly once; it is truncated"
-        )
+        raise CorruptError(f"a safetensors file's tensors do not cover its {len(data)} bytes exactly once; it is truncated")
     return tensors
 
 
@@ -110,9 +108,7 @@ def _tensor(name: str, entry: Json, data: memoryview) -> HostTensor:
         case _:
             raise CorruptError(f"the safetensors entry of {name} cannot be read: {entry}")
     kind = np.dtype(BITS[dtype])
-    fits = (
-        len(sizes) == len(shape) and 0 <= start <= end <= len(data) and end - start == math.prod(sizes) * kind.itemsize
-    )
+    fits = len(sizes) == len(shape) and 0 <= start <= end <= len(data) and end - start == math.prod(sizes) * kind.itemsize
     if not fits:
         raise CorruptError(f"the tensor {name} ({dtype} {shape}) does not fit the bytes {start}..{end} of {len(data)}")
     return HostTensor(dtype, sizes, np.frombuffer(data[start:end], dtype=kind).reshape(sizes))

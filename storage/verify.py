@@ -71,9 +71,7 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
     batches = {policy: run.list(f"{layout.BATCHES}/{policy}/") for policy in policies}
     audit = audit_shards(run, set_aside, broken, progress)
     books = {
-        policy: audit_books(
-            run, policy, batches[policy], config["data"]["max_staleness"], audit, set_aside, broken, progress
-        )
+        policy: audit_books(run, policy, batches[policy], config["data"]["max_staleness"], audit, set_aside, broken, progress)
         for policy in policies
     }
     manifests = {policy: audit_weights(run, policy, broken, progress) for policy in policies}

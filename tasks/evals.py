@@ -25,9 +25,7 @@ log = logging.getLogger(__name__)
 CACHE_MAX = 1024
 """Evaluations kept in memory."""
 KIND = "evaluation"
-SCHEMA = arrow_files.schema_of(
-    {"prompt_id": arrow_files.DICTIONARY, "first_attempt": pa.float32(), "final": pa.float32()}
-)
+SCHEMA = arrow_files.schema_of({"prompt_id": arrow_files.DICTIONARY, "first_attempt": pa.float32(), "final": pa.float32()})
 SOLO_WORKFLOW = "single_turn"
 """The name under which first attempts are reported: the answering policy alone, without the others."""
 

@@ -126,8 +126,7 @@ async def _play(
     engine = config.rollout.engine.model_copy(update={"max_concurrent": evaluation.max_concurrent})
     rollout = config.rollout.model_copy(update={"engine": engine})
     sampling = {
-        name: spec.sampling.model_copy(update={"temperature": evaluation.temperature})
-        for name, spec in config.policies.items()
+        name: spec.sampling.model_copy(update={"temperature": evaluation.temperature}) for name, spec in config.policies.items()
     }
     prompts = load_prompts(evaluation.prompts).all(evaluation.prompts.limit)
     cast = open_cast(run, rollout, sampling)

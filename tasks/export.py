@@ -17,9 +17,7 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
     """
     newest = weights.latest(run, policy)
     if newest is None:
-        raise ConfigError(
-            f"{policy} has no published weights in {run.url}; name a policy of the run, or wait for version 0"
-        )
+        raise ConfigError(f"{policy} has no published weights in {run.url}; name a policy of the run, or wait for version 0")
     wanted = newest if version is None else version
     try:
         tensors = weights.fetch(run, policy, wanted)

@@ -119,9 +119,7 @@ async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(over.wait(), interval_s)
 
-    logging.getLogger("urllib3.connectionpool").setLevel(
-        logging.ERROR
-    )  # it tells every retry; the tracker tells it once
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells every retry; the tracker tells it once
     syncing = asyncio.create_task(sync())
     try:
         yield

@@ -39,9 +39,7 @@ def members_of(config: RunConfig) -> tuple[Member, ...]:
         for region, spec in config.rollout.regions.items()
         for index in range(spec.workers)
     ]
-    trainers = [
-        Member(f"trainer-{policy}", "trainer", "train/trainer", {"policy": policy}) for policy in config.policies
-    ]
+    trainers = [Member(f"trainer-{policy}", "trainer", "train/trainer", {"policy": policy}) for policy in config.policies]
     evaluation = [Member("evaluation", "evaluation", "evaluate/evaluation", {})] if config.evaluation else []
     return (
         Member("base-model", "base_model", "prepare/base-model", {}),

@@ -189,9 +189,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        raise MlflowError(
-            f"MLflow does not take it: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from error
+        raise MlflowError(f"MLflow does not take it: {str(error).splitlines()[0] if str(error) else error!r}") from error
 
 
 def _chunks(items: Sequence[T], size: int) -> Iterator[list[T]]:

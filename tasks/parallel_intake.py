@@ -20,9 +20,7 @@ TASKS_PER_WINDOW_MAX = 250
 class ParallelIntake:
     """`data_ops.intake.prepare` over many shards at once. Needs to be called inside a flow."""
 
-    def __init__(
-        self, run: ObjectStore, config: DataConfig, policies: Sequence[str], window_full: Callable[[], None]
-    ) -> None:
+    def __init__(self, run: ObjectStore, config: DataConfig, policies: Sequence[str], window_full: Callable[[], None]) -> None:
         """`window_full` is called once when this flow run has had its share of tasks."""
         self._run, self._config, self._policies = run, config, list(policies)
         self._window_full = window_full

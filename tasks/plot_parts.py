@@ -121,9 +121,7 @@ def label_width(names: set[str]) -> float:
 
 def empty(what: str) -> str:
     """In place of a plot that has nothing to show."""
-    return frame(
-        [f'<text class="axis" x="{WIDTH / 2}" y="60" text-anchor="middle">no {escape(what)} yet</text>'], 100, what
-    )
+    return frame([f'<text class="axis" x="{WIDTH / 2}" y="60" text-anchor="middle">no {escape(what)} yet</text>'], 100, what)
 
 
 def frame(parts: Sequence[str], height: float, label: str, width: float = WIDTH) -> str:

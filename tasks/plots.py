@@ -92,9 +92,7 @@ def line_chart(
     if limit is not None:
         y = y_axis(limit[0])
         parts.append(f'<path class="limit" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-        parts.append(
-            f'<text class="tick" x="{WIDTH - RIGHT - 3}" y="{y - 4}" text-anchor="end">{escape(limit[1])}</text>'
-        )
+        parts.append(f'<text class="tick" x="{WIDTH - RIGHT - 3}" y="{y - 4}" text-anchor="end">{escape(limit[1])}</text>')
     for line, dots in zip(lines, points, strict=True):
         parts.append(_polyline(line, thin(dots, POINTS_MAX), x_axis, y_axis, percent))
     parts.append(legend_row([(line.name, line.color) for line in lines if line.style != "faint"]))

@@ -129,8 +129,7 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
     if held_out.model_dump(exclude={"seed", "limit"}) == train.model_dump(exclude={"seed", "limit"}):
         yield Problem(
             ("evaluation", "prompts"),
-            f"is the training set itself (split {train.split}); evaluate on prompts that are held out, "
-            "for example split: test",
+            f"is the training set itself (split {train.split}); evaluate on prompts that are held out, for example split: test",
         )
 
 

@@ -107,9 +107,7 @@ def parse(text: str, name: str) -> Source:
         source.data = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.context_mark or error.problem_mark  # the context is where the broken thing begins
-        raise ConfigError(
-            f"{name}, line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem or error}"
-        ) from None
+        raise ConfigError(f"{name}, line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem or error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {error}") from None
     finally:

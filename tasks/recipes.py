@@ -79,9 +79,7 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
         return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
     if kind == "missing":
         return Problem(path, MESSAGES[kind])
-    words = MESSAGES.get(kind) or _lower(
-        str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    )
+    words = MESSAGES.get(kind) or _lower(str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, "))
     if not words.startswith("must"):
         words = f"must be {words}"
     return Problem(path, f"{words}, not {_brief(error['input'])}")

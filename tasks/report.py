@@ -72,9 +72,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
     status = status_of(run)
     beats = heartbeats.read_all(run)
     colors = report_figures.policy_colors(config.policies)
-    histories = [
-        read_history(run, policy, max(one.version or 0, one.batches)) for policy, one in status.policies.items()
-    ]
+    histories = [read_history(run, policy, max(one.version or 0, one.batches)) for policy, one in status.policies.items()]
     log = read_shard_log(run)
     evaluations = list(evals.read_all(run))
     episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
@@ -166,9 +164,7 @@ def _surprise(logprob: float) -> int:
 
 
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 

@@ -38,9 +38,7 @@ def policy_colors(policies: Iterable[str]) -> dict[str, int]:
     return dict(zip(policies, free, strict=False))
 
 
-def learning(
-    histories: Sequence[History], evaluations: Sequence[Evaluation], colors: Mapping[str, int]
-) -> list[Figure]:
+def learning(histories: Sequence[History], evaluations: Sequence[Evaluation], colors: Mapping[str, int]) -> list[Figure]:
     return [
         Figure(
             "Held-out accuracy",
@@ -91,13 +89,9 @@ def staleness(histories: Sequence[History], max_staleness: int, colors: Mapping[
         limit=(max_staleness, f"max_staleness {max_staleness}"),
     )
     counts = {history.policy: dict(history.staleness()) for history in histories}
-    ages = plots.histogram(
-        counts, x_label="versions behind", y_label="sequences", colors=[colors[h.policy] for h in histories]
-    )
+    ages = plots.histogram(counts, x_label="versions behind", y_label="sequences", colors=[colors[h.policy] for h in histories])
     return [
-        Figure(
-            "Staleness per step", "Trainer's version minus the oldest version in a sequence; mean and worst.", chart
-        ),
+        Figure("Staleness per step", "Trainer's version minus the oldest version in a sequence; mean and worst.", chart),
         Figure("How old the data was", "Sequences trained on, by how many versions old they were.", ages),
     ]
 
@@ -131,9 +125,7 @@ def flow(histories: Sequence[History], log: ShardLog, start_s: float, colors: Ma
 
 def wall_clock(beats: Sequence[Heartbeat]) -> Figure:
     """Every member's seconds by component; the process's CPU time is no component of its wall-clock."""
-    rows = {
-        beat.id: {name: spent for name, spent in beat.seconds.items() if name != "cpu" and spent > 0} for beat in beats
-    }
+    rows = {beat.id: {name: spent for name, spent in beat.seconds.items() if name != "cpu" and spent > 0} for beat in beats}
     rows = {member: parts for member, parts in rows.items() if parts}
     return Figure(
         "Where the wall-clock went",
@@ -207,9 +199,7 @@ def _evaluation_lines(evaluations: Sequence[Evaluation]) -> list[Line]:
         alone = workflow == evals.SOLO_WORKFLOW
         name = "solver alone" if alone else f"team ({workflow})"
         color = (0 if alone else TEAM_COLOR) + (3 * (index // 2) if several else 0)
-        lines.append(
-            Line(f"{name}, {dataset}" if several else name, [x for x, _ in at], [y for _, y in at], color, dots=True)
-        )
+        lines.append(Line(f"{name}, {dataset}" if several else name, [x for x, _ in at], [y for _, y in at], color, dots=True))
     return lines
 
 
@@ -226,9 +216,7 @@ def _per_policy(
             lines.append(Line(history.policy, history.numbers, values, color, "faint"))
             values = smooth(values, window)
         lines.append(Line(history.policy, history.numbers, values, color))
-    return plots.line_chart(
-        lines, x_label="step", y_label=unit, y_range=(0, 1) if percent else (None, None), percent=percent
-    )
+    return plots.line_chart(lines, x_label="step", y_label=unit, y_range=(0, 1) if percent else (None, None), percent=percent)
 
 
 def _played_accuracy(histories: Sequence[History]) -> list[Line]:

@@ -83,8 +83,7 @@ def run_dataflow_window(run_id: str, member: str, attempt: int) -> Literal["done
     with _serving(run_id, "dataflow", member, attempt) as service:
         run, config, stop = service.run, service.config, service.leave.stop
         policies = {
-            name: PolicyData(batch_size=policy.batch_size, steps=config.steps)
-            for name, policy in config.policies.items()
+            name: PolicyData(batch_size=policy.batch_size, steps=config.steps) for name, policy in config.policies.items()
         }
         take_in = ParallelIntake(run, config.data, list(policies), window_full=stop.set)
         serve(run, config.data, policies, config.seed, service.pulse, stop, take_in)

@@ -125,9 +125,7 @@ class Supervisor:
         for watch in self.watches.values():
             if newest is None:
                 if watch.launched is not None:
-                    watch.launched = Launched(
-                        watch.launched.attempt, Phase.UNKNOWN, watch.launched.flow_run_id, "unknown"
-                    )
+                    watch.launched = Launched(watch.launched.attempt, Phase.UNKNOWN, watch.launched.flow_run_id, "unknown")
                 continue
             found = newest.get(watch.member.id)
             if found is not None:
@@ -196,8 +194,7 @@ class Supervisor:
         watch.abandoned = True
         said = f", the last time with: {watch.last_words}" if watch.last_words else ""
         reason = (
-            f"{watch.member.id} ended {watch.failures} times in a row without finishing{said}; "
-            "its flow run's log says more"
+            f"{watch.member.id} ended {watch.failures} times in a row without finishing{said}; its flow run's log says more"
         )
         log.error(reason)
         if watch.member.kind == "rollout" and any(

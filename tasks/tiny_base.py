@@ -16,7 +16,7 @@ from tasks.tiny_tokenizer import END, PAD, token_id, tokenizer, tokenizer_files
 from trainer.bits import to_host
 from trainer.warmup import Phase, Progress, warm_up
 
-FORMAT = 1
+FORMAT = 2
 """Part of the build recipe's digest: raise it whenever this module, the tokenizer or the demonstrations change."""
 MAX_POSITIONS = 512
 INITIALIZER_RANGE = 0.08

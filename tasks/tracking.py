@@ -115,9 +115,7 @@ class Tracker:
         end = self._next[policy] + STEPS_PER_SYNC_MAX
         while (first := self._next[policy]) < end:
             steps = read_steps(self._run, policy, range(first, min(first + STEPS_PER_CALL, end)))
-            points = [
-                Point(key, value, step.number, step.created_s) for step in steps for key, value in step.metrics.items()
-            ]
+            points = [Point(key, value, step.number, step.created_s) for step in steps for key, value in step.metrics.items()]
             if not steps:
                 return
             self._next[policy] = first + len(steps)

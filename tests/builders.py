@@ -119,9 +119,7 @@ def batch(
     metrics: dict[str, float] | None = None,
 ) -> Batch:
     """What `policy` trains on in `step`, by default one row."""
-    return Batch(
-        policy, step, rows or (row(),), ledger, waiting, shards, closed_below, closed, metrics or {}, 1700000000.0
-    )
+    return Batch(policy, step, rows or (row(),), ledger, waiting, shards, closed_below, closed, metrics or {}, 1700000000.0)
 
 
 def tensors(value: int = 0) -> dict[str, HostTensor]:

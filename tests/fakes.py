@@ -109,9 +109,7 @@ def base_files(script: str = "tests.fakes:solve", delay_s: float = 0.0) -> dict[
     return {**tokenizer_files(), "config.json": json.dumps(config).encode()}
 
 
-def publish_base(
-    run: ObjectStore, policies: Sequence[str], script: str = "tests.fakes:solve", delay_s: float = 0.0
-) -> None:
+def publish_base(run: ObjectStore, policies: Sequence[str], script: str = "tests.fakes:solve", delay_s: float = 0.0) -> None:
     """Version 0 of every policy."""
     for policy in policies:
         weights.publish(run, policy, 0, tensors(0), extra_files=base_files(script, delay_s))
@@ -122,9 +120,7 @@ def tiny_chat() -> Chat:
     return load_chat(base_files())
 
 
-def scripted_player(
-    policy: str, script: Script, version: int = 0, *, temperature: float = 1.0, delay_s: float = 0.0
-) -> Player:
+def scripted_player(policy: str, script: Script, version: int = 0, *, temperature: float = 1.0, delay_s: float = 0.0) -> Player:
     """A player whose engine holds `version` already."""
     engine = ScriptedEngine(EngineConfig(), {"script": script, "delay_s": delay_s})
     engine._version = version

@@ -22,7 +22,7 @@ def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -
         prompts_per_order=2,
         max_staleness=MAX_STALENESS,
     )
-    config = {"policies": dict.fromkeys(POLICIES, {}), "data": data.model_dump(mode="json")}
+    config = {"policies": {key: {} for key in POLICIES}, "data": data.model_dump(mode="json")}
     run = create_run(store, run_id, config)
     versions = dict.fromkeys(POLICIES, 0)
     digests: dict[str, dict[int, str]] = {policy: {} for policy in POLICIES}

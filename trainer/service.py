@@ -104,15 +104,11 @@ class _Trainer:
         self._pulse.update(state="starting", note="builds the engine")
         files = self._insist("reading the model's files", lambda: weights.fetch_files(self._run, self._policy))
         if MODEL_CONFIG not in files:
-            raise CorruptError(
-                f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with its files"
-            )
+            raise CorruptError(f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with its files")
         self._engine = make_engine(self._config, json.loads(files[MODEL_CONFIG]), seed)
         newest = self._insist("looking for a checkpoint", lambda: checkpoints.latest(self._run, self._policy))
         if newest is None:
-            self._engine.set_weights(
-                self._insist("reading version 0", lambda: weights.fetch(self._run, self._policy, 0))
-            )
+            self._engine.set_weights(self._insist("reading version 0", lambda: weights.fetch(self._run, self._policy, 0)))
         else:
             self._resume(newest)
         standing = self._insist("looking for versions", lambda: weights.latest(self._run, self._policy, self._step))
@@ -218,9 +214,7 @@ class _Trainer:
             ) from error
 
     def _standing_digest(self) -> str:
-        return self._insist(
-            "reading a manifest", lambda: weights.read_manifest(self._run, self._policy, self._step)
-        ).digest
+        return self._insist("reading a manifest", lambda: weights.read_manifest(self._run, self._policy, self._step)).digest
 
     def _checkpoint(self) -> None:
         step = self._step

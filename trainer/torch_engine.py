@@ -90,9 +90,7 @@ class TorchEngine:
 
     def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
         if state.get("format") != STATE_FORMAT:
-            raise CorruptError(
-                f"the engine's state has format {state.get('format')!r}; this engine reads {STATE_FORMAT}"
-            )
+            raise CorruptError(f"the engine's state has format {state.get('format')!r}; this engine reads {STATE_FORMAT}")
         self._model.assign(_below("model/", tensors))
         moments = _below("optimizer/", tensors)
         wanted = {f"{name}/{moment}" for name in state["updates"] for moment in MOMENTS}
@@ -185,9 +183,7 @@ class TorchEngine:
         hidden_BTH = self._model.hidden(self._tensor(block.tokens_BT))
         # Only positions that predict a loss token meet the head: prompts and padding cost no logits.
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, self._tensor(block.source_N))
-        return token_logprobs(
-            hidden_NH, self._model.head, self._tensor(block.target_N), self._tensor(block.temperature_N)
-        )
+        return token_logprobs(hidden_NH, self._model.head, self._tensor(block.target_N), self._tensor(block.temperature_N))
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)

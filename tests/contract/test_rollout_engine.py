@@ -95,9 +95,7 @@ async def test_log_probabilities_are_those_of_the_distribution_the_token_was_dra
     engine = await engine_of(memoryless([0.5, 0.3, 0.2]), max_tokens=512)
     answer = await engine.generate([5], SamplingParams(**{**vars(sampling), "max_new_tokens": 500}))
     assert set(answer.tokens.tolist()) == set(expected)
-    assert answer.logprobs.tolist() == pytest.approx(
-        [log(expected[token]) for token in answer.tokens.tolist()], abs=1e-5
-    )
+    assert answer.logprobs.tolist() == pytest.approx([log(expected[token]) for token in answer.tokens.tolist()], abs=1e-5)
 
 
 async def test_requests_with_different_sampling_share_a_batch(engine_of: MakeEngine) -> None:
@@ -118,9 +116,7 @@ async def test_tokens_follow_their_probabilities_over_seeds_and_within_an_answer
     """Chi-square over 3,200 draws with 3 degrees of freedom: above 16.3 once in a thousand times."""
     probabilities = np.array([0.1, 0.2, 0.3, 0.4])
     engine = await engine_of(memoryless(probabilities.tolist()), max_concurrent=64)
-    answers = await asyncio.gather(
-        *(engine.generate([5], SamplingParams(seed=seed, max_new_tokens=16)) for seed in range(200))
-    )
+    answers = await asyncio.gather(*(engine.generate([5], SamplingParams(seed=seed, max_new_tokens=16)) for seed in range(200)))
     counts = np.bincount(np.concatenate([answer.tokens for answer in answers]), minlength=4)
     expected = 3200 * probabilities
     assert float(((counts - expected) ** 2 / expected).sum()) < 16.3
@@ -177,9 +173,7 @@ async def test_log_probabilities_equal_those_of_transformers_on_the_whole_text(
         np.testing.assert_allclose(answer.logprobs, expected.numpy(), atol=1e-4)
 
 
-async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(
-    engine_of: MakeEngine, random_model: Any
-) -> None:
+async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(engine_of: MakeEngine, random_model: Any) -> None:
     engine = await engine_of(tensors_of(random_model), random_model.config.to_dict(), max_concurrent=64)
     asked = SamplingParams(temperature=0.9, top_p=0.95, seed=1234, max_new_tokens=30)
     alone = await engine.generate([3, 1, 4, 1, 5], asked)

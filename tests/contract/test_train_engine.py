@@ -162,9 +162,7 @@ class TrainEngineContract:
         model = reference_model(base_weights())
         for sign in (1.0, -1.0):
             plain = sampled_batch(model)
-            rows = tuple(
-                replace(each, advantages=np.where(each.loss_mask, sign, 0).astype(np.float32)) for each in plain.rows
-            )
+            rows = tuple(replace(each, advantages=np.where(each.loss_mask, sign, 0).astype(np.float32)) for each in plain.rows)
             engine = self.started(config)
             engine.step(replace(plain, rows=rows))
             ratio = engine.step(replace(plain, rows=rows, step=2))["trainer/ratio/mean"]

@@ -45,9 +45,7 @@ async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token
     players = {role: scripted_player(role, solve, version=4) for role in workflow.roles}
     episode = await play_episode(cast_of(workflow, **players), PROMPT, seed=0)
     assert episode.error is None
-    assert [sequence.starts_episode for sequence in episode.sequences] == [True] + [False] * (
-        len(episode.sequences) - 1
-    )
+    assert [sequence.starts_episode for sequence in episode.sequences] == [True] + [False] * (len(episode.sequences) - 1)
     assert {"first_attempt", "final"} <= set(episode.metrics)
     for sequence in episode.sequences:
         (policy,) = sequence.policies
@@ -201,9 +199,7 @@ async def test_the_documentations_example_plays_as_it_says(monkeypatch: pytest.M
     config = WorkflowConfig(name="guessing:HigherOrLower", reward="guessing:Exact", args={"turns_max": 4})
     workflow: Workflow = make_workflow(config, module.__dict__["Exact"](timeout_s=1.0))
     player = scripted_player("guesser", lines("50", "75", "I say 60", "61"))
-    episode = await play_episode(
-        cast_of(workflow, guesser=player), Prompt("g/0", {"question": "Guess.", "answer": "60"}), 0
-    )
+    episode = await play_episode(cast_of(workflow, guesser=player), Prompt("g/0", {"question": "Guess.", "answer": "60"}), 0)
     assert episode.error is None
     assert [(sequence.name, sequence.reward) for sequence in episode.sequences] == [("game", 1.0)]
     assert episode.metrics["turns"] == 3.0

@@ -102,9 +102,7 @@ def test_the_report_needs_nothing_but_itself(laptop: Laptop, said: str, tmp_path
     page = (tmp_path / "report.html").read_text()
     assert page.startswith("<!DOCTYPE html>") or page.startswith("<!doctype html>")
     assert "first" in page
-    loaded = re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)""", page) + re.findall(
-        r"@import|url\(\s*http", page
-    )
+    loaded = re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)""", page) + re.findall(r"@import|url\(\s*http", page)
     assert loaded == []
 
 

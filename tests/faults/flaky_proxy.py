@@ -80,9 +80,7 @@ class _Exchange(StreamRequestHandler):
             return None
         while lines[-1] not in (b"\r\n", b""):
             lines.append(self.rfile.readline())
-        headers = {
-            name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])
-        }
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
         if headers.get(b"expect", b"").lower() == b"100-continue":
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = self.rfile.read(int(headers.get(b"content-length", 0)))

@@ -50,9 +50,7 @@ def test_a_create_whose_answer_was_lost_is_a_success(flaky_store: ObjectStore, p
     assert flaky_store.get("run.json") == b"mine"
 
 
-def test_a_lost_answer_does_not_hide_that_a_rival_won(
-    flaky_store: ObjectStore, proxy: FlakyProxy, s3_server: str
-) -> None:
+def test_a_lost_answer_does_not_hide_that_a_rival_won(flaky_store: ObjectStore, proxy: FlakyProxy, s3_server: str) -> None:
     flaky_store.create("run.json", b"rival")
     proxy.fail(["lose", "drop"])
     with pytest.raises(ConflictError):
@@ -99,7 +97,5 @@ def test_missing_credentials_are_a_sentence(s3_server: str, monkeypatch: pytest.
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(
-        ConfigError, match=r"cannot be reached: Unable to locate credentials; correct the AWS_… variables"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot be reached: Unable to locate credentials; correct the AWS_… variables"):
         open_store(f"s3://{BUCKET}/x").create("a", b"x")

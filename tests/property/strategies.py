@@ -37,9 +37,9 @@ def sequences(draw: st.DrawFn) -> Sequence:
         loss_mask=draw(npst.arrays(np.bool_, length)) & sampled,
         logprobs=np.where(sampled, float32_of(draw(draws)), np.float32(0)),
         owners=owners,
-        versions=np.where(
-            sampled, draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))), NOBODY
-        ).astype(np.int32),
+        versions=np.where(sampled, draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))), NOBODY).astype(
+            np.int32
+        ),
         policies=policies,
         reward=draw(floats),
         temperature=draw(floats),

@@ -40,9 +40,7 @@ def gradient(value: Tensor, logprobs: Tensor) -> Tensor:
 
 
 @given(TOKENS, THRESHOLDS)
-def test_what_the_token_mask_keeps_satisfies_the_constraint(
-    tokens: list[tuple[float, float]], threshold: float
-) -> None:
+def test_what_the_token_mask_keeps_satisfies_the_constraint(tokens: list[tuple[float, float]], threshold: float) -> None:
     logprobs, behaviour, _ = tensors(tokens)
     keep = m2po_keep(logprobs, behaviour, threshold)
     moments = second_moments(logprobs, behaviour)

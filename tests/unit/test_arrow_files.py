@@ -144,7 +144,5 @@ def test_a_null_that_hides_in_a_dictionary_is_refused(words: list[str | None]) -
 
 def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> None:
     offsets, wild = np.array([0, 2], np.int32).tobytes(), np.array([0, 1000], np.int32).tobytes()
-    with pytest.raises(
-        CorruptError, match="is no readable Arrow file: Column 2: In chunk 0: Invalid: List child array"
-    ):
+    with pytest.raises(CorruptError, match="is no readable Arrow file: Column 2: In chunk 0: Invalid: List child array"):
         arrow_files.read(crafted(columns(), offsets, wild), SCHEMA, "test")

@@ -12,9 +12,7 @@ from tests.builders import tensors
 from tests.fakes import base_files, publish_base
 
 SAMPLING = {"solver": SamplingConfig(), "verifier": SamplingConfig(temperature=0.5)}
-CONFIG = RolloutConfig(
-    workflow=WorkflowConfig(name="actor_and_verify"), engine=EngineConfig(name="tests.fakes:ScriptedEngine")
-)
+CONFIG = RolloutConfig(workflow=WorkflowConfig(name="actor_and_verify"), engine=EngineConfig(name="tests.fakes:ScriptedEngine"))
 
 
 def spoil(run: ObjectStore, policy: str, version: int) -> None:

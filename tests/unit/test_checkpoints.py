@@ -78,9 +78,7 @@ def test_missing_and_misplaced_checkpoints_are_told_apart(memory_store: ObjectSt
     with pytest.raises(NotFoundError):
         checkpoints.load(memory_store, "solver", 10)
     save(memory_store, 10)
-    memory_store.put(
-        "checkpoints/solver/00000011/manifest.json", memory_store.get("checkpoints/solver/00000010/manifest.json")
-    )
+    memory_store.put("checkpoints/solver/00000011/manifest.json", memory_store.get("checkpoints/solver/00000010/manifest.json"))
     with pytest.raises(CorruptError, match="is the checkpoint of solver step 10"):
         checkpoints.load(memory_store, "solver", 11)
 

@@ -310,9 +310,7 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.quarantine: [layout.quarantine(layout.shard(7)), layout.quarantine(layout.shard(7)) + ".json"],
         layout.number_in: [],
     }
-    spelled = {
-        function for name, function in inspect.getmembers(layout, inspect.isfunction) if not name.startswith("_")
-    }
+    spelled = {function for name, function in inspect.getmembers(layout, inspect.isfunction) if not name.startswith("_")}
     assert keys.keys() == spelled
     others = {layout.RUN, layout.STOP, layout.REPORT, "checks/WRITE_ID"}
     assert told == {key for group in keys.values() for key in group} | others
@@ -328,10 +326,7 @@ def test_every_object_of_a_run_has_a_key_of_the_page(stranger: Stranger) -> None
     }
     patterns = [
         re.compile(
-            "".join(
-                parts.get(part, r"[\w-]+") if at % 2 else re.escape(part)
-                for at, part in enumerate(re.split(r"[{}]", key))
-            )
+            "".join(parts.get(part, r"[\w-]+") if at % 2 else re.escape(part) for at, part in enumerate(re.split(r"[{}]", key)))
         )
         for key in table(section("Store and keys"), "key")
         if not key.endswith("/")
@@ -389,9 +384,7 @@ def fits(value: Any, kind: str) -> bool:
 
 
 @pytest.mark.parametrize(("heading", "key"), OBJECTS.items())
-def test_the_page_lists_just_the_fields_that_are_written_and_their_types(
-    stranger: Stranger, heading: str, key: str
-) -> None:
+def test_the_page_lists_just_the_fields_that_are_written_and_their_types(stranger: Stranger, heading: str, key: str) -> None:
     text = section(heading)
     told = table(text, "field")
     if key.endswith(".json"):

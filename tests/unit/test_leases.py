@@ -125,9 +125,7 @@ def test_the_loser_of_the_creation_itself_gets_none(
     assert take(memory_store, "b", watch) is None
 
 
-def test_a_superseded_owner_learns_it_when_it_renews(
-    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
-) -> None:
+def test_a_superseded_owner_learns_it_when_it_renews(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
     stalled = taken(memory_store, "a", LeaseWatch(20.0))
     take(memory_store, "b", watch)
     clock.now_s += 20.0

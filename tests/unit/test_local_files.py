@@ -32,9 +32,7 @@ def test_no_temporary_file_outlives_a_create_or_a_write(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a") == ["b"]
 
 
-def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = LocalFiles(tmp_path)
     files.create("a", b"winner")
     monkeypatch.setattr(LocalFiles, "exists", lambda self, key: False)  # both looked before either wrote

@@ -10,9 +10,7 @@ from tests.damaging_store import damages_first_reads
 
 
 def order(number: int) -> Order:
-    return Order(
-        number, (Prompt("p", {"question": "1+1=?"}),), samples_per_prompt=8, seed=7, seen=(), cursor={"next": 1}
-    )
+    return Order(number, (Prompt("p", {"question": "1+1=?"}),), samples_per_prompt=8, seed=7, seen=(), cursor={"next": 1})
 
 
 def test_an_order_is_read_back(memory_store: ObjectStore) -> None:

@@ -43,7 +43,7 @@ def test_every_shipped_recipe_is_valid(name: str) -> None:
 def test_the_default_recipe_says_what_its_comments_promise() -> None:
     config = load("multi_policy_tiny")
     assert list(config.policies) == ["solver", "verifier"]
-    assert [policy.train.lr for policy in config.policies.values()] == [5e-5, 1e-4]
+    assert [policy.train.lr for policy in config.policies.values()] == [1e-4, 2e-4]
     assert [policy.sampling.max_new_tokens for policy in config.policies.values()] == [44, 52]
     assert config.rollout.workflow.name == "actor_and_verify"
     assert {name: region.workers for name, region in config.rollout.regions.items()} == {"us-east": 1, "eu-west": 1}
@@ -153,9 +153,7 @@ def test_a_prompt_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> 
     )
 
 
-def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
     monkeypatch.chdir(tmp_path)
     prompts = load(RECIPE, {"prompts.path": "train.jsonl"}).data.prompts
@@ -184,9 +182,7 @@ def test_answers_longer_than_the_context_are_refused() -> None:
 
 def test_greedy_sampling_cannot_be_trained_on() -> None:
     message = complaint(RECIPE, **{"policies.*.sampling.temperature": 0})
-    assert message.startswith(
-        "--set policies.*.sampling.temperature: policies.solver.sampling.temperature: greedy tokens"
-    )
+    assert message.startswith("--set policies.*.sampling.temperature: policies.solver.sampling.temperature: greedy tokens")
 
 
 def test_groups_of_one_that_the_filter_would_drop_are_refused() -> None:

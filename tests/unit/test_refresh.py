@@ -30,9 +30,7 @@ async def test_nothing_newer_changes_nothing(memory_store: ObjectStore, pulse: P
     assert engine.version == 1
 
 
-async def test_the_newest_version_is_loaded_and_those_between_are_skipped(
-    memory_store: ObjectStore, pulse: Pulse
-) -> None:
+async def test_the_newest_version_is_loaded_and_those_between_are_skipped(memory_store: ObjectStore, pulse: Pulse) -> None:
     engine = await engine_at(memory_store, 1)
     for version in (2, 3, 4):
         weights.publish(memory_store, "solver", version, tensors(version))

@@ -67,9 +67,7 @@ def test_an_excluded_token_is_never_drawn_even_at_the_ends() -> None:
         (9, 1.0, [0.4, 0.3, 0.2, 0.1]),
     ],
 )
-def test_truncation_keeps_and_renormalises_what_top_k_then_top_p_leave(
-    top_k: int, top_p: float, kept: list[float]
-) -> None:
+def test_truncation_keeps_and_renormalises_what_top_k_then_top_p_leave(top_k: int, top_p: float, kept: list[float]) -> None:
     order = [2, 0, 3, 1]  # so that ranks are not positions
     logits = logits_of(0.4, 0.3, 0.2, 0.1)[:, order]
     truncated = truncate(logits, torch.tensor([top_k]), torch.tensor([top_p]))

@@ -141,16 +141,10 @@ def test_a_header_that_does_not_fit_the_rows_is_corrupt(monkeypatch: pytest.Monk
 
 def test_rows_in_another_order_than_the_header_are_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     header = shards._header
-    swapped = builders.shard(
-        builders.group(builders.episode(), builders.episode(builders.sequence(), builders.sequence()))
-    )
+    swapped = builders.shard(builders.group(builders.episode(), builders.episode(builders.sequence(), builders.sequence())))
     monkeypatch.setattr(shards, "_header", lambda shard, sets: header(swapped, sets))
-    shard = builders.shard(
-        builders.group(builders.episode(builders.sequence(), builders.sequence()), builders.episode())
-    )
-    with pytest.raises(
-        CorruptError, match=r"row 1 of a shard is group, episode, sequence \[0 0 1\]; expected \[0 1 0\]"
-    ):
+    shard = builders.shard(builders.group(builders.episode(builders.sequence(), builders.sequence()), builders.episode()))
+    with pytest.raises(CorruptError, match=r"row 1 of a shard is group, episode, sequence \[0 0 1\]; expected \[0 1 0\]"):
         round_trip(shard)
 
 
@@ -171,9 +165,7 @@ def test_unreadable_and_misplaced_shards_are_named(memory_store: ObjectStore) ->
     with pytest.raises(NotFoundError):
         shards.read(memory_store, 3)
     memory_store.put("shards/00000003.arrow", b"garbage")
-    with pytest.raises(
-        CorruptError, match=r"shards/00000003\.arrow: a shard file of 7 bytes is no readable Arrow file"
-    ):
+    with pytest.raises(CorruptError, match=r"shards/00000003\.arrow: a shard file of 7 bytes is no readable Arrow file"):
         shards.read(memory_store, 3)
     memory_store.put("shards/00000003.arrow", shards.encode(builders.shard(order=2)))
     with pytest.raises(CorruptError, match=r"shards/00000003\.arrow holds the shard of order 2"):

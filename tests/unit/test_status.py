@@ -18,9 +18,7 @@ def running(name: str) -> SmallRun:
         made.batch(policy, 1)
         made.version(policy, 1)
     made.version("solver", 2)
-    made.batch(
-        "solver", 2, closed_below=3, reward__mean=0.75, accuracy__final=0.5, staleness__mean=0.5, staleness__max=1.0
-    )
+    made.batch("solver", 2, closed_below=3, reward__mean=0.75, accuracy__final=0.5, staleness__mean=0.5, staleness__max=1.0)
     for number in range(5):
         made.order(number)
     made.beat("supervisor", "supervisor", NOW_S - 1, note="all members are alive")

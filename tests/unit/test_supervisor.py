@@ -223,9 +223,7 @@ def test_after_the_stop_who_waits_is_not_begun_and_who_does_not_leave_is_cancell
     assert "dataflow-0" in world.launcher.buried
 
 
-def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(
-    world: World, memory_store: ObjectStore
-) -> None:
+def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(world: World, memory_store: ObjectStore) -> None:
     runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
     supervisor.start(memory_store, "run", world.config, "")
     assert runs.read_stop(world.run) is None

@@ -64,9 +64,7 @@ def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
     made = trained("tracking-sync")
     made.evaluation(0, [0, 1], [1, 1])
     made.evaluation(2, [1, 1], [1, 1])
-    made.beat(
-        "rollout", "rollout-us-east-0", 1000.0, region="us-east", rates={"tokens_per_s": 70.0}, versions={"solver": 2}
-    )
+    made.beat("rollout", "rollout-us-east-0", 1000.0, region="us-east", rates={"tokens_per_s": 70.0}, versions={"solver": 2})
     tracker = Tracker(made.run, RUN_ID, made.config, uri, clock=lambda: 1001.0)
     assert tracker.sync()
     seen = Seen(uri)

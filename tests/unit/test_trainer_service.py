@@ -258,9 +258,7 @@ def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
     assert pulse.last.progress["step"] == 0
 
 
-def test_between_two_looks_for_the_end_of_the_run_lies_a_pause(
-    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_two_looks_for_the_end_of_the_run_lies_a_pause(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(departure, "LOOK_INTERVAL_S", 1e9)
     add_batches(run, 1, 2)
 

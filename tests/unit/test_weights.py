@@ -37,9 +37,7 @@ def test_the_second_writer_of_a_version_loses_and_the_first_stands(memory_store:
     assert weights.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 1
 
 
-def test_a_rival_between_data_and_manifest_wins_whole(
-    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rival_between_data_and_manifest_wins_whole(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write = tensor_folders.write
 
     def overtaken(*args: Any) -> object:
@@ -64,9 +62,7 @@ def test_a_version_without_tensors_is_refused(memory_store: ObjectStore) -> None
 
 def test_a_file_by_the_name_of_a_tensor_file_is_refused(memory_store: ObjectStore) -> None:
     with pytest.raises(ConfigError, match=r"model-00000\.safetensors in .* would overwrite the tensors"):
-        weights.publish(
-            memory_store, "solver", 0, builders.tensors(), extra_files={"model-00000.safetensors": b"not these"}
-        )
+        weights.publish(memory_store, "solver", 0, builders.tensors(), extra_files={"model-00000.safetensors": b"not these"})
 
 
 def test_a_manifest_that_arrives_damaged_once_is_fetched_again(memory_store: ObjectStore) -> None:

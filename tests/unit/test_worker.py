@@ -43,9 +43,7 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
         assert [group.prompt.id for group in shard.groups] == [f"p/{number}/0", f"p/{number}/1"]
         episodes = [episode for group in shard.groups for episode in group.episodes]
         assert [episode.reward for episode in episodes] == [1.0] * 4
-        assert [[sequence.name for sequence in episode.sequences] for episode in episodes] == [
-            ["attempt", "verdict"]
-        ] * 4
+        assert [[sequence.name for sequence in episode.sequences] for episode in episodes] == [["attempt", "verdict"]] * 4
         assert [episode.sequences[0].starts_episode for episode in episodes] == [True] * 4
         assert shard.weights == {"solver": {0: digest}, "verifier": {0: digest}}
         assert shard.started_s <= shard.finished_s
@@ -215,9 +213,7 @@ def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: Objec
     assert versions[versions != NOBODY].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
 
 
-def test_a_store_that_fails_for_a_while_breaks_nothing(
-    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "BACKOFF_S", 0.05)
     publish_base(memory_store, ["solver"], delay_s=0.05)
     write_orders(memory_store, 6)
@@ -241,9 +237,7 @@ def test_a_broken_engine_ends_the_worker(memory_store: ObjectStore) -> None:
 
 
 def test_a_recipe_that_cannot_work_is_refused_before_anything_starts(memory_store: ObjectStore) -> None:
-    wrong = RolloutConfig(
-        workflow=WorkflowConfig(name="debate"), engine=EngineConfig(name="tests.fakes:ScriptedEngine")
-    )
+    wrong = RolloutConfig(workflow=WorkflowConfig(name="debate"), engine=EngineConfig(name="tests.fakes:ScriptedEngine"))
     with RunningWorker(memory_store, wrong) as worker, pytest.raises(ConfigError, match="debate"):
         worker.join()
 

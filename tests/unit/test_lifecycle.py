@@ -1,0 +1,46 @@
+"""The supervisor's background work for MLflow: one thread at a time, and never the run's trouble."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from tasks import lifecycle
+
+
+class SlowTracker:
+    """Counts who is inside `sync` at once."""
+
+    def __init__(self, trouble: Exception | None = None) -> None:
+        self.trouble = trouble
+        self.began, self.let_go = threading.Event(), threading.Event()
+        self.finished = 0
+
+    def sync(self) -> bool:
+        self.began.set()
+        assert self.let_go.wait(10.0)
+        self.finished += 1
+        if self.trouble is not None:
+            raise self.trouble
+        return True
+
+
+async def leave_during_a_sync(tracker: SlowTracker) -> None:
+    async with lifecycle._syncing(tracker, 60.0):  # type: ignore[arg-type]  # all that is asked of a tracker here
+        await asyncio.to_thread(tracker.began.wait)
+        asyncio.get_running_loop().call_later(0.02, tracker.let_go.set)
+    tracker.finished += 10
+
+
+def test_the_last_sync_begins_after_the_one_in_flight_is_through() -> None:
+    tracker = SlowTracker()
+    asyncio.run(leave_during_a_sync(tracker))
+    assert tracker.finished == 11
+
+
+def test_what_mlflows_client_raises_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "tasks.lifecycle"):
+        asyncio.run(leave_during_a_sync(SlowTracker(RuntimeError("a surprise"))))
+    assert "tracking ended early" in caplog.text
+    assert "a surprise" in caplog.text
