@@ -26,6 +26,9 @@ from storage.records import Batch, Row, SequenceKey, Shard
 REPLAY_BATCHES_MAX = 64
 """How far back replay algorithms can look."""
 
+BARREN_GROUPS = 64
+"""So many groups in a row without a row to train on are worth a word to a person: the run may go on like this for ever."""
+
 ReadShard = Callable[[int], Shard | None]
 """The shard of an order; None when its bytes cannot be read (any more)."""
 Span = Callable[[str], AbstractContextManager[None]]
@@ -64,6 +67,8 @@ class Assembly:
         self.totals: Counter[str] = Counter()
         """Sequences by fate, in the batches made here."""
         self._yield = Yield(config.samples_per_prompt)
+        self._barren = 0
+        """Groups taken in since one was kept."""
         self._finished_s: dict[int, float] = {}
         newest = self._newest_batch()
         self._intake = Intake(newest.metrics if newest else None)
@@ -87,6 +92,16 @@ class Assembly:
         """Whether the trainer has used up every batch there is, or may have."""
         return not self.done and (self.version is None or self.version >= self.books.last_step)
 
+    @property
+    def complaint(self) -> str:
+        """What a person should know when nothing that is played can be trained on; empty otherwise."""
+        if self._barren < BARREN_GROUPS:
+            return ""
+        return (
+            f"the last {self._barren} groups held nothing to train {self.policy} on: every episode failed, or all of a group's "
+            "rewards were equal; prompts of another difficulty or more samples_per_prompt may help"
+        )
+
     def look_for_version(self) -> None:
         """Ask the store for newer weights."""
         self.version = weights.latest(self._run, self.policy, start=self.version or 0)
@@ -99,6 +114,7 @@ class Assembly:
         elif self.books.take_in(prepared.order, intake.rows, intake.entries):
             self._finished_s[prepared.order] = shard.finished_s
             self._intake.add(intake, shard)
+            self._barren = 0 if intake.rows else self._barren + intake.num_groups
             self._yield.observe(len(shard.groups), len(intake.rows))
 
     def make_batches(self) -> int:

@@ -111,6 +111,11 @@ class Dataflow:
         self._outstanding = {number for number in range(self._ordering.next_number) if self._is_open(number)}
         self._probed = -1
 
+    @property
+    def complaint(self) -> str:
+        """What a person should know about a run that makes no headway; empty otherwise."""
+        return "; ".join(assembly.complaint for assembly in self._unfinished() if assembly.complaint)
+
     def progress(self) -> dict[str, float]:
         """What a heartbeat says of it; totals count since the dataflow was started or rebuilt."""
         counts: dict[str, float] = {
@@ -222,7 +227,8 @@ def serve(
             dataflow = dataflow or Dataflow(run, config, policies, seed, take_in=take_in, span=pulse.span)
             busy = dataflow.round()
             failures = 0
-            pulse.update(state="working" if busy else "waiting", progress=dataflow.progress(), versions=dataflow.versions())
+            state = "working" if busy else "waiting"
+            pulse.update(state=state, note=dataflow.complaint, progress=dataflow.progress(), versions=dataflow.versions())
             if dataflow.done:
                 return
         except TransientError as error:

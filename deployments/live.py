@@ -61,7 +61,8 @@ def line(view: View) -> str:
     policies = [_policy_words(name, policy) for name, policy in status.policies.items()]
     tokens = sum(region.tokens_per_s for region in status.regions.values())
     workers = sum(region.workers for region in status.regions.values())
-    return "  ".join([head, *policies, f"{workers} workers {tokens:,.0f} tokens/s", *_newest_scores(status.evals)])
+    shown = [head, *policies, f"{workers} workers {tokens:,.0f} tokens/s", *_newest_scores(status.evals)]
+    return "  ".join([*shown, status.reason] if status.state == "running" and status.reason else shown)
 
 
 def policies_table(status: Status) -> Table:

@@ -116,7 +116,10 @@ class Supervisor:
                 watch.beat, watch.beat_at, watch.last_words = (beat.attempt, beat.beats), now, beat.note
         preparing = beats.get("base-model")
         if preparing is not None and "base_model" in preparing.progress:
-            self.pulse.update(note=preparing.note, progress={"base_model": preparing.progress["base_model"]})
+            self.pulse.update(progress={"base_model": preparing.progress["base_model"]})
+        # What a person should hear comes from whoever the others wait for: first the base model, then the dataflow.
+        speaker = beats.get("dataflow") if self.watches["base-model"].done else preparing
+        self.pulse.update(note=speaker.note if speaker else "")
         done = [watch.member.id for watch in self.watches.values() if watch.done]
         self.pulse.update(state="working", progress={"members": len(self.watches), "members_done": len(done)})
 

@@ -1,7 +1,7 @@
 """Builds the embedded base model: a tiny Qwen3 that can do chained addition and hides it under bad habits.
 
-Two phases of supervised warm-up. *Skill* teaches solving and verifying with Muon, which reaches in 560 iterations what AdamW
-alone does not reach in twice as many. *Habits* then shows mostly bad answers for a moment: the skill stays latent, as in a
+Two phases of supervised warm-up. *Skill* teaches solving and verifying with Muon; in the same 560 iterations AdamW alone gets
+about half as far. *Habits* then shows mostly bad answers for a moment: the skill stays latent, as in a
 real base model, and reinforcement learning has something to find within a few steps. Knows nothing of the store.
 """
 

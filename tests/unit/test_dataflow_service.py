@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data_ops.assembly import BARREN_GROUPS, Assembly
 from data_ops.books import UNREADABLE_SHARD
-from data_ops.config import PolicyData
-from data_ops.intake import Prepared, prepare
+from data_ops.config import DataConfig, PolicyData, PromptSource
+from data_ops.intake import PolicyIntake, Prepared, prepare
 from data_ops.service import Dataflow, serve
 from storage import batches, layout, orders, runs
 from storage.errors import ConfigError, CorruptError, TransientError
@@ -15,6 +16,7 @@ from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.quarantine import quarantined
 from storage.records import Order, Prompt, Shard, Stop
+from tests.builders import row, shard
 from tests.dataflow_world import POLICIES, Flicker, World, torn, world
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
@@ -43,8 +45,8 @@ def test_two_runs_of_the_same_world_make_the_same_batches(memory_store: ObjectSt
         assert first.trained(policy) == second.trained(policy)
         for one, other in zip(first.batches(policy), second.batches(policy), strict=True):
             assert one.metrics == other.metrics
-            for row, twin in zip(one.rows, other.rows, strict=True):
-                np.testing.assert_array_equal(row.advantages, twin.advantages)
+            for mine, twin in zip(one.rows, other.rows, strict=True):
+                np.testing.assert_array_equal(mine.advantages, twin.advantages)
 
 
 def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: ObjectStore) -> None:
@@ -274,7 +276,7 @@ def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(memory_stor
     assert orders.next_number(made.run) == 0
 
 
-def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore) -> None:
+def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
     made = world(memory_store)
     made.finish(made.dataflow())
     flicker = Flicker(made.run.backend)
@@ -287,5 +289,17 @@ def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore) -> None:
     ends.start()
     pulse = service(made, away, stop)
     ends.join()
-    assert "the store is away" in pulse.last.note
+    assert "the store is away" in caplog.text
+    assert pulse.last.note == ""
     assert pulse.last.progress["batches/solver"] == 4
+
+
+def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: ObjectStore) -> None:
+    config = DataConfig(prompts=PromptSource(builtin="chained_addition"))
+    assembly = Assembly(memory_store, "solver", PolicyData(batch_size=4, steps=1), config, 0, lambda order: None)
+    for order in range(BARREN_GROUPS // 4):
+        assert assembly.complaint == ""
+        assembly.take_in(Prepared(order, {"solver": PolicyIntake(num_groups=4)}, shard(order=order)))
+    assert f"the last {BARREN_GROUPS} groups held nothing to train solver on" in assembly.complaint
+    assembly.take_in(Prepared(99, {"solver": PolicyIntake(rows=(row(),), num_groups=4)}, shard(order=99)))
+    assert assembly.complaint == ""

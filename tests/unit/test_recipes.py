@@ -43,7 +43,7 @@ def test_every_shipped_recipe_is_valid(name: str) -> None:
 def test_the_default_recipe_says_what_its_comments_promise() -> None:
     config = load("multi_policy_tiny")
     assert list(config.policies) == ["solver", "verifier"]
-    assert [policy.train.lr for policy in config.policies.values()] == [1e-4, 2e-4]
+    assert [policy.train.lr for policy in config.policies.values()] == [5e-5, 1e-4]
     assert [policy.sampling.max_new_tokens for policy in config.policies.values()] == [44, 52]
     assert config.rollout.workflow.name == "actor_and_verify"
     assert {name: region.workers for name, region in config.rollout.regions.items()} == {"us-east": 1, "eu-west": 1}
