@@ -44,9 +44,11 @@ def schema_of(columns: Mapping[str, Any]) -> Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 
-def list_column(arrays: Sequence[NDArray[Any]], kind: Any) -> Column:
-    """One list per array, built from one concatenation; OverflowError beyond 2³¹ values."""
-    lengths = np.fromiter((len(array) for array in arrays), dtype=np.int64, count=len(arrays))
+def list_column(arrays: Sequence[NDArray[Any]], kind: Any, num_empty: int = 0) -> Column:
+    """One list per array, built from one concatenation, and `num_empty` empty lists after them; OverflowError beyond 2³¹
+    values."""
+    lengths = np.zeros(len(arrays) + num_empty, dtype=np.int64)
+    lengths[: len(arrays)] = [len(array) for array in arrays]
     offsets = np.concatenate([_NO_OFFSETS, np.cumsum(lengths)])
     if offsets[-1] >= 2**31:
         raise OverflowError(f"{offsets[-1]} values do not fit one Arrow list column; make orders or batches smaller")

@@ -97,14 +97,14 @@ def encode(batch: Batch) -> bytes:
     bare = len(batch.ledger) + len(batch.waiting)
     fates = [ROW_FATES[row.replay] for row in batch.rows] + [entry.fate for entry in batch.ledger]
     keys = [row.key for row in batch.rows] + [entry.key for entry in batch.ledger] + list(batch.waiting)
-    empty = np.empty(0, dtype=np.float32)
+    places = np.array(keys, dtype=np.int64).reshape(-1, len(SequenceKey._fields))
     columns = {
-        **{name: [getattr(key, name) for key in keys] for name in SequenceKey._fields},
+        **{name: places[:, column] for column, name in enumerate(SequenceKey._fields)},
         "fate": fates + [WAITING] * len(batch.waiting),
         "reason": [""] * len(batch.rows) + [entry.reason for entry in batch.ledger] + [""] * len(batch.waiting),
         "prompt_id": [row.prompt_id for row in batch.rows] + [""] * bare,
         **{
-            name: arrow_files.list_column([getattr(row, name) for row in batch.rows] + [empty] * bare, kind)
+            name: arrow_files.list_column([getattr(row, name) for row in batch.rows], kind, num_empty=bare)
             for name, kind in TOKEN_COLUMNS.items()
         },
         "reward": [row.reward for row in batch.rows] + [0.0] * bare,
