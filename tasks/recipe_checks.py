@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_ops.config import PromptSource
+from data_ops.prompts import load_prompts
 from storage.errors import ConfigError
 from storage.naming import resolve
 from tasks.config import RunConfig
@@ -142,6 +143,11 @@ def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
         yield Problem((*path, "path"), f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""))
     elif file.suffix not in (".jsonl", ".parquet"):
         yield Problem((*path, "path"), f"{file.name} is neither .jsonl nor .parquet; convert it to one of them")
+    else:
+        try:
+            load_prompts(source)
+        except ConfigError as error:  # names the lines that are broken
+            yield Problem((*path, "path"), str(error))
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -145,6 +145,14 @@ def test_an_unknown_workflow_and_an_unknown_filter_are_told_the_known_ones() -> 
     assert "zero_advantage" in message
 
 
+def test_broken_lines_of_a_prompt_file_are_named_before_anything_starts(tmp_path: Path) -> None:
+    good = json.dumps({"question": "1+1", "answer": "2"})
+    (tmp_path / "train.jsonl").write_text(f"{good}\n{{broken\n{good}\n")
+    message = complaint(RECIPE, **{"prompts.path": str(tmp_path / "train.jsonl")})
+    assert message.startswith("--set prompts.path: data.prompts.path:")
+    assert "line 2" in message
+
+
 def test_a_prompt_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
     message = complaint(RECIPE, **{"prompts.path": str(tmp_path / "trian.jsonl")})
