@@ -82,9 +82,7 @@ class Dataflow:
         """Do whatever can be done now; whether that was anything. Raises TransientError, and can then be called
         again."""
         try:
-            for assembly in self._unfinished():
-                with self._span("store"):
-                    assembly.look_for_version()
+            self._look_for_versions()
             taken_in = self._take_in_shards()
             made = sum(assembly.make_batches() for assembly in self._unfinished())
             written = self._write_orders()
@@ -95,6 +93,24 @@ class Dataflow:
             log.warning("another dataflow was faster, rebuilding from the store: %s", conflict)
             self.restore()
             return True
+
+    def feed(self) -> None:
+        """Make batches of what waits already, without a look at shards: all that a trainer needs between two rounds.
+
+        Raises TransientError, and can then be called again.
+        """
+        try:
+            self._look_for_versions()
+            for assembly in self._unfinished():
+                assembly.make_batches()
+        except ConflictError as conflict:
+            log.warning("another dataflow was faster, rebuilding from the store: %s", conflict)
+            self.restore()
+
+    def _look_for_versions(self) -> None:
+        for assembly in self._unfinished():
+            with self._span("store"):
+                assembly.look_for_version()
 
     def restore(self) -> None:
         """Rebuild the whole state from the store, as a new dataflow would; when that fails, the old state stands whole."""
@@ -212,8 +228,8 @@ def serve(
 ) -> None:
     """Run the dataflow until every policy has all of its batches, the run is stopped, or `stop` is set.
 
-    While every trainer has work, it pauses a little longer, so that more shards are taken in at once. A store that is
-    away is waited for. Raises ConfigError and CorruptError as `Dataflow` does.
+    While every trainer has work, shards gather, so that more of them are taken in at once. A store that is away is waited
+    for. Raises ConfigError and CorruptError as `Dataflow` does.
     """
     dataflow: Dataflow | None = None
     failures, next_look_s = 0, 0.0
@@ -231,15 +247,21 @@ def serve(
             pulse.update(state=state, note=dataflow.complaint, progress=dataflow.progress(), versions=dataflow.versions())
             if dataflow.done:
                 return
+            _gather(dataflow, config, pulse, stop)
         except TransientError as error:
             failures += 1
             log.warning("the store does not answer (%d times in a row): %s", failures, error)
             pulse.update(state="waiting", note=f"the store does not answer: {error}")
-        if dataflow is None or failures:
-            pause_s = min(config.poll_interval_s * 2 ** min(failures, 16), BACKOFF_MAX_S)
-        elif dataflow.hungry:
-            pause_s = 0.0 if busy else config.poll_interval_s
-        else:
-            pause_s = config.gather_interval_s
+        if failures or not busy:
+            with pulse.span("wait"):
+                stop.wait(min(config.poll_interval_s * 2 ** min(failures, 16), BACKOFF_MAX_S))
+
+
+def _gather(dataflow: Dataflow, config: DataConfig, pulse: Pulse, stop: threading.Event) -> None:
+    """Lets shards gather, so that one task takes in several. Meanwhile the trainers are fed with what waits already; one that
+    goes hungry all the same ends the pause. Raises TransientError."""
+    end_s = time.monotonic() + config.gather_interval_s
+    while not stop.is_set() and not dataflow.hungry and (left_s := end_s - time.monotonic()) > 0:
         with pulse.span("wait"):
-            stop.wait(pause_s)
+            stop.wait(min(left_s, config.poll_interval_s))
+        dataflow.feed()

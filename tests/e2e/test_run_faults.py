@@ -17,6 +17,7 @@ from tests.e2e.conftest import RECIPE, Laptop, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+POLICIES = ("solver", "verifier")
 STEPS = 30
 SLOWLY = (f"steps={STEPS}", "data.max_staleness=0", "policies.*.train.checkpoint_every=5", "evaluation=null")
 LEAVE_LIMIT_S = 60.0
@@ -77,13 +78,14 @@ def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop
 
 
 def _wait_for_version(laptop: Laptop, run_id: str, version: int) -> None:
-    wait_until(lambda: weights.exists(laptop.run_folder(run_id), "solver", version), 150.0)
+    """Until every policy has reached it."""
+    run = laptop.run_folder(run_id)
+    wait_until(lambda: all(weights.exists(run, policy, version) for policy in POLICIES), 150.0)
 
 
 def _last_version(laptop: Laptop, run_id: str) -> int:
     """That every policy has reached."""
-    found = [weights.latest(laptop.run(run_id), policy) for policy in ("solver", "verifier")]
-    return min(version or 0 for version in found)
+    return min(weights.latest(laptop.run(run_id), policy) or 0 for policy in POLICIES)
 
 
 def _is_clean(laptop: Laptop, run_id: str) -> None:
