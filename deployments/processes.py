@@ -67,6 +67,20 @@ def is_alive(process: Process) -> bool:
     return _find(process) is not None
 
 
+def listens(process: Process, port: int) -> bool:
+    """Whether it is this process, or a descendant of it, that listens on a TCP port: another may have been faster."""
+    found = _find(process)
+    for one in (found, *_descendants(found)) if found else ():
+        try:
+            if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in one.net_connections("tcp")):
+                return True
+        except psutil.AccessDenied:
+            return True  # this system does not tell; whoever answers on the port is believed
+        except psutil.NoSuchProcess:
+            continue
+    return False
+
+
 def stop(processes: Iterable[Process], grace_s: float) -> None:
     """Asks each process to leave (SIGTERM), and after the grace kills whatever is left of it and of its descendants."""
     asked: list[psutil.Process] = []
