@@ -45,8 +45,7 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
         say(f"{home.prefect_toml} is not ours and stays; for `prefect`, set PREFECT_API_URL={stack.prefect_url}")
     _prune_flow_logs(home)
     if wait_for_mlflow and stack.own_mlflow:
-        health = f"{stack.mlflow_url}/health"
-        readiness.wait_until(lambda: readiness.answers(health), "MLflow", MLFLOW_TIMEOUT_S, stack.process(MLFLOW))
+        _wait_for_server(stack, MLFLOW, stack.mlflow_url, "MLflow", MLFLOW_TIMEOUT_S)
     return record.save(home, replace(stack, ready=True))
 
 
@@ -65,14 +64,22 @@ def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
 
 def _wait_for_prefect(stack: Stack) -> None:
     if stack.own_server:
-        health = f"{stack.prefect_url}/health"
-        server = stack.process(SERVER)
-        readiness.wait_until(lambda: readiness.answers(health), "the Prefect server", SERVER_TIMEOUT_S, server)
+        _wait_for_server(stack, SERVER, stack.prefect_url, "the Prefect server", SERVER_TIMEOUT_S)
     elif trouble := readiness.prefect_trouble(stack.prefect_url):
         raise ConfigError(
             f"the Prefect server at {stack.prefect_url} does not answer ({trouble}); "
             "start it, correct PREFECT_API_URL, or unset it to run a local one"
         )
+
+
+def _wait_for_server(stack: Stack, name: str, url: str, what: str, timeout_s: float) -> None:
+    """Until it answers, and it is ours that answers: two stacks that start at once may have found the same port free."""
+    server = next(process for process in stack.processes if process.name == name)
+
+    def serves() -> bool:
+        return readiness.answers(f"{url}/health") and processes.listens(server, _port(url))
+
+    readiness.wait_until(serves, what, timeout_s, server)
 
 
 def _start_workers(home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say) -> tuple[Stack, Mapping[str, str | None]]:

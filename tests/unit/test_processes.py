@@ -43,6 +43,22 @@ def test_a_started_process_is_alive_until_it_is_stopped(tmp_path: Path) -> None:
     assert not psutil.pid_exists(process.pid)
 
 
+def test_a_process_listens_on_a_port_when_it_or_its_child_does_and_no_stranger_counts(tmp_path: Path) -> None:
+    listen = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
+    own = _start([sys.executable, "-c", f"{listen}time.sleep(60)"], tmp_path)
+    port = int(_last_line(tmp_path / "log"))
+    (tmp_path / "other").mkdir()
+    through_child = ["sh", "-c", f'"{sys.executable}" -c "{listen}time.sleep(60)"; true']
+    parent = _start(through_child, tmp_path / "other")
+    childs_port = int(_last_line(tmp_path / "other" / "log"))
+    assert processes.listens(own, port)
+    assert processes.listens(parent, childs_port)
+    assert not processes.listens(parent, port)
+    assert not processes.listens(own, childs_port)
+    processes.stop([own, parent], grace_s=5)
+    assert not processes.listens(own, port)
+
+
 def test_a_stranger_with_the_recorded_id_is_not_taken_for_ours(tmp_path: Path) -> None:
     process = _start(SLEEP, tmp_path)
     stranger = replace(process, created_s=process.created_s - 3600)
