@@ -1,9 +1,11 @@
 """How many orders may be outstanding: pure arithmetic on counts. Knows nothing of stores or prompts.
 
 AReaL's rule (arXiv 2505.24298), with S = max_staleness and B = batch_size. Work that is sampled at version v can be
-used up to batch v + 1 + S, so with b batches made and w rows waiting, a policy has use for
+used up to batch v + 1 + S. Workers are l versions behind the newest one when they play an order, as measured on what
+came back, so an order that is admitted at version v brings rows for batches up to v − l + 1 + S. With b batches made
+and w rows waiting, a policy has use for
 
-    room = (min(v + 1 + S, steps) − b) · B − w        sequences,
+    room = (min(v + 1 + max(0, S − l), steps) − b) · B − w        sequences,
 
 and is *short* while the outstanding orders are expected to bring fewer than that:  outstanding groups · yield < room.
 The yield, sequences a group brings this policy, is measured after filtering. An order is admitted while any
@@ -35,6 +37,10 @@ HOARD_MAX = 4
 """Sequences that one policy may hold before others have to wait for it, in multiples of (S + 1) · B."""
 
 
+LAG_WEIGHT = 0.1
+"""Weight of the newest shard in a policy's lag."""
+
+
 @dataclass(frozen=True)
 class Need:
     """Where one policy stands. Example: `Need(80, 3, 2, 128, 40, 8, 8.0)`."""
@@ -52,6 +58,8 @@ class Need:
     """Groups of orders that this policy has not taken in."""
     group_yield: float
     """Sequences a group is expected to bring, after filtering."""
+    lag: int = 0
+    """Versions that an order's oldest token is expected to lie behind the newest version at the order's admission."""
 
 
 @dataclass
@@ -75,6 +83,22 @@ class Yield:
         return max(self._average, YIELD_SHARE_MIN * self.samples_per_prompt)
 
 
+@dataclass
+class Lag:
+    """Versions between the weights that were newest when an order was admitted and the oldest that played it: an
+    exponential average over shards, rounded up, because a row that is too old by one version is lost as a whole."""
+
+    _average: float = 0.0
+
+    def observe(self, admitted: int, played: int) -> None:
+        """An order of version `admitted` was played with weights as old as `played`."""
+        self._average += LAG_WEIGHT * (max(0, admitted - played) - self._average)
+
+    @property
+    def value(self) -> int:
+        return math.ceil(self._average - LAG_WEIGHT / 2)
+
+
 def orders_to_admit(needs: Sequence[Need], max_staleness: int, prompts_per_order: int) -> int:
     """How many more orders to write now.
 
@@ -92,7 +116,7 @@ def orders_to_admit(needs: Sequence[Need], max_staleness: int, prompts_per_order
 def room(need: Need, max_staleness: int) -> int:
     """Sequences sampled from now on that the policy has use for, whether they are on the way or not; may be
     negative."""
-    usable = min((need.version or 0) + 1 + max_staleness, need.steps) - need.batches
+    usable = min((need.version or 0) + 1 + max(0, max_staleness - need.lag), need.steps) - need.batches
     return usable * need.batch_size - need.waiting
 
 

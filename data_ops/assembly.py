@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from data_ops.admission import Need, Yield
+from data_ops.admission import Lag, Need, Yield
 from data_ops.algorithms import Sample, samplers
 from data_ops.batch_metrics import Intake, batch_metrics
 from data_ops.books import Books
@@ -67,6 +67,9 @@ class Assembly:
         self.totals: Counter[str] = Counter()
         """Sequences by fate, in the batches made here."""
         self._yield = Yield(config.samples_per_prompt)
+        self._lag = Lag()
+        self._admitted: dict[int, int] = {}
+        """Orders on the way → the newest version at their admission; those of an earlier process are not known."""
         self._barren = 0
         """Groups taken in since one was kept."""
         self._finished_s: dict[int, float] = {}
@@ -106,9 +109,14 @@ class Assembly:
         """Ask the store for newer weights."""
         self.version = weights.latest(self._run, self.policy, start=self.version or 0)
 
+    def admit(self, order: int) -> None:
+        """An order was written."""
+        self._admitted[order] = self.version or 0
+
     def take_in(self, prepared: Prepared) -> None:
         """Enter a shard into the books; nothing happens when its order is closed already."""
         intake, shard = prepared.policies.get(self.policy), prepared.shard
+        admitted = self._admitted.pop(prepared.order, None)
         if intake is None or shard is None:
             self.books.take_in(prepared.order)
         elif self.books.take_in(prepared.order, intake.rows, intake.entries):
@@ -116,6 +124,8 @@ class Assembly:
             self._intake.add(intake, shard)
             self._barren = 0 if intake.rows else self._barren + intake.num_groups
             self._yield.observe(len(shard.groups), len(intake.rows))
+            if admitted is not None and intake.rows:
+                self._lag.observe(admitted, min(row.min_version for row in intake.rows))
 
     def make_batches(self) -> int:
         """Commit every batch that may be made now; how many. Raises ConflictError when another dataflow made one."""
@@ -136,6 +146,7 @@ class Assembly:
             waiting=self.books.num_waiting,
             groups=on_the_way * self._config.prompts_per_order,
             group_yield=self._yield.value,
+            lag=self._lag.value,
         )
 
     def _may_make_batch(self) -> bool:

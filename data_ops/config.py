@@ -91,9 +91,9 @@ class DataConfig(Frozen):
     """When an episode of a group failed: keep the others (True) or drop the group (False)."""
     poll_interval_s: float = Field(default=0.2, gt=0)
     """Pause between two looks at the store while a trainer waits for a batch and there is nothing to do."""
-    gather_interval_s: float = Field(default=1.0, gt=0)
+    gather_interval_s: float = Field(default=2.0, gt=0)
     """Pause between two looks while no trainer waits: shards gather, and one task takes in several of them."""
-    shards_per_task: int = Field(default=8, ge=1)
+    shards_per_task: int = Field(default=16, ge=1)
     """Shards that one parallel task takes in at most; more shards in a task amortize the task's own cost."""
 
 

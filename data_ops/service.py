@@ -82,35 +82,36 @@ class Dataflow:
         """Do whatever can be done now; whether that was anything. Raises TransientError, and can then be called
         again."""
         try:
-            self._look_for_versions()
             taken_in = self._take_in_shards()
-            made = sum(assembly.make_batches() for assembly in self._unfinished())
-            written = self._write_orders()
+            made = self._feed()
             if self.done:
                 orders.end(self._run, self._ordering.next_number)  # tells the workers to leave
-            return any((taken_in, made, written))
+            return taken_in or made
         except ConflictError as conflict:
-            log.warning("another dataflow was faster, rebuilding from the store: %s", conflict)
-            self.restore()
+            self._rebuild(conflict)
             return True
 
     def feed(self) -> None:
-        """Make batches of what waits already, without a look at shards: all that a trainer needs between two rounds.
+        """All of a round but the look at shards: batches of what waits already for the trainers, orders for the workers.
 
         Raises TransientError, and can then be called again.
         """
         try:
-            self._look_for_versions()
-            for assembly in self._unfinished():
-                assembly.make_batches()
+            self._feed()
         except ConflictError as conflict:
-            log.warning("another dataflow was faster, rebuilding from the store: %s", conflict)
-            self.restore()
+            self._rebuild(conflict)
 
-    def _look_for_versions(self) -> None:
+    def _feed(self) -> bool:
         for assembly in self._unfinished():
             with self._span("store"):
                 assembly.look_for_version()
+        made = sum(assembly.make_batches() for assembly in self._unfinished())
+        written = self._write_orders()
+        return bool(made) or written
+
+    def _rebuild(self, conflict: ConflictError) -> None:
+        log.warning("another dataflow was faster, rebuilding from the store: %s", conflict)
+        self.restore()
 
     def restore(self) -> None:
         """Rebuild the whole state from the store, as a new dataflow would; when that fails, the old state stands whole."""
@@ -203,6 +204,8 @@ class Dataflow:
                 orders.commit(self._run, order)
             self._ordering.advance(order)
             self._outstanding.add(order.number)
+            for assembly in self._assemblies:
+                assembly.admit(order.number)
         return number > 0
 
     def _read_shard(self, number: int) -> Shard | None:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from data_ops.admission import Need, Yield, orders_to_admit, room
+from data_ops.admission import Lag, Need, Yield, orders_to_admit, room
 
 NEED = Need(steps=80, batches=0, version=0, batch_size=8, waiting=0, groups=0, group_yield=4.0)
 """Two groups fill a batch."""
@@ -29,6 +29,27 @@ def test_each_new_version_makes_room_for_one_batch() -> None:
     full = replace(NEED, batches=1, waiting=24)
     assert room(full, max_staleness=3) == 0
     assert room(replace(full, version=1), max_staleness=3) == 8
+
+
+def test_what_workers_lag_behind_is_no_room() -> None:
+    # (0 + 1 + 3 − 2 − 0) · 8 = 16 sequences: rows for batches 3 and 4 would be too old when their turn comes
+    assert room(replace(NEED, lag=2), max_staleness=3) == 16
+    # there is always room for the next batch: rows that are too old expire and are ordered again
+    assert room(replace(NEED, lag=5), max_staleness=3) == 8
+    assert room(replace(NEED, lag=1), max_staleness=0) == 8
+
+
+def test_the_lag_is_an_average_of_versions_rounded_up() -> None:
+    measured = Lag()
+    assert measured.value == 0
+    measured.observe(admitted=5, played=5)
+    measured.observe(admitted=5, played=7)  # newer weights are no credit: the next order may be less lucky
+    assert measured.value == 0
+    measured.observe(admitted=5, played=4)
+    assert measured.value == 1
+    for _ in range(100):
+        measured.observe(admitted=5, played=3)
+    assert measured.value == 2
 
 
 def test_no_more_is_rolled_out_than_the_remaining_steps_need() -> None:
