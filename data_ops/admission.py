@@ -30,7 +30,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 YIELD_WEIGHT = 0.1
-"""Weight of the newest shard in a policy's yield."""
+"""Weight of the newest shard in a policy's yield, once so many shards were seen that their plain mean gives it less."""
+YIELD_GUESS = 4
+"""Sequences an episode is expected to bring before any came back: too many rather than too few, because what is played too
+much at the first version is too old together. What is then missing is ordered when the first shard has told."""
 YIELD_SHARE_MIN = 1 / 16
 """Least yield that is reckoned with, as a share of `samples_per_prompt`: a bound for when nothing is kept."""
 HOARD_MAX = 4
@@ -64,19 +67,21 @@ class Need:
 
 @dataclass
 class Yield:
-    """Sequences per group that one policy keeps: an exponential average over shards, from a first guess on."""
+    """Sequences per group that one policy keeps: the mean over the first shards, then an exponential average."""
 
     samples_per_prompt: int
-    """The first guess: one kept sequence per episode."""
     _average: float = field(init=False)
+    _num_shards: int = 0
 
     def __post_init__(self) -> None:
-        self._average = float(self.samples_per_prompt)
+        self._average = float(YIELD_GUESS * self.samples_per_prompt)
 
     def observe(self, num_groups: int, num_kept: int) -> None:
         """A shard of `num_groups` groups brought `num_kept` rows."""
         if num_groups:
-            self._average += YIELD_WEIGHT * (num_kept / num_groups - self._average)
+            self._num_shards += 1
+            weight = max(YIELD_WEIGHT, 1 / self._num_shards)
+            self._average += weight * (num_kept / num_groups - self._average)
 
     @property
     def value(self) -> float:

@@ -91,14 +91,19 @@ def test_synchronous_training_asks_for_one_batch_per_version() -> None:
     assert orders_to_admit([replace(NEED, batches=1, version=1)], 0, 2) == 1
 
 
-def test_the_yield_starts_at_one_sequence_an_episode_and_follows_what_is_kept() -> None:
+def test_the_yield_starts_high_and_follows_what_is_kept() -> None:
     measured = Yield(samples_per_prompt=8)
-    assert measured.value == 8.0
+    assert measured.value == 32.0  # four sequences an episode
     measured.observe(num_groups=4, num_kept=16)
-    # 8 + 0.1 · (4 − 8)
-    assert measured.value == pytest.approx(7.6)
+    assert measured.value == 4.0
+    measured.observe(num_groups=4, num_kept=32)
+    assert measured.value == pytest.approx((4 + 8) / 2)
     measured.observe(num_groups=0, num_kept=0)
-    assert measured.value == pytest.approx(7.6)
+    assert measured.value == pytest.approx(6.0)
+    for _ in range(8):
+        measured.observe(num_groups=1, num_kept=6)
+    measured.observe(num_groups=1, num_kept=7)
+    assert measured.value == pytest.approx(6 + 0.1 * 1)  # the eleventh shard
 
 
 def test_the_yield_never_falls_below_its_floor() -> None:

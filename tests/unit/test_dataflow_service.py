@@ -60,11 +60,18 @@ def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: Object
     assert made.orders() != []
 
 
-def test_the_first_orders_fill_the_staleness_budget(memory_store: ObjectStore) -> None:
-    # The solver has room for (0 + 1 + 1) · 6 = 12 sequences, and 2 samples of 2 prompts make 4 an order.
-    made = world(memory_store, max_staleness=1)
-    rounds(made.dataflow())
-    assert [order.number for order in made.orders()] == [0, 1, 2]
+def test_the_first_orders_are_careful_and_those_after_the_first_shard_fill_the_staleness_budget(
+    memory_store: ObjectStore,
+) -> None:
+    # The solver has room for (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring 16 an order.
+    made = world(memory_store, max_staleness=3, filter=[])
+    dataflow = made.dataflow()
+    rounds(dataflow)
+    assert [order.number for order in made.orders()] == [0, 1]
+    # They bring 4: 24 − 4 are missing, one order is on the way.
+    made.play([0])
+    rounds(dataflow)
+    assert [order.number for order in made.orders()] == [0, 1, 2, 3, 4, 5]
 
 
 def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(memory_store: ObjectStore) -> None:
@@ -128,7 +135,8 @@ def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
 def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(memory_store: ObjectStore) -> None:
     made = world(memory_store)
     dataflow = made.dataflow()
-    while not made.batches("solver"):
+    while not any(batch.waiting for batch in made.batches("solver")[-1:]):
+        made.train("solver")
         dataflow.round()
         made.play(made.open_orders())
     lost = {key.order for key in made.batches("solver")[-1].waiting}
