@@ -30,10 +30,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 YIELD_WEIGHT = 0.1
-"""Weight of the newest shard in a policy's yield, once so many shards were seen that their plain mean gives it less."""
+"""Weight of the newest shard in a policy's yield, once so many shards were seen that their mean gives it less."""
 YIELD_GUESS = 4
 """Sequences an episode is expected to bring before any came back: too many rather than too few, because what is played too
-much at the first version is too old together. What is then missing is ordered when the first shard has told."""
+much at the first version is too old together. What is then missing is ordered when the first shards have told."""
+YIELD_GUESS_SHARDS = 3
+"""So many shards the guess counts for: one shard without a row to train on must not open the floodgates."""
 YIELD_SHARE_MIN = 1 / 16
 """Least yield that is reckoned with, as a share of `samples_per_prompt`: a bound for when nothing is kept."""
 HOARD_MAX = 4
@@ -67,7 +69,7 @@ class Need:
 
 @dataclass
 class Yield:
-    """Sequences per group that one policy keeps: the mean over the first shards, then an exponential average."""
+    """Sequences per group that one policy keeps: the mean over the guess and the first shards, then an exponential average."""
 
     samples_per_prompt: int
     _average: float = field(init=False)
@@ -80,7 +82,7 @@ class Yield:
         """A shard of `num_groups` groups brought `num_kept` rows."""
         if num_groups:
             self._num_shards += 1
-            weight = max(YIELD_WEIGHT, 1 / self._num_shards)
+            weight = max(YIELD_WEIGHT, 1 / (YIELD_GUESS_SHARDS + self._num_shards))
             self._average += weight * (num_kept / num_groups - self._average)
 
     @property

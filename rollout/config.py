@@ -13,8 +13,9 @@ class SamplingConfig(Frozen):
     temperature: float = Field(default=1.0, ge=0)
     """0 is greedy; such tokens have log-probability 0 and cannot be trained on."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """1 turns it off. Of a policy that is trained it must be off: its log-probabilities are those of the kept tokens alone."""
     top_k: int = Field(default=0, ge=0)
-    """0 turns it off."""
+    """0 turns it off; the same holds."""
     max_new_tokens: int = Field(default=256, ge=1)
 
 

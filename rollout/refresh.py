@@ -1,10 +1,10 @@
 """Keeps an engine at the newest weights of its policy, while it generates.
 
-    look (a probe of the next version) ──▶ fetch, verified, in a thread ──▶ engine.load, between two decode steps
+    look (a probe of the next version) ──▶ read, verified, in a thread ──▶ engine.load, between two decode steps
 
-A task of the worker's event loop; the store's calls and the digests run in threads, so generation goes on meanwhile.
-Versions in between are skipped. Weights that cannot be read are never served: the engine keeps what it has, and the
-failure is told.
+A task of the worker's event loop; the store's calls, deltas and digests run in threads, so generation goes on meanwhile. The
+version that is held stays in host memory, so that only the changes since need to be fetched. Versions in between are not
+loaded. Weights that cannot be read are never served: the engine keeps what it has, and the failure is told.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from storage import weights
 from storage.errors import AstraFlowError, ConfigError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
+from storage.weights import Held
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Refresher:
         self._engine = engine
         self._interval_s = interval_s
         self._pulse = pulse
+        self._held: Held | None = None
         self._failures = 0
         self._failures_in_a_row = 0
 
@@ -49,8 +51,8 @@ class Refresher:
                 self._failures_in_a_row = 0
                 return False
             with self._pulse.span("refresh"):
-                tensors = await asyncio.to_thread(weights.fetch, self._run, self._policy, newest)
-                await self._engine.load(newest, tensors)
+                self._held = await asyncio.to_thread(weights.read, self._run, self._policy, newest, self._held)
+                await self._engine.load(newest, self._held.tensors)
         except ConfigError:
             raise
         except AstraFlowError as error:

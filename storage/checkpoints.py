@@ -4,9 +4,11 @@ Steps with a checkpoint are not contiguous, so the newest is found by listing. A
 never correctness: an older checkpoint leads through the same batches.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from storage import layout, tensor_folders
 from storage.errors import CorruptError
@@ -16,6 +18,8 @@ from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, Json, TensorInfo
 from storage.second_reads import read_twice
 from storage.tensor_folders import MANIFEST, Contents
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,26 @@ def save(run: ObjectStore, policy: str, step: int, tensors: Mapping[str, HostTen
     tensor_folders.finish(folder, contents, manifest)
 
 
-def latest(run: ObjectStore, policy: str) -> int | None:
-    """The newest step with a whole checkpoint; None when there is none."""
-    return max(_steps(run, policy), default=None)
+class Checkpoint(NamedTuple):
+    """Everything of one step."""
+
+    step: int
+    tensors: dict[str, HostTensor]
+    state: Json
+
+
+def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
+    """The newest checkpoint that can be read; None when there is none. CorruptError when there are some, all damaged."""
+    damage: CorruptError | None = None
+    for step in sorted(_steps(run, policy), reverse=True):
+        try:
+            return Checkpoint(step, *load(run, policy, step))
+        except CorruptError as error:
+            log.warning("the checkpoint of step %d of %s is damaged, an older one is looked for: %s", step, policy, error)
+            damage = damage or error
+    if damage:
+        raise damage
+    return None
 
 
 def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor], Json]:

@@ -219,6 +219,11 @@ class TensorInfo:
     digest: str
     """`xxh3_128:` + hex over the tensor's little-endian bytes."""
     file: str
+    """Where its bytes, or its change, lie; empty when its bits are those of `source`."""
+    entry: str = ""
+    """Its name in that file, when that is not its own: tied tensors share one entry."""
+    source: str = ""
+    """In a delta: the base's tensor that it comes from. Empty for a tensor that is there as a whole."""
 
 
 @dataclass(frozen=True)

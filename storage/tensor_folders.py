@@ -25,7 +25,7 @@ FILE_BYTES_MAX = 2**30
 TRANSFERS_MAX = 4
 """Files that are moved, and therefore held in memory, at once."""
 MANIFEST = "manifest.json"
-_TENSOR_FILE = re.compile(r"model-\d{5,}\.safetensors")
+_TENSOR_FILE = re.compile(r"(model|delta)-\d{5,}\.safetensors")
 """Names that tensor files get here; no other file of a folder may bear one."""
 
 
@@ -92,7 +92,7 @@ def read_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
     holders = {info.file for info in contents.tensors.values()}
     others = [info for info in contents.files if info.name not in holders]
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        bodies = list(pool.map(lambda info: read_twice(lambda: _checked_file(folder, info)), others))
+        bodies = list(pool.map(lambda info: read_twice(lambda: checked_file(folder, info)), others))
     return {info.name.split(".", 1)[1]: body for info, body in zip(others, bodies, strict=True)}
 
 
@@ -109,7 +109,8 @@ def _parts(tensors: Mapping[str, HostTensor]) -> Iterator[dict[str, HostTensor]]
     yield part
 
 
-def _checked_file(folder: ObjectStore, info: FileInfo) -> bytes:
+def checked_file(folder: ObjectStore, info: FileInfo) -> bytes:
+    """One fetch of a file; CorruptError when it is not the one the manifest lists."""
     where = f"{folder.url}/{info.name}"
     try:
         body = folder.get(info.name)
@@ -122,7 +123,7 @@ def _checked_file(folder: ObjectStore, info: FileInfo) -> bytes:
 
 def _checked_tensors(folder: ObjectStore, info: FileInfo, infos: Mapping[str, TensorInfo]) -> dict[str, HostTensor]:
     where = f"{folder.url}/{info.name}"
-    tensors = from_safetensors(_checked_file(folder, info))
+    tensors = from_safetensors(checked_file(folder, info))
     expected = {name: tensor for name, tensor in infos.items() if tensor.file == info.name}
     if tensors.keys() != expected.keys():
         raise CorruptError(f"{where} holds other tensors than its manifest lists: {_first(tensors.keys() ^ expected.keys())}")

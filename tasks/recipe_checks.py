@@ -116,6 +116,13 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
                 (*at, "temperature"),
                 "greedy tokens have log-probability 0 and cannot be trained on; use 1.0 or the like",
             )
+        for key, off in (("top_p", 1.0), ("top_k", 0)):
+            if getattr(policy.sampling, key) != off:
+                yield Problem(
+                    (*at, key),
+                    f"the trainer's probabilities are those of the whole vocabulary: tokens drawn with {key} "
+                    f"{getattr(policy.sampling, key)} would look off-policy at once; leave it out, or set {off:g}",
+                )
 
 
 def _prompts(config: RunConfig) -> Iterator[Problem]:

@@ -52,6 +52,8 @@ class TrainConfig(Frozen):
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more compute."""
     publish_dtype: Literal["BF16", "F32"] = "BF16"
+    anchor_every: int = Field(default=20, ge=1)
+    """Every so-manieth version is published whole, the others as deltas to the one before; 1: all of them whole."""
     device: str = "cpu"
     threads: int = Field(default=1, ge=1)
     """CPU compute threads; 1 makes a resumed run bit-equal to an uninterrupted one."""

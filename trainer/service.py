@@ -1,6 +1,7 @@
 """The trainer of one policy: takes batch n, steps, publishes version n, checkpoints. Knows no Prefect.
 
     batches/{policy}/{n} ──▶ engine.step ──▶ weights/{policy}/{n} ──▶ checkpoints/{policy}/{n}
+                                              (during step n + 1)
 
 It meets the others in the store alone. What is published stands for ever: a trainer that resumes from its checkpoint
 trains through the batches it had already consumed, and compares what it gets with what it had published.
@@ -10,20 +11,23 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from storage import batches, checkpoints, layout, weights
+from storage.checkpoints import Checkpoint
 from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
-from storage.records import Batch
+from storage.records import Batch, HostTensor
 from storage.tensors import weights_digest
+from storage.weights import Held
 from trainer.config import TrainConfig
 from trainer.departure import Departure
 from trainer.engine import TrainEngine, make_engine
 from trainer.patience import insist
+from trainer.publication import Publication
 
 log = logging.getLogger(__name__)
 
@@ -70,20 +74,27 @@ class _Trainer:
         self._stop = stop
         self._departure = Departure(run, pulse, stop)
         self._engine: TrainEngine
+        self._publication = Publication(run, policy, config.anchor_every, pulse, self._insist)
         self._step = 0
         """The version that the engine's weights are."""
-        self._published = 0
-        """The newest version known to stand."""
+        self._standing = 0
+        """The newest version when this trainer began: up to it, what comes out is compared and not published."""
         self._checkpointed = 0
         self._tokens_trained = 0.0
         self._diverged = False
         self._wait_s = 0.0
         """Waited for the batch of the current step."""
-        self._publish_s = 0.0
-        """Spent on publishing the version before."""
+        self._publish_wait_s = 0.0
+        """Waited for the publication of the version before."""
         self._version_at_s = time.monotonic()
 
     def serve(self, seed: int) -> None:
+        try:
+            self._serve(seed)
+        finally:
+            self._publication.close()
+
+    def _serve(self, seed: int) -> None:
         if not self._begin(seed):
             return
         while self._step < self._steps and not self._departure.due():
@@ -93,7 +104,8 @@ class _Trainer:
             self._advance(batch)
         if self._checkpointed < self._step:
             self._checkpoint()
-        self._pulse.update(state="draining", note=f"leaves with version {self._published} published")
+        self._publication.settle()
+        self._pulse.update(state="draining", note=f"leaves with version {max(self._step, self._standing)} published")
 
     def _begin(self, seed: int) -> bool:
         """Build the engine from version 0 or the newest checkpoint; False when asked to leave before there was one."""
@@ -106,9 +118,11 @@ class _Trainer:
         if MODEL_CONFIG not in files:
             raise CorruptError(f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with its files")
         self._engine = make_engine(self._config, json.loads(files[MODEL_CONFIG]), seed)
-        newest = self._insist("looking for a checkpoint", lambda: checkpoints.latest(self._run, self._policy))
+        newest = self._insist("reading the checkpoint", lambda: checkpoints.newest(self._run, self._policy))
         if newest is None:
-            self._engine.set_weights(self._insist("reading version 0", lambda: weights.fetch(self._run, self._policy, 0)))
+            base = self._insist("reading version 0", lambda: weights.read(self._run, self._policy, 0))
+            self._engine.set_weights(base.tensors)
+            self._publication.held = base
         else:
             self._resume(newest)
         standing = self._insist("looking for versions", lambda: weights.latest(self._run, self._policy, self._step))
@@ -117,16 +131,16 @@ class _Trainer:
                 f"{layout.checkpoint(self._policy, self._step)} exists, but {layout.weights(self._policy, self._step)} "
                 "does not; restore it, or start a new run"
             )
-        self._published = standing
-        self._beat("starts from " + ("version 0" if newest is None else f"the checkpoint of step {newest}"))
+        self._standing = standing
+        self._pulse.update(versions={self._policy: standing})
+        self._beat("starts from " + ("version 0" if newest is None else f"the checkpoint of step {newest.step}"))
         self._version_at_s = time.monotonic()
         return True
 
-    def _resume(self, step: int) -> None:
-        tensors, state = self._insist("reading the checkpoint", lambda: checkpoints.load(self._run, self._policy, step))
-        self._engine.load(tensors, state["engine"])
-        self._tokens_trained = float(state["tokens_trained"])
-        self._step = self._checkpointed = step
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        self._engine.load(checkpoint.tensors, checkpoint.state["engine"])
+        self._tokens_trained = float(checkpoint.state["tokens_trained"])
+        self._step = self._checkpointed = checkpoint.step
 
     def _next_batch(self) -> Batch | None:
         """The batch after the current step, waited for; None when it is time to leave. Measures the wait."""
@@ -166,7 +180,8 @@ class _Trainer:
         metrics |= {
             "trainer/wait_s": self._wait_s,
             "trainer/step_s": step_s,
-            "trainer/publish_s": self._publish_s,
+            "trainer/publish_s": self._publication.seconds,
+            "trainer/publish_wait_s": self._publish_wait_s,
             "trainer/tokens_per_s": tokens_per_s,
             "trainer/wait_fraction": wait_fraction,
         }
@@ -177,47 +192,33 @@ class _Trainer:
             self._checkpoint()
 
     def _publish(self, metrics: dict[str, float]) -> None:
+        """Hands the version over; what of it is waited for is the version before."""
+        tensors = self._engine.weights()
+        if self._step <= self._standing:
+            self._compare(tensors)
+            return
         start_s = time.monotonic()
-        with self._pulse.span("publish"):
-            tensors = self._engine.weights()
-            if self._step <= self._published:
-                self._compare(weights_digest(tensors))
-                return
-            try:
-                self._insist(
-                    f"publishing version {self._step}",
-                    lambda: weights.publish(self._run, self._policy, self._step, tensors, metrics=metrics),
-                )
-            except ConflictError as error:
-                self._accept_only_own(weights_digest(tensors), error)
-            self._published = self._step
-        self._publish_s = time.monotonic() - start_s
+        self._publication.start(self._step, tensors, metrics)
+        self._publish_wait_s = time.monotonic() - start_s
 
-    def _compare(self, digest: str) -> None:
+    def _compare(self, tensors: Mapping[str, HostTensor]) -> None:
         """A version published before this trainer resumed stands, whatever came out now."""
-        if self._standing_digest() != digest and not self._diverged:
+        standing = self._insist("reading a manifest", lambda: weights.read_manifest(self._run, self._policy, self._step))
+        if standing.digest == weights_digest(tensors):
+            self._publication.held = Held(standing, tensors)
+        elif not self._diverged:
             self._diverged = True
             note = (
                 f"training again from the checkpoint gave other bits at version {self._step} than were published. "
-                f"The published versions up to {self._published} stand; version {self._published + 1} is the first "
+                f"The published versions up to {self._standing} stand; version {self._standing + 1} is the first "
                 "from this trainer's weights. On one CPU thread this should not happen"
             )
             self._pulse.update(note=note)
             log.error("%s: %s", self._policy, note)
 
-    def _accept_only_own(self, digest: str, error: ConflictError) -> None:
-        """A version that appeared meanwhile is this trainer's own write whose answer got lost, or a rival's."""
-        if self._standing_digest() != digest:
-            raise ConflictError(
-                f"version {self._step} of {self._policy} was published by another trainer with other weights; "
-                "two trainers of one policy are alive: stop one of them and start this one again"
-            ) from error
-
-    def _standing_digest(self) -> str:
-        return self._insist("reading a manifest", lambda: weights.read_manifest(self._run, self._policy, self._step)).digest
-
     def _checkpoint(self) -> None:
         step = self._step
+        self._publication.settle()  # a checkpoint without its version could not be gone on from
         with self._pulse.span("checkpoint"):
             tensors, engine_state = self._engine.save()
             state = {"engine": engine_state, "tokens_trained": self._tokens_trained}
@@ -238,7 +239,6 @@ class _Trainer:
             note=note or None,
             progress={"step": self._step, "tokens_trained": self._tokens_trained},
             rates=rates,
-            versions={self._policy: self._published},
         )
 
     def _insist(self, what: str, call: Callable[[], R]) -> R:

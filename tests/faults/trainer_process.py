@@ -26,7 +26,7 @@ from trainer.service import train
 
 POLICY = "solver"
 STEPS = 5
-CONFIG = TrainConfig(lr=1e-3, warmup_steps=2, minibatches=2, checkpoint_every=2, checkpoints_keep=1)
+CONFIG = TrainConfig(lr=1e-3, warmup_steps=2, minibatches=2, checkpoint_every=2, checkpoints_keep=1, anchor_every=3)
 
 
 class DyingFiles(LocalFiles):
@@ -81,9 +81,9 @@ def ending(call: Callable[[], None]) -> int:
 
 
 def outcome(folder: Path) -> list[str]:
-    """Digests of all versions and of the last checkpoint's tensors."""
+    """Digests of all versions, which are read as they are stored, and of the last checkpoint's tensors."""
     run = open_store(str(folder))
-    versions = [weights.read_manifest(run, POLICY, version).digest for version in range(STEPS + 1)]
+    versions = [weights_digest(weights.fetch(run, POLICY, version)) for version in range(STEPS + 1)]
     return [*versions, weights_digest(checkpoints.load(run, POLICY, STEPS)[0])]
 
 

@@ -95,15 +95,24 @@ def test_the_yield_starts_high_and_follows_what_is_kept() -> None:
     measured = Yield(samples_per_prompt=8)
     assert measured.value == 32.0  # four sequences an episode
     measured.observe(num_groups=4, num_kept=16)
-    assert measured.value == 4.0
+    assert measured.value == pytest.approx((3 * 32 + 4) / 4)  # the guess counts for three shards
     measured.observe(num_groups=4, num_kept=32)
-    assert measured.value == pytest.approx((4 + 8) / 2)
+    assert measured.value == pytest.approx((3 * 32 + 4 + 8) / 5)
     measured.observe(num_groups=0, num_kept=0)
-    assert measured.value == pytest.approx(6.0)
-    for _ in range(8):
+    assert measured.value == pytest.approx((3 * 32 + 4 + 8) / 5)
+    for _ in range(200):
         measured.observe(num_groups=1, num_kept=6)
     measured.observe(num_groups=1, num_kept=7)
-    assert measured.value == pytest.approx(6 + 0.1 * 1)  # the eleventh shard
+    assert measured.value == pytest.approx(6 + 0.1 * 1)
+
+
+def test_one_shard_without_a_row_does_not_open_the_floodgates() -> None:
+    measured = Yield(samples_per_prompt=8)
+    measured.observe(num_groups=4, num_kept=0)
+    assert measured.value == 24.0
+    for _ in range(1000):
+        measured.observe(num_groups=4, num_kept=0)
+    assert measured.value == 0.5  # never none at all
 
 
 def test_the_yield_never_falls_below_its_floor() -> None:

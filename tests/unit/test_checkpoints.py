@@ -10,6 +10,12 @@ def save(store: ObjectStore, step: int) -> None:
     checkpoints.save(store, "solver", step, builders.tensors(step), {"step": step, "rng": [1, 2**64 - 1], "name": "ä"})
 
 
+def newest_step(store: ObjectStore) -> int:
+    found = checkpoints.newest(store, "solver")
+    assert found is not None
+    return found.step
+
+
 def test_a_checkpoint_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
     tensors, state = checkpoints.load(memory_store, "solver", 10)
@@ -18,12 +24,25 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> No
 
 
 def test_the_latest_is_the_newest_that_is_whole(memory_store: ObjectStore) -> None:
-    assert checkpoints.latest(memory_store, "solver") is None
+    assert checkpoints.newest(memory_store, "solver") is None
     for step in (10, 20, 30):
         save(memory_store, step)
     memory_store.delete("checkpoints/solver/00000030/manifest.json")
-    assert checkpoints.latest(memory_store, "solver") == 20
-    assert checkpoints.latest(memory_store, "verifier") is None
+    assert newest_step(memory_store) == 20
+    assert checkpoints.newest(memory_store, "verifier") is None
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(memory_store: ObjectStore) -> None:
+    for step in (10, 20):
+        save(memory_store, step)
+    (data,) = (key for key in memory_store.list("checkpoints/solver/00000020") if key.endswith(".safetensors"))
+    memory_store.put(data, b"torn")
+    found = checkpoints.newest(memory_store, "solver")
+    assert found is not None
+    assert (found.step, found.state["step"]) == (10, 10)
+    memory_store.put("checkpoints/solver/00000010/manifest.json", b"torn")
+    with pytest.raises(CorruptError, match="checkpoints/solver/00000020"):
+        checkpoints.newest(memory_store, "solver")
 
 
 def test_the_second_writer_of_a_checkpoint_loses(memory_store: ObjectStore) -> None:
@@ -48,7 +67,7 @@ def test_prune_leaves_unfinished_newer_checkpoints_alone(memory_store: ObjectSto
     memory_store.delete("checkpoints/solver/00000020/manifest.json")  # being written by another trainer
     checkpoints.prune(memory_store, "solver", keep=1)
     assert len(memory_store.list("checkpoints/solver/00000020")) == 1
-    assert checkpoints.latest(memory_store, "solver") == 10
+    assert newest_step(memory_store) == 10
 
 
 def test_prune_deletes_manifests_before_their_data(memory_store: ObjectStore) -> None:

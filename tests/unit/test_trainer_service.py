@@ -128,7 +128,7 @@ def test_every_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None
     assert (manifest.parent, manifest.batch, manifest.kind) == (2, 3, "anchor")
     assert pulse.last.progress == {"step": 3, "tokens_trained": 9.0}
     assert pulse.last.versions == {POLICY: 3}
-    assert pulse.last.seconds.keys() == {"wait", "step", "publish", "checkpoint"}
+    assert pulse.last.seconds.keys() == {"wait", "step", "publish", "publish_wait", "checkpoint"}
 
 
 def test_a_manifest_tells_what_the_step_measured_and_took(run: ObjectStore) -> None:
@@ -140,6 +140,7 @@ def test_a_manifest_tells_what_the_step_measured_and_took(run: ObjectStore) -> N
         "trainer/wait_s",
         "trainer/step_s",
         "trainer/publish_s",
+        "trainer/publish_wait_s",
         "trainer/tokens_per_s",
         "trainer/wait_fraction",
     }

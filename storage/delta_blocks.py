@@ -1,0 +1,250 @@
+"""One block of a delta: up to 2²² elements of one tensor, old bits → new bits, as bytes of their own.
+
+    block   u32 bytes of the block | u32 its number in the tensor | u8 method | u8 number of classes | u16 0 | body
+    STEPS   (classes − 1) × u16 first exponent of the next class | classes × run
+    run     u32 changes | u8 low_bits | u8 × 3 0 | 6 × u32 bytes of each stream | the streams
+    streams gaps, lows, wide_gaps, trits, values, wide_steps
+    PLANES  one zstd frame for each byte of an element, lowest first, behind a u32 with its size
+
+Numbers are little-endian; `gaps`, `trits` and `values` are zstd frames, the other streams plain. What the streams mean says
+`delta_numpy.Streams`; docs/format.md has the whole form. Small blocks take the loops of NumPy, large ones the compiled
+ones; the bytes are the same. `apply` changes the old bits in place: twice is wrong, so a retry starts from the base.
+"""
+
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from storage import delta_numpy
+from storage.delta_numpy import TRITS_PER_BYTE, Bits, Positions, Ranking, Streams
+from storage.errors import CorruptError
+
+BLOCK_ELEMENTS = 2**22
+COMPILED_FROM = 2**18
+"""Elements from which on the compiled loops are worth loading: numba itself takes a second to import."""
+STEPS, PLANES = 1, 2
+CLASSES_MAX = 8
+_BLOCK, _RUN = struct.Struct("<IIBBH"), struct.Struct("<IB3x6I")
+_ZSTD = pa.Codec("zstd", compression_level=1)
+_CLASS_COST_BITS = 8 * (_RUN.size + 40)
+"""What a further class costs in headers and frames."""
+_SAMPLED = 16
+"""Every so-manieth element is looked at to see which exponents there are."""
+
+
+def encode(number: int, old: Bits, new: Bits, exponents: tuple[int, int] | None, *, compact: bool) -> bytes:
+    """Block `number`, which turns `old` into `new` (flat, unsigned, of one length); empty when they are equal.
+
+    `exponents` are shift and width of the exponent within an element, None for what is no floating-point number. `compact`
+    spends three times the CPU time on a fifth fewer bytes.
+    """
+    loops = _loops(len(old))
+    positions, steps = loops.find(old, new)
+    if not len(positions):
+        return b""
+    if 2 * len(positions) > len(old):
+        body, method, num_classes = _planes(old, new), PLANES, 1
+    else:
+        method = STEPS
+        bounds = _bounds(old, positions, exponents) if compact and exponents else ()
+        num_classes = len(bounds) + 1
+        if bounds and exponents:
+            ranking = _ranking(bounds, exponents)
+            classes, ranks, steps, sizes = loops.find_ranked(old, new, ranking)
+            members = [np.flatnonzero(classes == one) for one in range(num_classes)]
+            runs = [_run(loops, ranks[own], steps[own], int(size)) for own, size in zip(members, sizes, strict=True)]
+        else:
+            runs = [_run(loops, positions, steps, len(old))]
+        body = struct.pack(f"<{len(bounds)}H", *bounds) + b"".join(runs)
+    return _BLOCK.pack(_BLOCK.size + len(body), number, method, num_classes, 0) + body
+
+
+def cut(body: memoryview) -> dict[int, memoryview]:
+    """Block by number, of the blocks that follow each other in `body`. CorruptError when it ends within one, or one is there
+    twice."""
+    blocks: dict[int, memoryview] = {}
+    start = 0
+    while start < len(body):
+        if start + _BLOCK.size > len(body):
+            raise CorruptError(f"a delta of {len(body)} bytes ends within the block at byte {start}")
+        size, number, *_ = _BLOCK.unpack_from(body, start)
+        if size < _BLOCK.size or start + size > len(body) or number in blocks:
+            raise CorruptError(f"a delta of {len(body)} bytes has a wrong block at byte {start}")
+        blocks[number] = body[start : start + size]
+        start += size
+    return blocks
+
+
+def apply(bits: Bits, block: memoryview, exponents: tuple[int, int] | None) -> None:
+    """Turn the old bits into the new ones, in place. CorruptError for what cannot be a block of these elements; whether it was
+    the right one, the tensor's digest tells."""
+    try:
+        _, _, method, num_classes, _ = _BLOCK.unpack_from(block)
+        rest = block[_BLOCK.size :]
+        if method == PLANES:
+            bits += _from_planes(rest, bits)
+        elif method == STEPS and (num_classes == 1 or exponents):
+            _apply_steps(bits, rest, num_classes, exponents or (0, 0))
+        else:
+            raise ValueError(f"unknown method {method} with {num_classes} classes")
+    except (ValueError, IndexError, OSError, struct.error, pa.ArrowException) as error:
+        raise CorruptError(f"a block of a delta cannot be applied: {error}") from error
+
+
+def _apply_steps(bits: Bits, body: memoryview, num_classes: int, exponents: tuple[int, int]) -> None:
+    loops = _loops(len(bits))
+    bounds = struct.unpack_from(f"<{num_classes - 1}H", body)
+    body = body[2 * len(bounds) :]
+    runs = []
+    for _ in range(num_classes):
+        positions, steps, body = _read_run(loops, body, bits.dtype)
+        runs.append((positions, steps))
+    if len(body):
+        raise ValueError(f"{len(body)} bytes too many")
+    if num_classes == 1:
+        loops.add(bits, *runs[0])
+    else:
+        loops.add_ranked(bits, _ranking(bounds, exponents), [run[0] for run in runs], [run[1] for run in runs])
+
+
+def _loops(num_elements: int) -> Any:
+    if num_elements < COMPILED_FROM:
+        return delta_numpy
+    from storage import delta_loops  # numba is loaded by those who need it
+
+    return delta_loops
+
+
+def _run(loops: Any, positions: Positions, steps: Bits, num_elements: int) -> bytes:
+    """`positions` among `num_elements`."""
+    low_bits = _low_bits(num_elements / max(1, len(positions)))
+    streams: Streams = loops.split(positions, steps, low_bits)
+    packed = (
+        _compressed(streams.gaps),
+        streams.lows.tobytes(),
+        streams.wide_gaps.tobytes(),
+        _compressed(streams.trits),
+        _compressed(streams.values),
+        streams.wide_steps.tobytes(),
+    )
+    return b"".join((_RUN.pack(len(positions), low_bits, *map(len, packed)), *packed))
+
+
+def _read_run(loops: Any, body: memoryview, kind: Any) -> tuple[Positions, Bits, memoryview]:
+    count, low_bits, *sizes = _RUN.unpack_from(body)
+    if low_bits not in (0, 4, 8):
+        raise ValueError(f"{low_bits} low bits")
+    parts, start = [], _RUN.size
+    for size in sizes:
+        parts.append(body[start : start + size])
+        start += size
+    if start > len(body):
+        raise ValueError(f"a run ends {start - len(body)} bytes too early")
+    trits = _plain(parts[3], -(-count // TRITS_PER_BYTE))
+    if len(parts[1]) != -(-count * low_bits // 8):
+        raise ValueError(f"{len(parts[1])} bytes of low bits for {count} changes")
+    num_others = int(delta_numpy.NUM_OTHERS[trits].sum())
+    streams = Streams(
+        gaps=_plain(parts[0], count),
+        lows=np.frombuffer(parts[1], dtype=np.uint8),
+        wide_gaps=np.frombuffer(parts[2], dtype=np.uint32),
+        trits=trits,
+        values=_plain(parts[4], num_others),
+        wide_steps=np.frombuffer(parts[5], dtype=kind),
+    )
+    return *loops.join(streams, low_bits), body[start:]
+
+
+def _low_bits(mean_gap: float) -> int:
+    """The high part should need most of a byte's range and no more: gaps are geometric, and low bits do not compress."""
+    if mean_gap < 32:
+        return 0
+    return 4 if mean_gap < 512 else 8
+
+
+def _planes(old: Bits, new: Bits) -> bytes:
+    """Every step as zigzag, byte by byte: for weights of which most elements change."""
+    steps = new - old
+    one, sign = steps.dtype.type(1), steps.dtype.type(8 * steps.itemsize - 1)
+    zigzag = (steps << one) ^ (np.zeros_like(steps) - (steps >> sign))
+    frames = [_compressed(np.ascontiguousarray(plane)) for plane in zigzag.view(np.uint8).reshape(-1, steps.itemsize).T]
+    return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
+
+
+def _from_planes(body: memoryview, bits: Bits) -> Bits:
+    planes = np.empty((bits.itemsize, len(bits)), dtype=np.uint8)
+    start = 0
+    for plane in planes:
+        end = start + 4 + int.from_bytes(body[start : start + 4], "little")
+        plane[:] = _plain(body[start + 4 : end], len(bits))
+        start = end
+    if start != len(body):
+        raise ValueError(f"planes of {start} bytes in {len(body)}")
+    zigzag = np.ascontiguousarray(planes.T).view(bits.dtype).reshape(-1)
+    one = bits.dtype.type(1)
+    steps: Bits = (zigzag >> one) ^ (np.zeros_like(zigzag) - (zigzag & one))
+    return steps
+
+
+def _bounds(old: Bits, positions: Positions, exponents: tuple[int, int]) -> tuple[int, ...]:
+    """First exponents of all classes but the lowest, so that coding each class's positions by themselves takes the fewest bits.
+
+    Small weights change more often, and the receiver has the old exponents: within a class the density of changes is about
+    the same everywhere. A class of N elements with n changes costs n · log₂(e · N / n) bits.
+    """
+    shift, width = exponents
+    kind = old.dtype.type
+
+    def count(bits: Bits) -> Any:
+        return np.bincount((bits >> kind(shift)) & kind(2**width - 1), minlength=2**width)
+
+    changed = count(old[positions])
+    elements = np.maximum(_SAMPLED * count(old[::_SAMPLED]), changed)
+    present = np.flatnonzero(elements)
+    num, hits = _sums_between(elements[present]), np.maximum(_sums_between(changed[present]), 0.5)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cost = np.where(num > 0, hits * np.log2(np.e * num / hits) + _CLASS_COST_BITS, np.inf)
+    return tuple(int(present[cut]) for cut in _cheapest_cuts(cost))
+
+
+def _sums_between(counts: Any) -> Any:
+    """[i, j] the sum of counts[i:j]."""
+    before = np.append(0, np.cumsum(counts))
+    return (before[None, :] - before[:, None]).astype(np.float64)
+
+
+def _cheapest_cuts(cost: Any) -> list[int]:
+    """Where to cut a line of k things into at most CLASSES_MAX segments, [i, j] of `cost` [k + 1, k + 1] being the cost of i:j.
+
+    Dynamic programming over the number of segments and their ends.
+    """
+    best, came = [cost[0]], [np.zeros(len(cost), dtype=np.intp)]
+    for _ in range(CLASSES_MAX - 1):
+        through = best[-1][:, None] + cost
+        came.append(through.argmin(axis=0))
+        best.append(through.min(axis=0))
+    segments = int(np.argmin([costs[-1] for costs in best]))
+    cuts, place = [], len(cost) - 1
+    for number in range(segments, 0, -1):
+        place = int(came[number][place])
+        cuts.append(place)
+    return cuts[::-1]
+
+
+def _ranking(bounds: tuple[int, ...], exponents: tuple[int, int]) -> Ranking:
+    shift, width = exponents
+    table = np.searchsorted(np.array(bounds), np.arange(2**width), side="right").astype(np.uint8)
+    return Ranking(table, shift, len(bounds) + 1)
+
+
+def _compressed(stream: Any) -> bytes:
+    frame: bytes = _ZSTD.compress(stream, asbytes=True) if len(stream) else b""
+    return frame
+
+
+def _plain(frame: memoryview, size: int) -> Any:
+    if not size:
+        return np.zeros(0, dtype=np.uint8)
+    return np.frombuffer(_ZSTD.decompress(frame, decompressed_size=size), dtype=np.uint8)
