@@ -1,0 +1,258 @@
+"""Deltas as a reader and a writer of versions see them: exact for every kind of tensor, small, and never silently wrong."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage import delta_blocks, deltas, layout, weights
+from storage.errors import CorruptError
+from storage.objects import ObjectStore
+from storage.records import HostTensor, Manifest
+from storage.tensors import weights_digest
+from storage.weights import Held
+
+BF16_EXPONENTS = (7, 8)
+
+
+def tensor(bits: Any, dtype: str = "BF16") -> HostTensor:
+    return HostTensor(dtype, bits.shape, bits)
+
+
+def draw(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def trained(size: int, lr: float, seed: int = 0) -> tuple[Any, Any]:
+    """bf16 bits of normal weights before and after one Adam-like step of their fp32 masters."""
+    weights32 = draw(seed).standard_normal(size).astype(np.float32) * np.float32(0.02)
+    step = np.clip(draw(seed + 1).standard_normal(size) * 0.6, -1.5, 1.5).astype(np.float32)
+    return _bf16(weights32), _bf16(weights32 - np.float32(lr) * step)
+
+
+def _bf16(values: Any) -> Any:
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def entropy_bytes(old: Any, new: Any) -> float:
+    """Bytes per change of the cheapest code that knows nothing of the weights: positions, and the steps' distribution."""
+    changed = old != new
+    share = changed.mean()
+    positions = -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) / share
+    _, counts = np.unique((new - old)[changed], return_counts=True)
+    steps = -(counts / counts.sum() * np.log2(counts / counts.sum())).sum()
+    return float(positions + steps) / 8
+
+
+@pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM, delta_blocks.BLOCK_ELEMENTS])
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_block_gives_the_new_bits_whichever_loops_code_it(size: int, compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = trained(size, 1e-6)
+    block = delta_blocks.encode(3, old, new, BF16_EXPONENTS, compact=compact)
+    monkeypatch.setattr(delta_blocks, "COMPILED_FROM", 0 if size < delta_blocks.COMPILED_FROM else 2**62)
+    assert delta_blocks.encode(3, old, new, BF16_EXPONENTS, compact=compact) == block
+    bits = old.copy()
+    delta_blocks.apply(bits, memoryview(block), BF16_EXPONENTS)
+    assert (bits == new).all()
+
+
+def test_a_block_is_near_the_entropy_bound_and_a_compact_one_below_it() -> None:
+    old, new = trained(2**21, 4.5e-7)
+    num_changes = int((old != new).sum())
+    assert 0.009 < num_changes / len(old) < 0.013
+    plain, compact = (len(delta_blocks.encode(0, old, new, BF16_EXPONENTS, compact=how)) / num_changes for how in (False, True))
+    assert plain < 1.04 * entropy_bytes(old, new)
+    assert compact < 0.85 * entropy_bytes(old, new)  # the old exponents tell where changes are likelier
+
+
+def test_special_values_and_every_share_of_change_come_out_exactly() -> None:
+    special = np.array([0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x8000, 0x0000, 0x0001, 0x8001], dtype=np.uint16)  # NaN, ±inf, −0, 0 …
+    pairs = np.stack(np.meshgrid(special, special), axis=-1).reshape(-1, 2)
+    for old, new in ((pairs[:, 0], pairs[:, 1]), (pairs[:, 0], pairs[:, 0]), (pairs[:, 0], pairs[:, 0] ^ 0xFFFF)):
+        for compact in (False, True):
+            block = delta_blocks.encode(0, old.copy(), new.copy(), BF16_EXPONENTS, compact=compact)
+            bits = old.copy()
+            if block:
+                delta_blocks.apply(bits, memoryview(block), BF16_EXPONENTS)
+            assert (bits == new).all()
+    assert delta_blocks.encode(0, pairs[:, 0].copy(), pairs[:, 0].copy(), BF16_EXPONENTS, compact=False) == b""
+
+
+def test_a_block_applied_to_other_bits_or_cut_short_is_refused_or_gives_other_bits() -> None:
+    old, new = trained(5000, 1e-6)
+    block = delta_blocks.encode(0, old, new, BF16_EXPONENTS, compact=False)
+    for end in range(0, len(block), 7):
+        with pytest.raises(CorruptError):
+            delta_blocks.apply(old.copy(), memoryview(block[:end]), BF16_EXPONENTS)
+    twice = new.copy()
+    delta_blocks.apply(twice, memoryview(block), BF16_EXPONENTS)
+    assert (twice != new).any()  # a step, not a value: only the base the manifest names will do
+    with pytest.raises(CorruptError, match="of 10 elements"):
+        delta_blocks.apply(old[:10].copy(), memoryview(block), BF16_EXPONENTS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [("BF16", np.uint16), ("F16", np.uint16), ("F32", np.uint32), ("I64", np.int64), ("U8", np.uint8), ("BOOL", np.bool_)],
+)
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("shape", [(), (0, 4), (7,), (40, 30), (3, 5, 8)])
+def test_tensors_of_any_dtype_and_shape_come_out_exactly(dtype: str, kind: Any, compact: bool, shape: tuple[int, ...]) -> None:
+    old = draw(0).integers(0, 2, shape).astype(kind)
+    new = np.where(draw(1).random(shape) < 0.3, draw(2).integers(0, 2, shape), old).astype(kind)
+    base, wanted = {"w": tensor(old, dtype)}, {"w": tensor(new, dtype)}
+    (change,) = deltas.encode(base, wanted, {"w": "w"}, compact=compact, threads=1)
+    made = deltas.apply(base["w"], memoryview(change.blob), threads=1)
+    assert (made.dtype, made.shape, made.bits.dtype) == (dtype, shape, new.dtype)
+    assert (made.bits == new).all()
+    assert (base["w"].bits == old).all()
+
+
+def test_blocks_of_one_tensor_are_coded_and_applied_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (deltas, delta_blocks):
+        monkeypatch.setattr(module, "BLOCK_ELEMENTS", 1000)
+    old, new = trained(25_500, 1e-5)
+    new[3000:5000] = old[3000:5000]  # two blocks without a change
+    blobs = set()
+    for threads in (1, 2, 7):
+        (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, compact=False, threads=threads)
+        blobs.add(change.blob)
+        assert (deltas.apply(tensor(old), memoryview(change.blob), threads=threads).bits == new).all()
+    assert len(blobs) == 1
+    with pytest.raises(CorruptError, match="a block 25 of 1000 elements; the tensor has 25000"):
+        deltas.apply(tensor(old[:25_000]), memoryview(change.blob), threads=1)
+    with pytest.raises(CorruptError, match="wrong block"):
+        deltas.apply(tensor(old), memoryview(change.blob + change.blob), threads=1)
+
+
+def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
+    """Versions 0, 1, …: a large tensor of which little changes, one that never does, a scalar and an empty one."""
+    old, _ = trained(30_000, 0.0)
+    made = []
+    for version in range(number):
+        bits = old.copy().reshape(300, 100)
+        touched = draw(version).random(bits.shape) < 0.01 * version
+        bits[touched] += 1
+        made.append(
+            {
+                "large": tensor(bits),
+                "fixed": tensor(old[:500].copy()),
+                "scalar": tensor(np.array(version, dtype=np.uint32), "F32"),
+                "empty": tensor(np.zeros((0, 8), dtype=np.uint16)),
+            }
+        )
+    return made
+
+
+def published(run: ObjectStore, models: list[dict[str, HostTensor]]) -> list[Manifest]:
+    held: Held | None = None
+    manifests = []
+    for version, tensors in enumerate(models):
+        manifest = weights.publish(run, "solver", version, tensors, base=held)
+        held = Held(manifest, tensors)
+        manifests.append(manifest)
+    return manifests
+
+
+def test_a_chain_of_deltas_gives_every_version_bit_for_bit(memory_store: ObjectStore) -> None:
+    models = versions_of_a_model(5)
+    manifests = published(memory_store, models)
+    assert [(manifest.kind, manifest.base) for manifest in manifests] == [("anchor", None), *(("delta", v) for v in range(4))]
+    anchor, *others = (sum(file.num_bytes for file in manifest.files) for manifest in manifests)
+    assert max(others) < anchor / 10
+    for version, tensors in enumerate(models):
+        found = weights.fetch(memory_store, "solver", version)
+        assert weights_digest(found) == weights_digest(tensors) == manifests[version].digest
+
+
+def test_who_holds_a_version_fetches_only_the_deltas_since_and_shares_what_did_not_change(memory_store: ObjectStore) -> None:
+    published(memory_store, versions_of_a_model(5))
+    held = weights.read(memory_store, "solver", 2)
+    memory_store.delete(f"{layout.weights('solver', 0)}/manifest.json")
+    found = weights.read(memory_store, "solver", 4, held)
+    assert weights_digest(found.tensors) == weights.read_manifest(memory_store, "solver", 4).digest
+    assert found.tensors["fixed"] is held.tensors["fixed"]
+    with pytest.raises(
+        CorruptError, match=r"version 4 of solver cannot be read: the chain 4 ← 3 ← 2 ← 1 starts from version 0"
+    ):
+        weights.fetch(memory_store, "solver", 4)
+
+
+def test_renamed_tied_and_reshaped_tensors_are_found_again(memory_store: ObjectStore) -> None:
+    base = versions_of_a_model(2)[1]
+    new: Mapping[str, HostTensor] = {
+        "renamed": base["large"],
+        "fixed": base["fixed"],
+        "tied": base["fixed"],
+        "scalar": tensor(base["scalar"].bits.reshape(1), "F32"),
+    }
+    first = weights.publish(memory_store, "solver", 0, base)
+    manifest = weights.publish(memory_store, "solver", 1, new, base=Held(first, base))
+    assert manifest.kind == "delta"
+    assert {name: (bool(info.file), info.source) for name, info in manifest.tensors.items()} == {
+        "renamed": (False, "large"),
+        "fixed": (False, "fixed"),
+        "tied": (False, "fixed"),
+        "scalar": (True, ""),
+    }
+    assert weights_digest(weights.fetch(memory_store, "solver", 1)) == weights_digest(new)
+
+
+def test_tied_tensors_that_change_share_one_entry(memory_store: ObjectStore) -> None:
+    bits = versions_of_a_model(1)[0]["large"].bits
+    moved = bits.copy()
+    moved[::7, ::11] += 1
+    base = {"embed": tensor(bits), "head": tensor(bits)}
+    new = {"embed": tensor(moved), "head": tensor(moved)}
+    first = weights.publish(memory_store, "solver", 0, base)
+    manifest = weights.publish(memory_store, "solver", 1, new, base=Held(first, base))
+    assert (manifest.tensors["head"].entry, manifest.tensors["head"].file) == ("embed", manifest.tensors["embed"].file)
+    assert weights_digest(weights.fetch(memory_store, "solver", 1)) == weights_digest(new)
+
+
+def test_a_delta_that_would_not_be_small_becomes_an_anchor_and_leaves_nothing_behind(memory_store: ObjectStore) -> None:
+    old = draw(0).integers(0, 2**16, (300, 100)).astype(np.uint16)
+    new = draw(1).integers(0, 2**16, (300, 100)).astype(np.uint16)
+    first = weights.publish(memory_store, "solver", 0, {"w": tensor(old)})
+    manifest = weights.publish(memory_store, "solver", 1, {"w": tensor(new)}, base=Held(first, {"w": tensor(old)}))
+    assert (manifest.kind, manifest.base) == ("anchor", None)
+    assert len(memory_store.list(layout.weights("solver", 1))) == 2  # the data and the manifest
+
+
+def damaged(run: ObjectStore, version: int, change: Any) -> None:
+    folder = layout.weights("solver", version)
+    (key,) = (key for key in run.list(folder) if ".delta-" in key)
+    run.put(key, change(bytearray(run.get(key))))
+
+
+def _flipped(body: bytearray) -> bytes:
+    body[-40] ^= 4
+    return bytes(body)
+
+
+@pytest.mark.parametrize("change", [_flipped, lambda body: bytes(body[:-9])], ids=["flipped", "truncated"])
+def test_a_damaged_delta_is_never_believed(memory_store: ObjectStore, change: Any) -> None:
+    published(memory_store, versions_of_a_model(4))
+    held = weights.read(memory_store, "solver", 1)
+    damaged(memory_store, 2, change)
+    for known in (None, held):
+        with pytest.raises(CorruptError, match=r"weights/solver/00000002/.*is not what its manifest lists"):
+            weights.read(memory_store, "solver", 3, known)
+
+
+def test_a_swapped_base_is_found_by_the_digests_of_the_result(memory_store: ObjectStore) -> None:
+    models = versions_of_a_model(4)
+    published(memory_store, models)
+    false = Held(weights.read_manifest(memory_store, "solver", 2), models[1])  # bits of version 1 under the name of version 2
+    assert weights_digest(weights.read(memory_store, "solver", 3, false).tensors) == weights_digest(
+        models[3]
+    )  # from the anchor
+
+
+def test_a_publication_is_a_step_from_the_version_before(memory_store: ObjectStore) -> None:
+    models = versions_of_a_model(3)
+    first = weights.publish(memory_store, "solver", 0, models[0])
+    with pytest.raises(ValueError, match="version 2 of solver is no step from solver 0"):
+        weights.publish(memory_store, "solver", 2, models[2], base=Held(first, models[0]))
