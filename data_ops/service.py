@@ -250,7 +250,7 @@ def serve(
             pulse.update(state=state, note=dataflow.complaint, progress=dataflow.progress(), versions=dataflow.versions())
             if dataflow.done:
                 return
-            _gather(dataflow, config, pulse, stop)
+            busy = _gather(dataflow, config, pulse, stop) or busy
         except TransientError as error:
             failures += 1
             log.warning("the store does not answer (%d times in a row): %s", failures, error)
@@ -260,11 +260,14 @@ def serve(
                 stop.wait(min(config.poll_interval_s * 2 ** min(failures, 16), BACKOFF_MAX_S))
 
 
-def _gather(dataflow: Dataflow, config: DataConfig, pulse: Pulse, stop: threading.Event) -> None:
-    """Lets shards gather, so that one task takes in several. Meanwhile the trainers are fed with what waits already; one that
-    goes hungry all the same ends the pause. Raises TransientError."""
+def _gather(dataflow: Dataflow, config: DataConfig, pulse: Pulse, stop: threading.Event) -> bool:
+    """Lets shards gather, so that one task takes in several; whether it paused. Meanwhile the trainers are fed with what waits
+    already; one that goes hungry all the same ends the pause. Raises TransientError."""
+    paused = False
     end_s = time.monotonic() + config.gather_interval_s
     while not stop.is_set() and not dataflow.hungry and (left_s := end_s - time.monotonic()) > 0:
         with pulse.span("wait"):
             stop.wait(min(left_s, config.poll_interval_s))
         dataflow.feed()
+        paused = True
+    return paused

@@ -34,7 +34,8 @@ class Claim:
 
 
 class Claims:
-    """One worker's search for orders. May be used from several threads; all calls but `renew` wait for one another."""
+    """One worker's search for orders. May be used from several threads. A renewal waits for no search, only for an order that
+    is given back: were both to overwrite a lease at a time, the renewal could undo the release."""
 
     def __init__(
         self, run: ObjectStore, worker: str, region: str, ttl_s: float, clock: Callable[[], float] = time.monotonic
@@ -46,6 +47,7 @@ class Claims:
         self._watch = leases.LeaseWatch(ttl_s, clock)
         self._relook_s = min(RELOOK_S_MAX, ttl_s / 4)
         self._lock = threading.Lock()
+        self._overwriting = threading.Lock()
         self._floor = 0
         self._unproven: int | None = None
         """Nobody has looked at the orders below it; None before the first search."""
@@ -73,7 +75,8 @@ class Claims:
 
     def renew(self, claim: Claim) -> Claim:
         """ConflictError when the lease is lost."""
-        return Claim(claim.order, leases.renew(self._run, claim.lease))
+        with self._overwriting:
+            return Claim(claim.order, leases.renew(self._run, claim.lease))
 
     def done(self, claim: Claim) -> None:
         """The order has its shard."""
@@ -90,7 +93,8 @@ class Claims:
     def give_back(self, claim: Claim) -> None:
         """Opens the order to others at once."""
         self.lost(claim)
-        leases.release(self._run, claim.lease)
+        with self._overwriting:
+            leases.release(self._run, claim.lease)
 
     def _look(self, number: int) -> Claim | None:
         if shards.exists(self._run, number):

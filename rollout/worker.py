@@ -208,6 +208,8 @@ class Worker:
                 try:
                     renewed = await asyncio.to_thread(self._claims.renew, claim)
                 except (ConflictError, CorruptError) as error:
+                    if play not in self._plays:
+                        continue  # it was given back meanwhile
                     self._note(f"order {number} is another worker's now: {error}")
                     play.cancel()
                     await asyncio.to_thread(self._claims.lost, claim)

@@ -21,6 +21,17 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
+class Terms:
+    """What the run promises of a policy. Example of a completed run of 80 steps: `Terms(128, 8, 80)`."""
+
+    batch_size: int
+    """Rows of every batch."""
+    max_staleness: int
+    due: int
+    """The batch and the version that must exist, with all before them; −1 where none must, yet."""
+
+
+@dataclass(frozen=True)
 class PolicyBooks:
     """What became of the sequences that hold tokens of a policy."""
 
@@ -40,6 +51,7 @@ class _Fold:
     waiting: set[SequenceKey] = field(default_factory=set)
     settled: dict[SequenceKey, str] = field(default_factory=dict)
     """sequence → key of the batch that settled it."""
+    trained: set[SequenceKey] = field(default_factory=set)
     taken_in: set[int] = field(default_factory=set)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0))
 
@@ -47,22 +59,23 @@ class _Fold:
 def audit_books(
     run: ObjectStore,
     policy: str,
-    keys: Sequence[str],
-    max_staleness: int,
+    steps: Sequence[int],
+    terms: Terms,
     audit: ShardAudit,
     set_aside: Mapping[str, str],
     broken: Broken,
     progress: Progress,
 ) -> PolicyBooks:
-    """Fold over the policy's batches in order and report what does not fit."""
+    """Fold over the policy's batches, whose numbers `steps` are, in order, and report what does not fit."""
     known = audit.seen_by.get(policy, {})
     fold = _Fold()
-    steps = [layout.number_in(key) for key in keys]
-    for step in range(1, max(steps, default=0) + 1):
-        progress(f"batches of {policy}", step / max(steps))
+    there, last = set(steps), max([0, *steps])
+    for step in range(1, max(last, terms.due) + 1):
+        progress(f"batches of {policy}", step / max(last, terms.due))
         where = layout.batch(policy, step)
-        if step not in steps:
-            broken(1, where, f"batch {step} is missing, batch {max(steps)} exists")
+        if step not in there:
+            why = f"batch {last} exists" if step < last else "and the run is completed"
+            broken(1, where, f"batch {step} is missing, {why}")
             continue
         try:
             batch = batches.read(run, policy, step)
@@ -73,8 +86,10 @@ def audit_books(
             continue
         if (batch.policy, batch.step) != (policy, step):
             broken(1, where, f"says it is batch {batch.step} of {batch.policy}")
+        if len(batch.rows) != terms.batch_size:
+            broken(1, where, f"has {len(batch.rows)} rows; every batch of {policy} has {terms.batch_size}")
         _take_in(batch, where, known, fold, audit, set_aside, broken)
-        _settle(batch, where, known, fold, max_staleness, broken)
+        _settle(batch, where, known, fold, terms.max_staleness, broken)
         _compare_waiting(batch, where, fold, broken)
     untouched = sum(len(sequences) for order, sequences in known.items() if order not in fold.taken_in)
     return PolicyBooks(batches=len(steps), waiting=len(fold.waiting) + untouched, **fold.counts)
@@ -114,10 +129,11 @@ def _settle(
         _check_row(batch.step, row, where, known, max_staleness, broken)
         if row.replay:
             fold.counts["replayed"] += 1
-            if row.key not in fold.settled:
+            if row.key not in fold.trained:
                 broken(2, where, f"replays {_name(row.key)}, which was never trained on")
             continue
         _close(row.key, "trained", where, fold, broken)
+        fold.trained.add(row.key)
     for entry in batch.ledger:
         _close(entry.key, entry.fate, where, fold, broken)
 
@@ -144,7 +160,9 @@ def _check_row(
 ) -> None:
     stored = known.get(row.key.order, {}).get(row.key)
     if stored is not None and stored != row_digest(row):
-        broken(7, where, f"{_name(row.key)} is not what the engine consumed and produced")
+        broken(7, where, f"{_name(row.key)} is not as its shard holds it")
+    if not np.isfinite(row.advantages).all():
+        broken(7, where, f"{_name(row.key)} has an advantage that is not a finite number")
     trained = row.versions[row.loss_mask]
     if not trained.size:
         return

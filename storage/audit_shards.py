@@ -4,6 +4,7 @@ A shard is read once. What stays in memory of it is small: per sequence, its pol
 trainer must see; the tokens themselves are dropped.
 """
 
+import struct
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -62,9 +63,8 @@ def audit_shards(run: ObjectStore, set_aside: Mapping[str, str], broken: Broken,
     """Read every order and shard of the run."""
     audit = ShardAudit()
     # Shards are listed first: their orders were written before them.
-    numbers = [layout.number_in(key) for key in run.list(f"{layout.SHARDS}/")]
-    order_keys = [key for key in run.list(f"{layout.ORDERS}/") if key != layout.orders_end()]
-    ordered = {layout.number_in(key) for key in order_keys}
+    numbers = layout.numbers(run.list(f"{layout.SHARDS}/"), layout.shard)
+    ordered = set(layout.numbers(run.list(f"{layout.ORDERS}/"), layout.order))
     audit.num_orders, audit.num_shards = len(ordered), len(numbers)
     for number in range(max(ordered, default=-1) + 1):
         if number not in ordered:
@@ -147,22 +147,49 @@ def _note_sequence(shard: Shard, key: SequenceKey, sequence: Sequence, audit: Sh
                     where,
                     f"{_name(key)} has tokens of version {version} of {policy}, whose weights it does not name",
                 )
-        mask, oldest = sequence.loss_mask & own, sequence.min_version(policy)
-        digest = view_digest(sequence.tokens, mask, sequence.logprobs, sequence.versions, oldest)
+        digest = view_digest(
+            shard.groups[key.group].prompt.id,
+            sequence.tokens,
+            sequence.loss_mask & own,
+            sequence.logprobs,
+            sequence.versions,
+            sequence.min_version(policy),
+            sequence.reward,
+            sequence.temperature,
+        )
         audit.seen_by.setdefault(policy, {}).setdefault(key.order, {})[key] = digest
 
 
 def row_digest(row: Row) -> str:
     """Digest of what a trainer sees of a batch row; equals that of the sequence it came from."""
-    return view_digest(row.tokens, row.loss_mask, row.logprobs, row.versions, row.min_version)
+    return view_digest(
+        row.prompt_id,
+        row.tokens,
+        row.loss_mask,
+        row.logprobs,
+        row.versions,
+        row.min_version,
+        row.reward,
+        row.temperature,
+    )
 
 
-def view_digest(tokens: Int32, mask: Bool, logprobs: Float32, versions: Int32, oldest: int) -> str:
-    """Digest of tokens [L], loss mask [L], log-probabilities and versions [L] where the mask is True, and the oldest
-    version."""
-    digest = xxhash.xxh3_128(oldest.to_bytes(4, "little"))
+def view_digest(
+    prompt_id: str,
+    tokens: Int32,
+    mask: Bool,
+    logprobs: Float32,
+    versions: Int32,
+    oldest: int,
+    reward: float,
+    temperature: float,
+) -> str:
+    """Digest of all of a sequence that a batch repeats. `tokens` and `mask` are [L]; `logprobs` and `versions`, [L] too,
+    count where the mask is True."""
+    digest = xxhash.xxh3_128(struct.pack("<qidd", len(tokens), oldest, reward, temperature))
     for part, dtype in ((tokens, np.int32), (mask, np.bool_), (logprobs[mask], np.float32), (versions[mask], np.int32)):
         digest.update(np.ascontiguousarray(part, dtype).tobytes())
+    digest.update(prompt_id.encode())
     return digest.hexdigest()
 
 

@@ -6,26 +6,31 @@ from storage import layout, weights
 from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
 from storage.objects import ObjectStore
 from storage.records import Manifest
+from storage.weights import Held
 
 Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
 
 
-def audit_weights(run: ObjectStore, policy: str, broken: Broken, progress: Progress) -> Mapping[int, Manifest]:
-    """Check every published version of the policy; returns the manifests that can be read, by version."""
-    keys = [key for key in run.list(f"{layout.WEIGHTS}/{policy}/") if key.endswith("/manifest.json")]
-    versions = sorted(layout.number_in(key.rsplit("/", 1)[0]) for key in keys)
+def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progress: Progress) -> Mapping[int, Manifest]:
+    """Check every published version of the policy, and that those up to `due` (−1: none) are; returns the manifests that can
+    be read, by version."""
+    keys = run.list(f"{layout.WEIGHTS}/{policy}/")
+    versions = layout.numbers(keys, lambda version: layout.manifest(layout.weights(policy, version)))
+    last = max([-1, *versions])
+    for version in sorted({*range(max(last, due) + 1)} - {*versions}):
+        why = f"version {last} exists" if version < last else "and the run is completed"
+        broken(1, layout.weights(policy, version), f"version {version} is missing, {why}")
     manifests: dict[int, Manifest] = {}
-    for expected, version in enumerate(versions):
-        progress(f"weights of {policy}", (expected + 1) / len(versions))
-        if version != expected and expected not in versions:
-            broken(1, layout.weights(policy, expected), f"version {expected} is missing, version {version} exists")
+    held: Held | None = None
+    for at, version in enumerate(versions):
+        progress(f"weights of {policy}", (at + 1) / len(versions))
         manifest = _read(run, policy, version, broken)
         if manifest is None:
             continue
         manifests[version] = manifest
         _check_ancestry(run, manifest, broken)
-        _check_bytes(run, manifest, broken)
+        held = _check_bytes(run, manifest, held, broken)
     return manifests
 
 
@@ -55,11 +60,13 @@ def _check_ancestry(run: ObjectStore, manifest: Manifest, broken: Broken) -> Non
         broken(3, where, f"was made of batch {batch}, which does not exist")
 
 
-def _check_bytes(run: ObjectStore, manifest: Manifest, broken: Broken) -> None:
+def _check_bytes(run: ObjectStore, manifest: Manifest, held: Held | None, broken: Broken) -> Held | None:
+    """Reads the version as a worker would that holds the version before, and returns it."""
     where = layout.weights(manifest.policy, manifest.version)
     try:
-        weights.fetch(run, manifest.policy, manifest.version)
         if manifest.version == 0:
             weights.fetch_files(run, manifest.policy, 0)
+        return weights.read(run, manifest.policy, manifest.version, held)
     except (CorruptError, NotFoundError) as error:
         broken(3, where, str(error))
+        return None

@@ -81,19 +81,14 @@ def prune(run: ObjectStore, policy: str, keep: int) -> None:
     kept = sorted(_steps(run, policy))[-keep:]
     if not kept:
         return
-    keys = [key for key in _keys(run, policy) if _step(key) < kept[0]]
+    keys = [key for key in _keys(run, policy) if key < layout.checkpoint(policy, kept[0])]
     for key in sorted(keys, key=lambda key: not key.endswith(f"/{MANIFEST}")):
         run.delete(key)
 
 
 def _steps(run: ObjectStore, policy: str) -> list[int]:
-    return [_step(key) for key in _keys(run, policy) if key.endswith(f"/{MANIFEST}")]
+    return layout.numbers(_keys(run, policy), lambda step: layout.manifest(layout.checkpoint(policy, step)))
 
 
 def _keys(run: ObjectStore, policy: str) -> list[str]:
     return run.list(f"{layout.CHECKPOINTS}/{policy}")
-
-
-def _step(key: str) -> int:
-    """`checkpoints/solver/00000003/manifest.json` → 3."""
-    return layout.number_in(key.rsplit("/", 1)[0])

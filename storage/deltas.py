@@ -68,13 +68,17 @@ def encode(
 def apply(base: HostTensor, blob: memoryview, *, threads: int) -> HostTensor:
     """The new tensor; the base's bits stay as they are. CorruptError when `blob` is no change of such a tensor."""
     made = HostTensor(base.dtype, base.shape, base.bits.copy())
-    bits, exponents = flat(made.bits), EXPONENTS.get(base.dtype)
-    blocks = delta_blocks.cut(blob)
+    apply_in_place(flat(made.bits), base.dtype, blob, threads=threads)
+    return made
+
+
+def apply_in_place(bits: Bits, dtype: str, blob: memoryview, *, threads: int) -> None:
+    """The same on flat unsigned bits, which are neither old nor new when it fails."""
+    exponents, blocks = EXPONENTS.get(dtype), delta_blocks.cut(blob)
     if blocks and max(blocks) * BLOCK_ELEMENTS >= len(bits):
         raise CorruptError(f"a delta has a block {max(blocks)} of {BLOCK_ELEMENTS} elements; the tensor has {len(bits)}")
     for _ in _mapped(lambda one: delta_blocks.apply(_block(bits, one[0]), one[1], exponents), blocks.items(), threads):
         pass
-    return made
 
 
 def _block(bits: Bits, number: int) -> Bits:

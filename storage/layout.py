@@ -14,7 +14,7 @@ runs/{run id}/                       models/{build digest}/          (shared by 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from storage.errors import ConfigError
 
@@ -27,6 +27,7 @@ LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = "leases", "checkpoints", "e
 REPORT = "report.html"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """What policies and members may be called, because their names are parts of keys."""
+_NUMBER = re.compile(r"\d{8,}")
 
 
 def run_prefix(run_id: str) -> str:
@@ -92,6 +93,6 @@ def _named(name: str) -> str:
     return name
 
 
-def number_in(key: str) -> int:
-    """The number a key ends with: `shards/00000007.arrow` → 7."""
-    return int(key.rsplit("/", 1)[-1].split(".", 1)[0])
+def numbers(keys: Iterable[str], spell: Callable[[int], str]) -> list[int]:
+    """The numbers n, ascending, whose key `spell(n)` is among `keys`; whatever else lies there is no object of the run."""
+    return sorted({number for key in keys for number in map(int, _NUMBER.findall(key)) if spell(number) == key})

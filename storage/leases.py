@@ -6,6 +6,7 @@ A lease saves double work, it decides nothing: two workers may hold one order fo
 keeps one result. Expiry is judged on the observer's own monotonic clock, so clocks of machines need not agree.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,9 @@ from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.json_objects import decode, encode, new_write_id
 from storage.objects import ObjectStore
 from storage.records import Lease
+from storage.second_reads import read_twice
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,10 @@ def take(run: ObjectStore, order: int, worker: str, region: str, watch: LeaseWat
     `lost` of the result counts the leases before it that expired; the caller judges how many are too many.
     """
     newest = read_newest(run, order, watch.attempt_of(order))
-    if newest is None:
-        attempt = lost = 0
-    elif newest.released or watch.expired(newest):
-        attempt, lost = newest.attempt + 1, newest.lost + (not newest.released)
-    else:
+    if newest is not None and not newest.released and not watch.expired(newest):
         return None
-    lease = Lease(order, attempt, worker, region, lost, write_id=new_write_id())
+    attempt = newest.attempt + 1 if newest else 0
+    lease = Lease(order, attempt, worker, region, _lost_up_to(newest), write_id=new_write_id())
     try:
         run.create(layout.lease(order, attempt), encode(lease))
     except ConflictError:
@@ -75,19 +76,22 @@ def take(run: ObjectStore, order: int, worker: str, region: str, watch: LeaseWat
 
 def renew(run: ObjectStore, lease: Lease) -> Lease:
     """The lease with one renewal more, written down; ConflictError when it is lost: give up the order's work."""
-    return _overwrite(run, lease, replace(lease, renewals=lease.renewals + 1))
+    return _overwrite(run, lease, released=False)
 
 
 def release(run: ObjectStore, lease: Lease) -> None:
     """Give the order back, open to others at once. A lease that was lost already needs no giving back."""
     try:
-        _overwrite(run, lease, replace(lease, renewals=lease.renewals + 1, released=True))
+        _overwrite(run, lease, released=True)
     except ConflictError:
         return
 
 
 def read_newest(run: ObjectStore, order: int, start: int = 0) -> Lease | None:
-    """The lease of the highest attempt, searched from attempt `start` up; None when there is none."""
+    """The lease of the highest attempt, searched from attempt `start` up; None when there is none.
+
+    One that cannot be read holds no order: its place is taken by an expired one, with the order open at once.
+    """
     newest: Lease | None = None
     attempt = start
     while True:
@@ -95,11 +99,20 @@ def read_newest(run: ObjectStore, order: int, start: int = 0) -> Lease | None:
             newest = _read(run, order, attempt)
         except NotFoundError:
             return newest
+        except CorruptError as error:
+            log.warning("a lease that cannot be read holds no order: %s", error)
+            newest = Lease(order, attempt, "", "", lost=_lost_up_to(newest) + 1, released=True)
         attempt += 1
 
 
-def _overwrite(run: ObjectStore, lease: Lease, changed: Lease) -> Lease:
-    """Only the owner ever overwrites a lease; looking first tells it that the store or another worker disagrees."""
+def _lost_up_to(newest: Lease | None) -> int:
+    """How many leases expired, once `newest` is over."""
+    return newest.lost + (not newest.released) if newest else 0
+
+
+def _overwrite(run: ObjectStore, lease: Lease, released: bool) -> Lease:
+    """Only the owner ever overwrites a lease, one call at a time; looking first tells it that the store or another worker
+    disagrees."""
     key = layout.lease(lease.order, lease.attempt)
     try:
         stands = _read(run, lease.order, lease.attempt)
@@ -109,13 +122,14 @@ def _overwrite(run: ObjectStore, lease: Lease, changed: Lease) -> Lease:
         raise ConflictError(f"{key} is no longer {lease.worker}'s")
     if run.exists(layout.lease(lease.order, lease.attempt + 1)):
         raise ConflictError(f"{key} expired and was superseded by attempt {lease.attempt + 1}")
+    changed = replace(stands, renewals=stands.renewals + 1, released=released)
     run.put(key, encode(changed))
     return changed
 
 
 def _read(run: ObjectStore, order: int, attempt: int) -> Lease:
     key = layout.lease(order, attempt)
-    lease = decode(Lease, run.get(key), key)
+    lease = read_twice(lambda: decode(Lease, run.get(key), key))
     if (lease.order, lease.attempt) != (order, attempt):
         raise CorruptError(f"{key} holds the lease of order {lease.order}, attempt {lease.attempt}")
     return lease

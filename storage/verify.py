@@ -4,17 +4,19 @@
     batches ─────────┼─▶ audit_books    1 contiguous, 2 trained once, 5 staleness, 6 the books balance, 7 the same tokens
     weights ─────────┴─▶ audit_weights  1 contiguous, 3 parents, batches and digests
 
-A run that is still going can be verified too: later objects are read after the ones they refer to. Knows what the objects
-promise each other, and nothing of how they came about.
+A run that is still going can be verified too: later objects are read after the ones they refer to. Of a completed run all
+batches and versions must be there. Keys of no known pattern are no objects of the run. Knows what the objects promise each
+other, and nothing of how they came about.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from storage import layout, quarantine, runs
-from storage.audit_books import PolicyBooks, audit_books
-from storage.audit_shards import audit_shards
+from storage.audit_books import PolicyBooks, Terms, audit_books
+from storage.audit_shards import Broken, audit_shards
 from storage.audit_weights import audit_weights
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
@@ -56,25 +58,24 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
     """Check every invariant of the run. Reads every object once; damage becomes a violation, never an exception.
 
     Raises:
-        ConfigError: the run does not exist or its `run.json` cannot be read.
+        ConfigError: the run does not exist, or its `run.json` cannot be read or lacks a setting that others must heed.
         TransientError: the store stopped answering.
     """
-    config = _config(run)
-    policies = sorted(config["policies"])
-    set_aside = quarantine.quarantined(run)
     found: list[Violation] = []
 
     def broken(invariant: int, where: str, what: str) -> None:
         found.append(Violation(invariant, where, what))
 
-    # Batches are listed first: everything they refer to was written before them, so a live run cannot look broken.
-    batches = {policy: run.list(f"{layout.BATCHES}/{policy}/") for policy in policies}
+    # The run's end is read first, then batches are listed: everything they speak of was written before them, so a live run
+    # cannot look broken.
+    terms = _terms(run, broken)
+    steps = {policy: layout.numbers(run.list(f"{layout.BATCHES}/{policy}/"), partial(layout.batch, policy)) for policy in terms}
+    set_aside = quarantine.quarantined(run)
     audit = audit_shards(run, set_aside, broken, progress)
     books = {
-        policy: audit_books(run, policy, batches[policy], config["data"]["max_staleness"], audit, set_aside, broken, progress)
-        for policy in policies
+        policy: audit_books(run, policy, steps[policy], terms[policy], audit, set_aside, broken, progress) for policy in terms
     }
-    manifests = {policy: audit_weights(run, policy, broken, progress) for policy in policies}
+    manifests = {policy: audit_weights(run, policy, terms[policy].due, broken, progress) for policy in terms}
     audit.check_versions(manifests, broken)
     ordered = sorted(set(found), key=lambda violation: (violation.invariant, violation.where, violation.what))
     return Verdict(
@@ -85,6 +86,26 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
         sequences=audit.num_sequences,
         policies=books,
     )
+
+
+def _terms(run: ObjectStore, broken: Broken) -> dict[str, Terms]:
+    """What the run's configuration and end promise of each policy, sorted by name."""
+    config = _config(run)
+    try:
+        due = config["steps"] if _completed(run, broken) else -1
+        staleness, policies = config["data"]["max_staleness"], config["policies"]
+        return {policy: Terms(policies[policy]["batch_size"], staleness, due) for policy in sorted(policies)}
+    except KeyError as absent:
+        raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no {absent}") from absent
+
+
+def _completed(run: ObjectStore, broken: Broken) -> bool:
+    try:
+        stop = runs.read_stop(run)
+    except CorruptError as error:
+        broken(1, layout.STOP, str(error))
+        return False
+    return stop is not None and stop.state == "completed"
 
 
 def _config(run: ObjectStore) -> Json:

@@ -130,7 +130,9 @@ def world(store: ObjectStore, policies: Mapping[str, PolicyData] = POLICIES, **c
     """A run in which version 0 of every policy exists and nothing else does."""
     settings = {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 2, "prompts_per_order": 2, **config}
     data = DataConfig.model_validate(settings)
-    run = runs.create_run(store, "r", {"data": data.model_dump(mode="json"), "policies": {key: {} for key in policies}})
+    sizes = {policy: {"batch_size": wanted.batch_size} for policy, wanted in policies.items()}
+    steps = max(wanted.steps for wanted in policies.values())
+    run = runs.create_run(store, "r", {"steps": steps, "policies": sizes, "data": data.model_dump(mode="json")})
     made = World(run, data, policies)
     for policy in policies:
         made.publish(policy, 0)

@@ -9,6 +9,7 @@ from storage.runs import create_run
 from tests.builders import episode, sequence, tensors
 
 STEPS = 4
+BATCH_SIZE = 6
 POLICIES = ("solver", "verifier")
 MAX_STALENESS = 2
 ROUNDS_MAX = 200
@@ -22,13 +23,17 @@ def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -
         prompts_per_order=2,
         max_staleness=MAX_STALENESS,
     )
-    config = {"policies": {key: {} for key in POLICIES}, "data": data.model_dump(mode="json")}
+    config = {
+        "steps": steps,
+        "policies": {key: {"batch_size": BATCH_SIZE} for key in POLICIES},
+        "data": data.model_dump(mode="json"),
+    }
     run = create_run(store, run_id, config)
     versions = dict.fromkeys(POLICIES, 0)
     digests: dict[str, dict[int, str]] = {policy: {} for policy in POLICIES}
     for policy in POLICIES:
         digests[policy][0] = weights.publish(run, policy, 0, tensors(0), extra_files={"config.json": b"{}"}).digest
-    dataflow = Dataflow(run, data, dict.fromkeys(POLICIES, PolicyData(batch_size=6, steps=steps)), seed=0)
+    dataflow = Dataflow(run, data, dict.fromkeys(POLICIES, PolicyData(batch_size=BATCH_SIZE, steps=steps)), seed=0)
     answered = 0
     for _ in range(ROUNDS_MAX):
         if min(versions.values()) == steps:

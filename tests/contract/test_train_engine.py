@@ -215,6 +215,17 @@ class TrainEngineContract:
         assert float(first.max()) == pytest.approx(0.01, rel=1e-2)
         assert float(second.max()) == pytest.approx(0.02, rel=1e-1)
 
+    def test_weight_decay_pulls_on_matrices_alone(self) -> None:
+        weights = base_weights()
+        engine = self.started(ORDINARY.model_copy(update={"weight_decay": 0.5, "normalize_advantages": False}))
+        given = sampled_batch(reference_model(weights))
+        rows = tuple(replace(each, advantages=np.zeros_like(each.advantages)) for each in given.rows)
+        engine.step(replace(given, rows=rows))  # there is no gradient: what moves was pulled
+        for name, tensor in engine.weights().items():
+            before = to_torch(weights[name]).float()
+            left = 1 - 0.01 * 0.5 if before.dim() >= 2 else 1.0
+            assert torch.allclose(to_torch(tensor), before * left, rtol=1e-6, atol=0), name
+
     def test_a_loaded_engine_goes_on_bit_for_bit(self) -> None:
         config = TrainConfig(lr=1e-3, warmup_steps=3, minibatches=2)
         model = reference_model(base_weights())

@@ -1,7 +1,12 @@
+import threading
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from rollout.claims import Claims
 from storage import heartbeats, leases, orders, shards
+from storage.backend import Backend
 from storage.errors import ConflictError
 from storage.objects import ObjectStore
 from storage.records import Lease, Order, Prompt
@@ -88,6 +93,53 @@ def test_an_order_answered_by_another_is_not_looked_for_again(memory_store: Obje
     clock.now_s += TTL_S + 2
     assert numbers(b) == [None]
     assert leases.read_newest(memory_store, 0).attempt == 0  # type: ignore[union-attr]  # it exists: worker a made it
+
+
+def test_an_unreadable_lease_holds_no_order(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    memory_store.put("leases/00000000.0000.json", b'{"format":1,"wri')
+    claim = claims_of(memory_store, Clock()).next()
+    assert claim is not None
+    assert (claim.lease.attempt, claim.lease.lost) == (1, 1)
+
+
+class SlowRenewal:
+    """A backend whose first overwriting takes until `go` is set."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.under_way, self.go = threading.Event(), threading.Event()
+        self._backend = backend
+
+    def write(self, key: str, body: bytes) -> None:
+        if not self.under_way.is_set():
+            self.under_way.set()
+            assert self.go.wait(60.0)
+        self._backend.write(key, body)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    slow = SlowRenewal(memory_store.backend)
+    claims = claims_of(replace(memory_store, backend=slow), Clock())
+    held = claims.next()
+    assert held is not None
+    renews = threading.Thread(target=claims.renew, args=(held,))
+    gives_back = threading.Thread(target=claims.give_back, args=(held,))
+    renews.start()
+    assert slow.under_way.wait(60.0)
+    gives_back.start()
+    gives_back.join(0.2)  # it waits for the renewal; one that did not would be through by now
+    slow.go.set()
+    renews.join()
+    gives_back.join()
+    newest = leases.read_newest(memory_store, 0)
+    assert newest is not None
+    assert (newest.released, newest.renewals) == (True, 2)
+    with pytest.raises(ConflictError, match="is no longer a's"):
+        claims.renew(held)
 
 
 def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(memory_store: ObjectStore) -> None:

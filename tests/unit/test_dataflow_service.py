@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from storage.errors import ConfigError, CorruptError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.quarantine import quarantined
-from storage.records import Order, Prompt, Shard, Stop
+from storage.records import Order, Prompt, SequenceKey, Shard, Stop
 from tests.builders import row, shard
 from tests.dataflow_world import POLICIES, Flicker, World, torn, world
 
@@ -60,18 +60,16 @@ def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: Object
     assert made.orders() != []
 
 
-def test_the_first_orders_are_careful_and_those_after_the_first_shard_fill_the_staleness_budget(
-    memory_store: ObjectStore,
-) -> None:
+def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(memory_store: ObjectStore) -> None:
     # The solver has room for (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring 16 an order.
     made = world(memory_store, max_staleness=3, filter=[])
     dataflow = made.dataflow()
     rounds(dataflow)
     assert [order.number for order in made.orders()] == [0, 1]
-    # They bring 4: 24 − 4 are missing, one order is on the way.
+    # One brings 2 a group, so (3 · 8 + 2) / 4 = 6.5 are expected: (24 − 4) / 6.5 − 2 groups on the way = 1.1 groups.
     made.play([0])
     rounds(dataflow)
-    assert [order.number for order in made.orders()] == [0, 1, 2, 3, 4, 5]
+    assert [order.number for order in made.orders()] == [0, 1, 2]
 
 
 def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(memory_store: ObjectStore) -> None:
@@ -151,7 +149,7 @@ def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(memory_sto
 
 
 def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(memory_store: ObjectStore) -> None:
-    made = world(memory_store)
+    made = world(memory_store, filter=[])
     made.finish(made.dataflow())
     left = {key.order for policy in POLICIES for key in made.batches(policy)[-1].waiting}
     assert left
@@ -264,6 +262,65 @@ def service(made: World, run: ObjectStore, stop: threading.Event) -> Pulse:
     config = made.config.model_copy(update={"poll_interval_s": 0.001})
     serve(run, config, made.policies, 5, pulse, stop)
     return pulse
+
+
+def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(memory_store: ObjectStore) -> None:
+    config = DataConfig(prompts=PromptSource(builtin="chained_addition"))
+    assembly = Assembly(memory_store, "solver", PolicyData(batch_size=4, steps=9), config, 0, lambda order: None)
+    assembly.version = 5
+    for order in range(2):
+        assembly.admit(order)
+        rows = tuple(row(SequenceKey(order, 0, sample, 0), version=4 + sample) for sample in range(2))
+        assembly.take_in(Prepared(order, {"solver": PolicyIntake(rows=rows, num_groups=1)}, shard(order=order)))
+    assert assembly.need(()).lag == 1
+
+
+class Turns(threading.Event):
+    """A service's stop, whose every pause is the next turn of a script; it is set when the script ends."""
+
+    def __init__(self, *script: Callable[[], object]) -> None:
+        super().__init__()
+        self._script = iter(script)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        turn = next(self._script, self.set)
+        turn()
+        return self.is_set()
+
+
+def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(memory_store: ObjectStore) -> None:
+    made = world(memory_store, {policy: PolicyData(batch_size=4, steps=9) for policy in POLICIES}, max_staleness=8, filter=[])
+    dataflow = made.dataflow()
+    dataflow.round()
+    made.play(made.open_orders()[:3])  # two batches of each policy, and rows for a third one
+    rounds(dataflow)
+    asked: list[list[int]] = []
+    shard_of = made.open_orders()[0]
+
+    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+        asked.append(list(numbers))
+        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+
+    def steps() -> list[int]:
+        return [len(made.batches(policy)) for policy in POLICIES]
+
+    def a_shard_comes_and_the_trainers_step() -> None:
+        assert (steps(), asked) == ([2, 2], [])
+        made.play([shard_of])
+        assert [made.train(policy) for policy in POLICIES] == [True, True]
+
+    def a_trainer_uses_up_all_its_batches() -> None:
+        assert (steps(), asked) == ([3, 3], [])
+        assert [made.train("solver") for _ in range(3)] == [True, True, False]
+
+    def the_pause_before_the_next_round() -> None:
+        pass
+
+    config = made.config.model_copy(update={"gather_interval_s": 3600.0})
+    script = (a_shard_comes_and_the_trainers_step, a_trainer_uses_up_all_its_batches, the_pause_before_the_next_round)
+    pulse = Pulse(made.run, "dataflow", "dataflow", 0, interval_s=3600.0)
+    serve(made.run, config, made.policies, 5, pulse, Turns(*script), take_in)
+    assert (steps()[0], asked) == (4, [[shard_of]])
 
 
 def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectStore) -> None:

@@ -308,7 +308,7 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.evaluation: [layout.evaluation({"solver": 4})],
         layout.heartbeat: [layout.heartbeat("rollout", "rollout-0")],
         layout.quarantine: [layout.quarantine(layout.shard(7)), layout.quarantine(layout.shard(7)) + ".json"],
-        layout.number_in: [],
+        layout.numbers: [],
     }
     spelled = {function for name, function in inspect.getmembers(layout, inspect.isfunction) if not name.startswith("_")}
     assert keys.keys() == spelled

@@ -21,6 +21,17 @@ def test_a_member_whose_name_cannot_be_part_of_a_key_is_refused(name: str) -> No
         layout.heartbeat("rollout", name)
 
 
+def test_only_a_key_that_is_spelled_as_the_layout_spells_it_has_a_number() -> None:
+    keys = [layout.shard(number) for number in (12, 3, 123456789)]
+    strays = ["shards/7.arrow", "shards/000000008.arrow", "shards/00000009.arrow.old", "shards/a/00000001.arrow", ""]
+    assert layout.numbers(keys + strays, layout.shard) == [3, 12, 123456789]
+
+
+def test_a_policys_name_is_never_taken_for_a_number() -> None:
+    keys = [layout.batch("p00000007", 2), layout.batch("p00000002", 7)]
+    assert layout.numbers(keys, lambda step: layout.batch("p00000007", step)) == [2]
+
+
 def test_plain_names_make_keys() -> None:
     assert layout.batch("solver_2", 3) == "batches/solver_2/00000003.arrow"
     assert layout.heartbeat("rollout", "rollout-us-east-0") == "heartbeats/rollout/rollout-us-east-0.json"

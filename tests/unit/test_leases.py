@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from storage import leases
-from storage.errors import ConflictError
+from storage.errors import ConflictError, CorruptError
 from storage.leases import LeaseWatch
 from storage.objects import ObjectStore
 from storage.records import Lease
@@ -106,6 +106,31 @@ def test_leases_that_expired_are_counted_and_ones_given_back_are_not(
     stored = leases.read_newest(memory_store, 7)
     assert stored is not None
     assert stored.lost == 2
+
+
+def test_an_unreadable_lease_holds_no_order_and_counts_as_expired(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
+    taken(memory_store, "a", watch)
+    assert take(memory_store, "b", watch) is None
+    clock.now_s += 20.0
+    owned = taken(memory_store, "b", watch)
+    assert (owned.attempt, owned.lost) == (1, 1)
+    memory_store.put("leases/00000007.0001.json", b"{")
+    later = taken(memory_store, "c", watch)
+    assert (later.attempt, later.lost) == (2, 2)
+    assert take(memory_store, "d", watch) is None  # it holds, whatever can be read of those before it
+    with pytest.raises(CorruptError):
+        leases.renew(memory_store, owned)
+
+
+def test_a_lease_is_overwritten_as_it_stands(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+    lease = taken(memory_store, "a", watch)
+    leases.renew(memory_store, lease)
+    leases.release(memory_store, lease)  # of somebody who has not heard of the renewal
+    newest = leases.read_newest(memory_store, 7)
+    assert newest is not None
+    assert (newest.renewals, newest.released) == (2, True)
 
 
 def test_of_two_who_see_a_lease_expire_one_takes_it(memory_store: ObjectStore, clock: Clock) -> None:

@@ -32,6 +32,28 @@ def test_no_temporary_file_outlives_a_create_or_a_write(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "a") == ["b"]
 
 
+@pytest.mark.parametrize(("verb", "naming"), [("create", "link"), ("write", "replace")])
+def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, naming: str
+) -> None:
+    done: list[str] = []
+    fsync, name = os.fsync, getattr(os, naming)
+
+    def synced(descriptor: int) -> None:
+        folder = os.path.samestat(os.fstat(descriptor), os.stat(tmp_path))
+        done.append("sync folder" if folder else "sync bytes")
+        fsync(descriptor)
+
+    def named(source: Path, target: Path) -> None:
+        done.append(naming)
+        name(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, naming, named)
+    getattr(LocalFiles(tmp_path), verb)("a", b"x")
+    assert done == ["sync bytes", naming, "sync folder"]
+
+
 def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = LocalFiles(tmp_path)
     files.create("a", b"winner")

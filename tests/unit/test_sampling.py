@@ -75,6 +75,11 @@ def test_truncation_keeps_and_renormalises_what_top_k_then_top_p_leave(top_k: in
     assert probabilities == pytest.approx([kept[position] for position in order], abs=1e-6)
 
 
+def test_top_p_that_is_reached_exactly_needs_no_further_token() -> None:
+    truncated = truncate(torch.zeros(1, 4), torch.tensor([0]), torch.tensor([0.5]))
+    assert truncated[0].tolist() == [0.0, 0.0, -math.inf, -math.inf]
+
+
 def test_among_equal_logits_top_k_keeps_exactly_k_with_the_smallest_ids() -> None:
     truncated = truncate(torch.zeros(1, 5), torch.tensor([2]), torch.tensor([1.0]))
     assert truncated[0].tolist() == [0.0, 0.0, -math.inf, -math.inf, -math.inf]

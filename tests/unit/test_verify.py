@@ -12,11 +12,14 @@ from storage import batches, layout, orders, quarantine, shards, weights
 from storage.errors import ConfigError
 from storage.json_objects import seal
 from storage.objects import ObjectStore
-from storage.records import Batch, Entry, Row
+from storage.records import Batch, Entry, Row, SequenceKey, Shard, Stop
+from storage.runs import create_run, request_stop
 from storage.verify import Violation, verify
 from tests.builders import tensors
 from tests.stranger import sealed
-from tests.true_run import MAX_STALENESS, STEPS, finished_run
+from tests.true_run import BATCH_SIZE, MAX_STALENESS, STEPS, finished_run
+
+CONFIG = {"steps": 2, "policies": {"solver": {"batch_size": 4}}, "data": {"max_staleness": 8}}
 
 
 @pytest.fixture
@@ -39,11 +42,20 @@ def change_first_row(run: ObjectStore, step: int, change: Callable[[Row], Row]) 
     return change_batch(run, step, lambda batch: replace(batch, rows=(change(batch.rows[0]), *batch.rows[1:])))
 
 
+def told(run: ObjectStore) -> list[tuple[int, str, str]]:
+    """Every violation, whole."""
+    return [tuple(violation) for violation in verify(run).violations]
+
+
 def one_more_order(run: ObjectStore) -> int:
     """Adds an order that nobody has answered; returns its number."""
     number = orders.next_number(run)
     orders.commit(run, replace(orders.read(run, 0), number=number))
     return number
+
+
+def named(key: SequenceKey) -> str:
+    return f"order {key.order}, prompt {key.group}, episode {key.episode}, sequence {key.sequence}"
 
 
 def broken(run: ObjectStore) -> set[tuple[int, str]]:
@@ -66,9 +78,7 @@ def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
 
 
 def test_a_run_without_any_object_but_its_config_is_clean(memory_store: ObjectStore) -> None:
-    from storage.runs import create_run
-
-    run = create_run(memory_store, "empty", {"policies": {"solver": {}}, "data": {"max_staleness": 8}})
+    run = create_run(memory_store, "empty", CONFIG)
     verdict = verify(run)
     assert verdict.ok
     assert (verdict.orders, verdict.shards, verdict.policies["solver"].batches) == (0, 0, 0)
@@ -142,10 +152,28 @@ def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
 
 def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
     again = replace(batches.read(run, "solver", 1).rows[0], replay=True)
-    change_batch(run, 2, lambda batch: replace(batch, rows=(*batch.rows, again)))
+    change_last_row(run, again)
     verdict = verify(run)
     assert verdict.violations == ()
     assert verdict.policies["solver"].replayed == 1
+
+
+def change_last_row(run: ObjectStore, row: Row) -> str:
+    """`row` takes the place of the last one that was trained on, which goes on waiting."""
+
+    def change(batch: Batch) -> Batch:
+        return replace(batch, rows=(*batch.rows[:-1], row), waiting=(*batch.waiting, batch.rows[-1].key))
+
+    return change_batch(run, STEPS, change)
+
+
+@pytest.mark.parametrize("fate", ["filtered", "waiting"])
+def test_a_replay_of_what_was_never_trained_on_is_named(run: ObjectStore, fate: str) -> None:
+    ledger = [entry for n in range(1, STEPS + 1) for entry in batches.read(run, "solver", n).ledger]
+    filtered = next(entry.key for entry in ledger if entry.fate == "filtered")
+    key = filtered if fate == "filtered" else batches.read(run, "solver", STEPS).waiting[0]
+    where = change_last_row(run, replace(batches.read(run, "solver", 1).rows[0], key=key, replay=True))
+    assert (2, where, f"replays {named(key)}, which was never trained on") in told(run)
 
 
 def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore) -> None:
@@ -160,6 +188,15 @@ def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore)
 
     where = change_first_row(run, STEPS, aged)
     assert broken(run) == {(5, where), (7, where)}
+
+
+def test_a_sequence_from_the_future_is_named(run: ObjectStore) -> None:
+    def newer(row: Row) -> Row:
+        return replace(row, versions=np.where(row.loss_mask, np.int32(2), row.versions).astype(np.int32))
+
+    where = change_first_row(run, 2, newer)
+    assert broken(run) == {(5, where), (7, where)}
+    assert "has tokens of version 2, which batch 2 cannot know" in next(iter(verify(run).violations)).what
 
 
 def test_a_row_that_claims_another_age_than_its_shard_is_named(run: ObjectStore) -> None:
@@ -214,7 +251,7 @@ def test_a_token_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> 
     )
 
 
-def _with_version(shard, version: int):  # type: ignore[no-untyped-def]  # a test's own shorthand
+def _with_version(shard: Shard, version: int) -> Shard:
     """All of the solver's tokens claim to be of `version`."""
 
     def moved(sequence):  # type: ignore[no-untyped-def]  # as above
@@ -231,12 +268,161 @@ def _with_version(shard, version: int):  # type: ignore[no-untyped-def]  # a tes
     return replace(shard, groups=groups)
 
 
-def test_a_changed_log_probability_is_named(run: ObjectStore) -> None:
-    def changed(row: Row) -> Row:
-        return replace(row, logprobs=np.where(row.loss_mask, row.logprobs - 0.25, 0).astype(np.float32))
+def with_last(values: np.ndarray, value: float) -> np.ndarray:  # type: ignore[type-arg]  # of any dtype
+    """The array with another last value."""
+    changed = values.copy()
+    changed[-1] = value
+    return changed
 
-    where = change_first_row(run, 1, changed)
-    assert broken(run) == {(7, where)}
+
+def moved_mask(row: Row) -> Row:
+    """Trains on the last token of the prompt instead of the last one of the answer, with the same values."""
+
+    def moved(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]  # as above
+        return np.roll(values, -1)
+
+    return replace(
+        row,
+        loss_mask=moved(row.loss_mask),
+        logprobs=moved(row.logprobs),
+        versions=moved(row.versions),
+        advantages=moved(row.advantages),
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: replace(row, prompt_id="another"),
+        lambda row: replace(row, tokens=with_last(row.tokens, 9)),
+        moved_mask,
+        lambda row: replace(row, logprobs=with_last(row.logprobs, -0.75)),
+        lambda row: replace(row, versions=with_last(row.versions, STEPS - 2)),
+        lambda row: replace(row, reward=-99.0),
+        lambda row: replace(row, temperature=3.0),
+    ],
+    ids=["prompt_id", "tokens", "loss_mask", "logprobs", "versions", "reward", "temperature"],
+)
+def test_a_row_that_is_not_as_its_shard_holds_it_is_named(run: ObjectStore, change: Callable[[Row], Row]) -> None:
+    where = change_first_row(run, STEPS, change)
+    key = batches.read(run, "solver", STEPS).rows[0].key
+    assert told(run) == [(7, where, f"{named(key)} is not as its shard holds it")]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_advantage_that_is_not_finite_is_named(run: ObjectStore, value: float) -> None:
+    where = change_first_row(run, 2, lambda row: replace(row, advantages=with_last(row.advantages, value)))
+    key = batches.read(run, "solver", 2).rows[0].key
+    assert told(run) == [(7, where, f"{named(key)} has an advantage that is not a finite number")]
+
+
+def test_a_batch_of_another_size_is_named(run: ObjectStore) -> None:
+    def shorter(batch: Batch) -> Batch:
+        return replace(batch, rows=batch.rows[1:], waiting=(*batch.waiting, batch.rows[0].key))
+
+    where = change_batch(run, STEPS, shorter)
+    assert told(run) == [(1, where, f"has {BATCH_SIZE - 1} rows; every batch of solver has {BATCH_SIZE}")]
+
+
+def test_what_a_completed_run_lacks_is_named_and_what_a_going_one_lacks_is_not(run: ObjectStore) -> None:
+    for key in run.list(layout.weights("solver", STEPS)):
+        run.delete(key)
+    assert told(run) == []
+    request_stop(run, Stop("completed", "all steps done", 0.0))
+    version = (1, layout.weights("solver", STEPS), f"version {STEPS} is missing, and the run is completed")
+    assert told(run) == [version]
+    run.delete(layout.batch("solver", STEPS))
+    assert told(run) == [
+        (1, layout.batch("solver", STEPS), f"batch {STEPS} is missing, and the run is completed"),
+        version,
+    ]
+
+
+def test_a_completed_run_without_anything_lacks_everything(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "empty", CONFIG)
+    request_stop(run, Stop("completed", "all steps done", 0.0))
+    assert [violation.where for violation in verify(run).violations] == [
+        "batches/solver/00000001.arrow",
+        "batches/solver/00000002.arrow",
+        "weights/solver/00000000",
+        "weights/solver/00000001",
+        "weights/solver/00000002",
+    ]
+
+
+def test_a_run_that_was_cancelled_lacks_nothing(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "cancelled", CONFIG)
+    request_stop(run, Stop("cancelled", "by hand", 0.0))
+    assert verify(run).ok
+
+
+def test_an_end_that_cannot_be_read_is_named(run: ObjectStore) -> None:
+    run.put(layout.STOP, b"{")
+    assert broken(run) == {(1, layout.STOP)}
+
+
+def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "bare", {**CONFIG, "policies": {"solver": {}}})
+    with pytest.raises(ConfigError, match=r"the config in its run\.json has no 'batch_size'"):
+        verify(run)
+
+
+def test_keys_of_no_pattern_are_passed_over_and_stand_for_nothing(run: ObjectStore) -> None:
+    for key in (
+        ".DS_Store",
+        "orders/x.json",
+        "orders/00000099.txt",
+        "shards/foo.arrow",
+        "shards/.DS_Store",
+        "batches/solver/.DS_Store",
+        "batches/solver/00000009x.arrow",
+        "weights/solver/old/manifest.json",
+        "weights/solver/manifest.json",
+    ):
+        run.put(key, b"x")
+    assert told(run) == []
+    run.put("orders/1.json", run.get(layout.order(1)))
+    run.delete(layout.order(1))
+    assert (1, layout.order(1)) in broken(run)
+
+
+def test_a_shard_that_is_taken_in_twice_is_named(run: ObjectStore) -> None:
+    where = change_batch(run, 2, lambda batch: replace(batch, shards=(*batch.shards, 0)))
+    assert told(run) == [(6, where, "takes in shard 0 a second time")]
+
+
+def test_closed_orders_that_are_not_those_taken_in_are_named(run: ObjectStore) -> None:
+    where = change_batch(run, 2, lambda batch: replace(batch, closed=(*batch.closed, 99)))
+    assert broken(run) == {(6, where)}
+
+
+def test_a_settled_sequence_that_is_listed_as_waiting_is_named(run: ObjectStore) -> None:
+    key = batches.read(run, "solver", STEPS).rows[0].key
+    where = change_batch(run, STEPS, lambda batch: replace(batch, waiting=(*batch.waiting, key)))
+    assert told(run) == [(6, where, f"{named(key)} is listed as waiting, but it is settled or was never taken in")]
+
+
+def test_a_version_whose_weights_its_shard_does_not_name_is_named(run: ObjectStore) -> None:
+    shard = shards.read(run, 0)
+    rewrite(run, layout.shard(0), shards.encode(replace(shard, weights={**shard.weights, "solver": {}})))
+    assert broken(run) == {(4, layout.shard(0))}
+    assert "has tokens of version 0 of solver, whose weights it does not name" in verify(run).violations[0].what
+
+
+def test_an_answer_to_other_prompts_is_named(run: ObjectStore) -> None:
+    order = orders.read(run, 0)
+    rewrite(run, layout.order(0), seal(replace(order, prompts=order.prompts[::-1])))
+    found = verify(run).violations
+    assert [(violation.invariant, violation.where) for violation in found] == [(1, layout.shard(0))]
+    assert found[0].what.startswith("answers the prompts ")
+
+
+def test_a_false_batch_in_a_manifest_is_named(run: ObjectStore) -> None:
+    key = layout.manifest(layout.weights("solver", 3))
+    manifest = json.loads(run.get(key))
+    manifest["batch"] = 1
+    rewrite(run, key, sealed(manifest))
+    assert told(run) == [(3, key, "names batch 1; version 3 is made of batch 3")]
 
 
 def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:

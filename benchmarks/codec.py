@@ -1,0 +1,231 @@
+"""The delta codec against two papers' formats: size, CPU time and exactness on the same bf16 bits, in one run.
+
+`ours` and `compact` are the project's two modes; `astraflow_format` is u32 index and u16 value of every changed element;
+`pulse_format` is index deltas within rows, raw values, zstd and SHA-256 (benchmarks/delta_formats.py). The entropy bound is
+that of a code that knows nothing of the weights: positions of independent changes plus the distribution of the steps; `compact`
+goes below it, because it reads the old exponents. All run on one thread, tensor by tensor; `ours` runs once more on two.
+
+CPU seconds count (process time of all threads); GB are those of the model in bf16. `scan` is the codec's first loop alone,
+`read_gb_per_s` the machine's own speed at reading memory on one thread, so `scan`, which reads old and new bits, can at best
+reach half of it.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from benchmarks import weight_steps
+from benchmarks.delta_formats import AstraFlowFormat, PulseFormat
+from storage import delta_loops, deltas
+from storage.delta_blocks import BLOCK_ELEMENTS
+from storage.records import HostTensor, Json
+from storage.tensors import from_safetensors
+
+TENSOR_ELEMENTS = 2**26
+"""Made-up weights are cut into tensors of this size: 134 MB of bf16, an embedding of a mid-sized model."""
+Pair = tuple[Any, Any]
+
+
+class Ours:
+    """The project's codec as a format like the others."""
+
+    def __init__(self, compact: bool, threads: int = 1) -> None:
+        self.compact, self.threads = compact, threads
+
+    def encode(self, old: Any, new: Any) -> list[bytes]:
+        base, tensors = {"w": HostTensor("BF16", old.shape, old)}, {"w": HostTensor("BF16", new.shape, new)}
+        (change,) = deltas.encode(base, tensors, {"w": "w"}, compact=self.compact, threads=self.threads)
+        return [change.blob]
+
+    def apply(self, bits: Any, blob: list[bytes]) -> None:
+        deltas.apply_in_place(bits, "BF16", memoryview(blob[0]), threads=self.threads)
+
+
+@dataclass
+class Measured:
+    num_bytes: int = 0
+    encode_cpu_s: float = 0.0
+    encode_s: float = 0.0
+    apply_cpu_s: float = 0.0
+    apply_s: float = 0.0
+    bit_exact: bool = True
+
+
+def measure(pairs: Mapping[str, Pair], format: Any, progress: Callable[[], None]) -> Measured:
+    """One pass over all tensors. The applied bits are a copy, made outside the measured time."""
+    found = Measured()
+    for old, new in pairs.values():
+        blob, cpu_s, wall_s = _timed(partial(format.encode, old, new))
+        found.encode_cpu_s, found.encode_s = found.encode_cpu_s + cpu_s, found.encode_s + wall_s
+        found.num_bytes += sum(map(len, blob))
+        bits = old.copy()
+        _, cpu_s, wall_s = _timed(partial(format.apply, bits, blob))
+        found.apply_cpu_s, found.apply_s = found.apply_cpu_s + cpu_s, found.apply_s + wall_s
+        found.bit_exact &= bool((bits == new).all())
+        progress()
+    return found
+
+
+def report(pairs: Mapping[str, Pair], progress: Callable[[], None]) -> Json:
+    """Everything that is printed. The compiled loops are warm before anything is measured."""
+    elements = sum(old.size for old, _ in pairs.values())
+    gb = 2 * elements / 1e9
+    num_changes = sum(int(np.count_nonzero(old != new)) for old, new in pairs.values())
+    formats = {
+        "ours": Ours(compact=False),
+        "compact": Ours(compact=True),
+        "astraflow_format": AstraFlowFormat(),
+        "pulse_format": PulseFormat(),
+        "ours_2_threads": Ours(compact=False, threads=2),
+    }
+    old, new = next(iter(pairs.values()))
+    first = {"warm": (old[:BLOCK_ELEMENTS], new[:BLOCK_ELEMENTS])}
+    for format in formats.values():
+        measure(first, format, lambda: None)
+    found = {name: measure(pairs, format, progress) for name, format in formats.items()}
+    scan_cpu_s = sum(_timed(partial(_scan, old, new))[1] for old, new in pairs.values())
+    one, two = found["ours"], found["ours_2_threads"]
+    return {
+        "elements": elements,
+        "tensors": len(pairs),
+        "changed": num_changes / elements,
+        "entropy_bound": entropy_bound(pairs, num_changes, elements),
+        "bytes_per_change": {name: each.num_bytes / num_changes for name, each in found.items()},
+        "encode_gb_per_cpu_s": {name: gb / each.encode_cpu_s for name, each in found.items()},
+        "apply_gb_per_cpu_s": {name: gb / each.apply_cpu_s for name, each in found.items()},
+        "scan_gb_per_cpu_s": gb / scan_cpu_s,
+        "read_gb_per_s": read_speed(),
+        "two_threads": {"encode": one.encode_s / two.encode_s, "apply": one.apply_s / two.apply_s},
+        "bit_exact": all(each.bit_exact for each in found.values()),
+    }
+
+
+def entropy_bound(pairs: Mapping[str, Pair], num_changes: int, elements: int) -> float:
+    """Bytes per change: (H(share changed) · elements + H(steps) · changes) / changes / 8."""
+    share = num_changes / elements
+    positions = -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) / share
+    counts = np.zeros(2**16, dtype=np.int64)
+    for old, new in pairs.values():
+        for start in range(0, old.size, BLOCK_ELEMENTS):
+            part = slice(start, start + BLOCK_ELEMENTS)
+            counts += np.bincount((new[part] - old[part])[old[part] != new[part]], minlength=2**16)
+    shares = counts[counts > 0] / num_changes
+    return float(positions - (shares * np.log2(shares)).sum()) / 8
+
+
+def read_speed() -> float:
+    """GB of memory read per CPU second, one thread, best of three passes over 512 MB."""
+    words = np.ones(2**26, dtype=np.uint64)
+    _read(words)
+    return max(words.nbytes / 1e9 / _timed(lambda: _read(words))[1] for _ in range(3))
+
+
+@njit(nogil=True)
+def _read(words: Any) -> Any:
+    total = np.uint64(0)
+    for word in words:
+        total ^= word
+    return total
+
+
+def _scan(old: Any, new: Any) -> None:
+    for start in range(0, old.size, BLOCK_ELEMENTS):
+        delta_loops.find(old[start : start + BLOCK_ELEMENTS], new[start : start + BLOCK_ELEMENTS])
+
+
+def _timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    result = call()
+    return result, time.process_time() - cpu_s, time.perf_counter() - wall_s
+
+
+def load(old: Path, new: Path) -> dict[str, Pair]:
+    """The bf16 and fp16 tensors of the same name and shape in two safetensors files, flat."""
+    before, after = from_safetensors(old.read_bytes()), from_safetensors(new.read_bytes())
+    pairs = {
+        name: (tensor.bits.reshape(-1), after[name].bits.reshape(-1))
+        for name, tensor in before.items()
+        if tensor.dtype in ("BF16", "F16") and name in after and after[name].shape == tensor.shape and tensor.bits.size
+    }
+    if not any((old != new).any() for old, new in pairs.values()):
+        sys.exit(f"{old} and {new} have no 16-bit tensor in common that differs: nothing to measure")
+    return pairs
+
+
+def cut(old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
+    for start in range(0, old.size, TENSOR_ELEMENTS):
+        yield f"{start}", (old[start : start + TENSOR_ELEMENTS], new[start : start + TENSOR_ELEMENTS])
+
+
+def show(found: Json) -> None:
+    print(
+        f"{found['elements']:,} elements in {found['tensors']} tensors, {found['changed']:.3%} changed "
+        f"({found['made_by']}); entropy bound {found['entropy_bound']:.3f} bytes a change; "
+        f"load average {found['load_before']:.1f} before, {found['load_after']:.1f} after"
+    )
+    print(f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}{'apply GB/CPU s':>18}")
+    for name in found["bytes_per_change"]:
+        print(
+            f"{name:18}{found['bytes_per_change'][name]:14.3f}"
+            f"{found['encode_gb_per_cpu_s'][name]:18.2f}{found['apply_gb_per_cpu_s'][name]:18.2f}"
+        )
+    faster = found["two_threads"]
+    print(f"\nscan alone {found['scan_gb_per_cpu_s']:.1f} GB per CPU s; memory is read at {found['read_gb_per_s']:.1f} GB/s")
+    print(f"two threads: encode {faster['encode']:.2f} times, apply {faster['apply']:.2f} times as fast")
+    print(f"bit exact: {found['bit_exact']}")
+
+
+def main() -> None:
+    arguments = parse()
+    load_before = os.getloadavg()[0]
+    if arguments.old:
+        pairs, made_by = load(Path(arguments.old), Path(arguments.new)), f"{arguments.old} and {arguments.new}"
+    elif arguments.train:
+        old, new = weight_steps.trained(arguments.train, arguments.seed)
+        pairs, made_by = dict(cut(old, new)), f"a real step of AdamW at learning rate {arguments.train:g}"
+    else:
+        old, new, lr = weight_steps.synthetic(arguments.elements, arguments.changed, arguments.seed)
+        pairs, made_by = dict(cut(old, new)), f"a made-up step at learning rate {lr:.2g}"
+    found = report(pairs, lambda: print(".", end="", flush=True, file=sys.stderr))
+    print(file=sys.stderr)
+    found |= {"made_by": made_by, "load_before": load_before, "load_after": os.getloadavg()[0]}
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(found)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.codec",
+        description=__doc__,
+        epilog="example: python -m benchmarks.codec --elements 500000000 --changed 0.01 --seed 0 --json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--elements", type=int, default=500_000_000, help="made-up weights (default: 500000000: 2 GB)")
+    parser.add_argument("--changed", type=float, default=0.01, help="share of them that a step changes (default: 0.01)")
+    parser.add_argument("--train", type=float, metavar="LR", help="really train a model of 20 million weights, at this rate")
+    parser.add_argument("--old", metavar="FILE", help="safetensors file with weights of your own …")
+    parser.add_argument("--new", metavar="FILE", help="… and one with the same weights after a step")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args()
+    if bool(arguments.old) != bool(arguments.new):
+        parser.error("--old and --new go together")
+    if not 0 < arguments.changed < 1:
+        parser.error(f"--changed {arguments.changed} is no share between 0 and 1")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What the delta codec is measured against: the formats of two papers, written anew from what the papers say, in NumPy.
+
+Both take flat uint16 arrays of one tensor. `encode` returns the bytes that would travel, `apply` changes `bits` in place.
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from storage.delta_numpy import Bits
+
+ROW = 4096
+"""Elements of a row in PULSE's format: the width of a typical matrix."""
+_ZSTD = pa.Codec("zstd", compression_level=1)
+
+
+class AstraFlowFormat:
+    """AstraFlow's own transfer (arXiv 2605.15565): u32 index and u16 value of every changed element, as they are."""
+
+    def encode(self, old: Bits, new: Bits) -> list[bytes]:
+        indices = np.flatnonzero(old != new).astype(np.uint32)
+        return [indices.tobytes(), new[indices].tobytes()]
+
+    def apply(self, bits: Bits, blob: list[bytes]) -> None:
+        bits[np.frombuffer(blob[0], dtype=np.uint32)] = np.frombuffer(blob[1], dtype=np.uint16)
+
+
+class PulseFormat:
+    """PULSE: index deltas within each row, u8 where a row allows it and u16 elsewhere, raw values, all under zstd, and the
+    SHA-256 of the resulting tensor."""
+
+    def encode(self, old: Bits, new: Bits) -> list[bytes]:
+        positions = np.flatnonzero(old != new)
+        rows, columns = np.divmod(positions, ROW)
+        first = np.append(True, rows[1:] != rows[:-1])[: len(rows)]
+        deltas = np.where(first, columns, np.diff(columns, prepend=0))
+        counts = np.bincount(rows, minlength=-(-len(old) // ROW)).astype(np.uint16)
+        wide = np.zeros(len(counts), dtype=bool)
+        wide[rows[deltas > 255]] = True
+        is_wide = wide[rows]
+        streams: tuple[Any, ...] = (
+            counts,
+            np.packbits(wide),
+            deltas[~is_wide].astype(np.uint8),
+            deltas[is_wide].astype(np.uint16),
+            new[positions],
+        )
+        packed = [_ZSTD.compress(stream.tobytes(), asbytes=True) for stream in streams]
+        return [*packed, hashlib.sha256(new.data).digest(), np.array([len(stream) for stream in streams]).tobytes()]
+
+    def apply(self, bits: Bits, blob: list[bytes]) -> None:
+        sizes = np.frombuffer(blob[6], dtype=np.int64)
+        kinds: tuple[Any, ...] = (np.uint16, np.uint8, np.uint8, np.uint16, np.uint16)
+        counts, flags, narrow, broad, values = (
+            np.frombuffer(_ZSTD.decompress(part, decompressed_size=int(size) * np.dtype(kind).itemsize), dtype=kind)
+            for part, size, kind in zip(blob[:5], sizes, kinds, strict=True)
+        )
+        per_row = counts.astype(np.int64)
+        rows = np.repeat(np.arange(len(per_row)), per_row)
+        is_wide = np.unpackbits(flags, count=len(counts)).astype(bool)[rows]
+        deltas = np.empty(len(rows), dtype=np.int64)
+        deltas[~is_wide], deltas[is_wide] = narrow, broad
+        summed = np.cumsum(deltas)
+        starts = np.append(0, np.cumsum(per_row)[:-1])
+        before = np.where(starts > 0, summed[np.maximum(starts, 1) - 1], 0)
+        bits[rows * ROW + summed - before[rows]] = values
+        if hashlib.sha256(bits.data).digest() != blob[5]:
+            raise ValueError("the tensor's SHA-256 is another")
