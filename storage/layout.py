@@ -25,6 +25,9 @@ STOP = "stop.json"
 ORDERS, SHARDS, BATCHES, WEIGHTS = "orders", "shards", "batches", "weights"
 LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = "leases", "checkpoints", "evals", "heartbeats", "quarantine"
 REPORT = "report.html"
+FROZEN = "frozen.json"
+"""While it stands, nothing of the run is retired."""
+RETIRED = "retired.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """What policies and members may be called, because their names are parts of keys."""
 _NUMBER = re.compile(r"\d{8,}")
@@ -62,6 +65,11 @@ def batch(policy: str, step: int) -> str:
 def weights(policy: str, version: int) -> str:
     """The folder of one version; its files and `manifest.json` lie below."""
     return f"{WEIGHTS}/{_named(policy)}/{version:08d}"
+
+
+def retired(policy: str, version: int) -> str:
+    """Created once, before the version's data files are deleted on purpose; its manifest stays."""
+    return f"{weights(policy, version)}/{RETIRED}"
 
 
 def checkpoint(policy: str, step: int) -> str:

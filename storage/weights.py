@@ -117,15 +117,23 @@ def read(run: ObjectStore, policy: str, version: int, held: Held | None = None) 
     """A version, by the deltas since `held` or from the nearest anchor; unchanged tensors are shared with `held`.
 
     Every file and every resulting tensor is verified. What does not come out right from `held` is read once more, from an
-    anchor. CorruptError names the version that cannot be read, and the chain it lies on.
+    anchor. CorruptError names the version that cannot be read, and the chain it lies on; NotFoundError when data of the chain
+    was retired.
     """
     if held is not None and held.manifest.version < version:
         try:
             return _follow(run, _chain(run, policy, version, held), held)
-        except CorruptError as error:
+        except (CorruptError, NotFoundError) as error:
             log.warning("%s; version %d of %s is read from an anchor", error, version, policy)
     chain = _chain(run, policy, version, None)
-    return read_twice(lambda: _follow(run, chain, None))
+    try:
+        return read_twice(lambda: _follow(run, chain, None))
+    except CorruptError as error:
+        for link in chain:
+            if run.exists(layout.retired(policy, link.version)):
+                needed = "" if link.version == version else f", which version {version} needs,"
+                raise NotFoundError(f"the data of version {link.version} of {policy}{needed} was retired on purpose") from error
+        raise
 
 
 def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, bytes]:

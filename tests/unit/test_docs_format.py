@@ -308,11 +308,12 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.evaluation: [layout.evaluation({"solver": 4})],
         layout.heartbeat: [layout.heartbeat("rollout", "rollout-0")],
         layout.quarantine: [layout.quarantine(layout.shard(7)), layout.quarantine(layout.shard(7)) + ".json"],
+        layout.retired: [layout.retired("solver", 4)],
         layout.numbers: [],
     }
     spelled = {function for name, function in inspect.getmembers(layout, inspect.isfunction) if not name.startswith("_")}
     assert keys.keys() == spelled
-    others = {layout.RUN, layout.STOP, layout.REPORT, "checks/WRITE_ID"}
+    others = {layout.RUN, layout.STOP, layout.FROZEN, layout.REPORT, "checks/WRITE_ID"}
     assert told == {key for group in keys.values() for key in group} | others
 
 

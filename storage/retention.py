@@ -1,0 +1,162 @@
+"""Which versions' data a run still needs, and letting go of the rest. Manifests stay for ever: they are small, and with them
+every digest, parent and batch can still be verified; what goes is the data.
+
+    plan   kept versions ──closure over bases──▶ needed data       everything else of a version is retired
+    retire `retired.json` beside the manifest, created once ──▶ then the data files are deleted
+
+Kept are version 0, the newest ones, every n-th, those a person names, those younger than the grace period or newer than what a
+living worker holds (its chain goes on from there), and whatever these need to be reached. Knows nothing of training.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from storage import heartbeats, layout, weights
+from storage.errors import ConfigError, ConflictError, NotFoundError
+from storage.json_numbers import Number
+from storage.json_objects import seal, unseal
+from storage.objects import ObjectStore
+from storage.records import Manifest
+from storage.tensor_folders import MANIFEST
+
+READ_THREADS = 16
+ALIVE_S = 600.0
+"""A worker whose heartbeat is not older counts as living: it may be in the middle of a chain."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What to keep of each policy."""
+
+    last: int = 5
+    """The newest versions."""
+    every: int = 20
+    """Every so-manieth version; 0: none of them."""
+    versions: Mapping[str, Collection[int]] | None = None
+    """policy → versions to keep in any case."""
+    grace_s: float = 3600.0
+    """Nothing younger is retired."""
+
+
+@dataclass(frozen=True)
+class Retired:
+    """`weights/{policy}/{version}/retired.json`: the data of this version was let go on purpose."""
+
+    policy: str
+    version: int
+    at_s: Number
+    num_bytes: int
+    write_id: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would happen to one policy's versions."""
+
+    policy: str
+    kept: Mapping[int, str]
+    """version → why its data stays."""
+    retired: Mapping[int, tuple[str, ...]]
+    """version → keys of its data files that are still there, those of writers that were cut off included."""
+    num_bytes: int
+    """Bytes that go."""
+
+
+def freeze(run: ObjectStore) -> None:
+    """Nothing of the run is retired any more. Freezing twice is no error."""
+    if not run.exists(layout.FROZEN):
+        run.put(layout.FROZEN, b"{}")
+
+
+def is_frozen(run: ObjectStore) -> bool:
+    return run.exists(layout.FROZEN)
+
+
+def thaw(run: ObjectStore) -> None:
+    """Takes a freeze back."""
+    run.delete(layout.FROZEN)
+
+
+def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> Plan:
+    """What of the policy's weights may go at Unix time `now_s`. Reads every manifest. CorruptError for one that is damaged."""
+    newest = weights.latest(run, policy)
+    if newest is None:
+        return Plan(policy, {}, {}, 0)
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        manifests = list(pool.map(partial(weights.read_manifest, run, policy), range(newest + 1)))
+    kept = _wanted(run, manifests, retention, now_s)
+    for version in sorted(kept, reverse=True):
+        while (base := manifests[version].base) is not None and base not in kept:
+            kept[base] = f"version {version} is a delta to it"
+            version = base
+    data: dict[int, list[str]] = defaultdict(list)
+    for key in run.list(f"{layout.WEIGHTS}/{policy}"):
+        folder, _, name = key.rpartition("/")
+        if name not in (MANIFEST, layout.RETIRED):
+            data[int(folder.rpartition("/")[2])].append(key)
+    sizes = {f"{layout.weights(policy, one.version)}/{file.name}": file.num_bytes for one in manifests for file in one.files}
+    retired = {version: tuple(keys) for version, keys in data.items() if version <= newest and version not in kept}
+    num_bytes = sum(sizes.get(key, 0) for keys in retired.values() for key in keys)
+    return Plan(policy, dict(sorted(kept.items())), retired, num_bytes)
+
+
+def retire(run: ObjectStore, planned: Plan) -> None:
+    """Carry the plan out: first the record, then the data, so that a reader never takes what was let go for damage. Killed in
+    between, the next `retire` of a new plan deletes the rest. ConfigError when the run is frozen."""
+    if is_frozen(run):
+        raise ConfigError(f"{run.url} is frozen; thaw it first (astraflow gc RUN --thaw)")
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        list(pool.map(lambda item: _retire(run, planned.policy, *item), planned.retired.items()))
+
+
+def read_retired(run: ObjectStore, policy: str, version: int) -> Retired | None:
+    """What was recorded when the version's data was let go; None when it was not."""
+    key = layout.retired(policy, version)
+    try:
+        return unseal(Retired, run.get(key), key)
+    except NotFoundError:
+        return None
+
+
+def _wanted(run: ObjectStore, manifests: list[Manifest], retention: Retention, now_s: float) -> dict[int, str]:
+    newest, policy = len(manifests) - 1, manifests[0].policy
+    named = (retention.versions or {}).get(policy, ())
+    held = _oldest_held(run, policy, now_s)
+    kept: dict[int, str] = {}
+    for manifest in manifests:
+        version = manifest.version
+        if version == 0:
+            kept[version] = "the base model"
+        elif version in named:
+            kept[version] = "named"
+        elif version > newest - retention.last:
+            kept[version] = f"one of the newest {retention.last}"
+        elif retention.every and version % retention.every == 0:
+            kept[version] = f"every {retention.every}th"
+        elif now_s - manifest.created_s < retention.grace_s:
+            kept[version] = f"younger than {retention.grace_s / 3600:g} h"
+        elif held is not None and version > held:
+            kept[version] = f"a living worker holds version {held}"
+    return kept
+
+
+def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
+    versions = [
+        beat.versions[policy]
+        for beat in heartbeats.read_all(run)
+        if beat.kind in ("rollout", "evaluation") and policy in beat.versions and now_s - beat.beat_s < ALIVE_S
+    ]
+    return min(versions, default=None)
+
+
+def _retire(run: ObjectStore, policy: str, version: int, keys: tuple[str, ...]) -> None:
+    num_bytes = sum(file.num_bytes for file in weights.read_manifest(run, policy, version).files)
+    with suppress(ConflictError):  # another one retires the same version
+        run.create(layout.retired(policy, version), seal(Retired(policy, version, time.time(), num_bytes)))
+    for key in keys:
+        run.delete(key)

@@ -1,0 +1,116 @@
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from storage import heartbeats, layout, retention, weights
+from storage.errors import ConfigError, NotFoundError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore
+from storage.records import HostTensor
+from storage.retention import Retention
+from storage.tensors import weights_digest
+from storage.weights import Held
+
+DAY_S = 86400.0
+VERSIONS = 30
+
+
+def model(version: int) -> Mapping[str, HostTensor]:
+    bits = np.arange(4000, dtype=np.uint16)
+    bits[: 3 * version] += 1
+    return {"w": HostTensor("BF16", (4000,), bits)}
+
+
+@pytest.fixture
+def run(memory_store: ObjectStore) -> ObjectStore:
+    """Versions 0 to 29; 0, 10 and 20 are anchors."""
+    held: Held | None = None
+    for version in range(VERSIONS):
+        tensors = model(version)
+        base = held if version % 10 else None
+        held = Held(weights.publish(memory_store, "solver", version, tensors, base=base), tensors)
+    return memory_store
+
+
+def later_s(run: ObjectStore) -> float:
+    return float(weights.read_manifest(run, "solver", VERSIONS - 1).created_s) + DAY_S
+
+
+def readable(run: ObjectStore) -> list[int]:
+    found = []
+    for version in range(VERSIONS):
+        try:
+            digest = weights_digest(weights.fetch(run, "solver", version))
+        except NotFoundError:
+            continue
+        assert digest == weights.read_manifest(run, "solver", version).digest
+        found.append(version)
+    return found
+
+
+def test_kept_versions_stay_readable_through_whole_chains_and_the_others_are_let_go(run: ObjectStore) -> None:
+    planned = retention.plan(run, "solver", Retention(last=2, every=20, versions={"solver": [13]}), later_s(run))
+    assert readable(run) == list(range(VERSIONS))  # a plan changes nothing
+    retention.retire(run, planned)
+    # 28 and 29 need 20 and all between; 13 needs 10, 11 and 12
+    assert readable(run) == [0, 10, 11, 12, 13, *range(20, 30)] == list(planned.kept)
+    assert planned.kept[13] == "named"
+    assert planned.kept[12] == "version 13 is a delta to it"
+    assert planned.kept[20] == "every 20th"
+    assert planned.num_bytes > 0
+    with pytest.raises(NotFoundError, match="the data of version 1 of solver, which version 5 needs, was retired on purpose"):
+        weights.fetch(run, "solver", 5)
+
+
+def test_retiring_again_finds_nothing_more(run: ObjectStore) -> None:
+    wanted = Retention(last=2, every=0)
+    retention.retire(run, retention.plan(run, "solver", wanted, later_s(run)))
+    again = retention.plan(run, "solver", wanted, later_s(run))
+    assert (again.retired, again.num_bytes) == ({}, 0)
+
+
+def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(run: ObjectStore) -> None:
+    young = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=DAY_S), later_s(run) - DAY_S)
+    assert young.retired == {}
+    pulse = Pulse(run, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
+    pulse.update(versions={"solver": 14})
+    with pulse:
+        beat_s = heartbeats.read_all(run)[0].beat_s
+        held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
+        assert held.kept[15] == "a living worker holds version 14"
+        assert sorted(held.retired) == list(range(1, 10))  # 10 to 14 lead to 15
+        dead = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 2 * retention.ALIVE_S)
+        assert 15 in dead.retired
+
+
+def test_a_laggard_whose_deltas_are_gone_catches_up_from_an_anchor(run: ObjectStore) -> None:
+    held = weights.read(run, "solver", 5)
+    retention.retire(run, retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)))
+    assert weights_digest(weights.read(run, "solver", 29, held).tensors) == weights_digest(model(29))
+
+
+def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(run: ObjectStore) -> None:
+    planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
+    (key,) = planned.retired[7]
+    body = run.get(key)
+    retention.retire(run, planned)
+    run.put(key, body)  # as if it had been killed before this one
+    run.put(f"{layout.weights('solver', 7)}/{'0' * 32}.model-00000.safetensors", b"a writer that was cut off")
+    retention.retire(run, retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)))
+    assert run.list(layout.weights("solver", 7)) == [
+        f"{layout.weights('solver', 7)}/manifest.json",
+        f"{layout.weights('solver', 7)}/retired.json",
+    ]
+
+
+def test_a_frozen_run_is_left_alone(run: ObjectStore) -> None:
+    planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
+    retention.freeze(run)
+    retention.freeze(run)
+    with pytest.raises(ConfigError, match="is frozen; thaw it first"):
+        retention.retire(run, planned)
+    assert readable(run) == list(range(VERSIONS))
+    retention.thaw(run)
+    retention.retire(run, planned)
+    assert readable(run) == [0, *range(20, 30)]
