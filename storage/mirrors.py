@@ -1,0 +1,133 @@
+"""Regional mirrors: a region's own copy of every version's weights, so that each crosses the ocean once, however many workers
+there are.
+
+    home ──copy: data files, then the manifest──▶ mirror ──▶ workers of the region; what it lacks or has wrong ──▶ home
+
+A mirror holds the same keys as home. It is a cache that nobody has to trust: a version that it does not show after a while is
+looked for at home, and an object that is read a second time, because its digest was wrong, is read from home. Knows nothing of
+services.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from storage import layout, weights
+from storage.backend import Backend, Keys
+from storage.errors import AstraFlowError, ConflictError, NotFoundError, TransientError
+from storage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+TRANSFERS_MAX = 8
+"""Files that cross at once."""
+LAG_MAX_S = 10.0
+"""How long a version that stands at home may be missing from the mirror before a worker goes home for it."""
+
+
+@dataclass
+class NearFirst:
+    """A `Backend` that reads from a mirror where it can. Everything else is home's."""
+
+    near: Backend
+    home: Backend
+    near_path: Callable[[str], str]
+    lag_max_s: float = LAG_MAX_S
+    clock: Callable[[], float] = time.monotonic
+    bytes_near: int = 0
+    bytes_home: int = 0
+    """Read from either."""
+    _missed_s: dict[str, float] = field(default_factory=dict)
+    """Objects that home has and the mirror had not, and since when that is known."""
+    _read: set[str] = field(default_factory=set)
+    """Read from the mirror before: who reads one of these again found it wrong."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def read(self, key: str) -> bytes:
+        with self._lock:
+            trusted = key not in self._read
+            self._read.add(key)
+        if trusted:
+            try:
+                body = self.near.read(self.near_path(key))
+            except AstraFlowError as error:
+                if not isinstance(error, NotFoundError):
+                    log.warning("the mirror fails, %s is read from home: %s", key, error)
+            else:
+                with self._lock:
+                    self.bytes_near += len(body)
+                return body
+        body = self.home.read(key)
+        with self._lock:
+            self.bytes_home += len(body)
+        return body
+
+    def exists(self, key: str) -> bool:
+        """Whether the mirror has it, or home has had it for `lag_max_s`: the mirror gets its chance to fetch it first."""
+        try:
+            if self.near.exists(self.near_path(key)):
+                return True
+        except TransientError as error:
+            log.warning("the mirror fails, home is asked for %s: %s", key, error)
+            return self.home.exists(key)
+        if not self.home.exists(key):
+            return False
+        with self._lock:
+            since_s = self._missed_s.setdefault(key, self.clock())
+        return self.clock() - since_s >= self.lag_max_s
+
+    def create(self, key: str, body: bytes) -> bool:
+        return self.home.create(key, body)
+
+    def write(self, key: str, body: bytes) -> None:
+        self.home.write(key, body)
+
+    def list(self, prefix: str, start_after: str) -> Keys:
+        return self.home.list(prefix, start_after)
+
+    def folders(self, prefix: str) -> Keys:
+        return self.home.folders(prefix)
+
+    def delete(self, key: str) -> None:
+        self.home.delete(key)
+
+
+def near_first(home: ObjectStore, mirror: ObjectStore) -> ObjectStore:
+    """`home`, read from `mirror` where that has it. Both are the prefix of one run."""
+    backend = NearFirst(mirror.backend, home.backend, lambda key: mirror.prefix + key.removeprefix(home.prefix))
+    return replace(home, backend=backend)
+
+
+def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -> int | None:
+    """Copy the first version from `start` on that the mirror lacks; the number of bytes that crossed, None when there is none.
+
+    Data files first, the manifest last, so that a mirror never shows half a version. Bytes go as they are: whoever reads them
+    checks them. Files of a version that was retired are left out.
+    """
+    version = (newest + 1) if (newest := weights.latest(mirror, policy, start)) is not None else start
+    if not weights.exists(home, policy, version):
+        return None
+    manifest = weights.read_manifest(home, policy, version)
+    folder = layout.weights(policy, version)
+
+    def copy(name: str) -> int:
+        try:
+            body = home.get(f"{folder}/{name}")
+        except NotFoundError:
+            if home.exists(layout.retired(policy, version)):
+                return 0
+            raise
+        mirror.put(f"{folder}/{name}", body)
+        return len(body)
+
+    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
+        num_bytes = sum(pool.map(copy, (file.name for file in manifest.files)))
+    body = home.get(layout.manifest(folder))
+    try:
+        mirror.create(layout.manifest(folder), body)
+    except ConflictError:
+        log.info("another mirror of %s was faster with version %d", policy, version)
+    return num_bytes + len(body)

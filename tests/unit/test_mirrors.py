@@ -1,0 +1,135 @@
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from storage import layout, mirrors, retention, weights
+from storage.errors import CorruptError, TransientError
+from storage.mirrors import NearFirst
+from storage.objects import ObjectStore, open_store
+from storage.records import HostTensor
+from storage.retention import Retention
+from storage.tensors import weights_digest
+from storage.weights import Held
+
+
+def model(version: int) -> Mapping[str, HostTensor]:
+    bits = np.arange(4000, dtype=np.uint16)
+    bits[: 3 * version] += 1
+    return {"w": HostTensor("BF16", (4000,), bits)}
+
+
+@dataclass
+class World:
+    home: ObjectStore
+    mirror: ObjectStore
+    now_s: float = 0.0
+
+    def publish(self, number: int) -> None:
+        held: Held | None = None
+        for version in range(number):
+            tensors = model(version)
+            held = Held(weights.publish(self.home, "solver", version, tensors, base=held), tensors)
+
+    def copy_all(self) -> int:
+        num_bytes = 0
+        while (crossed := mirrors.copy_next(self.home, self.mirror, "solver", 0)) is not None:
+            num_bytes += crossed
+        return num_bytes
+
+    def near(self) -> tuple[ObjectStore, NearFirst]:
+        store = mirrors.near_first(self.home, self.mirror)
+        assert isinstance(store.backend, NearFirst)
+        store.backend.clock = lambda: self.now_s
+        return store, store.backend
+
+
+@pytest.fixture
+def world() -> World:
+    home, mirror = (open_store(f"memory://{uuid4().hex}").sub("runs/one") for _ in range(2))
+    return World(home, replace(mirror, patience_s=1e-6))
+
+
+def damage(store: ObjectStore, version: int) -> None:
+    (key,) = (key for key in store.list(layout.weights("solver", version)) if key.endswith(".safetensors"))
+    body = bytearray(store.get(key))
+    body[-30] ^= 1
+    store.put(key, bytes(body))
+
+
+def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World) -> None:
+    world.publish(4)
+    crossed = world.copy_all()
+    store, backend = world.near()
+    assert weights.latest(store, "solver") == 3
+    assert weights_digest(weights.fetch(store, "solver", 3)) == weights_digest(model(3))
+    assert backend.bytes_home == 0
+    assert 0 < backend.bytes_near <= crossed
+    assert world.copy_all() == 0
+
+
+def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> None:
+    world.publish(2)
+    world.copy_all()
+    tensors = model(2)
+    held = weights.read(world.home, "solver", 1)
+    weights.publish(world.home, "solver", 2, tensors, base=held)
+    store, backend = world.near()
+    assert weights.latest(store, "solver", 1) == 1
+    world.now_s = mirrors.LAG_MAX_S + 1
+    assert weights.latest(store, "solver", 1) == 2
+    assert weights_digest(weights.read(store, "solver", 2, held).tensors) == weights_digest(tensors)
+    assert backend.bytes_home > 0
+
+
+def test_a_mirror_that_lies_is_found_out_and_home_is_read(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    damage(world.mirror, 2)
+    store, backend = world.near()
+    assert weights_digest(weights.fetch(store, "solver", 2)) == weights_digest(model(2))
+    assert backend.bytes_home > 0
+    damage(world.home, 2)
+    with pytest.raises(CorruptError, match="is not what its manifest lists"):
+        weights.fetch(world.near()[0], "solver", 2)
+
+
+def test_a_mirror_that_is_away_is_passed_over(world: World) -> None:
+    world.publish(2)
+
+    class Away:
+        def read(self, key: str) -> bytes:
+            raise TransientError("no route")
+
+        def exists(self, key: str) -> bool:
+            raise TransientError("no route")
+
+    store, backend = world.near()
+    backend.near = Away()  # type: ignore[assignment]
+    assert weights.latest(store, "solver") == 1
+    assert weights_digest(weights.fetch(store, "solver", 1)) == weights_digest(model(1))
+
+
+def test_a_mirror_killed_between_two_files_shows_no_half_version(world: World) -> None:
+    world.publish(2)
+    world.copy_all()
+    world.mirror.delete(layout.manifest(layout.weights("solver", 1)))  # killed before its last write
+    store, _ = world.near()
+    assert weights.latest(store, "solver") == 0
+    world.copy_all()
+    assert weights.latest(store, "solver") == 1
+
+
+def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
+    world.publish(12)
+    tensors = model(12)
+    weights.publish(world.home, "solver", 12, tensors)  # an anchor: nothing after it needs what was before
+    now_s = float(weights.read_manifest(world.home, "solver", 12).created_s) + 1.0
+    retention.retire(world.home, retention.plan(world.home, "solver", Retention(last=1, every=0, grace_s=0.0), now_s))
+    world.copy_all()
+    store, backend = world.near()
+    assert weights.latest(store, "solver") == 12
+    assert weights_digest(weights.fetch(store, "solver", 12)) == weights_digest(tensors)
+    assert backend.bytes_home == 0
