@@ -53,6 +53,9 @@ class RegionConfig(Frozen):
     workers: int = Field(default=1, ge=0)
     deployment: str = ""
     """The Prefect deployment that starts a worker there; empty means `rollout/{region}`."""
+    mirror: str = ""
+    """URL of a store in the region (`s3://bucket-eu/prefix`, a path) that keeps a copy of the weights for its workers; empty:
+    they read from the run's own store. Credentials come from the environment, as for that one."""
 
 
 class RolloutConfig(Frozen):

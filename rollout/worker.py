@@ -24,7 +24,7 @@ from rollout.ending import Ending
 from rollout.play import play_prompts
 from rollout.refresh import Refresher
 from rollout.tally import Tally
-from storage import shards
+from storage import mirrors, shards
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
@@ -62,16 +62,23 @@ def work(
         threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="store")
         asyncio.get_running_loop().set_default_executor(threads)
         ending = Ending(patient, stop)
-        cast = await _opened(patient, config, sampling, ending, pulse)
+        weights_from = _weights_of(patient, config, region)
+        cast = await _opened(weights_from, config, sampling, ending, pulse)
         if cast is None:
             return
         try:
-            await Worker(patient, config, cast, region, pulse, ending).serve()
+            await Worker(patient, weights_from, config, cast, region, pulse, ending).serve()
         finally:
             await cast.close()
 
     check_cast(config, sampling)
     asyncio.run(serve())
+
+
+def _weights_of(run: ObjectStore, config: RolloutConfig, region: str) -> ObjectStore:
+    """Where the region's workers read weights: its mirror, where it has one."""
+    spec = config.regions.get(region)
+    return mirrors.near_first(run, mirrors.of_run(run, spec.mirror)) if spec and spec.mirror else run
 
 
 async def _opened(
@@ -99,8 +106,18 @@ async def _opened(
 class Worker:
     """The service itself, once its models are open."""
 
-    def __init__(self, run: ObjectStore, config: RolloutConfig, cast: Cast, region: str, pulse: Pulse, ending: Ending) -> None:
+    def __init__(
+        self,
+        run: ObjectStore,
+        weights_from: ObjectStore,
+        config: RolloutConfig,
+        cast: Cast,
+        region: str,
+        pulse: Pulse,
+        ending: Ending,
+    ) -> None:
         self._run = run
+        self._weights_from = weights_from
         self._config = config
         self._cast = cast
         self._region = region
@@ -115,7 +132,7 @@ class Worker:
     async def serve(self) -> None:
         """Until the end is near; then drains. The first thing that fails for good ends all the rest, and is raised."""
         refreshers = [
-            Refresher(self._run, policy, engine, self._config.refresh_interval_s, self._pulse)
+            Refresher(self._weights_from, policy, engine, self._config.refresh_interval_s, self._pulse)
             for policy, engine in self._cast.engines.items()
         ]
         try:

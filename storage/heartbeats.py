@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -19,10 +19,10 @@ from storage.records import Heartbeat
 
 log = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation"]
+Kind: TypeAlias = Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
 
-STORE_PATIENCE_S = 5.0
-"""A beat gives up on a failing store after so long: the next one says more."""
+STORE_PATIENCE_S = 2.5
+"""A beat's look at what stands, and its write, each give up on a failing store after so long: the next one says more."""
 CLOSE_TIMEOUT_S = 15.0
 """How long leaving a `Pulse` waits for its thread."""
 
@@ -46,12 +46,26 @@ class Pulse:
                 batch = next_batch()
             pulse.update(state="working", progress={"step": 3}, versions={"solver": 2})
 
-    All methods may be called from any thread. A failing store never breaks the service: it is logged, once per kind.
+    With `leave`, attempts are fenced: when the beat of a higher attempt stands, this heart stops for good and calls `leave`
+    once, so that of two living attempts of a member the newer one stays. All methods may be called from any thread. A
+    failing store never breaks the service: it is logged, once per kind.
     """
 
-    def __init__(self, run: ObjectStore, kind: Kind, id: str, attempt: int, interval_s: float, region: str = "") -> None:
+    def __init__(
+        self,
+        run: ObjectStore,
+        kind: Kind,
+        id: str,
+        attempt: int,
+        interval_s: float,
+        region: str = "",
+        leave: Callable[[], None] | None = None,
+    ) -> None:
         self._run = replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S))
+        self._key = layout.heartbeat(kind, id)
         self._interval_s = interval_s
+        self._leave = leave
+        self._stopped = False
         self._lock = threading.Lock()
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._beat_on, name=f"pulse-{id}", daemon=True)
@@ -117,16 +131,35 @@ class Pulse:
             self._write()
 
     def _write(self) -> None:
+        if self._is_superseded():
+            return
         with self._lock:
             beat = self._beat
             seconds = {**beat.seconds, "cpu": _cpu_seconds()}
             self._beat = beat = replace(beat, beats=beat.beats + 1, beat_s=time.time(), seconds=seconds)
         try:
-            self._run.put(layout.heartbeat(beat.kind, beat.id), encode(beat))
+            self._run.put(self._key, encode(beat))
         except AstraFlowError as error:
             if type(error) not in self._logged:
                 self._logged.add(type(error))
                 log.warning("%s goes on without heartbeats: %s", beat.id, error)
+
+    def _is_superseded(self) -> bool:
+        """Whether a higher attempt has beaten. What cannot be read proves nothing."""
+        if self._leave is None or self._stopped:
+            return self._stopped
+        try:
+            stands = decode(Heartbeat, self._run.get(self._key), self._key)
+        except AstraFlowError as error:
+            log.debug("no heartbeat in %s: %s", self._key, error)
+            return False
+        mine = self.last
+        if stands.attempt <= mine.attempt:
+            return False
+        self._stopped = True
+        log.warning("%s: attempt %d lives, so attempt %d leaves", mine.id, stands.attempt, mine.attempt)
+        self._leave()
+        return True
 
 
 def _cpu_seconds() -> float:

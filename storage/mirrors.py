@@ -11,19 +11,22 @@ services.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from storage import layout, weights
 from storage.backend import Backend, Keys
-from storage.errors import AstraFlowError, ConflictError, NotFoundError, TransientError
-from storage.objects import ObjectStore
+from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore, open_store
 
 log = logging.getLogger(__name__)
 
 TRANSFERS_MAX = 8
 """Files that cross at once."""
+LOOK_INTERVAL_S = 0.5
 LAG_MAX_S = 10.0
 """How long a version that stands at home may be missing from the mirror before a worker goes home for it."""
 
@@ -99,6 +102,37 @@ def near_first(home: ObjectStore, mirror: ObjectStore) -> ObjectStore:
     """`home`, read from `mirror` where that has it. Both are the prefix of one run."""
     backend = NearFirst(mirror.backend, home.backend, lambda key: mirror.prefix + key.removeprefix(home.prefix))
     return replace(home, backend=backend)
+
+
+def of_run(home: ObjectStore, url: str) -> ObjectStore:
+    """The place of the run `home` in the mirror at `url`."""
+    return open_store(url).sub(home.prefix.rstrip("/"))
+
+
+def keep(home: ObjectStore, mirror: ObjectStore, policies: Iterable[str], pulse: Pulse, leave: Callable[[float], bool]) -> None:
+    """Copy every version as it appears, until `leave(pause_s)`, asked with the pause until the next look, says so.
+
+    A store that is away is waited for; damage at home is told and tried again.
+    """
+    next_version = dict.fromkeys(policies, 0)
+    crossed: Counter[str] = Counter()
+    pause_s = 0.0
+    while not leave(pause_s):
+        pause_s = LOOK_INTERVAL_S
+        for policy, start in next_version.items():
+            try:
+                with pulse.span("mirror"):
+                    num_bytes = copy_next(home, mirror, policy, start)
+            except (TransientError, CorruptError, NotFoundError) as error:
+                pulse.update(state="waiting", note=f"{policy} is not mirrored: {error}")
+                log.warning("%s is not mirrored: %s", policy, error)
+                continue
+            if num_bytes is None:
+                continue
+            pause_s = 0.0
+            next_version[policy] = weights.latest(mirror, policy, start) or 0
+            crossed[f"mirrored_bytes_{policy}"] += num_bytes
+            pulse.update(state="working", note="", progress=crossed, versions={policy: next_version[policy]})
 
 
 def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -> int | None:

@@ -288,7 +288,7 @@ class OrdersEnd:
 class Heartbeat:
     """What a service says of itself every few seconds. A hint: overwritten, never the base of a correctness decision."""
 
-    kind: Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation"]
+    kind: Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
     id: str
     """`dataflow`, `trainer-solver`, `rollout-us-east-0`, …: the member's name, stable over restarts."""
     attempt: int

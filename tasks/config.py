@@ -109,7 +109,7 @@ class RunConfig(Frozen):
 
     name: str = "run"
     """Prefix of run ids that are made up."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     steps: int = Field(default=80, ge=1)
     """Training steps of every policy."""
     policies: dict[str, PolicyConfig] = Field(min_length=1)

@@ -1,7 +1,7 @@
 """The few words the supervisor speaks to Prefect: launch a member, read its newest flow run, cancel. Nothing is decided here.
 
 A member's flow runs carry the tags `run:{run id}` and `member:{member id}`; a restarted supervisor finds them by these, so
-nothing about a run is lost with the supervisor's process. Prefect being away is normal: it answers `Phase.UNKNOWN`.
+nothing about a run is lost with the supervisor's process. Prefect being away is normal: the answer is None, and logged.
 """
 
 import logging
@@ -30,7 +30,9 @@ from tasks.members import Member, Phase
 
 log = logging.getLogger(__name__)
 
-_AWAY = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
+_UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
+_ASK_AGAIN = (408, 429)
+"""The answers below 500 that only mean "later": a request that came in too slowly, and too many of them."""
 _PAGE = 200
 """Most rows the API returns at once."""
 
@@ -56,7 +58,7 @@ class PrefectLauncher:
         """Ask Prefect to start an attempt; None when Prefect is away. Asking again is harmless: same key, same flow run.
 
         Raises:
-            ConfigError: the member's deployment does not exist on the server.
+            ConfigError: the server has no such deployment, or refuses to run it.
         """
         try:
             flow_run = await arun_deployment(
@@ -71,19 +73,21 @@ class PrefectLauncher:
             raise ConfigError(
                 f"the Prefect server has no deployment {member.deployment!r}; register the deployments: astraflow deploy"
             ) from error
-        except _AWAY as error:
+        except (*_UNANSWERED, ValueError) as error:  # a name that is not FLOW/DEPLOYMENT is a ValueError
+            if not _is_away(error):
+                raise ConfigError(f"the deployment {member.deployment!r} cannot be run: {error}") from error
             log.warning("could not launch %s: %s", member.id, error)
             return None
         return _launched(flow_run)
 
     async def newest(self) -> Mapping[str, Launched] | None:
-        """member id → its newest flow run, for every member ever launched; None when Prefect is away."""
+        """member id → its newest flow run, for every member ever launched; None when Prefect does not say."""
         newest: dict[str, Launched] = {}
         try:
             async with get_client() as client:
                 flow_runs = await _read_all(client, FlowRunFilter(tags=FlowRunFilterTags(all_=self._tags)))
-        except _AWAY as error:
-            log.warning("Prefect does not answer: %s", error)
+        except _UNANSWERED as error:
+            log.warning("Prefect does not say how the members are: %s", error)
             return None
         for flow_run in flow_runs:
             found = _launched(flow_run)
@@ -93,7 +97,8 @@ class PrefectLauncher:
         return newest
 
     async def declare_crashed(self, launched: Launched, reason: str) -> None:
-        """Prefect alone never notices a lost machine. The process, should it live, is fenced by created-once writes."""
+        """Prefect alone never notices a lost machine. The process, should it live, leaves when its successor beats; until
+        then created-once writes keep the two apart."""
         await _set_state(UUID(launched.flow_run_id), Crashed(message=reason), force=True)
 
     async def cancel(self, launched: Launched) -> None:
@@ -107,8 +112,8 @@ class PrefectLauncher:
         try:
             async with get_client() as client:
                 left = await _read_all(client, FlowRunFilter(parent_flow_run_id=parents, state=unfinished))
-        except _AWAY as error:
-            log.warning("Prefect does not answer: %s", error)
+        except _UNANSWERED as error:
+            log.warning("Prefect does not say what they left unfinished: %s", error)
             return
         for flow_run in left:
             await _set_state(flow_run.id, Crashed(message="the process it ran in has ended"), force=True)
@@ -121,15 +126,22 @@ async def introduce(run_id: str) -> None:
         async with get_client() as client:
             tags = {*(await client.read_flow_run(flow_run_id)).tags, f"run:{run_id}"}
             await client.update_flow_run(flow_run_id, name=run_id, tags=tags)
-    except _AWAY as error:
-        log.warning("Prefect does not answer: %s", error)
+    except _UNANSWERED as error:
+        log.warning("could not name this flow run %s: %s", run_id, error)
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether the same call may succeed later, although nobody changes anything."""
+    if isinstance(error, PrefectHTTPStatusError):
+        return error.response.status_code >= 500 or error.response.status_code in _ASK_AGAIN
+    return isinstance(error, _UNANSWERED)
 
 
 async def _set_state(flow_run_id: UUID, state: State[None], force: bool) -> None:
     try:
         async with get_client() as client:
             await client.set_flow_run_state(flow_run_id, state, force=force)
-    except (*_AWAY, ObjectNotFound) as error:
+    except (*_UNANSWERED, ObjectNotFound) as error:
         log.warning("could not set the state of flow run %s: %s", flow_run_id, error)
 
 

@@ -16,7 +16,7 @@ from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 
-from storage import objects, runs
+from storage import objects
 from storage.errors import AstraFlowError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
@@ -61,7 +61,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     with Pulse(run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s) as pulse:
         tracker = _tracker(run, name, config)
         async with _syncing(tracker, config.tracking.interval_s):
-            stop = await _supervise(supervisor.Supervisor(run, config, pulse, PrefectLauncher(name)), run)
+            stop = await _supervise(supervisor.Supervisor(run, config, pulse, PrefectLauncher(name)))
         await _close(name, tracker, stop)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
@@ -79,7 +79,7 @@ def _deployment() -> str:
     return f"{flow_run.get_flow_name()}/{deployment.get_name()}" if deployment.get_name() else ""
 
 
-async def _supervise(watcher: supervisor.Supervisor, run: ObjectStore) -> Stop:
+async def _supervise(watcher: supervisor.Supervisor) -> Stop:
     """Supervise until the run is over. A cancelled flow run cancels the training run, which its members then leave."""
     async with sigterm_as_event() as told:
         supervising = asyncio.create_task(watcher.supervise())
@@ -91,8 +91,7 @@ async def _supervise(watcher: supervisor.Supervisor, run: ObjectStore) -> Stop:
                     log.warning("told to leave; the run's members go on, and the same run id takes them up again")
                     raise TerminationSignal(signal=signal.SIGTERM)
                 watcher.leave_within_s = min(watcher.leave_within_s, CANCEL_PATIENCE_S)
-                stop = Stop("cancelled", "its flow run was cancelled in Prefect", time.time())
-                await asyncio.to_thread(runs.request_stop, run, stop)
+                watcher.over = Stop("cancelled", "its flow run was cancelled in Prefect", time.time())
             return await supervising
         finally:
             supervising.cancel()

@@ -70,8 +70,6 @@ class Phase(Enum):
     PENDING = "pending"
     RUNNING = "running"
     ENDED = "ended"
-    UNKNOWN = "unknown"
-    """Prefect did not answer."""
 
 
 class Decision(Enum):

@@ -1,4 +1,4 @@
-"""Runs one service of a run as a process: opens the run, beats, and hears SIGTERM as a request to drain.
+"""Runs one service of a run as a process: opens the run, beats, and drains on SIGTERM or when a newer attempt lives.
 
 The services themselves are plain functions of their rooms; this module gives them what a flow was told by name. Each
 function returns None when the service is through, or the state in which its flow run ends because it was told to leave.
@@ -48,7 +48,10 @@ def _serving(run_id: str, kind: heartbeats.Kind, member: str, attempt: int, regi
     run = runs.open_run(objects.default_store(), run_id)
     config = RunConfig.model_validate(runs.run_config(run))
     interval_s = config.supervise.heartbeat_interval_s
-    with leave_on_sigterm() as leave, Pulse(run, kind, member, attempt, interval_s, region=region) as pulse:
+    with (
+        leave_on_sigterm() as leave,
+        Pulse(run, kind, member, attempt, interval_s, region=region, leave=leave.tell) as pulse,
+    ):
         try:
             yield _Service(run, config, pulse, leave)
         except ConfigError as error:

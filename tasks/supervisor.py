@@ -15,7 +15,7 @@ from storage import heartbeats, runs
 from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
-from storage.records import Stop
+from storage.records import Heartbeat, Stop
 from tasks.config import RunConfig
 from tasks.launcher import Launched
 from tasks.members import Decision, Member, Phase, Seen, decide, is_done, members_of
@@ -45,20 +45,33 @@ class _Watch:
 
     member: Member
     launched: Launched | None = None
+    """Its newest flow run."""
     launched_at: float = 0.0
     beat: tuple[int, int] | None = None
-    """(attempt, beats) of the heartbeat last seen."""
+    """(attempt, beats) of the newest attempt's heartbeat last seen."""
     beat_at: float = 0.0
     done: bool = False
     done_at: float = 0.0
     failures: int = 0
     """Attempts in a row that ended before they had lived for a while."""
+    counted: int = -1
+    """The attempt whose end was last counted."""
     not_before: float = 0.0
     abandoned: bool = False
     seen_active: bool = False
     """This supervisor saw a flow run of it that had not ended; before that, what ended may have been cancelled long ago."""
     last_words: str = ""
     """The note of its last heartbeat."""
+
+    @property
+    def attempt(self) -> int:
+        """The newest that Prefect or the store knows of; -1 before the first."""
+        return max(self.launched.attempt if self.launched else -1, self.beat[0] if self.beat else -1)
+
+    def hear(self, beat: Heartbeat, now: float) -> None:
+        """An older attempt that lives on says nothing of the newest one."""
+        if beat.attempt >= self.attempt and (beat.attempt, beat.beats) != self.beat:
+            self.beat, self.beat_at, self.last_words = (beat.attempt, beat.beats), now, beat.note
 
 
 @dataclass
@@ -72,6 +85,12 @@ class Supervisor:
 
     leave_within_s: float = field(init=False)
     """Time for the members to leave by themselves when the run ends."""
+    over: Stop | None = None
+    """Why the run is over, from whoever knows it first. Written to the store until it stands there."""
+    _blind_since: float | None = field(default=None, init=False)
+    """When the look began that is to show the store again."""
+    _blind_s: float = field(default=0.0, init=False)
+    """How long the store was out of sight, in all."""
 
     def __post_init__(self) -> None:
         self.leave_within_s = self.config.supervise.stop_timeout_s
@@ -80,40 +99,64 @@ class Supervisor:
     async def supervise(self) -> Stop:
         """Keeps the run going until it is over; returns why it ended. Its members have left by then."""
         while True:
-            stop = await asyncio.to_thread(runs.read_stop, self.run)
-            if stop is None:
-                stop = await self._look()
+            stop = await self._round()
             if stop is not None:
                 await self._wind_down()
                 return stop
             await asyncio.sleep(self.config.supervise.poll_interval_s)
 
-    async def _look(self) -> Stop | None:
-        """One round over all members; a Stop when the run is over."""
+    async def _round(self) -> Stop | None:
+        """One look; the Stop that stands once the run is over. While the store is away nothing is decided."""
+        if self._blind_since is None:
+            self._blind_since = self.clock()
         try:
-            await asyncio.to_thread(self._read_store)
+            stop = await asyncio.to_thread(runs.read_stop, self.run)
+            if stop is not None:
+                return stop
+            if self.over is None:
+                found = await self._look()
+                self.over = self.over or found
+            return await asyncio.to_thread(runs.request_stop, self.run, self.over) if self.over else None
         except TransientError as error:
             log.warning("the store does not answer: %s", error)
             return None
+
+    async def _look(self) -> Stop | None:
+        """Look at all members and act; a Stop when the run is over. While Prefect is away nobody is launched or lost."""
+        await asyncio.to_thread(self._read_store)
         if all(watch.done or watch.abandoned for watch in self.watches.values()):
-            return await self._stop("completed", f"all policies reached version {self.config.steps}")
-        await self._read_prefect()
+            return Stop("completed", f"all policies reached version {self.config.steps}", time.time())
+        newest = await self.launcher.newest()
+        if newest is None:
+            return None
+        self._attach(newest)
         launches: dict[str, int] = {}
-        for watch in self.watches.values():
-            failed = await self._act(watch, launches)
-            if failed is not None:
-                return failed
+        try:
+            for watch in self.watches.values():
+                failed = await self._act(watch, launches)
+                if failed is not None:
+                    return failed
+        except ConfigError as error:
+            log.error("the run cannot go on: %s", error)
+            return Stop("failed", str(error), time.time())
         return None
 
+    def _now(self) -> float:
+        """The clock by which members are judged. It stands still while the store is out of sight, when nobody is heard."""
+        return self.clock() - self._blind_s
+
     def _read_store(self) -> None:
-        now = self.clock()
         beats = {beat.id: beat for beat in heartbeats.read_all(self.run)}
+        ended = [watch for watch in self.watches.values() if not watch.done and is_done(self.run, self.config, watch.member)]
+        if self._blind_since is not None:
+            self._blind_s += self.clock() - self._blind_since
+            self._blind_since = None
+        now = self._now()
+        for watch in ended:
+            watch.done, watch.done_at = True, now
         for watch in self.watches.values():
-            if not watch.done and is_done(self.run, self.config, watch.member):
-                watch.done, watch.done_at = True, now
-            beat = beats.get(watch.member.id)
-            if beat is not None and (beat.attempt, beat.beats) != watch.beat:
-                watch.beat, watch.beat_at, watch.last_words = (beat.attempt, beat.beats), now, beat.note
+            if (beat := beats.get(watch.member.id)) is not None:
+                watch.hear(beat, now)
         preparing = beats.get("base-model")
         if preparing is not None and "base_model" in preparing.progress:
             self.pulse.update(progress={"base_model": preparing.progress["base_model"]})
@@ -123,29 +166,23 @@ class Supervisor:
         done = [watch.member.id for watch in self.watches.values() if watch.done]
         self.pulse.update(state="working", progress={"members": len(self.watches), "members_done": len(done)})
 
-    async def _read_prefect(self) -> None:
-        newest = await self.launcher.newest()
+    def _attach(self, newest: Mapping[str, Launched]) -> None:
+        """To each member's newest flow run, whichever supervisor launched it."""
         for watch in self.watches.values():
-            if newest is None:
-                if watch.launched is not None:
-                    watch.launched = Launched(watch.launched.attempt, Phase.UNKNOWN, watch.launched.flow_run_id, "unknown")
-                continue
             found = newest.get(watch.member.id)
             if found is not None:
                 if watch.launched is None:
-                    watch.launched_at = self.clock()
+                    watch.launched_at = self._now()
                 watch.launched = found
                 watch.seen_active = watch.seen_active or found.phase is not Phase.ENDED
 
     async def _act(self, watch: _Watch, launches: dict[str, int]) -> Stop | None:
         settings = self.config.supervise
-        now = self.clock()
+        now = self._now()
         if watch.abandoned or now < watch.not_before:
             return None
         launched = watch.launched
-        # A heartbeat that has not changed since the launch may be a former life's, left in the store.
         mine = watch.beat is not None and launched is not None and watch.beat[0] == launched.attempt
-        mine = mine and watch.beat_at > watch.launched_at
         seen = Seen(
             done=watch.done,
             phase=launched.phase if launched else Phase.NONE,
@@ -172,10 +209,11 @@ class Supervisor:
 
     async def _launch(self, watch: _Watch) -> Stop | None:
         """Start the member's next attempt, unless it keeps dying young."""
-        now = self.clock()
-        attempt = 0
-        if (ended := watch.launched) is not None:
-            attempt = ended.attempt + 1
+        now = self._now()
+        attempt = watch.attempt + 1
+        ended = watch.launched
+        if ended is not None and ended.attempt > watch.counted:
+            watch.counted = ended.attempt
             lived_s = watch.beat_at - watch.launched_at
             watch.failures = 1 if lived_s > 3 * self.config.supervise.heartbeat_limit_s else watch.failures + 1
             if watch.seen_active:
@@ -185,14 +223,14 @@ class Supervisor:
             log.log(level, "%s %s (%s): launching attempt %d", watch.member.id, found, ended.state_name, attempt)
             await self.launcher.bury([ended])
             if watch.failures > self.config.supervise.restarts_max:
-                return await self._give_up(watch)
+                return self._give_up(watch)
             watch.not_before = now + min(2.0 ** (watch.failures - 1), _BACKOFF_MAX_S)
         launched = await self.launcher.launch(watch.member, attempt)
         if launched is not None:
             watch.launched, watch.launched_at, watch.seen_active = launched, now, True
         return None
 
-    async def _give_up(self, watch: _Watch) -> Stop | None:
+    def _give_up(self, watch: _Watch) -> Stop | None:
         """A member that cannot live fails the run; a rollout worker only when it was the last of its kind."""
         watch.abandoned = True
         said = f", the last time with: {watch.last_words}" if watch.last_words else ""
@@ -204,11 +242,7 @@ class Supervisor:
             other.member.kind == "rollout" and not other.abandoned for other in self.watches.values()
         ):
             return None
-        return await self._stop("failed", reason)
-
-    async def _stop(self, state: str, reason: str) -> Stop:
-        stop = Stop(state=state, reason=reason, at_s=time.time())  # type: ignore[arg-type]  # one of the three literals
-        return await asyncio.to_thread(runs.request_stop, self.run, stop)
+        return Stop("failed", reason, time.time())
 
     async def _wind_down(self) -> None:
         """Members see `stop.json` and leave; who has not begun, or does not leave within the limit, is cancelled."""

@@ -32,7 +32,11 @@ class Leave:
     stop: threading.Event = field(default_factory=threading.Event)
     """Set by SIGTERM, and by whoever else wants the service to return."""
     told: bool = False
-    """SIGTERM came."""
+    """SIGTERM came, or a newer attempt of the same member lives."""
+
+    def tell(self) -> None:
+        self.told = True
+        self.stop.set()
 
 
 @contextmanager
@@ -41,8 +45,7 @@ def leave_on_sigterm() -> Iterator[Leave]:
     leave = Leave()
 
     def ask_to_leave(signum: int, frame: FrameType | None) -> None:
-        leave.told = True
-        leave.stop.set()
+        leave.tell()
 
     before = signal.signal(signal.SIGTERM, ask_to_leave)
     try:
@@ -69,7 +72,7 @@ def drained() -> State[None]:
     """How a service that was told to leave, and has drained, ends its flow run.
 
     Raises:
-        TerminationSignal: Prefect did not ask for it, so the flow run has crashed and its member is launched again.
+        TerminationSignal: Prefect did not ask for it, so the flow run has crashed: another attempt does its member's work.
     """
     if not is_being_cancelled():
         raise TerminationSignal(signal=signal.SIGTERM)

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from storage import layout
 from storage.backend import Keys
 from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse, read_all
+from storage.json_objects import encode
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
 
@@ -138,3 +140,72 @@ def test_an_unreadable_beat_hides_no_other(memory_store: ObjectStore) -> None:
     memory_store.put("heartbeats/rollout/a.json", b"{")
     assert [beat.id for beat in read_all(memory_store)] == ["b"]
     assert read_all(replace(memory_store, prefix="elsewhere/")) == []
+
+
+KEY = layout.heartbeat("trainer", "t")
+
+
+def stands(store: ObjectStore, attempt: int) -> bytes:
+    body = encode(Heartbeat("trainer", "t", attempt, 9, 1.0, 1.0, 1, "there", "working"))
+    store.put(KEY, body)
+    return body
+
+
+def test_a_heart_stops_for_good_when_a_newer_attempt_beats_and_says_why(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = threading.Event()
+    caplog.set_level(logging.WARNING, logger="storage.heartbeats")
+    with Pulse(memory_store, "trainer", "t", 1, interval_s=0.01, leave=told.set):
+        deadline = time.monotonic() + 10
+        while not told.wait(0.02) and time.monotonic() < deadline:  # a write in flight may fall on the successor's beat
+            successor = stands(memory_store, 2)
+        memory_store.delete(KEY)  # not even now does it begin again
+        time.sleep(0.05)
+        assert memory_store.list() == []
+        memory_store.put(KEY, successor)
+    assert memory_store.get(KEY) == successor
+    assert [record.getMessage() for record in caplog.records] == ["t: attempt 2 lives, so attempt 1 leaves"]
+
+
+@pytest.mark.parametrize("attempt", [0, 1])
+def test_what_an_older_attempt_or_a_former_life_left_stops_nobody(memory_store: ObjectStore, attempt: int) -> None:
+    stands(memory_store, attempt)
+    told = threading.Event()
+    with Pulse(memory_store, "trainer", "t", 1, IDLE_S, leave=told.set):
+        pass
+    assert not told.is_set()
+    assert (only(memory_store).attempt, only(memory_store).state) == (1, "done")
+
+
+def test_a_beat_that_cannot_be_read_stops_nobody(memory_store: ObjectStore) -> None:
+    class Unreadable:
+        """Writes well, and reads nothing."""
+
+        error: Exception = TransientError("away")
+
+        def write(self, key: str, body: bytes) -> None:
+            memory_store.backend.write(key, body)
+
+        def read(self, key: str) -> bytes:
+            raise self.error
+
+    told = threading.Event()
+    unreadable = Unreadable()
+    store = ObjectStore("unreadable", unreadable, patience_s=0.01)  # type: ignore[arg-type]  # the pulse reads and writes
+    for unreadable.error in (TransientError("away"), ConfigError("forbidden")):
+        with Pulse(replace(store, prefix=memory_store.prefix), "trainer", "t", 1, IDLE_S, leave=told.set):
+            pass
+        assert only(memory_store).state == "done"
+        memory_store.put(KEY, b"{")
+    with Pulse(memory_store, "trainer", "t", 1, IDLE_S, leave=told.set):
+        pass
+    assert only(memory_store).state == "done"
+    assert not told.is_set()
+
+
+def test_a_pulse_that_nobody_fences_beats_over_a_higher_attempt(memory_store: ObjectStore) -> None:
+    stands(memory_store, 7)
+    with Pulse(memory_store, "trainer", "t", 0, IDLE_S):
+        pass
+    assert only(memory_store).attempt == 0

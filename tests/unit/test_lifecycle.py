@@ -1,12 +1,17 @@
-"""The supervisor's background work for MLflow: one thread at a time, and never the run's trouble."""
+"""What surrounds the supervisor: its background work for MLflow, never the run's trouble; and the end that Prefect asks for."""
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 
 import pytest
 
+from storage import runs
+from storage.objects import ObjectStore
 from tasks import lifecycle
+from tests.unit.test_supervisor import World
 
 
 class SlowTracker:
@@ -44,3 +49,26 @@ def test_what_mlflows_client_raises_is_logged_and_the_run_goes_on(caplog: pytest
         asyncio.run(leave_during_a_sync(SlowTracker(RuntimeError("a surprise"))))
     assert "tracking ended early" in caplog.text
     assert "a surprise" in caplog.text
+
+
+def test_a_run_cancelled_while_the_store_is_away_is_cancelled_when_it_is_back(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "is_being_cancelled", lambda: True)
+    world = World(memory_store)
+    world.look()
+    world.backend.away = True
+
+    async def supervise() -> str:
+        supervising = asyncio.create_task(lifecycle._supervise(world.supervisor))
+        assert await asyncio.to_thread(world.backend.noticed.wait, 10.0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.to_thread(world.backend.lasted.wait, 10.0)
+        world.backend.away = False
+        return (await asyncio.wait_for(supervising, 10.0)).state
+
+    assert asyncio.run(supervise()) == "cancelled"
+    stop = runs.read_stop(world.run)
+    assert stop is not None
+    assert stop.reason == "its flow run was cancelled in Prefect"
+    assert len(world.launcher.cancelled) == len(world.launcher.launched)

@@ -23,12 +23,10 @@ LIMITS = {"launch_timeout_s": 60.0, "heartbeat_limit_s": 10.0, "stop_timeout_s":
         (False, Phase.RUNNING, 59, None, 0, Decision.KEEP),
         (False, Phase.RUNNING, 500, 9, 0, Decision.KEEP),
         (False, Phase.RUNNING, 500, 11, 0, Decision.LOST),
-        (False, Phase.UNKNOWN, 500, 400, 0, Decision.KEEP),
         (True, Phase.NONE, 0, None, 5, Decision.KEEP),
         (True, Phase.ENDED, 500, 400, 500, Decision.KEEP),
         (True, Phase.RUNNING, 500, 400, 29, Decision.KEEP),
         (True, Phase.RUNNING, 500, 1, 31, Decision.RETIRE),
-        (True, Phase.UNKNOWN, 500, 400, 500, Decision.KEEP),
     ],
 )
 def test_decision(

@@ -7,6 +7,7 @@ import pytest
 
 from storage import layout, mirrors, retention, weights
 from storage.errors import CorruptError, TransientError
+from storage.heartbeats import Pulse
 from storage.mirrors import NearFirst
 from storage.objects import ObjectStore, open_store
 from storage.records import HostTensor
@@ -133,3 +134,23 @@ def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
     assert weights.latest(store, "solver") == 12
     assert weights_digest(weights.fetch(store, "solver", 12)) == weights_digest(tensors)
     assert backend.bytes_home == 0
+
+
+def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed(world: World) -> None:
+    world.publish(3)
+    weights.publish(world.home, "verifier", 0, model(0))
+    pulse = Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)
+    pauses: list[float] = []
+
+    def leave(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            damage(world.home, 2)  # bytes are copied as they are, and checked by who reads them
+        return len(pauses) == 9
+
+    mirrors.keep(world.home, world.mirror, ["solver", "verifier"], pulse, leave)
+    assert (weights.latest(world.mirror, "solver"), weights.latest(world.mirror, "verifier")) == (2, 0)
+    assert pulse.last.versions == {"solver": 2, "verifier": 0}
+    folder = layout.weights("solver", 0)
+    assert pulse.last.progress["mirrored_bytes_solver"] > sum(len(world.home.get(key)) for key in world.home.list(folder)) / 2
+    assert set(pauses) == {0.0, mirrors.LOOK_INTERVAL_S}

@@ -1,14 +1,18 @@
 """What surrounds a service: its heartbeat, and what becomes of a run that only a person can mend."""
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from prefect.exceptions import TerminationSignal
 
-from storage import heartbeats, runs
+from storage import heartbeats, layout, runs
 from storage.errors import ConfigError
+from storage.json_objects import encode
 from storage.objects import ObjectStore, open_store
-from storage.records import Stop
-from tasks import recipes, services
+from storage.records import Heartbeat, Stop
+from tasks import recipes, services, termination
 
 
 @pytest.fixture
@@ -34,3 +38,22 @@ def test_a_service_of_a_stopped_run_returns_and_its_heartbeat_says_so(run: Objec
     assert services.run_evaluation("r", "evaluation", 3) is None
     (beat,) = heartbeats.read_all(run)
     assert (beat.id, beat.attempt, beat.state) == ("evaluation", 3, "done")
+
+
+@pytest.mark.parametrize("serve", [services.run_evaluation, services.run_dataflow_window, services.run_base_model])
+def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
+    serve: Callable[[str, str, int], object], run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(termination, "is_being_cancelled", lambda: False)
+    kind = serve.__name__.removeprefix("run_").removesuffix("_window")
+    successor = encode(Heartbeat(kind, kind, 4, 9, 1.0, 1.0, 1, "there", "working"))  # type: ignore[arg-type]  # one of them
+    run.put(layout.heartbeat(kind, kind), successor)
+    deadline = threading.Timer(20.0, runs.request_stop, (run, Stop("failed", "it does not leave", 1.0)))
+    deadline.start()
+    if serve is services.run_dataflow_window:
+        assert serve("r", kind, 3) == "told"
+    else:
+        with pytest.raises(TerminationSignal):
+            serve("r", kind, 3)
+    deadline.cancel()
+    assert run.get(layout.heartbeat(kind, kind)) == successor

@@ -1,13 +1,15 @@
 """The supervisor over a hand-written launcher and a clock that only moves when told: who is launched, replaced, given up."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
 from storage import layout, runs, weights
-from storage.errors import ConfigError
+from storage.backend import Backend
+from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.json_objects import encode
 from storage.objects import ObjectStore
@@ -29,9 +31,13 @@ class ScriptedLauncher:
         self.crashed: list[str] = []
         self.buried: list[str] = []
         self.away = False
+        self.refuses = False
+        self.lacks: tuple[str, ...] = ()
 
     async def launch(self, member: Member, attempt: int) -> Launched | None:
-        if self.away:
+        if member.deployment in self.lacks:
+            raise ConfigError(f"no deployment {member.deployment!r}")
+        if self.away or self.refuses:
             return None
         self.launched.append((member.id, attempt))
         self.runs[member.id] = Launched(attempt, Phase.PENDING, f"{member.id}-{attempt}", "Scheduled")
@@ -56,6 +62,30 @@ class ScriptedLauncher:
         self.runs[member] = replace(self.runs[member], phase=phase, state_name=phase.value)
 
 
+class Interrupted:
+    """A backend that can be away, as a whole or for the writers of new objects."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.away = False
+        self.read_only = False
+        self.refusals = 0
+        self.noticed, self.lasted = threading.Event(), threading.Event()
+        """Set by the first call that an outage fails, and after several looks' worth of them."""
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            if self.away or (self.read_only and verb == "create"):
+                self.refusals += 1
+                self.noticed.set()
+                if self.refusals >= 6:
+                    self.lasted.set()
+                raise TransientError("the store is away")
+            return getattr(self.backend, verb)(*arguments)
+
+        return call
+
+
 class World:
     def __init__(self, store: ObjectStore) -> None:
         overrides = {
@@ -66,20 +96,31 @@ class World:
         }
         self.config: RunConfig = recipes.load("multi_policy_tiny", overrides)
         self.run = supervisor.start(store, "run", self.config, "")
+        self.backend = Interrupted(self.run.backend)
         self.now_s = 1000.0
         self.launcher = ScriptedLauncher()
         self.supervisor = self.restarted()
 
     def restarted(self) -> supervisor.Supervisor:
         pulse = Pulse(self.run, "supervisor", "supervisor", 0, 60.0)
-        return supervisor.Supervisor(self.run, self.config, pulse, self.launcher, clock=lambda: self.now_s)
+        run = replace(self.run, backend=self.backend, patience_s=0.01)  # type: ignore[arg-type]  # it passes every verb on
+        return supervisor.Supervisor(run, self.config, pulse, self.launcher, clock=lambda: self.now_s)
 
     def look(self, rounds: int = 1, seconds: float = 1.0) -> Stop | None:
         stop = None
         for _ in range(rounds):
             self.now_s += seconds
-            stop = asyncio.run(self.supervisor._look())
+            stop = asyncio.run(self.supervisor._round())
         return stop
+
+    def run_all(self) -> None:
+        for member in self.launcher.runs:
+            self.launcher.set(member, Phase.RUNNING)
+
+    def beat(self, beats: int, *members: str, attempt: int = 0) -> None:
+        for member in members or self.launcher.runs:
+            heartbeat = Heartbeat("trainer", member, attempt, beats, 1.0, 1.0, 1, "here", "working")
+            self.run.put(layout.heartbeat("trainer", member), encode(heartbeat))
 
 
 @pytest.fixture
@@ -118,21 +159,45 @@ def test_a_member_that_never_beats_is_declared_crashed_and_replaced(world: World
 
 def test_a_member_whose_heart_stops_is_replaced_and_one_that_beats_is_kept(world: World) -> None:
     world.look()
-    for member in world.launcher.runs:
-        world.launcher.set(member, Phase.RUNNING)
+    world.run_all()
     limit_s = world.config.supervise.heartbeat_limit_s
-    for name in ("trainer-solver", "trainer-verifier"):
-        beat(world, name, beats=1)
+    world.beat(1, "trainer-solver", "trainer-verifier")
     world.look()
-    beat(world, "trainer-solver", beats=2)
+    world.beat(2, "trainer-solver")
     world.look(seconds=limit_s - 1)
     world.look(seconds=2)
     assert world.launcher.crashed == ["trainer-verifier-0"]
 
 
-def beat(world: World, member: str, beats: int) -> None:
-    heartbeat = Heartbeat("trainer", member, 0, beats, 1.0, 1.0, 1, "here", "working")
-    world.run.put(layout.heartbeat("trainer", member), encode(heartbeat))
+def with_a_successor(world: World) -> None:
+    """Attempt 0 of trainer-solver fell silent, and attempt 1 has taken its place."""
+    world.look()
+    world.run_all()
+    world.beat(5)
+    world.look()
+    world.beat(6, *(member for member in world.launcher.runs if member != "trainer-solver"))
+    world.look(seconds=world.config.supervise.heartbeat_limit_s + 1)
+    assert world.launcher.launched[-1] == ("trainer-solver", 1)
+    world.run_all()
+
+
+def test_an_older_attempt_that_lives_on_never_costs_a_healthy_successor_its_life(world: World) -> None:
+    with_a_successor(world)
+    for round_ in range(100):
+        world.beat(10 + round_)
+        world.beat(10 + round_, "trainer-solver", attempt=1 if round_ % 3 else 0)
+        world.look(seconds=2)
+    assert world.launcher.crashed == ["trainer-solver-0"]
+
+
+def test_beats_of_an_older_attempt_do_not_keep_a_silent_successor(world: World) -> None:
+    with_a_successor(world)
+    world.beat(10)
+    world.beat(1, "trainer-solver", attempt=1)
+    for round_ in range(15):
+        world.look(seconds=2)
+        world.beat(20 + round_)
+    assert world.launcher.crashed == ["trainer-solver-0", "trainer-solver-1"]
 
 
 def test_while_prefect_is_away_nothing_is_launched_or_lost(world: World) -> None:
@@ -144,12 +209,186 @@ def test_while_prefect_is_away_nothing_is_launched_or_lost(world: World) -> None
     assert world.launcher.crashed == []
 
 
+def test_a_store_that_is_away_ends_no_supervisor(world: World) -> None:
+    world.look()
+    before = list(world.launcher.launched)
+    world.backend.away = True
+
+    async def supervise() -> Stop:
+        supervising = asyncio.create_task(world.supervisor.supervise())
+        assert await asyncio.to_thread(world.backend.lasted.wait, 10.0)
+        world.backend.away = False
+        for member in world.launcher.runs:
+            world.launcher.set(member, Phase.ENDED)
+        runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
+        return await asyncio.wait_for(supervising, 10.0)
+
+    assert asyncio.run(supervise()).state == "cancelled"
+    assert world.launcher.launched == before
+
+
+def test_an_outage_of_the_store_is_nobodys_silence(world: World) -> None:
+    limit_s = world.config.supervise.heartbeat_limit_s
+    world.look()
+    world.run_all()
+    world.beat(1)
+    world.look()
+    world.backend.away = True
+    world.look(seconds=2)
+    world.look(rounds=5, seconds=limit_s / 2)
+    world.backend.away = False
+    world.look(seconds=2)
+    assert world.launcher.crashed == []
+    world.beat(2, *(member for member in world.launcher.runs if member != "dataflow"))
+    world.look(seconds=2)
+    world.look(seconds=limit_s / 2)
+    assert world.launcher.crashed == []
+    world.look(seconds=limit_s / 2 - 2)
+    assert world.launcher.crashed == ["dataflow-0"]
+    world.look(seconds=limit_s / 2)
+    assert len(world.launcher.crashed) == 7, "after the outage, silence is silence again"
+    world.look(seconds=world.config.supervise.launch_timeout_s + 1)
+    assert "dataflow-1" in world.launcher.crashed
+
+
+def test_nobody_is_blamed_for_not_having_begun_or_left_during_an_outage(world: World) -> None:
+    world.look()
+    world.run_all()
+    for policy in ("solver", "verifier"):
+        weights.publish(world.run, policy, 0, tensors())
+    world.look()
+    world.backend.away = True
+    world.look(seconds=0.001)
+    world.look(rounds=2, seconds=world.config.supervise.launch_timeout_s)
+    world.backend.away = False
+    world.look(seconds=0.001)
+    assert (world.launcher.crashed, world.launcher.cancelled) == ([], [])
+
+
+def test_a_look_that_took_long_because_the_store_was_slow_is_nobodys_silence(world: World) -> None:
+    world.look()
+    world.run_all()
+    world.beat(1)
+    world.look()
+    read, slow_s = runs.read_stop, world.config.supervise.heartbeat_limit_s * 2
+
+    def slowly(run: ObjectStore) -> Stop | None:
+        world.now_s += slow_s
+        return read(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "read_stop", slowly)
+        world.look()
+    assert world.launcher.crashed == []
+
+
 def test_a_restarted_supervisor_attaches_to_the_flow_runs_it_finds(world: World) -> None:
     world.look()
     before = list(world.launcher.launched)
     world.supervisor = world.restarted()
     world.look(rounds=3)
     assert world.launcher.launched == before
+
+
+def test_a_member_that_fell_silent_while_there_was_no_supervisor_is_replaced_within_the_limit_of_silence(world: World) -> None:
+    world.look()
+    world.run_all()
+    world.beat(1)
+    world.supervisor = world.restarted()
+    world.look(seconds=1000)
+    world.beat(2, *(member for member in world.launcher.runs if member != "dataflow"))
+    world.look(seconds=world.config.supervise.heartbeat_limit_s - 1)
+    assert world.launcher.crashed == []
+    world.look(seconds=2)
+    assert world.launcher.crashed == ["dataflow-0"]
+
+
+def test_attempts_go_on_counting_from_the_store_when_prefect_has_forgotten_them(world: World) -> None:
+    world.beat(7, "trainer-solver", attempt=4)
+    world.look()
+    assert ("trainer-solver", 5) in world.launcher.launched
+    world.run_all()
+    world.look(seconds=world.config.supervise.heartbeat_limit_s + 1)
+    assert world.launcher.crashed == [], "what a former life left is not the silence of this one"
+
+
+def test_a_restarted_supervisor_launches_nobody_before_prefect_has_said_who_lives(world: World) -> None:
+    world.look()
+    before = list(world.launcher.launched)
+    world.supervisor = world.restarted()
+    world.launcher.newest, newest = _nothing, world.launcher.newest  # type: ignore[method-assign]  # Prefect's reads fail alone
+    world.look()
+    world.launcher.newest = newest  # type: ignore[method-assign]
+    world.look()
+    assert world.launcher.launched == before
+
+
+async def _nothing() -> None:
+    return None
+
+
+def test_an_ended_attempt_is_one_death_however_often_its_successor_is_refused(world: World) -> None:
+    world.look()
+    world.launcher.refuses = True
+    world.launcher.set("trainer-solver", Phase.ENDED)
+    assert world.look(rounds=30, seconds=2) is None
+    assert world.launcher.buried == ["trainer-solver-0"]
+    world.launcher.refuses = False
+    world.look()
+    assert world.launcher.launched[-1] == ("trainer-solver", 1)
+
+
+def test_a_member_that_lived_for_a_while_is_forgiven_its_early_deaths(world: World) -> None:
+    long_s = 3 * world.config.supervise.heartbeat_limit_s + 1
+    for attempt in range(8):
+        world.beat(2 * attempt)
+        assert world.look(seconds=4) is None
+        assert world.launcher.launched[-1][1] == attempt
+        if attempt % 2:
+            world.beat(2 * attempt + 1)
+            world.beat(1, "trainer-solver", attempt=attempt)
+            world.look(seconds=long_s)
+        world.launcher.set("trainer-solver", Phase.ENDED)
+    assert world.launcher.crashed == []
+
+
+def test_a_missing_deployment_fails_the_run_and_its_members_leave(world: World) -> None:
+    world.launcher.lacks = ("rollout/eu-west",)
+    stop = asyncio.run(world.supervisor.supervise())
+    assert (stop.state, stop.reason) == ("failed", "no deployment 'rollout/eu-west'")
+    assert runs.read_stop(world.run) == stop
+    assert len(world.launcher.cancelled) == len(world.launcher.launched) > 0
+
+
+def test_the_reason_of_a_runs_end_is_kept_until_the_store_has_it(world: World) -> None:
+    world.launcher.lacks = ("rollout/eu-west",)
+    world.backend.read_only = True
+    assert world.look(rounds=3) is None
+    world.launcher.lacks = ()
+    world.backend.read_only = False
+    stop = world.look()
+    assert stop is not None
+    assert stop.reason == "no deployment 'rollout/eu-west'"
+    assert runs.read_stop(world.run) == stop
+
+
+def test_an_end_that_is_asked_for_during_a_look_is_not_forgotten(world: World) -> None:
+    newest = world.launcher.newest
+
+    async def asked_meanwhile() -> Mapping[str, Launched] | None:
+        world.supervisor.over = Stop("cancelled", "enough", 1.0)
+        return await newest()
+
+    world.launcher.newest = asked_meanwhile  # type: ignore[method-assign]  # for one look
+    stop = world.look()
+    assert stop is not None
+    assert stop.reason == "enough"
+
+
+def test_in_a_run_that_was_asked_to_stop_nobody_is_launched(world: World) -> None:
+    asked = runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
+    assert world.look() == asked
+    assert world.launcher.launched == []
 
 
 def test_a_member_that_keeps_dying_fails_the_run_and_is_named(world: World) -> None:

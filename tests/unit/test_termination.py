@@ -23,6 +23,13 @@ def test_a_service_hears_sigterm_as_an_event_and_whoever_stops_it_otherwise_did_
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_a_service_may_be_told_to_leave_from_within() -> None:
+    leave = termination.Leave()
+    leave.tell()
+    assert leave.told
+    assert leave.stop.is_set()
+
+
 def test_an_event_loop_hears_sigterm_as_an_event() -> None:
     before = signal.getsignal(signal.SIGTERM)
 

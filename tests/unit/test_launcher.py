@@ -1,0 +1,51 @@
+"""What becomes of Prefect's answers: away, or an error that names the deployment. No server is asked."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+
+from storage.errors import ConfigError
+from tasks import launcher
+from tasks.members import Member
+
+WORKER = Member("rollout-x-0", "rollout", "rollout/x", {"region": "x"})
+
+
+def answer(status: int) -> PrefectHTTPStatusError:
+    request = httpx.Request("POST", "http://prefect/api/deployments/1/create_flow_run")
+    response = httpx.Response(status, request=request, json={"exception_detail": "region: not a valid parameter"})
+    return PrefectHTTPStatusError.from_httpx_error(httpx.HTTPStatusError(f"error {status}", request=request, response=response))
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, error: Exception) -> launcher.Launched | None:
+    async def run_deployment(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(launcher, "arun_deployment", run_deployment)
+    return asyncio.run(launcher.PrefectLauncher("r").launch(WORKER, 0))
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), TimeoutError(), *map(answer, (408, 429, 500, 502, 503))]
+)
+def test_a_server_that_is_away_or_busy_is_asked_again_later(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch(monkeypatch, error) is None
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
+def test_a_refusal_names_the_deployment_and_what_the_server_said(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=f"'rollout/x' cannot be run: error {status}.*region: not a valid parameter"):
+        launch(monkeypatch, answer(status))
+
+
+def test_a_missing_deployment_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no deployment 'rollout/x'; register the deployments: astraflow deploy"):
+        launch(monkeypatch, ObjectNotFound(answer(404)))
+
+
+def test_a_name_that_can_be_no_deployments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="'rollout/x' cannot be run: Invalid deployment name"):
+        launch(monkeypatch, ValueError("Invalid deployment name format"))
