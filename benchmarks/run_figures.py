@@ -21,6 +21,7 @@ OF_KIND: Mapping[str, str] = {
     "trainer": "trainers",
     "rollout": "rollout workers",
     "evaluation": "evaluation",
+    "mirror": "mirrors",
     "base_model": "base model",
 }
 CONTROL_PLANE = ("Prefect server", "Prefect workers", "MLflow server", "supervisor", "dataflow", process_cpu.OTHER)

@@ -8,16 +8,17 @@ This module knows nothing of prompts, orders to come, or other policies.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from textwrap import shorten
 
 from data_ops.admission import Lag, Need, Yield
 from data_ops.algorithms import Sample, samplers
 from data_ops.batch_metrics import Intake, batch_metrics
 from data_ops.books import Books
 from data_ops.config import DataConfig, PolicyData
-from data_ops.intake import Prepared, all_rows
+from data_ops.intake import PolicyIntake, Prepared, all_rows
 from storage import batches, layout, weights
 from storage.errors import CorruptError
 from storage.objects import ObjectStore
@@ -28,6 +29,9 @@ REPLAY_BATCHES_MAX = 64
 
 BARREN_GROUPS = 64
 """So many groups in a row without a row to train on are worth a word to a person: the run may go on like this for ever."""
+ERROR_CHARACTERS_MAX = 160
+EQUAL_REWARDS = "all of a group's rewards were equal; prompts of another difficulty or more samples_per_prompt may help"
+LEFT_OUT = "groups with a failed episode, or with equal rewards, are left out"
 
 ReadShard = Callable[[int], Shard | None]
 """The shard of an order; None when its bytes cannot be read (any more)."""
@@ -37,6 +41,19 @@ Span = Callable[[str], AbstractContextManager[None]]
 def no_span(component: str) -> AbstractContextManager[None]:
     """Measures nothing."""
     return nullcontext()
+
+
+def complaint(assemblies: Iterable["Assembly"]) -> str:
+    """What a person should know of policies for which nothing that is played can be trained on, the same words once; empty
+    when there is none."""
+    policies: dict[tuple[int, str], list[str]] = {}
+    for assembly in assemblies:
+        if assembly.barren[0]:
+            policies.setdefault(assembly.barren, []).append(assembly.policy)
+    return "; ".join(
+        f"the last {groups} groups held nothing to train {' or '.join(names)} on: {why}"
+        for (groups, why), names in policies.items()
+    )
 
 
 class Assembly:
@@ -72,6 +89,10 @@ class Assembly:
         """Orders on the way → the newest version at their admission; those of an earlier process are not known."""
         self._barren = 0
         """Groups taken in since one was kept."""
+        self._episodes = 0
+        """Episodes of those groups."""
+        self._failures: Counter[str] = Counter()
+        """What those of them that failed said."""
         self._finished_s: dict[int, float] = {}
         newest = self._newest_batch()
         self._intake = Intake(newest.metrics if newest else None)
@@ -96,14 +117,16 @@ class Assembly:
         return not self.done and (self.version is None or self.version >= self.books.last_step)
 
     @property
-    def complaint(self) -> str:
-        """What a person should know when nothing that is played can be trained on; empty otherwise."""
+    def barren(self) -> tuple[int, str]:
+        """How many groups in a row held nothing to train on, when a person should know of it, and why; else 0."""
         if self._barren < BARREN_GROUPS:
-            return ""
-        return (
-            f"the last {self._barren} groups held nothing to train {self.policy} on: every episode failed, or all of a group's "
-            "rewards were equal; prompts of another difficulty or more samples_per_prompt may help"
-        )
+            return 0, ""
+        failed = self._failures.total()
+        if not failed:
+            return self._barren, EQUAL_REWARDS
+        error, count = self._failures.most_common(1)[0]
+        why = f"{failed} of {self._episodes} episodes failed, {count} of them with {shorten(error, ERROR_CHARACTERS_MAX)}"
+        return self._barren, why if failed == self._episodes else f"{why}; {LEFT_OUT}"
 
     def look_for_version(self) -> None:
         """Ask the store for newer weights."""
@@ -122,7 +145,7 @@ class Assembly:
         elif self.books.take_in(prepared.order, intake.rows, intake.entries):
             self._finished_s[prepared.order] = shard.finished_s
             self._intake.add(intake, shard)
-            self._barren = 0 if intake.rows else self._barren + intake.num_groups
+            self._count_barren(intake, shard)
             self._yield.observe(len(shard.groups), len(intake.rows))
             if admitted is not None and intake.rows:
                 self._lag.observe(admitted, min(row.min_version for row in intake.rows))
@@ -148,6 +171,16 @@ class Assembly:
             group_yield=self._yield.value,
             lag=self._lag.value,
         )
+
+    def _count_barren(self, intake: PolicyIntake, shard: Shard) -> None:
+        if intake.rows:
+            self._barren, self._episodes = 0, 0
+            self._failures.clear()
+            return
+        episodes = [episode for group in shard.groups for episode in group.episodes]
+        self._barren += len(shard.groups)
+        self._episodes += len(episodes)
+        self._failures.update(episode.error for episode in episodes if episode.error is not None)
 
     def _may_make_batch(self) -> bool:
         if self.version is None or self.done:

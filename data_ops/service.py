@@ -17,7 +17,7 @@ from functools import cache
 
 from data_ops.admission import orders_to_admit
 from data_ops.algorithms import curators
-from data_ops.assembly import Assembly, Span, no_span
+from data_ops.assembly import Assembly, Span, complaint, no_span
 from data_ops.config import DataConfig, PolicyData
 from data_ops.intake import Prepared, prepare
 from data_ops.ordering import Ordering
@@ -131,7 +131,7 @@ class Dataflow:
     @property
     def complaint(self) -> str:
         """What a person should know about a run that makes no headway; empty otherwise."""
-        return "; ".join(assembly.complaint for assembly in self._unfinished() if assembly.complaint)
+        return complaint(self._unfinished())
 
     def progress(self) -> dict[str, float]:
         """What a heartbeat says of it; totals count since the dataflow was started or rebuilt."""

@@ -22,6 +22,7 @@ T = TypeVar("T")
 EXIT_FAILED = 1
 EXIT_CONFIG = 2
 """What a person can mend by writing something else."""
+PIPED_WIDTH = 400
 
 app = typer.Typer(
     help="Reinforcement learning of LLM agents across regions. Start with `astraflow run`.",
@@ -146,6 +147,23 @@ def run(
 
 
 @_command
+def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
+    """End one run; the stack and every other run stay. Started again with the same run id, it goes on.
+
+    Example:  astraflow cancel tiny-20260101-120000-ab12
+    """
+    from deployments import follow
+    from storage import runs as stored_runs
+
+    stored = stored_runs.open_run(_store(), run)
+    if (stood := stored_runs.read_stop(stored)) is not None:
+        _say(f"{run} is {stood.state} already: {stood.reason}")
+        return
+    follow.cancel(stored)
+    _say(f"{run} is told to end; `astraflow run --run-id {run}` with the same settings goes on with it")
+
+
+@_command
 def status(run: RunId = None, as_json: AsJson = False) -> None:
     """Show what a run is doing.
 
@@ -253,13 +271,12 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _store() -> Any:
-    """The store of this home: ASTRAFLOW_STORE, else the running stack's, else the home's own folder."""
-    from deployments import environment, record
+    """The store that `run` would use: ASTRAFLOW_STORE, else the living stack's, else the home's own folder."""
+    from deployments import environment, plan, record
     from storage.objects import open_store
 
     here: Home = home()
-    stack = record.load(here)
-    url = environment.given("ASTRAFLOW_STORE") or (stack.store_url if stack else environment.store_url(here))
+    url = environment.store_url(here, plan.living(record.load(here)))
     os.environ["ASTRAFLOW_STORE"] = url
     return open_store(url)
 
@@ -281,7 +298,10 @@ def _print(what: Any, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    Console().print(what)
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH  # a program reads it, or a file: nothing to fit into
+    console.print(what)
 
 
 def _say(words: str) -> None:

@@ -131,8 +131,8 @@ def _bf16() -> Check:
 def _store(home: Home) -> Check:
     from storage import objects
 
-    url = environment.given("ASTRAFLOW_STORE") or environment.store_url(home)
     try:
+        url = environment.store_url(home, plan.living(record.load(home)))
         objects.check(objects.open_store(url))
     except AstraFlowError as error:
         return Check("store", "fail", str(error), "correct ASTRAFLOW_STORE")

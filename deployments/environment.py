@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from deployments.home import Home
 from deployments.processes import MARK
 from deployments.record import Stack
+from storage import objects
 
 PREFECT = {
     "PREFECT_WORKER_QUERY_SECONDS": "5",
@@ -80,8 +81,12 @@ def given(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
-def store_url(home: Home) -> str:
-    return given("ASTRAFLOW_STORE") or home.store.as_uri()
+def store_url(home: Home, living: Stack | None = None) -> str:
+    """What ASTRAFLOW_STORE names, else the living stack's, else the home's own. Absolute, since the stack's processes have
+    another working directory. Raises ConfigError for what cannot be a store's URL."""
+    if named := given("ASTRAFLOW_STORE"):
+        return objects.open_store(named).url
+    return living.store_url if living else home.store.as_uri()
 
 
 def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, str]:

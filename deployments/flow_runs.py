@@ -2,12 +2,12 @@
 it say, cancel them all."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from deployments.prefect_api import connected
 from storage.errors import ConfigError
 
 CANCEL_TIMEOUT_S = 45.0
@@ -33,13 +33,13 @@ def start(api_url: str, deployment: str, parameters: Mapping[str, Any], name: st
     """Creates a flow run of a deployment; a worker picks it up. Raises ConfigError when there is no such deployment."""
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
-    with _client(api_url) as client:
+    with connected(api_url) as client:
         try:
             found = client.read_deployment_by_name(deployment)
         except ObjectNotFound:
-            known = sorted(row.name for row in client.read_deployments())
+            known = ", ".join(deployments_of(api_url, deployment.partition("/")[0])) or "none of this flow"
             raise ConfigError(
-                f"{api_url} has no deployment {deployment!r}; `astraflow deploy` registers them (known names: {known})"
+                f"{api_url} has no deployment {deployment}; it has {known}; `astraflow deploy` registers ours"
             ) from None
         try:
             created = client.create_flow_run_from_deployment(
@@ -50,8 +50,17 @@ def start(api_url: str, deployment: str, parameters: Mapping[str, Any], name: st
         return _seen(created)
 
 
+def deployments_of(api_url: str, flow: str) -> list[str]:
+    """Full names of a flow's deployments, sorted."""
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+
+    with connected(api_url) as client:
+        found = client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])), limit=PAGE)
+    return sorted(f"{flow}/{row.name}" for row in found)
+
+
 def read(api_url: str, flow_run_id: str) -> FlowRun:
-    with _client(api_url) as client:
+    with connected(api_url) as client:
         return _seen(client.read_flow_run(UUID(flow_run_id)))
 
 
@@ -61,7 +70,7 @@ def logs(api_url: str, flow_run_id: str) -> list[str]:
     from prefect.client.schemas.sorting import LogSort
 
     which = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(flow_run_id)]))
-    with _client(api_url) as client:
+    with connected(api_url) as client:
         found = client.read_logs(log_filter=which, limit=LOG_LINES_MAX, sort=LogSort.TIMESTAMP_DESC)
     return [line.message for line in reversed(found)]
 
@@ -70,7 +79,7 @@ def cancel(api_url: str, flow_run_id: str) -> None:
     """Asks for the end of one flow run; a worker that has it sees to that."""
     from prefect.states import Cancelled, Cancelling
 
-    with _client(api_url) as client:
+    with connected(api_url) as client:
         waiting = client.read_flow_run(UUID(flow_run_id)).state.is_scheduled()
         client.set_flow_run_state(UUID(flow_run_id), Cancelled() if waiting else Cancelling(), force=waiting)
 
@@ -85,7 +94,7 @@ def cancel_all(api_url: str, tag: str, processes_alive: bool, timeout_s: float =
     asked: set[UUID] = set()
     while True:
         unfinished = _unfinished(api_url, tag)
-        with _client(api_url) as client:
+        with connected(api_url) as client:
             for flow_run in unfinished:
                 if flow_run.id not in asked:
                     asked.add(flow_run.id)
@@ -110,30 +119,13 @@ def _unfinished(api_url: str, tag: str) -> list[Any]:
         tags=FlowRunFilterTags(all_=[tag]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living))
     )
     found: list[Any] = []
-    with _client(api_url) as client:
+    with connected(api_url) as client:
         while True:
             page = client.read_flow_runs(flow_run_filter=which, limit=PAGE, offset=len(found))
             found += page
             if len(page) < PAGE:
                 break
     return [run for run in found if not (run.auto_scheduled and run.state.is_scheduled())]
-
-
-@contextmanager
-def _client(api_url: str) -> Iterator[Any]:
-    """Prefect's client; a server that is not there becomes a ConfigError."""
-    import httpx
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    try:
-        with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
-            yield client
-    except httpx.TransportError as error:
-        raise ConfigError(
-            f"the Prefect server at {api_url} does not answer ({type(error).__name__}); "
-            "`astraflow up` starts a local one, PREFECT_API_URL names another"
-        ) from error
 
 
 def _seen(flow_run: Any) -> FlowRun:

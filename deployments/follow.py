@@ -4,7 +4,6 @@ The run does not depend on this: it goes on when its watcher leaves. What is sho
 only whether the supervisor's own flow run still lives is Prefect's to say.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -42,6 +41,8 @@ class Followed:
     flow_run_id: str
     links: dict[str, str]
     home: Home
+    stood: Stop | None = None
+    """How an earlier start of the run ended; until the new supervisor lifts that, it has not begun."""
 
 
 class Follower:
@@ -61,6 +62,7 @@ class Follower:
         self.started = time.monotonic()
         self.flow = FlowRun(followed.flow_run_id, "Scheduled", False, "")
         self.flow_seen = -math.inf
+        self.prefect_away = False
         self.ended_at: float | None = None
         self.asked = False
 
@@ -87,7 +89,7 @@ class Follower:
             view = self._look()
             show(view)
             if self._is_over(view.status):
-                return view.status if view.status is not None else self._never_began()
+                return self._last(view.status)
             time.sleep(POLL_S)
 
     def _look(self) -> View:
@@ -97,7 +99,7 @@ class Follower:
         run = store.sub(layout.run_prefix(run_id))
         seen, base_model, note = None, None, ""
         try:
-            if run.exists(layout.RUN):
+            if self._has_begun(run):
                 seen = status(store, run_id)
                 base_model, note = _base_model(run)
         except TransientError as error:
@@ -114,21 +116,39 @@ class Follower:
 
     def _ask_prefect(self) -> None:
         self.flow_seen = time.monotonic()
-        with contextlib.suppress(ConfigError):  # Prefect is away for a while: the run goes on, and so does its picture
+        try:
             self.flow = self.read_flow(self.followed.api_url, self.followed.flow_run_id)
+            self.prefect_away = False
+        except ConfigError:  # for a while: the run goes on, and so does its picture
+            self.prefect_away = True
 
     def _is_over(self, seen: Status | None) -> bool:
-        """The run has ended and its supervisor with it; or its supervisor has, which then is all there will be."""
-        if self.flow.final:
+        """The run has ended and its supervisor with it; or its supervisor has, which then is all there will be: Prefect says
+        so, or is gone as well."""
+        if self.flow.final or (self.prefect_away and seen is not None and seen.state == "interrupted"):
             return True
         if seen is None or seen.state not in ENDED:
             return False
         self.ended_at = self.ended_at or time.monotonic()
         return time.monotonic() - self.ended_at > FINISH_TIMEOUT_S
 
-    def _never_began(self) -> Status:
+    def _has_begun(self, run: ObjectStore) -> bool:
+        """Whether the store shows this start of the run, and not only an earlier one that ended."""
+        return run.exists(layout.RUN) and (self.followed.stood is None or runs.read_stop(run) != self.followed.stood)
+
+    def _last(self, seen: Status | None) -> Status:
+        """How the run ended. Raises AstraFlowError when only its supervisor did, with what that said."""
+        if seen is not None and seen.state in ENDED:
+            return seen
+        run_id, flow = self.followed.run_id, self.flow
+        if flow.state == "Failed" and flow.message:
+            raise AstraFlowError(f"{run_id}: {flow.message}")
+        if seen is None:
+            what = "never began" if self.followed.stood is None else "was not taken up again"
+            raise AstraFlowError(f"the run {run_id} {what}: its flow run ended as {flow.state}. {last_words(self.followed)}")
         raise AstraFlowError(
-            f"the run {self.followed.run_id} never began: its flow run ended as {self.flow.state}. {last_words(self.followed)}"
+            f"the supervisor of {run_id} ended before the run did; start the run again with `--run-id {run_id}` to go on. "
+            f"{last_words(self.followed)}"
         )
 
     def _shall_leave(self) -> bool:
@@ -149,10 +169,15 @@ class Follower:
     def _cancel(self) -> None:
         store, run_id = self.followed.store, self.followed.run_id
         run = store.sub(layout.run_prefix(run_id))
-        if run.exists(layout.RUN):
-            runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
+        if self._has_begun(run):
+            cancel(run)
         else:
             flow_runs.cancel(self.followed.api_url, self.followed.flow_run_id)
+
+
+def cancel(run: ObjectStore) -> Stop:
+    """Ends a run; returns the stop that stands, which is an older one where somebody was faster."""
+    return runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
 
 
 def last_words(followed: Followed) -> str:

@@ -10,18 +10,23 @@ from typing import Any
 
 from rich.console import Console
 
-from deployments import environment, flow_runs, live, record, register, stack, tables
-from deployments.follow import ENDED, Followed, Follower, last_words
+from deployments import environment, flow_runs, live, record, register, stack, startable, tables
+from deployments.follow import Followed, Follower
 from deployments.home import Home
 from deployments.record import Stack
 from storage import layout, objects
-from storage.errors import AstraFlowError
+from storage.errors import ConfigError
+from storage.objects import ObjectStore
+from storage.records import Stop
 from storage.verify import verify
 from tasks import recipes
+from tasks.config import RunConfig
 from tasks.recipe_source import parse_assignments
 from tasks.status import Status
 
 Say = Callable[[str], None]
+FLOW = "astraflow"
+"""The flow that a deployment without a flow's name is of."""
 
 
 @dataclass(frozen=True)
@@ -33,48 +38,51 @@ class Wanted:
     recipe: str | None
     """A name or a path; None for the deployment's own."""
     overrides: dict[str, Any]
+    config: RunConfig | None = None
+    """What the recipe comes to; None when it is a stranger's deployment that knows it."""
 
 
 def prepare(deployment: str, recipe: str | None, assignments: list[str], run_id: str | None) -> Wanted:
     """Raises ConfigError, naming key, line and fix, for a recipe that cannot work."""
-    full = deployment if "/" in deployment else f"astraflow/{deployment}"
+    full = deployment if "/" in deployment else f"{FLOW}/{deployment}"
+    own = {f"{one.flow}/{one.name}": one.parameters.get("recipe") for one in register.DEPLOYMENTS if one.flow == FLOW}
+    if full != deployment and full not in own:
+        names = ", ".join(name.removeprefix(f"{FLOW}/") for name in own)
+        raise ConfigError(f"there is no deployment {deployment}; name {names}, or one of your own as FLOW/DEPLOYMENT")
     overrides = parse_assignments(assignments)
-    own = {f"{one.flow}/{one.name}": one.parameters.get("recipe") for one in register.DEPLOYMENTS}
     judged = recipe or own.get(full)
-    name = recipes.load(judged, overrides).name if judged else full.rsplit("/", 1)[-1]
+    config = recipes.load(judged, overrides) if judged else None
+    name = config.name if config else full.rsplit("/", 1)[-1]
     made_up = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    return Wanted(full, run_id or made_up, recipe, overrides)
+    return Wanted(full, run_id or made_up, recipe, overrides, config)
 
 
 def start(home: Home, wanted: Wanted, say: Say) -> Followed:
     """Starts the run and returns what `watch` needs. MLflow may still be starting by then, since nothing waits for
     it."""
     up = _stack(home, say)
+    store = objects.open_store(up.store_url)
+    stood = _refuse_what_cannot_start(wanted, up, store)
     parameters: dict[str, Any] = {"run_id": wanted.run_id, "overrides": wanted.overrides}
     if wanted.recipe is not None:
         parameters["recipe"] = _portable(wanted.recipe, up)
     tags = [register.TAG, f"run:{wanted.run_id}"]
     flow_run = flow_runs.start(up.prefect_url, wanted.deployment, parameters, wanted.run_id, tags)
-    store = objects.open_store(up.store_url)
     links = {
         "Prefect": f"{up.ui_url}/runs/flow-run/{flow_run.id}",
         "MLflow": up.mlflow_url,
         "objects": store.sub(layout.run_prefix(wanted.run_id)).url,
     }
-    return Followed(store, wanted.run_id, up.prefect_url, flow_run.id, links, home)
+    return Followed(store, wanted.run_id, up.prefect_url, flow_run.id, links, home, stood)
 
 
 def watch(followed: Followed, say: Say) -> bool:
     """Shows the run until it ends, then its summary; True when it completed or was left going."""
     last = Follower(followed, Console()).follow()
     if last is None:
-        say(f"{followed.run_id} goes on; `astraflow status {followed.run_id}` shows it, `astraflow down` ends it")
+        run_id = followed.run_id
+        say(f"{run_id} goes on; `astraflow status {run_id}` shows it, `astraflow cancel {run_id}` ends it")
         return True
-    if last.state not in ENDED:
-        raise AstraFlowError(
-            f"the supervisor of {followed.run_id} ended before the run did; start the run again with "
-            f"`--run-id {followed.run_id}` to go on. {last_words(followed)}"
-        )
     summarize(followed, last, say)
     return last.state == "completed"
 
@@ -89,7 +97,20 @@ def summarize(followed: Followed, last: Status, say: Say) -> None:
     say(f"  verify: {tables.verdict_words(verify(run))}")
     report = f"{run.url}/{layout.REPORT}" if run.exists(layout.REPORT) else "`astraflow report` makes it"
     say(f"  report: {report}")
-    say("the stack stays up for the next run; `astraflow down` stops it")
+    if stack.running(followed.home):
+        say("the stack stays up for the next run; `astraflow down` stops it")
+
+
+def _refuse_what_cannot_start(wanted: Wanted, up: Stack, store: ObjectStore) -> Stop | None:
+    """Raises ConfigError; else the stop of the run's last start, if that ended. Paths in the recipe mean the same to a
+    supervisor on this machine only, so that elsewhere it alone compares configurations."""
+    config = wanted.config
+    stood = startable.refuse_restart(store, wanted.run_id, config if up.own_server else None)
+    if config is not None:
+        startable.refuse_missing_deployments(up.prefect_url, config)
+        if up.own_server:
+            startable.refuse_what_this_machine_lacks(config)
+    return stood
 
 
 def _stack(home: Home, say: Say) -> Stack:
@@ -98,9 +119,10 @@ def _stack(home: Home, say: Say) -> Stack:
     known = record.load(home)
     if server and store and not (known and server == known.prefect_url):
         say(f"starting the run on {server}; its workers may be anywhere")
+        objects.check(objects.open_store(store))
         tracking = environment.given("MLFLOW_TRACKING_URI") or ""
         return Stack(server, tracking, store, own_server=False, own_mlflow=False)
-    up = stack.running(home) or stack.up(home, say, wait_for_mlflow=False)
+    up = stack.up(home, say, wait_for_mlflow=False)
     environment.adopt(stack.settings(home, up))
     return up
 

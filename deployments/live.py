@@ -45,7 +45,8 @@ def picture(view: View) -> RenderableType:
             parts.append(evaluations_table(view.status.evals))
     parts.append(_links(view.links))
     title = Text.assemble((view.run_id, "bold"), "  ", _state(view), "  ", clock(view.elapsed_s))
-    return Panel(Group(*parts), title=title, title_align="left", border_style="dim")
+    panel = Panel(Group(*parts), title=title, title_align="left", border_style="dim")
+    return Group(panel, "")  # the terminal writes ^C on the last line: on one that is full it would move the picture
 
 
 def line(view: View) -> str:

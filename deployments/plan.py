@@ -16,45 +16,54 @@ MLFLOW_PORT = 5000
 
 
 def plan(home: Home, standing: Stack | None) -> Stack:
-    """The stack to bring up; its `processes` are those that stay.
+    """The stack to bring up; its `processes` are those that stay. A living stack keeps what it was started with where the
+    environment names nothing else.
 
-    Raises ConfigError when processes of the stack live under other settings than the environment asks for now: moving
+    Raises ConfigError when processes of the stack live under other settings than the environment names now: moving
     them would end runs that are under way.
     """
-    prefect = _elsewhere("PREFECT_API_URL", standing.prefect_url if standing and standing.own_server else "")
-    tracking = _elsewhere("MLFLOW_TRACKING_URI", standing.mlflow_url if standing and standing.own_mlflow else "")
-    alive = tuple(filter(is_alive, standing.processes)) if standing else ()
+    alive = living(standing)
+    if alive is not None:
+        _refuse_a_move(home, alive)
+    prefect = _elsewhere("PREFECT_API_URL", alive, standing.prefect_url if standing and standing.own_server else "")
+    tracking = _elsewhere("MLFLOW_TRACKING_URI", alive, standing.mlflow_url if standing and standing.own_mlflow else "")
     wanted = Stack(
         prefect_url=prefect or f"http://{HOST}:{_port(standing, SERVER, PREFECT_PORT)}/api",
         mlflow_url=tracking or f"http://{HOST}:{_port(standing, MLFLOW, MLFLOW_PORT)}",
-        store_url=environment.store_url(home),
+        store_url=environment.store_url(home, alive),
         own_server=prefect is None,
         own_mlflow=tracking is None,
     )
-    if standing is None or not alive:
+    if alive is None:
         return wanted
-    _refuse_a_move(standing, wanted)
+    kept = [process for process in alive.processes if is_alive(process)]
     return replace(
         wanted,
-        processes=tuple(process for process in alive if process.name in (SERVER, MLFLOW) or _same(standing, wanted)),
-        deployed=standing.deployed if standing.process(SERVER) or not wanted.own_server else "",
+        processes=tuple(process for process in kept if process.name in (SERVER, MLFLOW) or _same(alive, wanted)),
+        deployed=alive.deployed if alive.process(SERVER) or not wanted.own_server else "",
     )
 
 
-def _elsewhere(variable: str, own_url: str) -> str | None:
-    """What the person named, unless it is our own server's address, which a shell may well have exported."""
+def living(standing: Stack | None) -> Stack | None:
+    """The stack of a record, when any of its processes lives."""
+    return standing if standing is not None and any(map(is_alive, standing.processes)) else None
+
+
+def _elsewhere(variable: str, alive: Stack | None, own_url: str) -> str | None:
+    """The server that is not ours: what the person named, unless it is our own server's address, which a shell may well
+    have exported; unnamed, what the living stack was started with."""
     named = environment.given(variable)
+    if named is None and alive is not None and not own_url:
+        return alive.prefect_url if variable == "PREFECT_API_URL" else alive.mlflow_url
     return None if named is None or named == own_url else named
 
 
 def _port(standing: Stack | None, name: str, usual: int) -> int:
-    """The recorded port while the server lives or could come back to it, else the usual one or the next that is
-    free."""
-    url = "" if standing is None else standing.prefect_url if name == SERVER else standing.mlflow_url
-    local = urlsplit(url)
-    port = local.port if local.hostname == HOST else None
-    if standing is not None and port and (standing.process(name) is not None or is_free(port)):
-        return port
+    """The recorded port while our server lives or could come back to it, else the usual one or the next that is free."""
+    if standing is not None and (standing.own_server if name == SERVER else standing.own_mlflow):
+        port = urlsplit(standing.prefect_url if name == SERVER else standing.mlflow_url).port
+        if port and (standing.process(name) is not None or is_free(port)):
+            return port
     return free_port(usual)
 
 
@@ -63,14 +72,14 @@ def _same(standing: Stack, wanted: Stack) -> bool:
     return (standing.prefect_url, standing.mlflow_url) == (wanted.prefect_url, wanted.mlflow_url)
 
 
-def _refuse_a_move(standing: Stack, wanted: Stack) -> None:
+def _refuse_a_move(home: Home, alive: Stack) -> None:
     moves = {
-        "ASTRAFLOW_STORE": (standing.store_url, wanted.store_url, True),
-        "PREFECT_API_URL": (standing.prefect_url, wanted.prefect_url, standing.own_server != wanted.own_server),
-        "MLFLOW_TRACKING_URI": (standing.mlflow_url, wanted.mlflow_url, standing.own_mlflow != wanted.own_mlflow),
+        "ASTRAFLOW_STORE": (alive.store_url, environment.store_url(home, alive)),
+        "PREFECT_API_URL": (alive.prefect_url, environment.given("PREFECT_API_URL")),
+        "MLFLOW_TRACKING_URI": (alive.mlflow_url, environment.given("MLFLOW_TRACKING_URI")),
     }
-    for variable, (runs_with, asked, matters) in moves.items():
-        if matters and runs_with != asked:
+    for variable, (runs_with, asked) in moves.items():
+        if asked is not None and runs_with != asked:
             raise ConfigError(
                 f"the stack is running with {runs_with}, but {variable} now asks for {asked}; "
                 f"run `astraflow down` first, or set {variable} back"

@@ -7,6 +7,8 @@ installed; `docs/deploying.md` tells how.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deployments.prefect_api import connected
+
 ENGINE = "{python} -m deployments.flow_process"
 """Given a command, a worker starts it as it is: a third of the CPU time of preparing a workspace for each flow run."""
 
@@ -27,9 +29,7 @@ POOLS = (
 
 def create(api_url: str, python: str, environment: Mapping[str, str]) -> None:
     """Creates the pools on a Prefect server, or updates them. `python` is the interpreter on the workers' machines."""
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.settings import PREFECT_API_URL, temporary_settings
     from prefect.workers.process import ProcessWorker
 
     template = ProcessWorker.get_default_base_job_template()
@@ -37,7 +37,7 @@ def create(api_url: str, python: str, environment: Mapping[str, str]) -> None:
     variables["command"]["default"] = ENGINE.format(python=python)
     variables["stream_output"]["default"] = False
     variables["env"]["default"] = dict(environment)
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+    with connected(api_url) as client:
         for pool in POOLS:
             wanted = WorkPoolCreate(name=pool.name, type="process", description=pool.description, base_job_template=template)
             client.create_work_pool(wanted, overwrite=True)

@@ -8,6 +8,7 @@ inherit: a sweep by mark finds those that outlived their parent.
 import contextlib
 import os
 import subprocess
+import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ KILL_TIMEOUT_S = 5.0
 POLL_S = 0.05
 LOG_BYTES_MAX = 16_000_000
 """A log beyond this size is put aside as `NAME.old` when its process starts again."""
+WORDS_MAX = 60
+"""Characters of a command line that a person is shown."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes that this very command started: while it lives, it must reap them, else a dead one still looks alive."""
@@ -102,14 +105,15 @@ def drain(processes: Iterable[Process], grace_s: float) -> None:
     _kill_after(children, grace_s)
 
 
-def sweep(mark: str, grace_s: float) -> int:
-    """Stops every process that carries the mark; returns how many there were."""
+def sweep(mark: str, grace_s: float) -> list[str]:
+    """Stops every process that carries the mark; returns what they were."""
     found = marked(mark)
+    words = [_words(process) for process in found]
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
     _kill_after(found, grace_s)
-    return len(found)
+    return words
 
 
 def marked(mark: str) -> list[psutil.Process]:
@@ -134,6 +138,15 @@ def last_lines(log: str | Path, count: int = 12) -> str:
     except OSError:
         return ""
     return "\n".join(line for line in lines[-count:] if line.strip())
+
+
+def _words(process: psutil.Process) -> str:
+    """Id and arguments of a process, for a person: `4711 (-m prefect worker start --pool trainers …)`."""
+    try:
+        arguments = " ".join(process.cmdline()[1:])
+    except psutil.Error:
+        arguments = "gone"
+    return f"{process.pid} ({textwrap.shorten(arguments, WORDS_MAX, placeholder=' …')})"
 
 
 def _find(process: Process) -> psutil.Process | None:

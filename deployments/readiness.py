@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urlsplit
 
+from deployments.prefect_api import connected
 from deployments.processes import Process, is_alive, last_lines
 from storage.errors import ConfigError
 
@@ -49,11 +50,8 @@ def prefect_trouble(api_url: str) -> str | None:
 
 def worker_beats(api_url: str, pools: Iterable[str]) -> Mapping[tuple[str, str], str]:
     """(pool, worker) → time of its last heartbeat, of every worker that Prefect shows as ONLINE."""
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     beats: dict[tuple[str, str], str] = {}
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+    with connected(api_url) as client:
         for pool in pools:
             for worker in client.read_workers_for_work_pool(pool):
                 if worker.status is not None and worker.status.value == "ONLINE":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from deployments.home import PROJECT
+from deployments.prefect_api import connected
 from storage.errors import ConfigError
 
 TAG = "astraflow"
@@ -38,6 +39,7 @@ class Deployment:
 
 _SUPERVISOR = "flows/run_supervisor.py:astraflow"
 _ROLLOUT = "flows/run_rollout.py:rollout"
+_MIRROR = "flows/run_mirror.py:mirror"
 
 DEPLOYMENTS = (
     Deployment(
@@ -81,6 +83,8 @@ DEPLOYMENTS = (
     ),
     Deployment("rollout", "us-east", _ROLLOUT, "rollout-us-east", "A rollout worker in us-east."),
     Deployment("rollout", "eu-west", _ROLLOUT, "rollout-eu-west", "A rollout worker in eu-west."),
+    Deployment("mirror", "us-east", _MIRROR, "rollout-us-east", "Copies the weights to a store in us-east, for runs with one."),
+    Deployment("mirror", "eu-west", _MIRROR, "rollout-eu-west", "Copies the weights to a store in eu-west, for runs with one."),
     Deployment(
         "train",
         "trainer",
@@ -104,13 +108,11 @@ def register(api_url: str, deployments: Iterable[Deployment] = DEPLOYMENTS, dire
     `directory` is the project's folder on the workers' machines. Raises ConfigError when a flow file cannot be
     imported, or when the server refuses a deployment.
     """
-    from prefect.client.orchestration import get_client
     from prefect.exceptions import PrefectHTTPStatusError
-    from prefect.settings import PREFECT_API_URL, temporary_settings
 
     names: list[str] = []
     flows: dict[str, Any] = {}
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+    with connected(api_url) as client:
         for deployment in deployments:
             if deployment.entrypoint not in flows:
                 flows[deployment.entrypoint] = _flow(deployment)

@@ -11,18 +11,23 @@ import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 from deployments import cpu, environment, flow_runs, prefect_toml, processes, readiness, record, register
 from deployments.home import Home
-from deployments.plan import plan
+from deployments.plan import living, plan
 from deployments.processes import Process, is_alive
 from deployments.record import MLFLOW, SERVER, Stack
 from deployments.start import Say, bring_up
-from storage.errors import ConfigError
+from storage import objects
+from storage.errors import AstraFlowError, ConfigError
 
 LOCK_TIMEOUT_S = 180.0
 STOP_GRACE_S = 10.0
 DRAIN_GRACE_S = 45.0
+ANSWER_PATIENCE_S = 20.0
+"""For a busy Prefect server, before its flow runs are given up instead of being cancelled."""
 
 
 def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
@@ -34,8 +39,10 @@ def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
     home.create()
     with _locked(home, say):
         standing = record.load(home)
-        if standing is None or not any(map(is_alive, standing.processes)):
-            processes.sweep(str(home.root), STOP_GRACE_S)  # left over by a stack whose record was lost
+        alive = living(standing)
+        objects.check(objects.open_store(environment.store_url(home, alive)))
+        if alive is None:
+            _stop_strays(home, say)
         wanted = plan(home, standing)
         if standing is not None:
             processes.stop([old for old in standing.processes if old not in wanted.processes], STOP_GRACE_S)
@@ -54,6 +61,7 @@ def down(home: Home, say: Say = print) -> None:
     with _locked(home, say):
         stack = record.load(home)
         if stack is not None:
+            record.save(home, replace(stack, ready=False))  # nobody counts on it from here on
             environment.adopt(settings(home, stack))
             _end_flow_runs(stack, say)
             _stop_in_order(stack)
@@ -63,7 +71,7 @@ def down(home: Home, say: Say = print) -> None:
             raise ConfigError(f"these processes of the stack could not be stopped: {pids}; kill them by hand")
         prefect_toml.remove(home.prefect_toml)
         record.forget(home)
-    nothing = stray == 0 and (stack is None or not stack.processes)
+    nothing = not stray and (stack is None or not stack.processes)
     say("nothing was running" if nothing else "the stack is down; nothing is left running")
 
 
@@ -85,11 +93,44 @@ def _end_flow_runs(stack: Stack, say: Say) -> None:
     if not stack.own_server:
         processes.drain(workers, DRAIN_GRACE_S)
         return
-    if stack.process(SERVER) is None or not readiness.answers(f"{stack.prefect_url}/health"):
+    server = stack.process(SERVER)
+    if server is None:
+        _tell_uncancelled(stack, "the Prefect server is gone", say)
         return
-    cancelled, left = flow_runs.cancel_all(stack.prefect_url, register.TAG, processes_alive=bool(workers))
+    try:
+        answers = partial(readiness.answers, f"{stack.prefect_url}/health")
+        readiness.wait_until(answers, "the Prefect server", ANSWER_PATIENCE_S, server)
+        cancelled, left = flow_runs.cancel_all(stack.prefect_url, register.TAG, processes_alive=bool(workers))
+    except ConfigError:
+        _tell_uncancelled(stack, "the Prefect server does not answer", say)
+        return
     if cancelled:
         say(f"cancelled {cancelled} flow runs" + (f"; {left} did not end in time and are killed" if left else ""))
+
+
+def _tell_uncancelled(stack: Stack, why: str, say: Say) -> None:
+    """Names the runs that are about to be killed without having been cancelled, as far as the store knows them."""
+    from tasks import status
+
+    store = replace(objects.open_store(stack.store_url), patience_s=objects.CHECK_PATIENCE_S)
+    try:
+        going = [run.run_id for run in status.runs(store) if run.state in ("starting", "running")]
+    except AstraFlowError as error:
+        say(f"{why}, and the store does not tell its runs ({error}): no run was cancelled")
+        return
+    if going:
+        say(
+            f"{why}, so these runs are stopped without being cancelled and will show as interrupted: {', '.join(going)}; "
+            "started again with the same run ids they go on"
+        )
+
+
+def _stop_strays(home: Home, say: Say) -> None:
+    """Stops what a stack left running whose record was lost or broken."""
+    if stopped := processes.sweep(str(home.root), STOP_GRACE_S):
+        say(f"{home.record} knows none of these processes of a stack before; stopped them, and whatever runs they served:")
+        for words in stopped:
+            say(f"  {words}")
 
 
 def _stop_in_order(stack: Stack) -> None:

@@ -13,6 +13,8 @@ from storage.verify import Verdict
 from tasks.status import RunSummary, Status
 
 VIOLATIONS_SHOWN_MAX = 50
+ID_WHOLE_MAX = 40
+"""Characters of a run id that stay on one line in any terminal."""
 MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
 
 
@@ -30,12 +32,17 @@ def status_picture(status: Status) -> RenderableType:
 
 
 def runs_table(runs: list[RunSummary]) -> Table:
-    table = Table("run", "state", "versions", "started", "took", "deployment", box=None, header_style="dim")
+    """A run id is what people copy: the other columns give way to it, and only one that fits no terminal is folded."""
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    longest = max((len(run.run_id) for run in runs), default=0)
+    table.add_column("run", overflow="fold", no_wrap=longest <= ID_WHOLE_MAX)
+    for header in ("state", "versions", "started", "took"):
+        table.add_column(header, overflow="fold")
     for run in runs:
         versions = ", ".join(f"{name} {'–' if v is None else v}/{run.steps}" for name, v in run.versions.items())
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
         state = Text(run.state, style=live.STATE_STYLES.get(run.state, ""))
-        table.add_row(run.run_id, state, versions, started, live.clock(run.elapsed_s), run.deployment)
+        table.add_row(run.run_id, state, versions, started, live.clock(run.elapsed_s))
     return table
 
 

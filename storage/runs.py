@@ -4,9 +4,9 @@ import difflib
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
@@ -22,6 +22,9 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DIFFERENCES_MAX = 10
 """Differing settings that one error message names."""
 
+Fill: TypeAlias = Callable[[Json], Json]
+"""A configuration with every default written out."""
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -34,17 +37,40 @@ class RunRecord:
     config: Json
 
 
-def create_run(store: ObjectStore, run_id: str, config: Json, deployment: str = "") -> ObjectStore:
-    """The sub-store of run `run_id`, created or joined; ConfigError when it exists with another configuration."""
+def create_run(
+    store: ObjectStore, run_id: str, config: Json, deployment: str = "", filled: Fill = lambda config: config
+) -> ObjectStore:
+    """The sub-store of run `run_id`, created or joined; ConfigError when it exists with another configuration.
+
+    `filled` writes today's defaults into a configuration that was frozen before they were there.
+    """
     if not _RUN_ID.fullmatch(run_id):
-        raise ConfigError(f"{run_id!r} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-'")
+        raise ConfigError(_no_id(run_id))
     run = store.sub(layout.run_prefix(run_id))
     body = seal(RunRecord(run_id, time.time(), deployment, config))
     try:
         run.create(layout.RUN, body)
     except ConflictError:
-        _refuse_differences(run_id, read_run(run).config, unseal(RunRecord, body, layout.RUN).config)
+        _refuse_differences(run_id, filled(read_run(run).config), filled(unseal(RunRecord, body, layout.RUN).config))
     return run
+
+
+def check_restart(store: ObjectStore, run_id: str, config: Json | None, filled: Fill = lambda config: config) -> Stop | None:
+    """The stop that starting run `run_id` again would lift; None without one, or without such a run.
+
+    Raises ConfigError when the run is completed, or has another configuration than the one that is given.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise ConfigError(_no_id(run_id))
+    run = store.sub(layout.run_prefix(run_id))
+    if not run.exists(layout.RUN):
+        return None
+    if config is not None:
+        _refuse_differences(run_id, filled(read_run(run).config), filled(config))
+    stop = read_stop(run)
+    if stop is not None and stop.state == "completed":
+        raise ConfigError(f"run {run_id} is completed; choose another run id")
+    return stop
 
 
 def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
@@ -102,6 +128,10 @@ def read_stop(run: ObjectStore) -> Stop | None:
 def clear_stop(run: ObjectStore) -> None:
     """Let a stopped run be resumed."""
     run.delete(layout.STOP)
+
+
+def _no_id(run_id: str) -> str:
+    return f"{run_id!r} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-'"
 
 
 def _refuse_differences(run_id: str, stands: Json, wanted: Json) -> None:

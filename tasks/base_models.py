@@ -55,17 +55,22 @@ def ensure_base_model(store: ObjectStore, model: ModelConfig, progress: Progress
 
 
 def publish_base_models(store: ObjectStore, run: ObjectStore, models: Mapping[str, ModelConfig], progress: Progress) -> None:
-    """Publish version 0 of every policy (name → model) that has none yet; doing it again, or twice at once, is harmless."""
+    """Publish version 0 of every policy (name → model) that has none yet; doing it again, or twice at once, is harmless.
+    `progress` hears the finished share of all of them."""
+    lacking = {policy: model for policy, model in models.items() if not weights.exists(run, policy, 0)}
+    num_models = len(set(lacking.values()))
     made: dict[ModelConfig, BaseModel] = {}
-    for policy, model in models.items():
-        if weights.exists(run, policy, 0):
-            continue
+    for policy, model in lacking.items():
         if model not in made:
-            made[model] = ensure_base_model(store, model, progress)
+            made[model] = ensure_base_model(store, model, _part(len(made), num_models, progress))
         try:
             weights.publish(run, policy, 0, made[model].tensors, extra_files=made[model].files)
         except ConflictError:
             continue  # another publisher of the same base model was first
+
+
+def _part(index: int, count: int, progress: Progress) -> Progress:
+    return lambda stage, share: progress(stage, (index + share) / count)
 
 
 def build_digest(base: TinyBase) -> str:

@@ -16,7 +16,7 @@ from storage.objects import ObjectStore
 from tasks import evals
 from tasks.config import RunConfig
 
-Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation"]
+Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,17 @@ def members_of(config: RunConfig) -> tuple[Member, ...]:
         for index in range(spec.workers)
     ]
     trainers = [Member(f"trainer-{policy}", "trainer", "train/trainer", {"policy": policy}) for policy in config.policies]
+    mirrors = [
+        Member(f"mirror-{region}", "mirror", f"mirror/{region}", {"region": region})
+        for region, spec in config.rollout.regions.items()
+        if spec.mirror
+    ]
     evaluation = [Member("evaluation", "evaluation", "evaluate/evaluation", {})] if config.evaluation else []
     return (
         Member("base-model", "base_model", "prepare/base-model", {}),
         Member("dataflow", "dataflow", "dataflow/dataflow", {}),
         *trainers,
+        *mirrors,
         *rollout,
         *evaluation,
     )
@@ -57,7 +63,7 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
             return all(weights.exists(run, policy, 0) for policy in config.policies)
         case "trainer":
             return weights.exists(run, member.parameters["policy"], config.steps)
-        case "dataflow" | "rollout":
+        case "dataflow" | "rollout" | "mirror":
             return orders.ended(run)
         case "evaluation":
             return evals.exists(run, config.evaluated_versions()[-1])

@@ -5,20 +5,19 @@ files exist and which roles a workflow has.
 """
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_ops.config import PromptSource
 from data_ops.prompts import load_prompts
+from storage import layout
 from storage.errors import ConfigError
 from storage.naming import resolve
 from tasks.config import RunConfig
 from tasks.recipe_source import KeyPath
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-"""Names of policies and regions become parts of object keys and of member names."""
+PROMPT_SUFFIXES = (".jsonl", ".parquet")
 BEATS_PER_LEASE_MIN = 2
 """A worker that misses one beat must not lose its leases."""
 
@@ -40,7 +39,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
     named: list[tuple[KeyPath, str]] = [(("policies", name), name) for name in config.policies]
     named += [(("rollout", "regions", name), name) for name in config.rollout.regions]
     for path, name in named:
-        if not NAME.fullmatch(name):
+        if not layout.NAME.fullmatch(name):
             yield Problem(path, "a name is letters, digits, - and _ only, since it becomes part of file names")
 
 
@@ -145,10 +144,13 @@ def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
     if source.path is None:
         return
     file = Path(source.path)
-    if not file.is_file():
+    if file.is_dir():
+        found = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
+        yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {file / (found or ['train.jsonl'])[0]}")
+    elif not file.is_file():
         near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
         yield Problem((*path, "path"), f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""))
-    elif file.suffix not in (".jsonl", ".parquet"):
+    elif file.suffix not in PROMPT_SUFFIXES:
         yield Problem((*path, "path"), f"{file.name} is neither .jsonl nor .parquet; convert it to one of them")
     else:
         try:

@@ -127,7 +127,7 @@ def override(source: Source, overrides: Mapping[str, Any]) -> None:
             nested: Any = value
             for part in reversed(path):
                 nested = {part: nested}
-            written = [at for at in _paths(nested, ()) if len(at) >= len(path)]
+            written = [at for at in _paths(nested, ()) if len(at) >= len(path) or not _holds(source.data, at)]
             _merge(source, nested, dict.fromkeys(written, place), ())
 
 
@@ -196,6 +196,13 @@ def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
             yield from _paths(item, (*path, str(key)))
 
 
+def _holds(data: Any, path: KeyPath) -> bool:
+    """Whether a section stands at `path`."""
+    for part in path:
+        data = data.get(part) if isinstance(data, dict) else None
+    return isinstance(data, dict)
+
+
 def _expand(data: Any, parts: KeyPath, path: KeyPath) -> Iterator[KeyPath]:
     """The paths that a dotted key with `*` in it names."""
     if not parts:
@@ -222,7 +229,15 @@ def _merge(target: Source, data: Mapping[str, Any], places: Mapping[KeyPath, Pla
         if isinstance(value, Mapping):
             if not isinstance(section.get(key), dict):
                 section[key] = {}
+                _forget_below(target, here)
             _merge(target, value, places, here)
         else:
             section[key] = value
+            _forget_below(target, here)
             target.places.update({at: place for at, place in places.items() if at[: len(here)] == here})
+
+
+def _forget_below(target: Source, path: KeyPath) -> None:
+    """What stood below a value that is replaced as a whole stands nowhere any more."""
+    for at in [at for at in target.places if len(at) > len(path) and at[: len(path)] == path]:
+        del target.places[at]

@@ -14,6 +14,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from storage.errors import ConfigError
+from storage.records import Json
 from tasks.config import RunConfig
 from tasks.recipe_checks import Problem, problems
 from tasks.recipe_source import KeyPath, Source, override, read_source
@@ -55,6 +56,15 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     return config
 
 
+def filled(config: Json) -> Json:
+    """A stored configuration with every default written out: those that came later are in it too. One that is none any
+    more stays as it is."""
+    try:
+        return RunConfig.model_validate(config).model_dump(mode="json")
+    except ValidationError:
+        return config
+
+
 def known_recipes() -> list[str]:
     """Names that `load` finds without a path."""
     return sorted({path.stem for folder in (Path.cwd() / "recipes", RECIPES) for path in folder.glob("*.yaml")})
@@ -62,10 +72,16 @@ def known_recipes() -> list[str]:
 
 def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:
     ordered = sorted(found, key=lambda problem: (source.place(problem.path).line or 0, problem.path))
-    lines = [f"{source.place(p.path)}: {'.'.join(p.path) or 'recipe'}: {p.message}" for p in ordered]
+    lines = [f"{_where(source, p.path)}: {p.message}" for p in ordered]
     if len(lines) == 1:
         return ConfigError(lines[0])
     return ConfigError("\n".join([f"{source.name}: {len(lines)} problems", *(f"  {line}" for line in lines)]))
+
+
+def _where(source: Source, path: KeyPath) -> str:
+    """Place and key; the key once where the place is the very `--set` of it."""
+    place, key = str(source.place(path)), ".".join(path) or "recipe"
+    return place if place == f"--set {key}" else f"{place}: {key}"
 
 
 def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
@@ -78,7 +94,7 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
     if kind == "literal_error":
         return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
     if kind == "missing":
-        return Problem(path, MESSAGES[kind])
+        return Problem(path, MESSAGES[kind] + _neighbour(data, path[:-1]))
     words = MESSAGES.get(kind) or _lower(str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, "))
     if not words.startswith("must"):
         words = f"must be {words}"
@@ -93,6 +109,13 @@ def _suggestion(path: KeyPath) -> str:
     if elsewhere := [".".join(at) for at in _all_paths(RunConfig, ()) if at[-1] == path[-1]]:
         return f"did you mean {elsewhere[0]}?"
     return f"known keys here: {', '.join(known)}" if known else "remove it"
+
+
+def _neighbour(data: Mapping[str, Any], path: KeyPath) -> str:
+    """A section with a name much like the one at `path`, which then may be a typing error."""
+    siblings = [name for name in _section(data, *path[:-1]) if path and name != path[-1]]
+    close = difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.7) if siblings else []
+    return f", or did you mean {close[0]} instead of {path[-1]}?" if close else ""
 
 
 def _fields_at(path: KeyPath) -> set[str]:

@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 from prefect.client.schemas.objects import State
 
 from data_ops.config import PolicyData
-from storage import heartbeats, objects, runs
-from storage.errors import ConfigError
+from storage import heartbeats, mirrors, objects, orders, runs
+from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Stop
@@ -102,6 +102,23 @@ def run_rollout(run_id: str, member: str, attempt: int, region: str) -> Ended:
         config = service.config
         sampling = {name: policy.sampling for name, policy in config.policies.items()}
         work(service.run, config.rollout, sampling, region, service.pulse, service.leave.stop)
+    return service.ended()
+
+
+def run_mirror(run_id: str, member: str, attempt: int, region: str) -> Ended:
+    with _serving(run_id, "mirror", member, attempt, region) as service:
+        run, stop = service.run, service.leave.stop
+        spec = service.config.rollout.regions.get(region)
+        if spec is None or not spec.mirror:
+            raise ConfigError(f"run {run_id} has no mirror in {region!r}; name one in rollout.regions.{region}.mirror")
+
+        def leave(pause_s: float) -> bool:
+            try:
+                return stop.wait(pause_s) or orders.ended(run) or runs.read_stop(run) is not None
+            except TransientError:
+                return False  # a store that is away is waited for
+
+        mirrors.keep(run, mirrors.of_run(run, spec.mirror), list(service.config.policies), service.pulse, leave)
     return service.ended()
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from storage import batches, heartbeats, layout, orders, weights
+from storage import batches, heartbeats, layout, orders, shards, weights
 from storage import runs as stored_runs
 from storage.errors import CorruptError, NotFoundError
 from storage.objects import ObjectStore
@@ -60,7 +60,8 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     now = time.time() if now_s is None else now_s
     limit_s = config.supervise.heartbeat_limit_s
     newest = {policy: _newest(run, policy, beats) for policy in config.policies}
-    state = _state(stop, beats, now, limit_s, any(one.batches for one in newest.values()))
+    has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
+    state = _state(stop, beats, now, limit_s, has_begun)
     scores = [
         EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
         for one in evals.read_all(run)
@@ -113,7 +114,8 @@ def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
     record, stop, beats = stored_runs.read_run(run), stored_runs.read_stop(run), heartbeats.read_all(run)
     config = RunConfig.model_validate(record.config)
     versions = {policy: newest_version(run, policy, _hint(policy, beats)) for policy in config.policies}
-    state = _state(stop, beats, now_s, config.supervise.heartbeat_limit_s, any(versions.values()))
+    has_begun = any(versions.values()) or shards.exists(run, 0)
+    state = _state(stop, beats, now_s, config.supervise.heartbeat_limit_s, has_begun)
     return RunSummary(
         run_id=run_id,
         state=state,

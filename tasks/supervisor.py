@@ -16,6 +16,7 @@ from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Heartbeat, Stop
+from tasks import recipes
 from tasks.config import RunConfig
 from tasks.launcher import Launched
 from tasks.members import Decision, Member, Phase, Seen, decide, is_done, members_of
@@ -276,10 +277,9 @@ def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -
     Raises:
         ConfigError: the run exists with another configuration, or is completed.
     """
-    run = runs.create_run(store, run_id, config.model_dump(mode="json"), deployment=deployment)
-    stop = runs.read_stop(run)
-    if stop is not None and stop.state == "completed":
-        raise ConfigError(f"run {run_id} is completed; choose another run id")
+    wanted = config.model_dump(mode="json")
+    run = runs.create_run(store, run_id, wanted, deployment=deployment, filled=recipes.filled)
+    stop = runs.check_restart(store, run_id, wanted, recipes.filled)
     if stop is not None:
         log.info("taking up run %s, which was %s", run_id, stop.state)
         runs.clear_stop(run)

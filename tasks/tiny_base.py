@@ -81,7 +81,7 @@ def phases(base: TinyBase) -> list[Phase]:
 def build(base: TinyBase, progress: Progress) -> tuple[dict[str, HostTensor], dict[str, float]]:
     """The weights in bf16, and the last loss of each phase. Takes about a minute of one core; one thread throughout.
 
-    `progress` hears the phase and the finished share of it several times a second.
+    `progress` hears the phase and the finished share of all phases several times a second.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -92,7 +92,16 @@ def build(base: TinyBase, progress: Progress) -> tuple[dict[str, HostTensor], di
             torch.manual_seed(base.seed)
             config = Qwen3Config(**{**model_config(base), "dtype": "float32"})
             model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        losses = warm_up(model, phases(base), base.batch_size, progress)
+        warmup = phases(base)
+        losses = warm_up(model, warmup, base.batch_size, _overall(warmup, progress))
     finally:
         torch.set_num_threads(num_threads)
     return {name: to_host(parameter, "BF16") for name, parameter in model.named_parameters()}, losses
+
+
+def _overall(warmup: list[Phase], progress: Progress) -> Progress:
+    """Tells `progress` the share of all iterations, where it is told the share of one phase."""
+    total = sum(phase.iterations for phase in warmup)
+    before = {phase.name: sum(one.iterations for one in warmup[:index]) for index, phase in enumerate(warmup)}
+    iterations = {phase.name: phase.iterations for phase in warmup}
+    return lambda name, share: progress(name, (before[name] + share * iterations[name]) / total)

@@ -1,5 +1,6 @@
 """Stores for tests, each empty: in memory, in a folder, and on an S3 server that runs on a free port here."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -8,6 +9,7 @@ import pytest
 
 from storage.objects import ObjectStore, open_store
 
+os.environ["PREFECT_API_URL"] = ""  # no server, whatever a `prefect.toml` or a profile of the developer names
 BUCKET = "astraflow-tests"
 
 

@@ -74,7 +74,8 @@ def test_version_0_of_every_policy_is_published_once(local_store: ObjectStore):
     run, heard = local_store.sub("runs/r"), Heard()
     other = ModelConfig(tiny=SMALL.model_copy(update={"seed": 1}))
     publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY, "judge": other}, heard)
-    assert [share for stage, share in heard if stage == "adding bad habits"] == [1.0, 1.0]  # two recipes, two builds
+    assert [share for stage, share in heard if stage == "adding bad habits"] == [0.5, 1.0]  # two recipes, two builds
+    assert heard == sorted(heard, key=lambda told: told[1])
     digests = [weights.read_manifest(run, policy, 0).digest for policy in ("solver", "verifier", "judge")]
     assert digests[0] == digests[1] != digests[2]
     assert weights.fetch_files(run, "verifier") == model_files(SMALL)

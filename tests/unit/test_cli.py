@@ -11,7 +11,7 @@ from storage import runs as stored_runs
 from storage.objects import open_store
 from tasks import recipes
 
-COMMANDS = ("up", "down", "deploy", "run", "status", "runs", "verify", "report", "export", "doctor")
+COMMANDS = ("up", "down", "deploy", "run", "cancel", "status", "runs", "verify", "report", "export", "doctor")
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +106,43 @@ def test_deploying_to_a_server_that_is_not_there_is_a_sentence(monkeypatch: pyte
     said = _call("deploy")
     assert said.exit_code == 2
     assert "set PREFECT_API_URL" in said.stderr
+
+
+def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", "nonsense")
+    said = _call("deploy")
+    assert said.exit_code == 2
+    assert "PREFECT_API_URL=nonsense is no address of a Prefect server" in said.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "run"])
+@pytest.mark.parametrize(
+    ("url", "words"), [("foo://x", "unknown scheme 'foo'"), ("{tmp}/file/store", "a file stands where a folder belongs")]
+)
+def test_a_store_that_cannot_be_used_is_told_before_anything_starts(
+    command: str, url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("ASTRAFLOW_STORE", url.format(tmp=tmp_path))
+    said = _call(command)
+    assert said.exit_code == 2
+    assert words in said.stderr
+    assert not (tmp_path / "home" / "stack.json").exists()
+
+
+def test_cancelling_a_run_writes_its_stop_and_a_second_time_says_how_it_stands(store: str) -> None:
+    run = _create_run(store, "tiny-1")
+    assert "astraflow run --run-id tiny-1" in _call("cancel", "tiny-1").output
+    stop = stored_runs.read_stop(run)
+    assert stop is not None
+    assert (stop.state, stop.reason) == ("cancelled", "cancelled from the command line")
+    assert "tiny-1 is cancelled already: cancelled from the command line" in _call("cancel", "tiny-1").output
+    assert _call("cancel", "tiny-9").exit_code == 2
+
+
+def test_a_piped_list_of_runs_holds_whole_lines(store: str) -> None:
+    _create_run(store, "a-name-that-somebody-made-up-" + "x" * 70)
+    assert "a-name-that-somebody-made-up-" + "x" * 70 in _call("runs").output
 
 
 def _create_run(store: str, run_id: str):  # type: ignore[no-untyped-def]  # the run's store, for planting damage

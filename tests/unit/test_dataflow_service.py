@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from data_ops.assembly import BARREN_GROUPS, Assembly
+from data_ops.assembly import BARREN_GROUPS, Assembly, complaint
 from data_ops.books import UNREADABLE_SHARD
 from data_ops.config import DataConfig, PolicyData, PromptSource
 from data_ops.intake import PolicyIntake, Prepared, prepare
@@ -16,7 +16,7 @@ from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.quarantine import quarantined
 from storage.records import Order, Prompt, SequenceKey, Shard, Stop
-from tests.builders import row, shard
+from tests.builders import episode, group, row, shard
 from tests.dataflow_world import POLICIES, Flicker, World, torn, world
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
@@ -359,12 +359,32 @@ def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore, caplog: p
     assert pulse.last.progress["batches/solver"] == 4
 
 
-def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: ObjectStore) -> None:
+def _assembly(store: ObjectStore, policy: str = "solver") -> Assembly:
     config = DataConfig(prompts=PromptSource(builtin="chained_addition"))
-    assembly = Assembly(memory_store, "solver", PolicyData(batch_size=4, steps=1), config, 0, lambda order: None)
+    return Assembly(store, policy, PolicyData(batch_size=4, steps=1), config, 0, lambda order: None)
+
+
+def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: ObjectStore) -> None:
+    assembly = _assembly(memory_store)
     for order in range(BARREN_GROUPS // 4):
-        assert assembly.complaint == ""
-        assembly.take_in(Prepared(order, {"solver": PolicyIntake(num_groups=4)}, shard(order=order)))
-    assert f"the last {BARREN_GROUPS} groups held nothing to train solver on" in assembly.complaint
+        assert complaint([assembly]) == ""
+        assembly.take_in(Prepared(order, {"solver": PolicyIntake(num_groups=4)}, shard(*[group()] * 4, order=order)))
+    assert complaint([assembly]) == (
+        f"the last {BARREN_GROUPS} groups held nothing to train solver on: all of a group's rewards were equal; prompts of "
+        "another difficulty or more samples_per_prompt may help"
+    )
     assembly.take_in(Prepared(99, {"solver": PolicyIntake(rows=(row(),), num_groups=4)}, shard(order=99)))
-    assert assembly.complaint == ""
+    assert complaint([assembly]) == ""
+
+
+def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_all_policies(memory_store: ObjectStore) -> None:
+    """A workflow that raises at once leaves no sequence, and so no group of any policy."""
+    assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
+    plays = [episode(error="KeyError: 'answer'")] * 3 + [episode(error="TimeoutError: ")]
+    for order in range(BARREN_GROUPS):
+        for assembly in assemblies:
+            assembly.take_in(Prepared(order, {assembly.policy: PolicyIntake()}, shard(group(*plays), order=order)))
+    assert complaint(assemblies) == (
+        f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: {4 * BARREN_GROUPS} of "
+        f"{4 * BARREN_GROUPS} episodes failed, {3 * BARREN_GROUPS} of them with KeyError: 'answer'"
+    )

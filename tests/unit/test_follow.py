@@ -1,5 +1,6 @@
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from deployments.flow_runs import FlowRun
 from deployments.follow import Followed, Follower
 from deployments.home import Home
 from storage import runs
-from storage.errors import AstraFlowError
+from storage.errors import AstraFlowError, ConfigError
 from storage.objects import ObjectStore, open_store
 from storage.records import Stop
 from tasks import recipes
@@ -128,3 +129,46 @@ def test_where_nobody_can_answer_ctrl_c_leaves_the_run_going(followed: Followed)
         raise AssertionError("nobody is there")
 
     assert Follower(followed, _console(False), nobody, _script(_interrupt)).follow() is None
+
+
+def test_a_refused_restart_tells_the_supervisors_sentence_and_not_the_old_end(followed: Followed) -> None:
+    stood = runs.request_stop(_create(followed.store), Stop("completed", "all done", 5.0))
+    refused = FlowRun("f", "Failed", True, "run tiny-1 is completed; choose another run id")
+    with pytest.raises(AstraFlowError, match="tiny-1: run tiny-1 is completed; choose another run id"):
+        Follower(replace(followed, stood=stood), _console(False), read_flow=_script(RUNNING, refused)).follow()
+
+
+def test_a_supervisor_that_is_refused_beside_a_living_one_says_why(followed: Followed) -> None:
+    _create(followed.store)
+    refused = FlowRun("f", "Failed", True, "run 'tiny-1' exists with another configuration")
+    with pytest.raises(AstraFlowError, match="tiny-1: run 'tiny-1' exists with another configuration"):
+        Follower(followed, _console(False), read_flow=_script(RUNNING, refused)).follow()
+
+
+def test_a_run_that_was_stopped_before_has_not_begun_until_its_new_supervisor_lifts_that(followed: Followed) -> None:
+    run = _create(followed.store)
+    stood = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
+
+    def lift() -> FlowRun:
+        runs.clear_stop(run)
+        return RUNNING
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 9.0))
+        return COMPLETED
+
+    console = _console(False)
+    last = Follower(replace(followed, stood=stood), console, read_flow=_script(RUNNING, lift, end)).follow()
+    assert last is not None
+    assert last.reason == "all done"
+    assert "cancelled" not in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+
+
+def test_a_run_that_was_left_by_its_whole_stack_is_not_watched_for_ever(followed: Followed) -> None:
+    _create(followed.store)
+
+    def away() -> FlowRun:
+        raise ConfigError("the Prefect server does not answer")
+
+    with pytest.raises(AstraFlowError, match="the supervisor of tiny-1 ended before the run did"):
+        Follower(followed, _console(False), read_flow=_script(RUNNING, away)).follow()

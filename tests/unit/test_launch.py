@@ -1,10 +1,23 @@
+import os
 import re
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
-from deployments import launch
+from deployments import launch, record
+from deployments.follow import Followed
+from deployments.home import Home
+from deployments.processes import Process
+from deployments.record import Stack
+from storage import runs
 from storage.errors import ConfigError
+from storage.objects import open_store
+from storage.records import Stop
+from tasks import recipes
+from tasks.status import status
 
 
 def test_a_run_is_named_after_its_recipe_and_the_moment() -> None:
@@ -27,3 +40,35 @@ def test_a_mistake_in_a_recipe_file_names_file_and_line(tmp_path: Path) -> None:
     recipe.write_text("extends: multi_policy_tiny\nsteps: many\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml, line 2: steps: must be a whole number"):
         launch.prepare("multi-policy", str(recipe), [], None)
+
+
+def test_an_unknown_deployment_of_ours_is_told_the_known_ones_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="there is no deployment nope; name multi-policy, single-policy, nightly, or one"):
+        launch.prepare("nope", None, [], None)
+
+
+def test_a_stack_that_runs_with_another_store_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
+    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", home.store.as_uri(), True, processes=(me,), ready=True)
+    record.save(home, up)
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match=r"ASTRAFLOW_STORE now asks for .*elsewhere"):
+        launch.start(home, launch.prepare("multi-policy", None, [], None), print)
+
+
+def test_the_stack_is_said_to_stay_up_only_while_it_does(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    store = open_store(home.store.as_uri())
+    run = runs.create_run(store, "mine", recipes.load("multi_policy_tiny").model_dump(mode="json"))
+    runs.request_stop(run, Stop("cancelled", "enough", time.time()))
+    me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
+    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", store.url, True, processes=(me,), ready=True)
+    followed = Followed(store, "mine", up.prefect_url, "f", {}, home)
+    for ready in (True, False):  # `down` takes the readiness away before it ends the runs
+        record.save(home, replace(up, ready=ready))
+        said: list[str] = []
+        launch.summarize(followed, status(store, "mine"), said.append)
+        assert ("the stack stays up for the next run; `astraflow down` stops it" in said) is ready

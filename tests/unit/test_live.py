@@ -54,6 +54,10 @@ def test_the_picture_shows_every_number_of_policies_regions_and_evaluations() ->
     assert any(line.endswith("20 of 80 steps") for line in lines)
 
 
+def test_the_pictures_last_line_is_empty_so_that_ctrl_c_is_written_there() -> None:
+    assert _drawn(View("tiny-1", 65.0, "Running", _status()))[-1] == ""
+
+
 def test_before_the_run_exists_the_picture_says_what_it_waits_for() -> None:
     assert "waiting for the supervisor to begin (Prefect: Pending)" in _drawn(View("tiny-1", 3.0, "Pending", None))
 

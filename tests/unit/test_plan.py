@@ -1,6 +1,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -101,7 +102,11 @@ def test_our_own_address_in_the_environment_is_still_ours(home: Home, monkeypatc
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("ASTRAFLOW_STORE", "s3://elsewhere/runs"), ("PREFECT_API_URL", "https://prefect.example/api")],
+    [
+        ("ASTRAFLOW_STORE", "s3://elsewhere/runs"),
+        ("PREFECT_API_URL", "https://prefect.example/api"),
+        ("MLFLOW_TRACKING_URI", "https://mlflow.example"),
+    ],
 )
 def test_a_living_stack_is_not_moved_under_its_runs(
     home: Home, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
@@ -114,3 +119,28 @@ def test_a_living_stack_is_not_moved_under_its_runs(
 def test_a_dead_stack_may_be_moved(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "s3://elsewhere/runs")
     assert plan(home, _stack(home, _dead("prefect-server"))).store_url == "s3://elsewhere/runs"
+
+
+def test_a_living_stack_keeps_what_it_was_started_with_where_nothing_is_named(home: Home) -> None:
+    standing = replace(
+        _stack(home, _living("worker-trainers"), own_server=False),
+        prefect_url="https://prefect.example/api",
+        store_url="s3://bucket/runs",
+    )
+    wanted = plan(home, standing)
+    assert (wanted.prefect_url, wanted.own_server) == ("https://prefect.example/api", False)
+    assert wanted.store_url == "s3://bucket/runs"
+    assert wanted.processes == standing.processes
+
+
+def test_a_strangers_port_is_not_taken_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "PREFECT_PORT", 47010)
+    assert plan(home, _stack(home, _dead("worker-trainers"), own_server=False)).prefect_url != f"http://{HOST}:47001/api"
+
+
+def test_a_store_named_by_a_relative_path_is_the_same_in_every_folder(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASTRAFLOW_STORE", "here")
+    assert plan(home, None).store_url == (tmp_path / "here").as_uri()

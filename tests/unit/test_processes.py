@@ -102,7 +102,9 @@ def test_a_sweep_finds_what_outlived_its_parent_and_nothing_of_another_stack(tmp
     while processes.is_alive(parent):
         time.sleep(0.02)
     assert [process.pid for process in processes.marked(str(ours))] == [orphan]
-    assert processes.sweep(str(ours), grace_s=5) == 1
+    swept = processes.sweep(str(ours), grace_s=5)
+    assert [words.split(" (")[0] for words in swept] == [str(orphan)]
+    assert "import time" in swept[0]
     assert processes.marked(str(ours)) == []
     assert processes.is_alive(bystander)
     processes.stop([bystander], grace_s=5)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ConfigError
-from tasks.recipes import known_recipes, load
+from tasks.recipes import filled, known_recipes, load
 
 RECIPE = """\
 name: mine
@@ -98,7 +98,11 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
 
 def test_negative_staleness_is_refused() -> None:
     message = complaint(RECIPE, **{"data.max_staleness": -1})
-    assert message == "--set data.max_staleness: data.max_staleness: must be greater than or equal to 0, not -1"
+    assert message == "--set data.max_staleness: must be greater than or equal to 0, not -1"
+
+
+def test_a_negative_seed_is_refused() -> None:
+    assert complaint(RECIPE, seed=-1) == "--set seed: must be greater than or equal to 0, not -1"
 
 
 def test_a_batch_that_minibatches_do_not_divide_is_refused() -> None:
@@ -201,8 +205,7 @@ def test_groups_of_one_that_the_filter_would_drop_are_refused() -> None:
 def test_a_lease_shorter_than_two_beats_is_refused() -> None:
     message = complaint(RECIPE, **{"rollout.lease_ttl_s": 3})
     assert message == (
-        "--set rollout.lease_ttl_s: rollout.lease_ttl_s: 3 s is too short for beats every 2 s "
-        "(supervise.heartbeat_interval_s); use 4 or more"
+        "--set rollout.lease_ttl_s: 3 s is too short for beats every 2 s (supervise.heartbeat_interval_s); use 4 or more"
     )
 
 
@@ -224,3 +227,29 @@ def test_names_that_cannot_be_part_of_a_key_are_refused() -> None:
 def test_no_worker_anywhere_is_refused() -> None:
     message = complaint(RECIPE + "  regions: {us-east: {workers: 0}}\n")
     assert message.endswith("rollout.regions has no worker at all; set workers: 1 or more in at least one region")
+
+
+def test_a_misspelt_section_in_an_override_is_blamed_on_the_override_and_told_its_neighbour() -> None:
+    message = complaint(RECIPE, **{"policies.slover.train.lr": 1})
+    assert message == (
+        "--set policies.slover.train.lr: policies.slover.model: is missing; add it, or did you mean solver instead of slover?"
+    )
+
+
+def test_an_item_of_an_overridden_list_is_not_blamed_on_the_line_of_the_item_it_replaced() -> None:
+    text = RECIPE.replace("data:\n", "data:\n  filter:\n    - zero_advantage\n")
+    assert complaint(text, **{"data.filter": ["foo"]}).startswith("--set data.filter: data.filter.0: ")
+
+
+def test_a_folder_in_place_of_a_prompt_file_is_called_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    assert complaint(RECIPE, **{"prompts.path": str(tmp_path)}) == (
+        f"--set prompts.path: data.prompts.path: {tmp_path} is a folder; name one file, such as {tmp_path}/train.jsonl"
+    )
+
+
+def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
+    stored = load(RECIPE).model_dump(mode="json")
+    del stored["policies"]["solver"]["train"]["anchor_every"]
+    assert filled(stored) == load(RECIPE).model_dump(mode="json")
+    assert filled({"steps": "none any more"}) == {"steps": "none any more"}

@@ -4,8 +4,18 @@ import pytest
 
 from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore
-from storage.records import Stop
-from storage.runs import clear_stop, create_run, list_runs, open_run, read_run, read_stop, request_stop, run_config
+from storage.records import Json, Stop
+from storage.runs import (
+    check_restart,
+    clear_stop,
+    create_run,
+    list_runs,
+    open_run,
+    read_run,
+    read_stop,
+    request_stop,
+    run_config,
+)
 
 CONFIG = {"seed": 0, "data": {"max_staleness": 8, "betas": [0.9, 0.999]}}
 
@@ -94,3 +104,32 @@ def test_a_changed_stop_is_corrupt(memory_store: ObjectStore) -> None:
     memory_store.put("runs/stopped/stop.json", run.get("stop.json").replace(b"memory", b"melody"))
     with pytest.raises(CorruptError, match=r"stop\.json does not have the checksum it carries"):
         read_stop(run)
+
+
+def test_a_default_that_came_later_does_not_keep_a_run_from_going_on(memory_store: ObjectStore) -> None:
+    def filled(config: Json) -> Json:
+        return {"anchor_every": 20, **config}
+
+    create_run(memory_store, "old", CONFIG)
+    create_run(memory_store, "old", {**CONFIG, "anchor_every": 20}, filled=filled)
+    assert check_restart(memory_store, "old", {**CONFIG, "anchor_every": 20}, filled) is None
+    with pytest.raises(ConfigError, match="anchor_every is 20 there, 5 here"):
+        create_run(memory_store, "old", {**CONFIG, "anchor_every": 5}, filled=filled)
+
+
+def test_a_restart_is_judged_before_anything_is_started(memory_store: ObjectStore) -> None:
+    assert check_restart(memory_store, "new", CONFIG) is None
+    run = create_run(memory_store, "mine", CONFIG)
+    with pytest.raises(ConfigError, match="seed is 0 there, 1 here"):
+        check_restart(memory_store, "mine", {**CONFIG, "seed": 1})
+    cancelled = request_stop(run, Stop("cancelled", "asked by a person", 5.0))
+    assert check_restart(memory_store, "mine", CONFIG) == cancelled
+    with pytest.raises(ConfigError, match="seed is 0 there, 1 here"):
+        check_restart(memory_store, "mine", {**CONFIG, "seed": 1})
+    clear_stop(run)
+    request_stop(run, Stop("completed", "", 6.0))
+    for config in (CONFIG, None):
+        with pytest.raises(ConfigError, match="run mine is completed; choose another run id"):
+            check_restart(memory_store, "mine", config)
+    with pytest.raises(ConfigError, match="cannot be a run id"):
+        check_restart(memory_store, "a/b", CONFIG)

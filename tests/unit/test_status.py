@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from storage import shards
 from storage.errors import ConfigError
 from tasks.status import RunSummary, Status, newest_version, runs, status
+from tests import builders
 from tests.small_run import RUN_ID, SmallRun
 
 NOW_S = 5_000_000_000.0
@@ -98,6 +100,14 @@ def test_a_run_without_batches_is_starting() -> None:
     found = status(made.store, RUN_ID, NOW_S)
     assert (found.state, found.reason) == ("starting", "building the base model")
     assert found.policies["solver"].version is None
+
+
+def test_a_run_whose_shards_made_no_batch_yet_is_running() -> None:
+    made = SmallRun("status-barren")
+    made.beat("supervisor", "supervisor", NOW_S, note="the last 64 groups held nothing to train solver on")
+    shards.commit(made.run, builders.shard(order=0))
+    assert status(made.store, RUN_ID, NOW_S).state == "running"
+    assert [one.state for one in runs(made.store, NOW_S)] == ["running"]
 
 
 def test_what_stop_says_outweighs_every_heartbeat() -> None:

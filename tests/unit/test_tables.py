@@ -1,6 +1,12 @@
+import io
+
+import pytest
+from rich.console import Console
+
 from deployments import tables
 from storage.audit_books import PolicyBooks
 from storage.verify import Verdict, Violation
+from tasks.status import RunSummary
 from tests.unit.test_live import _status
 
 BOOKS = PolicyBooks(batches=3, trained=384, replayed=1, filtered=20, expired=5, waiting=7)
@@ -42,3 +48,25 @@ def test_a_long_list_of_violations_is_cut_and_says_so() -> None:
     table = tables.violations_table(_verdict(*many))
     assert table.row_count == tables.VIOLATIONS_SHOWN_MAX + 1
     assert list(table.columns[2].cells)[-1] == "and 3 more; --json lists all of them"
+
+
+@pytest.mark.parametrize("run_id", ["tiny-20261121-023004-b6f1", "a-name-that-somebody-made-up-" + "x" * 70])
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_run_id_is_whole_in_a_narrow_terminal(run_id: str, width: int) -> None:
+    versions = {"solver": 80, "verifier": 80}
+    run = RunSummary(
+        run_id=run_id,
+        state="completed",
+        reason="",
+        deployment="astraflow/multi-policy",
+        started=1.7e9,
+        elapsed_s=108.0,
+        steps=80,
+        versions=versions,
+    )
+    console = Console(width=width, file=io.StringIO())
+    table = tables.runs_table([run])
+    table.show_header = False
+    console.print(table)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    assert "".join(line.split()[0] for line in lines if not line.startswith(" ")) == run_id

@@ -1,0 +1,12 @@
+"""The flow `mirror`: keeps a region's copy of the weights."""
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from tasks import services
+
+
+@flow(name="mirror", flow_run_name="{member} · {run_id}")
+def mirror(run_id: str, region: str, member: str = "", attempt: int = 0) -> State[None] | None:
+    """Copy every version of every policy to the region's store as it appears, once, until no worker needs any more."""
+    return services.run_mirror(run_id, member or f"mirror-{region}", attempt, region)

@@ -1,0 +1,72 @@
+import importlib.util
+
+import pytest
+
+from deployments import flow_runs, startable
+from deployments.register import DEPLOYMENTS
+from storage import runs
+from storage.errors import ConfigError
+from storage.objects import ObjectStore
+from storage.records import Stop
+from tasks import recipes
+
+NOWHERE = "http://127.0.0.1:1/api"
+
+
+@pytest.fixture(autouse=True)
+def _our_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Prefect server that has what `astraflow deploy` registers."""
+    names = [f"{one.flow}/{one.name}" for one in DEPLOYMENTS]
+
+    def deployments_of(api_url: str, flow: str) -> list[str]:
+        return sorted(name for name in names if name.startswith(f"{flow}/"))
+
+    monkeypatch.setattr(flow_runs, "deployments_of", deployments_of)
+
+
+def test_an_embedded_recipe_can_be_started_here() -> None:
+    config = recipes.load("multi_policy_tiny")
+    startable.refuse_missing_deployments(NOWHERE, config)
+    startable.refuse_what_this_machine_lacks(config)
+
+
+def test_a_region_without_a_deployment_is_told_the_regions_that_have_one() -> None:
+    config = recipes.load("multi_policy_tiny", {"rollout.regions.mars.workers": 1})
+    with pytest.raises(ConfigError, match=r"no deployment rollout/mars, which rollout-mars-0 needs; .*: eu-west, us-east\."):
+        startable.refuse_missing_deployments(NOWHERE, config)
+    own = recipes.load("multi_policy_tiny", {"rollout.regions.mars": {"deployment": "rollout/eu-west"}})
+    startable.refuse_missing_deployments(NOWHERE, own)
+
+
+def test_a_server_without_our_deployments_is_told_to_register_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_runs, "deployments_of", lambda api_url, flow: [])
+    with pytest.raises(ConfigError, match="prepare/base-model, which base-model needs; `astraflow deploy` registers it"):
+        startable.refuse_missing_deployments(NOWHERE, recipes.load("multi_policy_tiny"))
+
+
+def test_a_package_and_a_device_that_are_not_here_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(startable, "_has_cuda", lambda: False)
+    changes = {"prompts.hub": "openai/gsm8k", "policies.solver.train.device": "cuda"}
+    with pytest.raises(ConfigError) as caught:
+        startable.refuse_what_this_machine_lacks(recipes.load("multi_policy_tiny", changes))
+    assert str(caught.value) == (
+        "data.prompts.hub: openai/gsm8k needs the package `datasets`, which is not installed here: pip install datasets; "
+        "policies.solver.train.device: torch finds no CUDA device on this machine; set cpu, or run where there is one"
+    )
+
+
+def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(memory_store: ObjectStore) -> None:
+    config = recipes.load("multi_policy_tiny")
+    stored = config.model_dump(mode="json")
+    del stored["policies"]["solver"]["train"]["anchor_every"]  # as by an earlier version, which had no such setting
+    run = runs.create_run(memory_store, "mine", stored)
+    assert startable.refuse_restart(memory_store, "mine", config) is None
+    cancelled = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
+    assert startable.refuse_restart(memory_store, "mine", config) == cancelled
+    with pytest.raises(ConfigError, match="steps is 80 there, 3 here"):
+        startable.refuse_restart(memory_store, "mine", recipes.load("multi_policy_tiny", {"steps": 3}))
+    runs.clear_stop(run)
+    runs.request_stop(run, Stop("completed", "all done", 6.0))
+    with pytest.raises(ConfigError, match="run mine is completed"):
+        startable.refuse_restart(memory_store, "mine", None)
