@@ -254,6 +254,62 @@ def export(
 
 
 @_command
+def weights(
+    run: RunId = None,
+    policy: Annotated[str | None, typer.Argument(help="Name of the policy; all of them when left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the versions of a run's weights: how large, how made, how long under way, who serves them.
+
+    Example:  astraflow weights tiny-20260101-120000-ab12 solver
+    """
+    from deployments import tables
+    from tasks.weights_history import history
+
+    stored, policies = _policies(_named(run), policy)
+    found = [version for name in policies for version in history(stored, name)]
+    _print([one.model_dump(mode="json") for one in found] if as_json else tables.weights_table(found), as_json)
+
+
+@_command
+def gc(
+    run: Annotated[str, typer.Argument(help="Run id.")],
+    last: Annotated[int, typer.Option(min=1, help="Keep the newest so many versions of each policy.")] = 5,
+    every: Annotated[int, typer.Option(min=0, help="Keep every so-manieth version; 0: none of them.")] = 20,
+    keep: Annotated[list[str] | None, typer.Option(help="Keep this version, as POLICY@VERSION. May be repeated.")] = None,
+    grace_hours: Annotated[float, typer.Option(min=0, help="Keep what is younger.")] = 1.0,
+    delete: Annotated[bool, typer.Option("--delete", help="Do it; without this, only say what would go.")] = False,
+    freeze: Annotated[bool, typer.Option("--freeze", help="From now on nothing of the run is deleted.")] = False,
+    thaw: Annotated[bool, typer.Option("--thaw", help="Take a freeze back.")] = False,
+) -> None:
+    """Let go of weights that no kept version needs. Manifests stay, so the run can still be verified and resumed.
+
+    Example:  astraflow gc tiny-20260101-120000-ab12 --last 3 --keep solver@40 --delete
+    """
+    import time
+
+    from deployments import tables
+    from storage import retention
+
+    if freeze and thaw:
+        raise ConfigError("--freeze and --thaw contradict each other; give one of them")
+    stored, policies = _policies(run, None)
+    if freeze or thaw:
+        (retention.freeze if freeze else retention.thaw)(stored)
+        _say(f"{run} is {'frozen: nothing of it is deleted' if freeze else 'not frozen any more'}")
+        return
+    wanted = retention.Retention(last, every, retention.named(keep or [], policies), grace_hours * 3600)
+    plans = [retention.plan(stored, policy, wanted, time.time()) for policy in policies]
+    _print(tables.retention_table(plans), as_json=False)
+    if not delete:
+        _say("nothing is deleted yet; add --delete to do it")
+        return
+    for planned in plans:
+        retention.retire(stored, planned)
+    _say(f"{sum(plan.num_bytes for plan in plans) / 1e6:,.1f} MB of {run} are deleted")
+
+
+@_command
 def doctor(as_json: AsJson = False) -> None:
     """Say what this machine has, what it lacks, and what to do; exit code 1 when something must be done.
 
@@ -279,6 +335,18 @@ def _store() -> Any:
     url = environment.store_url(here, plan.living(record.load(here)))
     os.environ["ASTRAFLOW_STORE"] = url
     return open_store(url)
+
+
+def _policies(run: str, policy: str | None) -> tuple[Any, list[str]]:
+    """The run, and the policy that is named or all of its policies."""
+    from storage import runs as stored_runs
+    from tasks.config import RunConfig
+
+    stored = stored_runs.open_run(_store(), run)
+    known = list(RunConfig.model_validate(stored_runs.run_config(stored)).policies)
+    if policy is not None and policy not in known:
+        raise ConfigError(f"{run} has no policy {policy!r}; it has {', '.join(known)}")
+    return stored, known if policy is None else [policy]
 
 
 def _named(run: str | None) -> str:

@@ -9,8 +9,10 @@ from rich.text import Text
 
 from deployments import live
 from deployments.doctor import Check
+from storage.retention import Plan
 from storage.verify import Verdict
 from tasks.status import RunSummary, Status
+from tasks.weights_history import Version
 
 VIOLATIONS_SHOWN_MAX = 50
 ID_WHOLE_MAX = 40
@@ -44,6 +46,51 @@ def runs_table(runs: list[RunSummary]) -> Table:
         state = Text(run.state, style=live.STATE_STYLES.get(run.state, ""))
         table.add_row(run.run_id, state, versions, started, live.clock(run.elapsed_s))
     return table
+
+
+def weights_table(versions: list[Version]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table.add_column("policy", no_wrap=True)
+    for header in ("version", "kind", "bytes", "smaller by", "tensors changed", "published in", "waited for"):
+        table.add_column(header, justify="right")
+    table.add_column("served by", overflow="fold")
+    for one in versions:
+        table.add_row(
+            one.policy,
+            str(one.version),
+            f"{one.kind}, retired" if one.retired else one.kind,
+            f"{one.num_bytes:,}",
+            f"{one.ratio:.1f}×",
+            str(one.changed_tensors),
+            "–" if one.publish_s is None else f"{one.publish_s:.3f} s",
+            "–" if one.publish_wait_s is None else f"{one.publish_wait_s:.3f} s",
+            ", ".join(one.held_by),
+        )
+    return table
+
+
+def retention_table(plans: list[Plan]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for header in ("policy", "keeps", "because", "lets go", "of"):
+        table.add_column(header, overflow="fold")
+    for plan in plans:
+        reasons = {why: [version for version, own in plan.kept.items() if own == why] for why in plan.kept.values()}
+        lines = [(_ranges(kept), why) for why, kept in reasons.items()] or [("–", "")]
+        gone = (_ranges(sorted(plan.retired)) or "–", f"{plan.num_bytes / 1e6:,.1f} MB")
+        for number, (kept_words, why) in enumerate(lines):
+            table.add_row(*((plan.policy, kept_words, why, *gone) if number == 0 else ("", kept_words, why, "", "")))
+    return table
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`[0, 5, 6, 7]` → `0, 5–7`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join("–".join(map(str, span)) for span in spans)
 
 
 def verdict_words(verdict: Verdict) -> str:

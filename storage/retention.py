@@ -10,7 +10,7 @@ living worker holds (its chain goes on from there), and whatever these need to b
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -67,6 +67,17 @@ class Plan:
     """Bytes that go."""
 
 
+def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[int]]:
+    """`["solver@40"]` → `{"solver": {40}}`; ConfigError for what does not read like this, or names another policy."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for word in versions:
+        policy, _, version = word.rpartition("@")
+        if policy not in policies or not version.isdigit():
+            raise ConfigError(f"{word!r} names no version; write POLICY@VERSION, the policy one of {', '.join(policies)}")
+        found[policy].add(int(version))
+    return dict(found)
+
+
 def freeze(run: ObjectStore) -> None:
     """Nothing of the run is retired any more. Freezing twice is no error."""
     if not run.exists(layout.FROZEN):
@@ -91,9 +102,10 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> P
         manifests = list(pool.map(partial(weights.read_manifest, run, policy), range(newest + 1)))
     kept = _wanted(run, manifests, retention, now_s)
     for version in sorted(kept, reverse=True):
-        while (base := manifests[version].base) is not None and base not in kept:
-            kept[base] = f"version {version} is a delta to it"
-            version = base
+        base = manifests[version].base
+        while base is not None and base not in kept:
+            kept[base] = f"leads to version {version}"
+            base = manifests[base].base
     data: dict[int, list[str]] = defaultdict(list)
     for key in run.list(f"{layout.WEIGHTS}/{policy}"):
         folder, _, name = key.rpartition("/")

@@ -31,6 +31,11 @@ HEADER_BYTES_MAX = 100_000_000
 _LENGTH_BYTES = 8
 
 
+def num_bytes(info: TensorInfo) -> int:
+    """Of a tensor as a whole."""
+    return math.prod(info.shape) * np.dtype(BITS[info.dtype]).itemsize
+
+
 def digest(tensor: HostTensor) -> str:
     """`xxh3_128:` + hex over the tensor's bytes. Fast (35 GB/s), against accidents, not against an attacker."""
     return f"xxh3_128:{xxhash.xxh3_128_hexdigest(_bytes(tensor))}"

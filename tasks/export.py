@@ -22,8 +22,9 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
     try:
         tensors = weights.fetch(run, policy, wanted)
         files = weights.fetch_files(run, policy, 0)
-    except NotFoundError:
-        raise ConfigError(f"{policy} has no version {wanted}; its newest is {newest}") from None
+    except NotFoundError as error:
+        why = f"has no version {wanted}" if not 0 <= wanted <= newest else f"cannot give version {wanted}: {error}"
+        raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, body in files.items():

@@ -84,8 +84,6 @@ class _Trainer:
         self._diverged = False
         self._wait_s = 0.0
         """Waited for the batch of the current step."""
-        self._publish_wait_s = 0.0
-        """Waited for the publication of the version before."""
         self._version_at_s = time.monotonic()
 
     def serve(self, seed: int) -> None:
@@ -176,12 +174,13 @@ class _Trainer:
         self._step = batch.step
         self._tokens_trained += metrics["trainer/tokens"]
         tokens_per_s = sum(len(row.tokens) for row in batch.rows) / max(step_s, 1e-9)
+        publish_wait_s = self._settle()
         wait_fraction = min(1.0, self._wait_s / max(time.monotonic() - self._version_at_s, 1e-9))
         metrics |= {
             "trainer/wait_s": self._wait_s,
             "trainer/step_s": step_s,
             "trainer/publish_s": self._publication.seconds,
-            "trainer/publish_wait_s": self._publish_wait_s,
+            "trainer/publish_wait_s": publish_wait_s,
             "trainer/tokens_per_s": tokens_per_s,
             "trainer/wait_fraction": wait_fraction,
         }
@@ -192,14 +191,17 @@ class _Trainer:
             self._checkpoint()
 
     def _publish(self, metrics: dict[str, float]) -> None:
-        """Hands the version over; what of it is waited for is the version before."""
         tensors = self._engine.weights()
         if self._step <= self._standing:
             self._compare(tensors)
             return
-        start_s = time.monotonic()
         self._publication.start(self._step, tensors, metrics)
-        self._publish_wait_s = time.monotonic() - start_s
+
+    def _settle(self) -> float:
+        """Waits for the publication of the version before; the seconds it took."""
+        start_s = time.monotonic()
+        self._publication.settle()
+        return time.monotonic() - start_s
 
     def _compare(self, tensors: Mapping[str, HostTensor]) -> None:
         """A version published before this trainer resumed stands, whatever came out now."""
