@@ -43,7 +43,7 @@ def history(run: ObjectStore, policy: str) -> list[Version]:
         manifests = list(pool.map(partial(weights.read_manifest, run, policy), numbers))
         retired = list(pool.map(lambda number: run.exists(layout.retired(policy, number)), numbers))
     beats = [beat for beat in heartbeats.read_all(run) if beat.kind == "rollout"]
-    following = [*manifests[1:], None]
+    following = [*manifests[1:], None][: len(manifests)]
     return [_version(*each, beats) for each in zip(manifests, following, retired, strict=True)]
 
 
