@@ -151,9 +151,15 @@ def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(laptop: Laptop, s
 
 
 def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(laptop: Laptop, said: str) -> None:
-    again = laptop.start("first")
+    sentence = "run first is completed; choose another run id"
+    refused = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", "--detach")
+    assert (refused.returncode, refused.stderr) == (2, f"{sentence}\n")
+    asked = laptop.prefect(
+        *("deployment", "run", "astraflow/multi-policy", "--param", "run_id=first", "--param", f"recipe={RECIPE}"),
+    )
+    again = asked.stdout.split("UUID: ")[1].split()[0]
     assert laptop.wait_for_end(again) == "Failed"
-    assert flow_runs.read(laptop.stack.prefect_url, again).message == "run first is completed; choose another run id"
+    assert flow_runs.read(laptop.stack.prefect_url, again).message == sentence
     assert "Traceback" not in laptop.flow_log(again)
 
 
