@@ -290,6 +290,9 @@ def gc(
 
     from deployments import tables
     from storage import retention
+    from storage import runs as stored_runs
+    from tasks import evals
+    from tasks.config import RunConfig
 
     if freeze and thaw:
         raise ConfigError("--freeze and --thaw contradict each other; give one of them")
@@ -298,7 +301,11 @@ def gc(
         (retention.freeze if freeze else retention.thaw)(stored)
         _say(f"{run} is {'frozen: nothing of it is deleted' if freeze else 'not frozen any more'}")
         return
-    wanted = retention.Retention(last, every, retention.named(keep or [], policies), grace_hours * 3600)
+    named = retention.named(keep or [], policies)
+    for versions in evals.pending(stored, RunConfig.model_validate(stored_runs.run_config(stored))):
+        for policy, version in versions.items():
+            named.setdefault(policy, set()).add(version)
+    wanted = retention.Retention(last, every, named, grace_hours * 3600)
     plans = [retention.plan(stored, policy, wanted, time.time()) for policy in policies]
     _print(tables.retention_table(plans), as_json=False)
     if not delete:

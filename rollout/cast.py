@@ -21,6 +21,7 @@ from rollout.workflows import make_workflow, policies_by_role
 from storage import weights
 from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore
+from storage.weights import Held
 
 log = logging.getLogger(__name__)
 
@@ -63,30 +64,31 @@ class Cast:
             finally:
                 self.running -= 1
 
-    async def load(self, run: ObjectStore, versions: Mapping[str, int]) -> None:
-        """Loads one exact version of each policy named, verified; raises what `storage.weights.fetch` raises."""
+    async def load(self, run: ObjectStore, versions: Mapping[str, int]) -> dict[str, Held]:
+        """Loads one exact version of each policy named, verified, and returns what was read; raises what
+        `storage.weights.read` raises."""
+        loaded: dict[str, Held] = {}
         for policy, version in versions.items():
-            tensors = await asyncio.to_thread(weights.fetch, run, policy, version)
-            await self.engines[policy].load(version, tensors)
+            loaded[policy] = await asyncio.to_thread(weights.read, run, policy, version)
+            await self.engines[policy].load(version, loaded[policy].tensors)
+        return loaded
 
-    async def load_newest(self, run: ObjectStore) -> dict[str, int]:
-        """Loads the newest version of every policy that can be read, and returns which; CorruptError when none can."""
-        loaded: dict[str, int] = {}
+    async def load_newest(self, run: ObjectStore) -> dict[str, Held]:
+        """Loads the newest version of every policy that can be read, and returns it; CorruptError when none can."""
+        loaded: dict[str, Held] = {}
         for policy in self.engines:
             newest = await asyncio.to_thread(weights.latest, run, policy)
             loaded[policy] = await self._load_below(run, policy, newest or 0)
         return loaded
 
-    async def _load_below(self, run: ObjectStore, policy: str, newest: int) -> int:
+    async def _load_below(self, run: ObjectStore, policy: str, newest: int) -> Held:
         for version in range(newest, -1, -1):
             try:
-                await self.load(run, {policy: version})
+                return (await self.load(run, {policy: version}))[policy]
             except CorruptError as error:
                 if version == 0:
                     raise
                 log.warning("%s begins with an older version: %s", policy, error)
-            else:
-                return version
         raise AssertionError("version 0 either loads or raises")
 
     async def close(self) -> None:

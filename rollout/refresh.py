@@ -26,13 +26,16 @@ BACKOFF_S_MAX = 10.0
 class Refresher:
     """One policy's refreshing."""
 
-    def __init__(self, run: ObjectStore, policy: str, engine: Engine, interval_s: float, pulse: Pulse) -> None:
+    def __init__(
+        self, run: ObjectStore, policy: str, engine: Engine, interval_s: float, pulse: Pulse, held: Held | None = None
+    ) -> None:
+        """`held` is what the engine has loaded, where that is still in host memory."""
         self._run = run
         self._policy = policy
         self._engine = engine
         self._interval_s = interval_s
         self._pulse = pulse
-        self._held: Held | None = None
+        self._held = held
         self._failures = 0
         self._failures_in_a_row = 0
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -29,6 +29,7 @@ from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFound
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Episode, Group, Order, Shard
+from storage.weights import Held
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +64,16 @@ def work(
         asyncio.get_running_loop().set_default_executor(threads)
         ending = Ending(patient, stop)
         weights_from = _weights_of(patient, config, region)
-        cast = await _opened(weights_from, config, sampling, ending, pulse)
-        if cast is None:
+        opened = await _opened(weights_from, config, sampling, ending, pulse)
+        if opened is None:
             return
+        cast, held = opened
         try:
-            await Worker(patient, weights_from, config, cast, region, pulse, ending).serve()
+            refreshers = [
+                Refresher(weights_from, policy, engine, config.refresh_interval_s, pulse, held[policy])
+                for policy, engine in cast.engines.items()
+            ]
+            await Worker(patient, config, cast, refreshers, region, pulse, ending).serve()
         finally:
             await cast.close()
 
@@ -83,8 +89,8 @@ def _weights_of(run: ObjectStore, config: RolloutConfig, region: str) -> ObjectS
 
 async def _opened(
     run: ObjectStore, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], ending: Ending, pulse: Pulse
-) -> Cast | None:
-    """The cast with its newest weights, as soon as the base models are there; None when the end came first."""
+) -> tuple[Cast, dict[str, Held]] | None:
+    """The cast and its newest weights, as soon as the base models are there; None when the end came first."""
     with pulse.span("wait"):
         while not await ending.within(0.0):
             pulse.update(state="waiting")
@@ -92,9 +98,10 @@ async def _opened(
                 async with AsyncExitStack() as on_failure:
                     cast = open_cast(run, config, sampling)
                     on_failure.push_async_callback(cast.close)
-                    pulse.update(note="", versions=await cast.load_newest(run))
+                    held = await cast.load_newest(run)
+                    pulse.update(note="", versions={policy: own.manifest.version for policy, own in held.items()})
                     on_failure.pop_all()
-                    return cast
+                    return cast, held
             except NotFoundError:
                 pulse.update(note="waits for the base models")
             except TransientError as error:
@@ -109,17 +116,17 @@ class Worker:
     def __init__(
         self,
         run: ObjectStore,
-        weights_from: ObjectStore,
         config: RolloutConfig,
         cast: Cast,
+        refreshers: Sequence[Refresher],
         region: str,
         pulse: Pulse,
         ending: Ending,
     ) -> None:
         self._run = run
-        self._weights_from = weights_from
         self._config = config
         self._cast = cast
+        self._refreshers = refreshers
         self._region = region
         self._pulse = pulse
         self._ending = ending
@@ -131,13 +138,9 @@ class Worker:
 
     async def serve(self) -> None:
         """Until the end is near; then drains. The first thing that fails for good ends all the rest, and is raised."""
-        refreshers = [
-            Refresher(self._weights_from, policy, engine, self._config.refresh_interval_s, self._pulse)
-            for policy, engine in self._cast.engines.items()
-        ]
         try:
             async with asyncio.TaskGroup() as tasks:
-                beside = [self._renew(), self._tell(), *(each.serve() for each in refreshers)]
+                beside = [self._renew(), self._tell(), *(each.serve() for each in self._refreshers)]
                 running = [tasks.create_task(each) for each in beside]
                 await self._lead()
                 await self._drain()

@@ -6,6 +6,7 @@
 A tensor whose bits are those of some tensor of the base, by whatever name, needs no file at all; tied tensors share one entry.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -46,34 +47,37 @@ def write(
     whole = {name: tensors[name] for name, info in own.items() if not info.source}
     changed = {name: info.source for name, info in own.items() if info.source and info.digest != base_infos[info.source].digest}
 
-    def store(number: int, blobs: Mapping[str, bytes]) -> tuple[FileInfo, Mapping[str, bytes]]:
+    def store(number: int, blobs: Mapping[str, bytes]) -> tuple[FileInfo, list[str]]:
         name = f"{write_id}.delta-{number:05d}.safetensors"
         body = to_safetensors({name: _as_tensor(blob) for name, blob in blobs.items()}, CODEC)
         folder.put(name, body)
-        return FileInfo(name, len(body), file_digest(body)), blobs
+        return FileInfo(name, len(body), file_digest(body)), list(blobs)
 
     num_bytes = sum(tensor.bits.nbytes for tensor in whole.values())
-    puts: list[Future[tuple[FileInfo, Mapping[str, bytes]]]] = []
+    parts: list[tuple[FileInfo, list[str]]] = []
+    ahead: deque[Future[tuple[FileInfo, list[str]]]] = deque()
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
         for number, blobs in enumerate(_parts(deltas.encode(base, tensors, changed, compact=compact, threads=threads))):
             num_bytes += sum(map(len, blobs.values()))
             if num_bytes > bytes_max:
                 break
-            puts.append(pool.submit(store, number, blobs))
-    parts = [put.result() for put in puts]
+            if len(ahead) == TRANSFERS_MAX:  # no more is encoded than can be on its way; and a failure is heard of at once
+                parts.append(ahead.popleft().result())
+            ahead.append(pool.submit(store, number, blobs))
+        parts.extend(put.result() for put in ahead)
     if num_bytes > bytes_max:
         for file, _ in parts:
             folder.delete(file.name)
         return None
     stored = tensor_folders.write(folder, whole, {}, write_id) if whole else Contents({}, ())
-    file_of = {name: file.name for file, blobs in parts for name in blobs}
+    file_of = {name: file.name for file, names in parts for name in names}
     file_of |= {name: info.file for name, info in stored.tensors.items()}
     infos = {name: replace(info, file=file_of.get(info.entry or name, "")) for name, info in origins.items()}
     return Contents(infos, stored.files + tuple(file for file, _ in parts))
 
 
 def read(folder: ObjectStore, contents: Contents, base: Mapping[str, HostTensor], *, threads: int) -> dict[str, HostTensor]:
-    """The tensors that the delta makes of `base`, unchanged ones being the base's own.
+    """The tensors that the delta makes of `base`; unchanged ones are the base's own, unless those are parts of a file's memory.
 
     Only the files are verified here: whether the base was the right one, the tensors' digests tell. CorruptError after the
     second try at a file.
@@ -94,8 +98,15 @@ def read(folder: ObjectStore, contents: Contents, base: Mapping[str, HostTensor]
         entry = info.entry or name
         if info.file and (info.file, entry) not in made:
             made[info.file, entry] = _made(f"{folder.url}/{info.file}", stored[info.file].get(entry), info, base, threads)
-        tensors[name] = made[info.file, entry] if info.file else _source(folder.url, info, base)
+        tensors[name] = made[info.file, entry] if info.file else _owned(_source(folder.url, info, base))
     return tensors
+
+
+def _owned(tensor: HostTensor) -> HostTensor:
+    """The tensor with memory of its own: a view would hold the whole file it was read from, all through the run."""
+    if tensor.bits.base is None:
+        return tensor
+    return HostTensor(tensor.dtype, tensor.shape, tensor.bits.copy())
 
 
 def _made(where: str, stored: HostTensor | None, info: TensorInfo, base: Mapping[str, HostTensor], threads: int) -> HostTensor:

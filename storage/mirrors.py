@@ -3,9 +3,9 @@ there are.
 
     home ──copy: data files, then the manifest──▶ mirror ──▶ workers of the region; what it lacks or has wrong ──▶ home
 
-A mirror holds the same keys as home. It is a cache that nobody has to trust: a version that it does not show after a while is
-looked for at home, and an object that is read a second time, because its digest was wrong, is read from home. Knows nothing of
-services.
+A mirror holds the same keys as home. It is a cache that nobody has to trust: what versions there are and what they must be is
+read at home, a mirror that falls behind is passed over, and an object that is read a second time, because its digest was wrong,
+is read from home. Knows nothing of services.
 """
 
 import logging
@@ -21,6 +21,7 @@ from storage.backend import Backend, Keys
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore, open_store
+from storage.tensor_folders import MANIFEST
 
 log = logging.getLogger(__name__)
 
@@ -43,17 +44,18 @@ class NearFirst:
     bytes_near: int = 0
     bytes_home: int = 0
     """Read from either."""
-    _missed_s: dict[str, float] = field(default_factory=dict)
-    """Objects that home has and the mirror had not, and since when that is known."""
+    _missed: tuple[str, float] | None = None
+    """The first object that home had and the mirror had not, and since when that is known."""
     _read: set[str] = field(default_factory=set)
     """Read from the mirror before: who reads one of these again found it wrong."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, key: str) -> bytes:
+        """Manifests come from home: they say what the rest must be."""
         with self._lock:
-            trusted = key not in self._read
+            near_may_have_it = not key.endswith(f"/{MANIFEST}") and key not in self._read
             self._read.add(key)
-        if trusted:
+        if near_may_have_it:
             try:
                 body = self.near.read(self.near_path(key))
             except AstraFlowError as error:
@@ -69,18 +71,22 @@ class NearFirst:
         return body
 
     def exists(self, key: str) -> bool:
-        """Whether the mirror has it, or home has had it for `lag_max_s`: the mirror gets its chance to fetch it first."""
+        """Whether home has it, and the mirror too; a mirror that has fallen behind for `lag_max_s` is not waited for."""
+        if not self.home.exists(key):
+            return False
         try:
             if self.near.exists(self.near_path(key)):
                 return True
-        except TransientError as error:
+            with self._lock:
+                missed = self._missed
+            if missed is None or self.near.exists(self.near_path(missed[0])):
+                missed = key, self.clock()
+        except AstraFlowError as error:
             log.warning("the mirror fails, home is asked for %s: %s", key, error)
-            return self.home.exists(key)
-        if not self.home.exists(key):
-            return False
+            return True
         with self._lock:
-            since_s = self._missed_s.setdefault(key, self.clock())
-        return self.clock() - since_s >= self.lag_max_s
+            self._missed = missed
+        return self.clock() - missed[1] >= self.lag_max_s
 
     def create(self, key: str, body: bytes) -> bool:
         return self.home.create(key, body)

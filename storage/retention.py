@@ -152,8 +152,8 @@ def _wanted(run: ObjectStore, manifests: list[Manifest], retention: Retention, n
             kept[version] = f"every {retention.every}th"
         elif now_s - manifest.created_s < retention.grace_s:
             kept[version] = f"younger than {retention.grace_s / 3600:g} h"
-        elif held is not None and version > held:
-            kept[version] = f"a living worker holds version {held}"
+        elif held is not None and version >= held:
+            kept[version] = f"a living worker or evaluation holds version {held}"
     return kept
 
 

@@ -19,6 +19,7 @@ from storage.json_objects import build, new_write_id
 from storage.objects import ObjectStore
 from storage.records import Float32
 from storage.second_reads import read_twice
+from tasks.config import RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,11 @@ def scores(evaluation: Evaluation) -> tuple[Score, ...]:
     if evaluation.workflow == SOLO_WORKFLOW:
         return (alone,)
     return alone, Score(evaluation.workflow, _share(evaluation.final), len(evaluation.rows))
+
+
+def pending(run: ObjectStore, config: RunConfig) -> list[dict[str, int]]:
+    """The version vectors of the run that are still to be evaluated."""
+    return [versions for versions in config.evaluated_versions() if not exists(run, versions)]
 
 
 def commit(run: ObjectStore, evaluation: Evaluation) -> None:

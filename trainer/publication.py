@@ -53,6 +53,11 @@ class Publication:
         with self._pulse.span("publish_wait"):
             self.held = under_way.result()
 
+    def check(self) -> None:
+        """Hear of a publication that has ended; raises what `settle` raises, and waits for nothing."""
+        if self._under_way is not None and self._under_way.done():
+            self.settle()
+
     def close(self) -> None:
         """Let what is under way end, and hear no more of it."""
         self._pool.shutdown(wait=True)

@@ -148,6 +148,7 @@ class _Trainer:
         with self._pulse.span("wait"):
             while (batch := self._insist("reading a batch", lambda: self._read_batch(step))) is None:
                 self._pulse.update(state="waiting")
+                self._publication.check()  # the batch may need the very version whose publication failed
                 if self._departure.due_within(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s

@@ -1,15 +1,17 @@
 """Deltas as a reader and a writer of versions see them: exact for every kind of tensor, small, and never silently wrong."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from storage import delta_blocks, deltas, layout, weights
-from storage.errors import CorruptError
+from storage import delta_blocks, delta_files, deltas, layout, weights
+from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore
 from storage.records import HostTensor, Manifest
+from storage.tensor_folders import TRANSFERS_MAX
 from storage.tensors import weights_digest
 from storage.weights import Held
 
@@ -173,7 +175,12 @@ def test_who_holds_a_version_fetches_only_the_deltas_since_and_shares_what_did_n
     memory_store.delete(f"{layout.weights('solver', 0)}/manifest.json")
     found = weights.read(memory_store, "solver", 4, held)
     assert weights_digest(found.tensors) == weights.read_manifest(memory_store, "solver", 4).digest
-    assert found.tensors["fixed"] is held.tensors["fixed"]
+    assert (
+        weights.read(memory_store, "solver", 4, weights.read(memory_store, "solver", 3, held)).tensors["fixed"].bits.base
+        is None
+    )
+    third = weights.read(memory_store, "solver", 3, held)
+    assert weights.read(memory_store, "solver", 4, third).tensors["fixed"] is third.tensors["fixed"]
     with pytest.raises(
         CorruptError, match=r"version 4 of solver cannot be read: the chain 4 ← 3 ← 2 ← 1 starts from version 0"
     ):
@@ -256,3 +263,26 @@ def test_a_publication_is_a_step_from_the_version_before(memory_store: ObjectSto
     first = weights.publish(memory_store, "solver", 0, models[0])
     with pytest.raises(ValueError, match="version 2 of solver is no step from solver 0"):
         weights.publish(memory_store, "solver", 2, models[2], base=Held(first, models[0]))
+
+
+def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [
+        {f"w{part}": tensor(trained(3000, lr, part)[version]) for part in range(40)} for version, lr in ((0, 0.0), (1, 1e-5))
+    ]
+    first = weights.publish(memory_store, "solver", 0, models[0])
+    monkeypatch.setattr(delta_files, "FILE_BYTES", 1)  # a file for each tensor
+    tries: list[str] = []
+
+    class Away:
+        def __getattr__(self, verb: str) -> Any:
+            return getattr(memory_store.backend, verb)
+
+        def write(self, key: str, body: bytes) -> None:
+            tries.append(key)
+            raise ConfigError("the disk is full")
+
+    with pytest.raises(ConfigError, match="the disk is full"):
+        weights.publish(replace(memory_store, backend=Away()), "solver", 1, models[1], base=Held(first, models[0]))
+    assert len(tries) <= 2 * TRANSFERS_MAX

@@ -348,3 +348,25 @@ def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStor
     assert first.keys() == base.keys()
     assert weights_digest(first) != weights_digest(base)
     assert all(tensor.dtype == "BF16" for tensor in first.values())
+
+
+def test_a_publication_that_fails_is_heard_of_while_the_trainer_waits_for_a_batch(run: ObjectStore) -> None:
+    add_batches(run, 1)  # the next one would need version 1
+
+    class Full:
+        def __getattr__(self, verb: str) -> Callable[..., object]:
+            def refuse(*arguments: object) -> object:
+                raise ConfigError("the disk is full")
+
+            if verb == "write":
+                return refuse
+            method: Callable[..., object] = getattr(run.backend, verb)
+            return method
+
+    stop = threading.Event()
+    rescue = threading.Timer(20.0, stop.set)  # without the check it would wait for ever
+    rescue.start()
+    with pytest.raises(ConfigError, match="the disk is full"):
+        trained(replace(run, backend=Full()), steps=3, stop=stop)  # type: ignore[arg-type]  # a stand-in
+    assert not stop.is_set()
+    rescue.cancel()
