@@ -14,7 +14,7 @@ from deployments.record import Stack
 from storage import objects
 
 PREFECT = {
-    "PREFECT_WORKER_QUERY_SECONDS": "5",
+    "PREFECT_WORKER_QUERY_SECONDS": "6",
     "PREFECT_WORKER_HEARTBEAT_SECONDS": "10",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
@@ -25,7 +25,7 @@ PREFECT = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 """For workers and flow runs. One look of a worker for work costs the server 20 ms of CPU (docs/benchmarks.md): every
-second, four pools would take a twelfth of a core from the runs; every five seconds a service starts two seconds later. That
+second, four pools would take a twelfth of a core from the runs; every six seconds a service starts three seconds later. That
 a task "finished in state Completed" its state says already; as a log line it would be one more row for the server."""
 
 PREFECT_SERVER = {

@@ -83,7 +83,7 @@ class TrackingConfig(Frozen):
 
     enabled: bool = True
     experiment: str = "astraflow"
-    interval_s: float = Field(default=10.0, gt=0)
+    interval_s: float = Field(default=15.0, gt=0)
     """Pause between two looks for new metrics. Many metrics at once cost MLflow less than a few often."""
     register_models: bool = True
     """Register each policy's final weights as a model version."""
