@@ -63,12 +63,16 @@ def _check_ancestry(run: ObjectStore, manifest: Manifest, broken: Broken) -> Non
 def _check_bytes(run: ObjectStore, manifest: Manifest, held: Held | None, broken: Broken) -> Held | None:
     """Reads the version as a worker would that holds the version before, and returns it."""
     where = layout.weights(manifest.policy, manifest.version)
-    if run.exists(layout.retired(manifest.policy, manifest.version)):
-        return None  # let go on purpose; what its manifest says was checked above
+    if weights.is_gone(run, manifest):
+        return None  # what its manifest says was checked above
     try:
         if manifest.version == 0:
             weights.fetch_files(run, manifest.policy, 0)
         return weights.read(run, manifest.policy, manifest.version, held)
-    except (CorruptError, NotFoundError) as error:
+    except NotFoundError as error:
+        if not run.exists(layout.retired(manifest.policy, manifest.version)):
+            broken(3, where, str(error))
+        return None  # a retirement that was cut off left its data, but not all that leads to it
+    except CorruptError as error:
         broken(3, where, str(error))
         return None

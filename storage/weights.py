@@ -130,10 +130,18 @@ def read(run: ObjectStore, policy: str, version: int, held: Held | None = None) 
         return read_twice(lambda: _follow(run, chain, None))
     except CorruptError as error:
         for link in chain:
-            if run.exists(layout.retired(policy, link.version)):
+            if is_gone(run, link):
                 needed = "" if link.version == version else f", which version {version} needs,"
                 raise NotFoundError(f"the data of version {link.version} of {policy}{needed} was retired on purpose") from error
         raise
+
+
+def is_gone(run: ObjectStore, manifest: Manifest) -> bool:
+    """Whether data of the version was let go on purpose. A retirement that was cut off may have left all of it."""
+    folder = layout.weights(manifest.policy, manifest.version)
+    if not run.exists(layout.retired(manifest.policy, manifest.version)):
+        return False
+    return not all(run.exists(f"{folder}/{file.name}") for file in manifest.files)
 
 
 def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, bytes]:

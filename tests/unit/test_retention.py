@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from storage import heartbeats, layout, retention, weights
+from storage.audit_weights import audit_weights
 from storage.errors import ConfigError, NotFoundError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
@@ -125,3 +126,22 @@ def test_a_frozen_run_is_left_alone(run: ObjectStore) -> None:
     retention.thaw(run)
     retention.retire(run, planned)
     assert readable(run) == [0, *range(20, 30)]
+
+
+def audited(run: ObjectStore) -> list[str]:
+    """Where the audit of bytes finds something broken."""
+    found: list[str] = []
+    audit_weights(run, "solver", -1, lambda invariant, where, what: found.append(where), lambda what, share: None)
+    return [where for where in found if not where.endswith("manifest.json")]  # there are no batches in this store
+
+
+def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement_left(run: ObjectStore) -> None:
+    planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
+    bodies = {number: run.get(planned.retired[number][0]) for number in (10, 11, 15)}
+    retention.retire(run, planned)
+    assert audited(run) == []
+    for number, body in bodies.items():  # as if killed before these were deleted; 15 lacks what leads to it
+        run.put(planned.retired[number][0], body)
+    assert audited(run) == []
+    run.put(planned.retired[11][0], bodies[11][:-1] + bytes([bodies[11][-1] ^ 1]))
+    assert audited(run) == [layout.weights("solver", 11)]
