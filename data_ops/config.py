@@ -28,7 +28,7 @@ class PromptSource(Frozen):
     """Keep only what follows the last occurrence of this text in the answer column (GSM8K: `####`)."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first so many prompts."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Of the generator (`builtin`) and of the shuffling of every epoch."""
 
     @model_validator(mode="after")

@@ -187,7 +187,7 @@ def runs(as_json: AsJson = False) -> None:
 
     found = statuses.runs(_store())
     if not found and not as_json:
-        _say(f"no runs yet in {_store().url}; start one with `astraflow run`")
+        _say(f"no runs yet in {_store().address}; start one with `astraflow run`")
         return
     _print([one.model_dump(mode="json") for one in found] if as_json else tables.runs_table(found), as_json)
 
@@ -282,38 +282,33 @@ def gc(
     freeze: Annotated[bool, typer.Option("--freeze", help="From now on nothing of the run is deleted.")] = False,
     thaw: Annotated[bool, typer.Option("--thaw", help="Take a freeze back.")] = False,
 ) -> None:
-    """Let go of weights that no kept version needs. Manifests stay, so the run can still be verified and resumed.
+    """Let go of weights that no kept version needs, at home and in mirrors, and of what killed writers left. Manifests stay, so
+    the run can still be verified and resumed.
 
     Example:  astraflow gc tiny-20260101-120000-ab12 --last 3 --keep solver@40 --delete
     """
-    import time
-
     from deployments import tables
     from storage import retention
     from storage import runs as stored_runs
-    from tasks import evals
+    from tasks import garbage
     from tasks.config import RunConfig
 
     if freeze and thaw:
         raise ConfigError("--freeze and --thaw contradict each other; give one of them")
-    stored, policies = _policies(run, None)
+    stored = stored_runs.open_run(_store(), run)
     if freeze or thaw:
         (retention.freeze if freeze else retention.thaw)(stored)
         _say(f"{run} is {'frozen: nothing of it is deleted' if freeze else 'not frozen any more'}")
         return
-    named = retention.named(keep or [], policies)
-    for versions in evals.pending(stored, RunConfig.model_validate(stored_runs.run_config(stored))):
-        for policy, version in versions.items():
-            named.setdefault(policy, set()).add(version)
-    wanted = retention.Retention(last, every, named, grace_hours * 3600)
-    plans = [retention.plan(stored, policy, wanted, time.time()) for policy in policies]
-    _print(tables.retention_table(plans), as_json=False)
-    if not delete:
-        _say("nothing is deleted yet; add --delete to do it")
-        return
-    for planned in plans:
-        retention.retire(stored, planned)
-    _say(f"{sum(plan.num_bytes for plan in plans) / 1e6:,.1f} MB of {run} are deleted")
+    config = RunConfig.model_validate(stored_runs.run_config(stored))
+    wanted = retention.Retention(last, every, retention.named(keep or [], config.policies), grace_hours * 3600)
+    found = garbage.survey(stored, run, config, wanted)
+    _print(tables.retention_table(found), as_json=False)
+    away = garbage.remove(found) if delete else found.away
+    for region, why in away.items():
+        typer.secho(f"the mirror in {region} is left for the next time: {why}", fg="yellow", err=True)
+    size = f"{found.num_bytes / 1e6:,.1f} MB of {run}"
+    _say(f"{size} are deleted" if delete else f"{size} would go; nothing is deleted yet, add --delete to do it")
 
 
 @_command
@@ -336,12 +331,11 @@ def doctor(as_json: AsJson = False) -> None:
 def _store() -> Any:
     """The store that `run` would use: ASTRAFLOW_STORE, else the living stack's, else the home's own folder."""
     from deployments import environment, plan, record
-    from storage.objects import open_store
 
     here: Home = home()
-    url = environment.store_url(here, plan.living(record.load(here)))
-    os.environ["ASTRAFLOW_STORE"] = url
-    return open_store(url)
+    store = environment.open_store(here, plan.living(record.load(here)))
+    os.environ["ASTRAFLOW_STORE"] = store.address
+    return store
 
 
 def _policies(run: str, policy: str | None) -> tuple[Any, list[str]]:
@@ -363,7 +357,7 @@ def _named(run: str | None) -> str:
         return run
     known = stored_runs.list_runs(_store())
     if not known:
-        raise ConfigError(f"{_store().url} holds no run yet; start one with `astraflow run`")
+        raise ConfigError(f"{_store().address} holds no run yet; start one with `astraflow run`")
     return known[-1]
 
 

@@ -132,11 +132,11 @@ def _store(home: Home) -> Check:
     from storage import objects
 
     try:
-        url = environment.store_url(home, plan.living(record.load(home)))
-        objects.check(objects.open_store(url))
+        store = environment.open_store(home, plan.living(record.load(home)))
+        objects.check(store)
     except AstraFlowError as error:
-        return Check("store", "fail", str(error), "correct ASTRAFLOW_STORE")
-    return Check("store", "ok", f"{url}: created-once writes hold")
+        return Check("store", "fail", str(error), "correct ASTRAFLOW_STORE or its credentials")
+    return Check("store", "ok", f"{store.address}: created-once writes hold")
 
 
 def _prefect(home: Home) -> Check:

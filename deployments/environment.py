@@ -2,7 +2,7 @@
 
 A person's own variables win wherever they make sense: PREFECT_API_URL, MLFLOW_TRACKING_URI and ASTRAFLOW_STORE name a
 server or a store elsewhere, and the local stack then leaves that part out. Secrets (AWS keys, PREFECT_API_KEY) are
-inherited by the processes and never written anywhere.
+inherited by the processes and never written anywhere; ASTRAFLOW_STORE_SECRET is only the name of one.
 """
 
 import os
@@ -12,6 +12,8 @@ from deployments.home import Home
 from deployments.processes import MARK
 from deployments.record import Stack
 from storage import objects
+from storage.objects import ObjectStore
+from tasks import store_secret
 
 PREFECT = {
     "PREFECT_WORKER_QUERY_SECONDS": "6",
@@ -65,11 +67,15 @@ FLOW_RUN = {
 }
 """For the processes that compute: many of them share the cores, so each takes one thread and says so."""
 
-POOL = ("ASTRAFLOW_STORE", "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY", "ONEDNN_MAX_CPU_ISA", *FLOW_RUN)
+POOL = (
+    *("ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET", "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY", "ONEDNN_MAX_CPU_ISA"),
+    *FLOW_RUN,
+)
 """What a work pool hands its flow runs. Prefect's own address they get from their worker."""
 
 ADOPTED = (
-    *("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI", "ASTRAFLOW_STORE", "NO_PROXY", "no_proxy"),
+    *("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI", "ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET"),
+    *("NO_PROXY", "no_proxy"),
     *PREFECT,
     *MLFLOW,
     "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED",
@@ -85,8 +91,19 @@ def store_url(home: Home, living: Stack | None = None) -> str:
     """What ASTRAFLOW_STORE names, else the living stack's, else the home's own. Absolute, since the stack's processes have
     another working directory. Raises ConfigError for what cannot be a store's URL."""
     if named := given("ASTRAFLOW_STORE"):
-        return objects.open_store(named).url
+        return objects.open_store(named).address
     return living.store_url if living else home.store.as_uri()
+
+
+def secret_name(living: Stack | None = None) -> str:
+    """The block that ASTRAFLOW_STORE_SECRET names, else the living stack's; empty for none."""
+    return given("ASTRAFLOW_STORE_SECRET") or (living.store_secret if living else "")
+
+
+def open_store(home: Home, living: Stack | None = None) -> ObjectStore:
+    """The store of `store_url`, with its credentials in this process. Raises ConfigError where they cannot be had."""
+    store_secret.load(secret_name(living), given("PREFECT_API_URL") or (living.prefect_url if living else None))
+    return objects.open_store(store_url(home, living))
 
 
 def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, str]:
@@ -101,6 +118,7 @@ def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, st
         "MLFLOW_TRACKING_URI": stack.mlflow_url,
         "ASTRAFLOW_HOME": str(home.root),
         "ASTRAFLOW_STORE": stack.store_url,
+        "ASTRAFLOW_STORE_SECRET": stack.store_secret,
         **_past_proxies(),
         "ASTRAFLOW_LOGS": str(home.logs),
         "PYTHONUNBUFFERED": "1",
@@ -112,7 +130,10 @@ def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, st
 
 
 def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a work pool may show to everyone who can read it."""
+    """The part of an environment that a work pool may show to everyone who can read it. ConfigError for a store's URL with
+    credentials in it."""
+    if url := environment.get("ASTRAFLOW_STORE"):
+        objects.open_store(url)
     return {name: environment[name] for name in POOL if environment.get(name)}
 
 

@@ -61,7 +61,7 @@ def start(home: Home, wanted: Wanted, say: Say) -> Followed:
     """Starts the run and returns what `watch` needs. MLflow may still be starting by then, since nothing waits for
     it."""
     up = _stack(home, say)
-    store = objects.open_store(up.store_url)
+    store = environment.open_store(home, up)
     stood = _refuse_what_cannot_start(wanted, up, store)
     parameters: dict[str, Any] = {"run_id": wanted.run_id, "overrides": wanted.overrides}
     if wanted.recipe is not None:
@@ -71,7 +71,7 @@ def start(home: Home, wanted: Wanted, say: Say) -> Followed:
     links = {
         "Prefect": f"{up.ui_url}/runs/flow-run/{flow_run.id}",
         "MLflow": up.mlflow_url,
-        "objects": store.sub(layout.run_prefix(wanted.run_id)).url,
+        "objects": store.sub(layout.run_prefix(wanted.run_id)).address,
     }
     return Followed(store, wanted.run_id, up.prefect_url, flow_run.id, links, home, stood)
 
@@ -96,6 +96,8 @@ def summarize(followed: Followed, last: Status, say: Say) -> None:
         say(f"  {line}")
     say(f"  verify: {tables.verdict_words(verify(run))}")
     report = f"{run.url}/{layout.REPORT}" if run.exists(layout.REPORT) else "`astraflow report` makes it"
+    if report.startswith("s3:"):  # no browser opens it
+        report += f"; `astraflow report {followed.run_id} --out report.html` writes it here"
     say(f"  report: {report}")
     if stack.running(followed.home):
         say("the stack stays up for the next run; `astraflow down` stops it")
@@ -119,7 +121,7 @@ def _stack(home: Home, say: Say) -> Stack:
     known = record.load(home)
     if server and store and not (known and server == known.prefect_url):
         say(f"starting the run on {server}; its workers may be anywhere")
-        objects.check(objects.open_store(store))
+        objects.check(environment.open_store(home))
         tracking = environment.given("MLFLOW_TRACKING_URI") or ""
         return Stack(server, tracking, store, own_server=False, own_mlflow=False)
     up = stack.up(home, say, wait_for_mlflow=False)

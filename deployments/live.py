@@ -88,6 +88,21 @@ def regions_table(status: Status) -> Table:
     return table
 
 
+def traffic_lines(status: Status) -> list[str]:
+    """What crossed to and from each region, so far as its members tell."""
+    lines = []
+    for name, region in status.regions.items():
+        parts = [
+            ("{} of weights from home", sum(region.weights_in_home.values())),
+            ("{} from its mirror", sum(region.weights_in_mirror.values())),
+            ("{} copied into the mirror", sum(region.mirrored.values())),
+        ]
+        read = ", ".join(words.format(megabytes(num_bytes)) for words, num_bytes in parts if num_bytes)
+        if read or region.shards_out:
+            lines.append(f"{name}: {read or 'no weights'}; {megabytes(region.shards_out)} of shards")
+    return lines
+
+
 def evaluations_table(evals: list[EvalStatus]) -> Table:
     """One row for each play of the held-out problems; columns are the workflows that played them."""
     workflows = list(dict.fromkeys(score.workflow for score in evals))
@@ -112,6 +127,10 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
 
 
 def number(value: float | None, digits: int = 2) -> str:

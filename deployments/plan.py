@@ -33,6 +33,7 @@ def plan(home: Home, standing: Stack | None) -> Stack:
         store_url=environment.store_url(home, alive),
         own_server=prefect is None,
         own_mlflow=tracking is None,
+        store_secret=environment.secret_name(alive),
     )
     if alive is None:
         return wanted
@@ -75,12 +76,13 @@ def _same(standing: Stack, wanted: Stack) -> bool:
 def _refuse_a_move(home: Home, alive: Stack) -> None:
     moves = {
         "ASTRAFLOW_STORE": (alive.store_url, environment.store_url(home, alive)),
+        "ASTRAFLOW_STORE_SECRET": (alive.store_secret, environment.given("ASTRAFLOW_STORE_SECRET")),
         "PREFECT_API_URL": (alive.prefect_url, environment.given("PREFECT_API_URL")),
         "MLFLOW_TRACKING_URI": (alive.mlflow_url, environment.given("MLFLOW_TRACKING_URI")),
     }
     for variable, (runs_with, asked) in moves.items():
         if asked is not None and runs_with != asked:
             raise ConfigError(
-                f"the stack is running with {runs_with}, but {variable} now asks for {asked}; "
+                f"the stack is running with {runs_with or f'no {variable}'}, but {variable} now asks for {asked}; "
                 f"run `astraflow down` first, or set {variable} back"
             )

@@ -23,7 +23,7 @@ POOLS = (
     Pool("rollout-us-east", "Rollout workers of region us-east: they play episodes and write shards."),
     Pool("rollout-eu-west", "Rollout workers of region eu-west: they play episodes and write shards."),
     Pool("trainers", "One trainer for each policy."),
-    Pool("control", "Supervisors, dataflows, base models and evaluations."),
+    Pool("control", "Supervisors, dataflows, base models, evaluations and gc."),
 )
 
 

@@ -22,9 +22,12 @@ class Stack:
     """Of the API; the web page is the same without `/api`."""
     mlflow_url: str
     store_url: str
+    """With the parameters that it was given."""
     own_server: bool
     """False: the Prefect server was named by PREFECT_API_URL and is not ours to stop."""
     own_mlflow: bool = True
+    store_secret: str = ""
+    """The Prefect block that holds the store's credentials; empty: they are in the environment."""
     processes: tuple[Process, ...] = ()
     deployed: str = ""
     """Digest of what was registered with the server last."""

@@ -33,7 +33,8 @@ class Deployment:
     description: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     cron: str = ""
-    """A schedule in UTC; it starts paused, and stays as a person left it when the deployment is registered again."""
+    """A schedule in UTC; it starts paused. It and the parameters of its runs stay as a person left them when the deployment is
+    registered again."""
     cron_active: bool = False
 
 
@@ -98,6 +99,14 @@ DEPLOYMENTS = (
         "flows/run_evaluation.py:evaluate",
         "control",
         "Plays the held-out prompts. Started by a run's supervisor.",
+    ),
+    Deployment(
+        "gc",
+        "nightly",
+        "flows/run_gc.py:gc",
+        "control",
+        "Says every night what weights may go, once its schedule is switched on; with `apply` they go.",
+        cron="0 4 * * *",
     ),
 )
 
@@ -169,33 +178,40 @@ def form(flow: Any) -> dict[str, Any]:
 
 
 def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> None:
+    standing = _standing(client, deployment) if deployment.cron else None
+    schema = form(flow)
+    left = {name: value for name, value in (standing.parameters if standing else {}).items() if name in schema["properties"]}
     client.create_deployment(
         flow_id=client.create_flow_from_name(flow.name),
         name=deployment.name,
         entrypoint=deployment.entrypoint,
         pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": directory}}],
         work_pool_name=deployment.pool,
-        parameters=dict(deployment.parameters),
-        parameter_openapi_schema=form(flow),
+        parameters={**deployment.parameters, **left},
+        parameter_openapi_schema=schema,
         enforce_parameter_schema=True,
         description=f"{deployment.description}\n\n{flow.description or ''}".strip(),
         tags=[TAG],
-        schedules=_schedules(client, deployment),
+        schedules=_schedules(deployment, standing),
     )
 
 
-def _schedules(client: Any, deployment: Deployment) -> list[Any]:
+def _standing(client: Any, deployment: Deployment) -> Any:
+    """What the server has of it; None when it is new there."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        return client.read_deployment_by_name(f"{deployment.flow}/{deployment.name}")
+    except ObjectNotFound:
+        return None
+
+
+def _schedules(deployment: Deployment, standing: Any) -> list[Any]:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
-    from prefect.exceptions import ObjectNotFound
 
     if not deployment.cron:
         return []
-    active = deployment.cron_active
-    try:
-        standing = client.read_deployment_by_name(f"{deployment.flow}/{deployment.name}").schedules
-        active = standing[0].active if standing else active
-    except ObjectNotFound:
-        pass
+    active = standing.schedules[0].active if standing and standing.schedules else deployment.cron_active
     schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
     return [DeploymentScheduleCreate(schedule=schedule, active=active, slug=deployment.name)]

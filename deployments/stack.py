@@ -40,7 +40,8 @@ def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
     with _locked(home, say):
         standing = record.load(home)
         alive = living(standing)
-        objects.check(objects.open_store(environment.store_url(home, alive)))
+        if not _keys_come_later(alive):
+            objects.check(environment.open_store(home, alive))
         if alive is None:
             _stop_strays(home, say)
         wanted = plan(home, standing)
@@ -84,6 +85,12 @@ def running(home: Home) -> Stack | None:
 def settings(home: Home, stack: Stack) -> dict[str, str]:
     """The environment of the stack's processes; a command adopts it to speak to them."""
     return environment.of_stack(home, stack, cpu.isa_ceiling(home.root / "bf16"))
+
+
+def _keys_come_later(alive: Stack | None) -> bool:
+    """Whether the store's credentials are on a server that is yet to start; the first run then checks the store."""
+    own = environment.given("PREFECT_API_URL") is None and (alive is None or alive.own_server)
+    return own and bool(environment.secret_name(alive)) and (alive is None or alive.process(SERVER) is None)
 
 
 def _end_flow_runs(stack: Stack, say: Say) -> None:

@@ -9,8 +9,9 @@ from rich.text import Text
 
 from deployments import live
 from deployments.doctor import Check
-from storage.retention import Plan
 from storage.verify import Verdict
+from tasks import garbage
+from tasks.garbage import Survey
 from tasks.status import RunSummary, Status
 from tasks.weights_history import Version
 
@@ -28,6 +29,7 @@ def status_picture(status: Status) -> RenderableType:
         f"  {live.clock(status.elapsed_s)}  {status.reason}",
     )
     parts: list[RenderableType] = [head, live.policies_table(status), live.regions_table(status)]
+    parts += [Text(words, style="dim") for words in live.traffic_lines(status)]
     if status.evals:
         parts.append(live.evaluations_table(status.evals))
     return Group(*parts)
@@ -51,46 +53,38 @@ def runs_table(runs: list[RunSummary]) -> Table:
 def weights_table(versions: list[Version]) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
-    for header in ("version", "kind", "bytes", "smaller by", "tensors changed", "published in", "waited for"):
-        table.add_column(header, justify="right")
-    table.add_column("served by", overflow="fold")
+    for header in ("version", "kind", "bytes", "delta", "smaller", "changed", "encode", "upload", "visible", "waited"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("served by (refreshed in)", overflow="fold")
     for one in versions:
+        served = (name if took is None else f"{name} ({took:.2f} s)" for name, took in one.held_by.items())
         table.add_row(
             one.policy,
             str(one.version),
             f"{one.kind}, retired" if one.retired else one.kind,
             f"{one.num_bytes:,}",
-            f"{one.ratio:.1f}×",
-            str(one.changed_tensors),
-            "–" if one.publish_s is None else f"{one.publish_s:.3f} s",
-            "–" if one.publish_wait_s is None else f"{one.publish_wait_s:.3f} s",
-            ", ".join(one.held_by),
+            "–" if one.delta_bytes is None else f"{one.delta_bytes:,}",
+            "–" if one.ratio is None else f"{one.ratio:.1f}×",
+            "–" if one.changed is None else f"{one.changed:.2%}",
+            *(
+                "–" if took is None else f"{took:.3f} s"
+                for took in (one.encode_s, one.upload_s, one.publish_s, one.publish_wait_s)
+            ),
+            ", ".join(served),
         )
     return table
 
 
-def retention_table(plans: list[Plan]) -> Table:
+def retention_table(found: Survey) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for header in ("policy", "keeps", "because", "lets go", "of"):
+    for header in ("of", "keeps", "because", "lets go"):
         table.add_column(header, overflow="fold")
-    for plan in plans:
-        reasons = {why: [version for version, own in plan.kept.items() if own == why] for why in plan.kept.values()}
-        lines = [(_ranges(kept), why) for why, kept in reasons.items()] or [("–", "")]
-        gone = (_ranges(sorted(plan.retired)) or "–", f"{plan.num_bytes / 1e6:,.1f} MB")
-        for number, (kept_words, why) in enumerate(lines):
-            table.add_row(*((plan.policy, kept_words, why, *gone) if number == 0 else ("", kept_words, why, "", "")))
+    table.add_column("", justify="right", no_wrap=True)
+    for row in garbage.rows(found):
+        goes = (row.goes or "–", row.size)
+        for number, (kept, why) in enumerate(row.keeps or [("–", "")]):
+            table.add_row(*((row.what, kept, why, *goes) if number == 0 else ("", kept, why, "", "")))
     return table
-
-
-def _ranges(numbers: list[int]) -> str:
-    """`[0, 5, 6, 7]` → `0, 5–7`."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    return ", ".join("–".join(map(str, span)) for span in spans)
 
 
 def verdict_words(verdict: Verdict) -> str:

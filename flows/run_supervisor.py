@@ -22,7 +22,7 @@ async def astraflow(
         str, Field(description="Name of a file in recipes/, a path, or the YAML text itself.")
     ] = "multi_policy_tiny",
     steps: Annotated[int | None, Field(description="Training steps of every policy.", ge=1)] = None,
-    seed: Annotated[int | None, Field(description="Seed of everything random.")] = None,
+    seed: Annotated[int | None, Field(description="Seed of everything random.", ge=0)] = None,
     max_staleness: Annotated[
         int | None,
         Field(description="How many versions older than the trainer's a trained sequence may be; 0 is synchronous.", ge=0),

@@ -54,8 +54,9 @@ class RegionConfig(Frozen):
     deployment: str = ""
     """The Prefect deployment that starts a worker there; empty means `rollout/{region}`."""
     mirror: str = ""
-    """URL of a store in the region (`s3://bucket-eu/prefix`, a path) that keeps a copy of the weights for its workers; empty:
-    they read from the run's own store. Credentials come from the environment, as for that one."""
+    """URL of a store in the region (`s3://bucket-eu/prefix?endpoint=https://host&profile=eu`, a path) that keeps a copy of the
+    weights for its workers; empty: they read from the run's own store. What the URL does not say comes from the environment, as
+    for that one; it holds no credentials, since it is stored with the run."""
 
 
 class RolloutConfig(Frozen):
@@ -72,5 +73,7 @@ class RolloutConfig(Frozen):
     """On SIGTERM: time to finish leased orders before they are given back."""
     poll_interval_s: float = Field(default=0.2, gt=0)
     """Pause between two looks for orders when there are none."""
+    refresh_memory_mb: int = Field(default=1024, ge=64)
+    """Host memory that fetching weights may take beside the version held and the one that is made."""
     refresh_interval_s: float = Field(default=0.2, gt=0)
     """Pause between two looks for new weights."""

@@ -9,6 +9,7 @@ loaded. Weights that cannot be read are never served: the engine keeps what it h
 
 import asyncio
 import logging
+import time
 
 from rollout.engine import Engine
 from storage import weights
@@ -27,7 +28,14 @@ class Refresher:
     """One policy's refreshing."""
 
     def __init__(
-        self, run: ObjectStore, policy: str, engine: Engine, interval_s: float, pulse: Pulse, held: Held | None = None
+        self,
+        run: ObjectStore,
+        policy: str,
+        engine: Engine,
+        interval_s: float,
+        pulse: Pulse,
+        held: Held | None = None,
+        memory_bytes: int = weights.MEMORY_BYTES,
     ) -> None:
         """`held` is what the engine has loaded, where that is still in host memory."""
         self._run = run
@@ -36,6 +44,7 @@ class Refresher:
         self._interval_s = interval_s
         self._pulse = pulse
         self._held = held
+        self._memory_bytes = memory_bytes
         self._failures = 0
         self._failures_in_a_row = 0
 
@@ -49,12 +58,15 @@ class Refresher:
         """Loads the newest version if it is newer than the engine's; whether it did. A failing store or damaged
         weights are told and tried again later; ConfigError, weights that do not fit the model, is raised."""
         try:
-            newest = await asyncio.to_thread(weights.latest, self._run, self._policy, max(self._engine.version, 0))
-            if newest is None or newest <= self._engine.version:
+            newest = await asyncio.to_thread(weights.newer, self._run, self._policy, self._engine.version)
+            if newest is None:
                 self._failures_in_a_row = 0
                 return False
+            start_s = time.monotonic()
             with self._pulse.span("refresh"):
-                self._held = await asyncio.to_thread(weights.read, self._run, self._policy, newest, self._held)
+                self._held = await asyncio.to_thread(
+                    weights.read, self._run, self._policy, newest, self._held, memory_bytes=self._memory_bytes
+                )
                 await self._engine.load(newest, self._held.tensors)
         except ConfigError:
             raise
@@ -62,7 +74,7 @@ class Refresher:
             self._tell(error)
             return False
         self._failures_in_a_row = 0
-        self._pulse.update(versions={self._policy: newest})
+        self._pulse.update(versions={self._policy: newest}, rates={f"refresh_s_{self._policy}": time.monotonic() - start_s})
         return True
 
     def _tell(self, error: AstraFlowError) -> None:

@@ -12,10 +12,11 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 
 from rollout.cast import Cast, check_cast, open_cast
 from rollout.claims import Claim, Claims
@@ -24,7 +25,8 @@ from rollout.ending import Ending
 from rollout.play import play_prompts
 from rollout.refresh import Refresher
 from rollout.tally import Tally
-from storage import mirrors, shards
+from storage import counting, mirrors, shards
+from storage.counting import Counting
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
@@ -57,23 +59,32 @@ def work(
 
     Raises ConfigError for a recipe, engine or model that cannot work, EngineFailedError when an engine broke.
     """
-    patient = replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S))
+    patient, at_home = counting.counted(replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S)))
+    weights_from, at_mirror = _weights_of(patient, config, region)
+    traffic = partial(counting.progress, at_home, at_mirror)
 
     async def serve() -> None:
         threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="store")
         asyncio.get_running_loop().set_default_executor(threads)
         ending = Ending(patient, stop)
-        weights_from = _weights_of(patient, config, region)
         opened = await _opened(weights_from, config, sampling, ending, pulse)
         if opened is None:
             return
         cast, held = opened
         try:
             refreshers = [
-                Refresher(weights_from, policy, engine, config.refresh_interval_s, pulse, held[policy])
+                Refresher(
+                    weights_from,
+                    policy,
+                    engine,
+                    config.refresh_interval_s,
+                    pulse,
+                    held[policy],
+                    config.refresh_memory_mb * 2**20,
+                )
                 for policy, engine in cast.engines.items()
             ]
-            await Worker(patient, config, cast, refreshers, region, pulse, ending).serve()
+            await Worker(patient, config, cast, refreshers, region, pulse, ending, traffic).serve()
         finally:
             await cast.close()
 
@@ -81,10 +92,13 @@ def work(
     asyncio.run(serve())
 
 
-def _weights_of(run: ObjectStore, config: RolloutConfig, region: str) -> ObjectStore:
-    """Where the region's workers read weights: its mirror, where it has one."""
+def _weights_of(run: ObjectStore, config: RolloutConfig, region: str) -> tuple[ObjectStore, Counting | None]:
+    """Where the region's workers read weights: its mirror, where it has one, with what counts there."""
     spec = config.regions.get(region)
-    return mirrors.near_first(run, mirrors.of_run(run, spec.mirror)) if spec and spec.mirror else run
+    if not (spec and spec.mirror):
+        return run, None
+    mirror, at_mirror = counting.counted(mirrors.of_run(run, spec.mirror))
+    return mirrors.near_first(run, mirror), at_mirror
 
 
 async def _opened(
@@ -122,6 +136,7 @@ class Worker:
         region: str,
         pulse: Pulse,
         ending: Ending,
+        traffic: Callable[[], Mapping[str, float]],
     ) -> None:
         self._run = run
         self._config = config
@@ -132,6 +147,7 @@ class Worker:
         self._ending = ending
         self._name = pulse.last.id
         self._claims = Claims(run, self._name, region, config.lease_ttl_s)
+        self._traffic = traffic
         self._tally = Tally()
         self._plays: dict[asyncio.Task[None], Claim] = {}
         """Every order in play, with the newest form of its lease."""
@@ -151,7 +167,7 @@ class Worker:
         finally:
             for play in self._plays:
                 play.cancel()
-            self._pulse.update(progress=self._tally.progress(), rates={"tokens_per_s": 0.0, "running": 0.0})
+            self._pulse.update(progress=self._progress(), rates={"tokens_per_s": 0.0, "running": 0.0})
 
     async def _lead(self) -> None:
         """Keeps `orders_ahead` orders in play until the end is near."""
@@ -263,8 +279,11 @@ class Worker:
         """Keeps what the heartbeats say up to date."""
         while True:
             rates = {"tokens_per_s": self._tally.tokens_per_s(), "running": float(self._cast.running)}
-            self._pulse.update(progress=self._tally.progress(), rates=rates)
+            self._pulse.update(progress=self._progress(), rates=rates)
             await asyncio.sleep(TELL_INTERVAL_S)
+
+    def _progress(self) -> dict[str, float]:
+        return {**self._tally.progress(), **self._traffic()}
 
     def _note(self, note: str) -> None:
         log.warning("%s: %s", self._name, note)

@@ -13,6 +13,7 @@ import numpy as np
 from storage import batches, layout
 from storage.audit_shards import ShardAudit, row_digest
 from storage.errors import AstraFlowError, TransientError
+from storage.gaps import gaps
 from storage.objects import ObjectStore
 from storage.records import Batch, Row, SequenceKey
 
@@ -69,14 +70,16 @@ def audit_books(
     """Fold over the policy's batches, whose numbers `steps` are, in order, and report what does not fit."""
     known = audit.seen_by.get(policy, {})
     fold = _Fold()
-    there, last = set(steps), max([0, *steps])
-    for step in range(1, max(last, terms.due) + 1):
-        progress(f"batches of {policy}", step / max(last, terms.due))
+    last = max([0, *steps])
+    missing = gaps(steps, 1, max(last, terms.due) + 1)
+    for step in missing.first:
+        why = f"batch {last} exists" if step < last else "and the run is completed"
+        broken(1, layout.batch(policy, step), f"batch {step} is missing, {why}")
+    if missing.more:
+        broken(1, f"{layout.BATCHES}/{policy}", f"and {missing.more:,} more batches are missing")
+    for at, step in enumerate(steps):
+        progress(f"batches of {policy}", (at + 1) / len(steps))
         where = layout.batch(policy, step)
-        if step not in there:
-            why = f"batch {last} exists" if step < last else "and the run is completed"
-            broken(1, where, f"batch {step} is missing, {why}")
-            continue
         try:
             batch = batches.read(run, policy, step)
         except TransientError:

@@ -14,6 +14,7 @@ import xxhash
 
 from storage import layout, orders, shards
 from storage.errors import AstraFlowError, TransientError
+from storage.gaps import gaps
 from storage.objects import ObjectStore
 from storage.records import Bool, Float32, Int32, Manifest, Row, Sequence, SequenceKey, Shard
 
@@ -66,9 +67,12 @@ def audit_shards(run: ObjectStore, set_aside: Mapping[str, str], broken: Broken,
     numbers = layout.numbers(run.list(f"{layout.SHARDS}/"), layout.shard)
     ordered = set(layout.numbers(run.list(f"{layout.ORDERS}/"), layout.order))
     audit.num_orders, audit.num_shards = len(ordered), len(numbers)
-    for number in range(max(ordered, default=-1) + 1):
-        if number not in ordered:
-            broken(1, layout.order(number), f"order {number} is missing, order {max(ordered)} exists")
+    last = max(ordered, default=-1)
+    missing = gaps(sorted(ordered), 0, last)
+    for number in missing.first:
+        broken(1, layout.order(number), f"order {number} is missing, order {last} exists")
+    if missing.more:
+        broken(1, layout.ORDERS, f"and {missing.more:,} more orders are missing, order {last} exists")
     asked = _read_orders(run, sorted(ordered), broken, progress)
     for at, number in enumerate(numbers):
         progress("shards", (at + 1) / len(numbers))

@@ -1,11 +1,14 @@
 """Invariants 1 and 3 over one policy's versions: contiguous, each from its parent and its batch, every digest true."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
-from storage import layout, weights
+from storage import layout, ways, weights
 from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
+from storage.gaps import gaps
 from storage.objects import ObjectStore
 from storage.records import Manifest
+from storage.ways import Leg
 from storage.weights import Held
 
 Broken = Callable[[int, str, str], None]
@@ -18,11 +21,15 @@ def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progr
     keys = run.list(f"{layout.WEIGHTS}/{policy}/")
     versions = layout.numbers(keys, lambda version: layout.manifest(layout.weights(policy, version)))
     last = max([-1, *versions])
-    for version in sorted({*range(max(last, due) + 1)} - {*versions}):
+    missing = gaps(versions, 0, max(last, due) + 1)
+    for version in missing.first:
         why = f"version {last} exists" if version < last else "and the run is completed"
         broken(1, layout.weights(policy, version), f"version {version} is missing, {why}")
+    if missing.more:
+        broken(1, f"{layout.WEIGHTS}/{policy}", f"and {missing.more:,} more versions are missing")
+    merges = layout.merges(keys, policy)
     manifests: dict[int, Manifest] = {}
-    held: Held | None = None
+    held: dict[int, Held] = {}
     for at, version in enumerate(versions):
         progress(f"weights of {policy}", (at + 1) / len(versions))
         manifest = _read(run, policy, version, broken)
@@ -30,7 +37,9 @@ def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progr
             continue
         manifests[version] = manifest
         _check_ancestry(run, manifest, broken)
-        held = _check_bytes(run, manifest, held, broken)
+        found = _check_bytes(run, manifest, merges.get(version, ()), held, broken)
+        still_needed = {version, *(base for later, bases in merges.items() if later > version for base in bases)}
+        held = {at: one for at, one in {**held, **({version: found} if found else {})}.items() if at in still_needed}
     return manifests
 
 
@@ -60,19 +69,48 @@ def _check_ancestry(run: ObjectStore, manifest: Manifest, broken: Broken) -> Non
         broken(3, where, f"was made of batch {batch}, which does not exist")
 
 
-def _check_bytes(run: ObjectStore, manifest: Manifest, held: Held | None, broken: Broken) -> Held | None:
-    """Reads the version as a worker would that holds the version before, and returns it."""
+def _check_bytes(
+    run: ObjectStore, manifest: Manifest, merged: Collection[int], held: Mapping[int, Held], broken: Broken
+) -> Held | None:
+    """Goes every way that leads to the version: from nowhere, from the version before, and from the bases of `merged` changes.
+    Returns the version; None where its data was let go, or no way leads to it."""
     where = layout.weights(manifest.policy, manifest.version)
     if weights.is_gone(run, manifest):
         return None  # what its manifest says was checked above
-    try:
-        if manifest.version == 0:
-            weights.fetch_files(run, manifest.policy, 0)
-        return weights.read(run, manifest.policy, manifest.version, held)
-    except NotFoundError as error:
-        if not run.exists(layout.retired(manifest.policy, manifest.version)):
-            broken(3, where, str(error))
-        return None  # a retirement that was cut off left its data, but not all that leads to it
-    except CorruptError as error:
-        broken(3, where, str(error))
+
+    def checked(read: Callable[[], Held | None]) -> Held | None:
+        try:
+            return read()
+        except NotFoundError as error:
+            if not run.exists(layout.retired(manifest.policy, manifest.version)):
+                broken(3, where, str(error))  # a retirement that was cut off left its data, but not all that leads to it
+        except CorruptError as error:
+            if not weights.is_gone(run, manifest):  # it may be retired while it is read
+                broken(3, where, str(error))
         return None
+
+    def go(leg: Leg) -> Held:
+        return weights.go(run, manifest, [leg], held[leg.base] if leg.base is not None else None)
+
+    def go_merged(base: int) -> Held | None:
+        leg = ways.merged_leg(weights.read_merged(run, manifest.policy, manifest.version, base))
+        return go(leg) if base in held else None
+
+    if manifest.version == 0:
+        checked(partial(_check_files, run, manifest.policy))
+    ways_there = [leg for leg in ways.legs(manifest) if leg.base is None or leg.base in held]
+    reads: list[Callable[[], Held | None]] = [
+        *(partial(go, leg) for leg in ways_there),
+        *(partial(go_merged, b) for b in merged),
+    ]
+    if not ways_there:  # what leads there could not be read itself
+        reads.append(partial(weights.read, run, manifest.policy, manifest.version))
+    found: Held | None = None
+    for read in reads:
+        one = checked(read)
+        found = found or one
+    return found
+
+
+def _check_files(run: ObjectStore, policy: str) -> None:
+    weights.fetch_files(run, policy, 0)

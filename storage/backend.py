@@ -16,6 +16,9 @@ class Backend(Protocol):
     def read(self, key: str) -> bytes:
         """The whole object; NotFoundError when there is none."""
 
+    def read_part(self, key: str, start: int, end: int) -> bytes:
+        """Bytes `start` to `end` of the object, fewer where it ends before; NotFoundError when there is none."""
+
     def create(self, key: str, body: bytes) -> bool:
         """Atomic put-if-absent: True when this call made the object, False when one stands (perhaps its own, by
         an earlier try whose answer got lost)."""

@@ -4,27 +4,45 @@
     {write id}.model-00000.safetensors   tensors that have nothing to come from in the base, as a whole
 
 A tensor whose bits are those of some tensor of the base, by whatever name, needs no file at all; tied tensors share one entry.
+What is read of an anchor has the same form: there every tensor is there as a whole.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+import os
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from storage import deltas, tensor_folders
-from storage.deltas import Change
+from storage.deltas import BLOCK_BYTES, Change
 from storage.errors import CorruptError
+from storage.in_order import in_order
 from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, TensorInfo
 from storage.second_reads import read_twice
-from storage.tensor_folders import TRANSFERS_MAX, Contents
+from storage.tensor_folders import Contents
 from storage.tensors import digest, file_digest, from_safetensors, to_safetensors
 
 CODEC = {"format": "astraflow.delta", "codec": "steps", "version": "1"}
-FILE_BYTES = 2**20
-"""A file is closed when it has grown beyond this: several files cross an ocean faster than one."""
+FILE_BYTES_MIN, FILE_BYTES_MAX = 2**18, 2**22
+FILES_PER_MODEL = 4096
+"""A file is closed when it has grown beyond this part of the model: a step of a hundredth of the weights then lies in some
+twenty-five files, which cross an ocean faster than one."""
+TRANSFERS_MAX = 32
+"""Files of a delta that are on their way at once."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A stored delta."""
+
+    contents: Contents
+    num_changed: int
+    """Elements that differ; those of whole tensors count too."""
+    encode_s: float
+    """Until the last change was encoded. What had been encoded was on its way by then."""
 
 
 def write(
@@ -36,35 +54,58 @@ def write(
     *,
     bytes_max: float,
     compact: bool,
-    threads: int,
-) -> Contents | None:
+    memory_bytes: int,
+) -> Written | None:
     """Store what turns `base` into `tensors`; nobody sees it as long as no manifest lists it.
 
-    None, and nothing stays stored, as soon as it takes more than `bytes_max`.
+    None, and nothing stays stored, as soon as it takes more than `bytes_max`. Beside the two versions it takes about
+    `memory_bytes`, half of them for encoding, half for files under way.
     """
-    origins = _origins(base_infos, tensors)
-    own = {name: info for name, info in origins.items() if not info.entry}
+    infos = _origins(base_infos, tensors)
+    own = {name: info for name, info in infos.items() if not info.entry}
     whole = {name: tensors[name] for name, info in own.items() if not info.source}
     changed = {name: info.source for name, info in own.items() if info.source and info.digest != base_infos[info.source].digest}
+    threads = max(1, min(os.cpu_count() or 1, memory_bytes // 2 // BLOCK_BYTES))
+    changes = deltas.encode(base, tensors, changed, compact=compact, threads=threads)
+    return store(folder, infos, changes, whole, write_id, bytes_max=bytes_max, memory_bytes=memory_bytes // 2)
 
-    def store(number: int, blobs: Mapping[str, bytes]) -> tuple[FileInfo, list[str]]:
-        name = f"{write_id}.delta-{number:05d}.safetensors"
-        body = to_safetensors({name: _as_tensor(blob) for name, blob in blobs.items()}, CODEC)
-        folder.put(name, body)
-        return FileInfo(name, len(body), file_digest(body)), list(blobs)
 
+def store(
+    folder: ObjectStore,
+    infos: Mapping[str, TensorInfo],
+    changes: Iterable[Change],
+    whole: Mapping[str, HostTensor],
+    write_id: str,
+    *,
+    bytes_max: float,
+    memory_bytes: int,
+) -> Written | None:
+    """Store `changes` as they come, and the tensors that are there as a `whole`; `infos` lack but the files."""
+    start_s = time.monotonic()
+    model_bytes = sum(np.prod(info.shape, dtype=int) for info in infos.values())
+    file_bytes = min(max(model_bytes // FILES_PER_MODEL, FILE_BYTES_MIN), FILE_BYTES_MAX)
     num_bytes = sum(tensor.bits.nbytes for tensor in whole.values())
-    parts: list[tuple[FileInfo, list[str]]] = []
-    ahead: deque[Future[tuple[FileInfo, list[str]]]] = deque()
-    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        for number, blobs in enumerate(_parts(deltas.encode(base, tensors, changed, compact=compact, threads=threads))):
-            num_bytes += sum(map(len, blobs.values()))
+    num_changed = sum(tensor.bits.size for tensor in whole.values())
+    encode_s = 0.0
+
+    def bodies() -> Iterator[tuple[str, bytes, list[str]]]:
+        nonlocal num_bytes, num_changed, encode_s
+        for number, part in enumerate(_parts(changes, file_bytes)):
+            num_bytes += sum(len(change.blob) for change in part)
+            num_changed += sum(change.num_changed for change in part)
             if num_bytes > bytes_max:
-                break
-            if len(ahead) == TRANSFERS_MAX:  # no more is encoded than can be on its way; and a failure is heard of at once
-                parts.append(ahead.popleft().result())
-            ahead.append(pool.submit(store, number, blobs))
-        parts.extend(put.result() for put in ahead)
+                return
+            blobs = {change.name: _as_tensor(change.blob) for change in part if change.blob}
+            if blobs:
+                yield f"{write_id}.delta-{number:05d}.safetensors", to_safetensors(blobs, CODEC), list(blobs)
+        encode_s = time.monotonic() - start_s
+
+    def put(one: tuple[str, bytes, list[str]]) -> tuple[FileInfo, list[str]]:
+        name, body, entries = one
+        folder.put(name, body)
+        return FileInfo(name, len(body), file_digest(body)), entries
+
+    parts = list(in_order(put, bodies(), threads=TRANSFERS_MAX, budget=memory_bytes, cost=lambda one: len(one[1])))
     if num_bytes > bytes_max:
         for file, _ in parts:
             folder.delete(file.name)
@@ -72,34 +113,65 @@ def write(
     stored = tensor_folders.write(folder, whole, {}, write_id) if whole else Contents({}, ())
     file_of = {name: file.name for file, names in parts for name in names}
     file_of |= {name: info.file for name, info in stored.tensors.items()}
-    infos = {name: replace(info, file=file_of.get(info.entry or name, "")) for name, info in origins.items()}
-    return Contents(infos, stored.files + tuple(file for file, _ in parts))
+    placed = {name: replace(info, file=file_of.get(info.entry or name, "")) for name, info in infos.items()}
+    return Written(Contents(placed, stored.files + tuple(file for file, _ in parts)), num_changed, encode_s)
 
 
-def read(folder: ObjectStore, contents: Contents, base: Mapping[str, HostTensor], *, threads: int) -> dict[str, HostTensor]:
-    """The tensors that the delta makes of `base`; unchanged ones are the base's own, unless those are parts of a file's memory.
+def needed(where: str, infos: Mapping[str, TensorInfo], files: Iterable[FileInfo]) -> list[FileInfo]:
+    """The files that the tensors come from, in order; CorruptError when one is not listed."""
+    listed = {file.name: file for file in files}
+    names = sorted({info.file for info in infos.values() if info.file})
+    if missing := [name for name in names if name not in listed]:
+        raise CorruptError(f"{where} does not list its tensor files {', '.join(missing)}")
+    return [listed[name] for name in names]
 
-    Only the files are verified here: whether the base was the right one, the tensors' digests tell. CorruptError after the
-    second try at a file.
+
+def fetch(folder: ObjectStore, file: FileInfo) -> dict[str, HostTensor]:
+    """The entries of a file, verified; CorruptError after the second try."""
+    return read_twice(lambda: from_safetensors(tensor_folders.checked_file(folder, file)))
+
+
+def apply(
+    where: str,
+    infos: Mapping[str, TensorInfo],
+    stored: Iterable[tuple[FileInfo, Mapping[str, HostTensor]]],
+    base: Mapping[str, HostTensor],
+    own: Collection[int],
+) -> dict[str, HostTensor]:
+    """The tensors that the files, which are taken one after the other, make of `base`.
+
+    Unchanged tensors are the base's own, unless those are parts of a file's memory. Tensors of the base whose `id` is among
+    `own` are nobody else's: they may be changed in place. Whether the base was the right one, the tensors' digests tell.
     """
-    files = {info.name: info for info in contents.files}
-
-    def fetch(name: str) -> dict[str, HostTensor]:
-        if name not in files:
-            raise CorruptError(f"{folder.url}/manifest.json does not list its file {name}")
-        return read_twice(lambda: from_safetensors(tensor_folders.checked_file(folder, files[name])))
-
-    names = sorted({info.file for info in contents.tensors.values() if info.file})
-    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        stored = dict(zip(names, pool.map(fetch, names), strict=True))
+    threads = os.cpu_count() or 1
+    entries = {name: (info.file, info.entry or name) for name, info in infos.items()}
+    first = {entry: name for name, entry in reversed(entries.items())}
+    uses = Counter(id(base.get(info.source)) for name, info in infos.items() if not info.file or first[entries[name]] == name)
     made: dict[tuple[str, str], HostTensor] = {}
-    tensors: dict[str, HostTensor] = {}
-    for name, info in contents.tensors.items():
-        entry = info.entry or name
-        if info.file and (info.file, entry) not in made:
-            made[info.file, entry] = _made(f"{folder.url}/{info.file}", stored[info.file].get(entry), info, base, threads)
-        tensors[name] = made[info.file, entry] if info.file else _owned(_source(folder.url, info, base))
-    return tensors
+    for file, contents in stored:
+        place = f"{where}/{file.name}"
+
+        def make(entry: tuple[str, str], contents: Mapping[str, HostTensor] = contents, place: str = place) -> HostTensor:
+            info = infos[first[entry]]
+            source = _source(place, info, base) if info.source else None
+            alone = source is not None and id(source) in own and uses[id(source)] == 1
+            return _made(place, contents.get(entry[1]), info, source, in_place=alone, threads=threads)
+
+        here = [entry for entry in first if entry[0] == file.name]
+        made |= zip(here, in_order(make, here, threads=threads, budget=2 * threads), strict=True)
+    return {name: made[entries[name]] if info.file else _owned(_source(where, info, base)) for name, info in infos.items()}
+
+
+def _made(
+    place: str, stored: HostTensor | None, info: TensorInfo, source: HostTensor | None, *, in_place: bool, threads: int
+) -> HostTensor:
+    if stored is None:
+        raise CorruptError(f"{place} does not hold a tensor that its manifest lists")
+    if source is None:
+        if (stored.dtype, stored.shape) != (info.dtype, info.shape):
+            raise CorruptError(f"{place} holds a tensor of another form than its manifest lists: {stored.dtype} {stored.shape}")
+        return stored
+    return deltas.apply(source, stored.bits.reshape(-1).data, in_place=in_place, threads=threads)
 
 
 def _owned(tensor: HostTensor) -> HostTensor:
@@ -109,18 +181,10 @@ def _owned(tensor: HostTensor) -> HostTensor:
     return HostTensor(tensor.dtype, tensor.shape, tensor.bits.copy())
 
 
-def _made(where: str, stored: HostTensor | None, info: TensorInfo, base: Mapping[str, HostTensor], threads: int) -> HostTensor:
-    if stored is None:
-        raise CorruptError(f"{where} does not hold a tensor that its manifest lists")
-    if not info.source:
-        return stored
-    return deltas.apply(_source(where, info, base), stored.bits.reshape(-1).data, threads=threads)
-
-
-def _source(where: str, info: TensorInfo, base: Mapping[str, HostTensor]) -> HostTensor:
+def _source(place: str, info: TensorInfo, base: Mapping[str, HostTensor]) -> HostTensor:
     source = base.get(info.source)
     if source is None or (source.dtype, source.shape) != (info.dtype, info.shape):
-        raise CorruptError(f"{where} needs the tensor {info.source!r}, {info.dtype} {list(info.shape)}, which its base lacks")
+        raise CorruptError(f"{place} needs the tensor {info.source!r}, {info.dtype} {list(info.shape)}, which its base lacks")
     return source
 
 
@@ -149,16 +213,16 @@ def _kind(info: TensorInfo) -> tuple[str, tuple[int, ...], str]:
     return info.dtype, info.shape, info.digest
 
 
-def _parts(changes: Iterable[Change]) -> Iterator[dict[str, bytes]]:
-    """The blobs by name, cut into files."""
-    blobs: dict[str, bytes] = {}
+def _parts(changes: Iterable[Change], file_bytes: int) -> Iterator[list[Change]]:
+    """The changes, cut into files."""
+    part: list[Change] = []
     for change in changes:
-        blobs[change.name] = change.blob
-        if sum(map(len, blobs.values())) >= FILE_BYTES:
-            yield blobs
-            blobs = {}
-    if blobs:
-        yield blobs
+        part.append(change)
+        if sum(len(one.blob) for one in part) >= file_bytes:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def _as_tensor(blob: bytes) -> HostTensor:

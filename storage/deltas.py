@@ -6,25 +6,29 @@ Tensors are cut into blocks, which run on as many threads as there are cores; on
 once. This module knows neither stores nor manifests; what a block's bytes mean stands in `delta_blocks.py`.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
+from weakref import ref
 
 import numpy as np
+from numpy.typing import NDArray
 
 from storage import delta_blocks
 from storage.delta_blocks import BLOCK_ELEMENTS
-from storage.delta_numpy import Bits
+from storage.delta_numpy import Bits, Positions
 from storage.errors import CorruptError
-from storage.records import HostTensor
+from storage.in_order import in_order
+from storage.records import Difference, HostTensor
+from storage.tensors import BITS
 
 EXPONENTS: Mapping[str, tuple[int, int]] = {"BF16": (7, 8), "F16": (10, 5), "F32": (23, 8), "F64": (52, 11)}
 """dtype → shift and width in bits of the exponent."""
 BLOCKS_AHEAD = 2
-"""Blocks in work for each thread: what encoding holds beyond the two versions is at most this times 30 MB a thread."""
+"""Blocks for each thread that are in work or wait, encoded, for those before them."""
+BLOCK_BYTES = 2**25
+"""What encoding takes of memory for each thread."""
 
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -37,6 +41,8 @@ class Change:
     name: str
     source: str
     blob: bytes
+    num_changed: int
+    """Elements that differ."""
 
 
 def encode(
@@ -47,29 +53,75 @@ def encode(
     compact: bool,
     threads: int,
 ) -> Iterator[Change]:
-    """The change of every tensor in `sources` (name → name in the base, of the same dtype and shape), in that order."""
+    """The change of every tensor in `sources` (name → name in the base, of the same dtype and shape), in that order.
+
+    Tensors are compared unless their maker did so already, with the base's very own: the changes are the same.
+    """
     cuts = [
         (name, number)
         for name in sources
         for number in range(max(1, -(-tensors[name].bits.size // BLOCK_ELEMENTS)))  # one for a tensor without elements, too
     ]
 
-    def encode_block(cut: tuple[str, int]) -> bytes:
+    def encode_block(cut: tuple[str, int]) -> tuple[bytes, int]:
         name, number = cut
         new = _block(flat(tensors[name].bits), number)
         old = _block(flat(base[sources[name]].bits), number)
-        return delta_blocks.encode(number, old, new, EXPONENTS.get(tensors[name].dtype), compact=compact)
+        found = _found(tensors[name].difference, base[sources[name]], number)
+        block = delta_blocks.encode(number, old, new, EXPONENTS.get(tensors[name].dtype), compact=compact, found=found)
+        return block, delta_blocks.num_changed(block, old, new)
 
     encoded = _mapped(encode_block, cuts, threads)
-    for name, blocks in groupby(zip(cuts, encoded, strict=True), key=lambda one: one[0][0]):
-        yield Change(name, sources[name], b"".join(block for _, block in blocks))
+    for name, found in groupby(zip(cuts, encoded, strict=True), key=lambda one: one[0][0]):
+        blocks, counts = zip(*(block for _, block in found), strict=True)
+        yield Change(name, sources[name], b"".join(blocks), sum(counts))
 
 
-def apply(base: HostTensor, blob: memoryview, *, threads: int) -> HostTensor:
-    """The new tensor; the base's bits stay as they are. CorruptError when `blob` is no change of such a tensor."""
-    made = HostTensor(base.dtype, base.shape, base.bits.copy())
+def moved(base: HostTensor, positions: NDArray[np.uint64], steps: Bits, *, threads: int) -> HostTensor:
+    """A new tensor: the base with `steps` added at `positions`, as `Difference` has them, which it remembers."""
+    made = HostTensor(base.dtype, base.shape, np.empty_like(base.bits), Difference(ref(base), positions, steps))
+    old, new = flat(base.bits), flat(made.bits)
+
+    def move_block(number: int) -> None:
+        block = _block(new, number)
+        block[:] = _block(old, number)
+        delta_blocks.add(block, *_within(positions, steps, number))
+
+    for _ in _mapped(move_block, range(-(-len(new) // BLOCK_ELEMENTS)), threads):
+        pass
+    return made
+
+
+def apply(base: HostTensor, blob: memoryview, *, threads: int, in_place: bool = False) -> HostTensor:
+    """The new tensor; the base's bits stay as they are unless they may change `in_place`, and then are neither old nor new
+    when it fails. CorruptError when `blob` is no change of such a tensor."""
+    made = base if in_place and base.bits.flags.writeable else HostTensor(base.dtype, base.shape, base.bits.copy())
     apply_in_place(flat(made.bits), base.dtype, blob, threads=threads)
     return made
+
+
+def merge(blobs: Sequence[memoryview], dtype: str, num_elements: int, *, threads: int) -> tuple[bytes, int]:
+    """One blob that does what `blobs` do one after the other, and the number of elements it changes.
+
+    Steps add up, whatever they are added to: the blocks are applied to zeros and the sum is encoded as a step from zeros.
+    ValueError for compact blobs, which cannot be read without the base. Empty when everything returns to what it was.
+    """
+    by_number = [delta_blocks.cut(blob) for blob in blobs]
+    numbers = sorted({number for blocks in by_number for number in blocks})
+
+    def merge_block(number: int) -> tuple[bytes, int]:
+        parts = [blocks[number] for blocks in by_number if number in blocks]
+        if any(delta_blocks.is_compact(part) for part in parts):
+            raise ValueError("a compact delta cannot be merged")
+        size = min(BLOCK_ELEMENTS, num_elements - number * BLOCK_ELEMENTS)
+        zeros = np.zeros(size, dtype=flat(np.empty(0, dtype=BITS[dtype])).dtype)
+        total = zeros.copy()
+        for part in parts:
+            delta_blocks.apply(total, part, None)
+        return delta_blocks.encode(number, zeros, total, None, compact=False), int(np.count_nonzero(total))
+
+    merged = list(_mapped(merge_block, numbers, threads))
+    return b"".join(block for block, _ in merged), sum(count for _, count in merged)
 
 
 def apply_in_place(bits: Bits, dtype: str, blob: memoryview, *, threads: int) -> None:
@@ -85,19 +137,24 @@ def _block(bits: Bits, number: int) -> Bits:
     return bits[number * BLOCK_ELEMENTS : (number + 1) * BLOCK_ELEMENTS]
 
 
+def _found(known: Difference | None, base: HostTensor, number: int) -> tuple[Positions, Bits] | None:
+    """What is known of a block; None when that is nothing, or when it is about another base."""
+    return _within(known.positions, known.steps, number) if known and known.base() is base else None
+
+
+def _within(positions: NDArray[np.uint64], steps: Bits, number: int) -> tuple[Positions, Bits]:
+    """The part of a difference that lies in a block, its positions counted from the block's start."""
+    start = number * BLOCK_ELEMENTS
+    # Bounds of the positions' own type: with Python's numbers NumPy would turn all positions into floats first.
+    first, end = np.searchsorted(positions, np.array([start, start + BLOCK_ELEMENTS], dtype=np.uint64))
+    return (positions[first:end] - np.uint64(start)).astype(np.uint32), steps[first:end]
+
+
 def _mapped(work: Callable[[X], Y], inputs: Collection[X], threads: int) -> Iterator[Y]:
-    """The results in order, a bounded number of them ahead of who takes them."""
+    """The results in order; without threads where they would not help."""
     if threads == 1 or len(inputs) < 2:
-        yield from map(work, inputs)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[Y]] = deque()
-        for one in inputs:
-            ahead.append(pool.submit(work, one))
-            if len(ahead) == BLOCKS_AHEAD * threads:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        return map(work, inputs)
+    return in_order(work, inputs, threads=threads, budget=BLOCKS_AHEAD * threads)
 
 
 def flat(bits: Bits) -> Bits:

@@ -6,7 +6,7 @@ runs/{run id}/                       models/{build digest}/          (shared by 
   leases/00000007.0000.json
   shards/00000007.arrow
   batches/solver/00000003.arrow
-  weights/solver/00000003/manifest.json
+  weights/solver/00000003/manifest.json  since-00000000.json
   checkpoints/solver/00000003/manifest.json
   evals/solver-00000020_verifier-00000020.arrow
   heartbeats/rollout/rollout-us-east-0.json
@@ -31,6 +31,7 @@ RETIRED = "retired.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 """What policies and members may be called, because their names are parts of keys."""
 _NUMBER = re.compile(r"\d{8,}")
+_MERGED = re.compile(r"/(\d{8,})/since-(\d{8,})\.json")
 
 
 def run_prefix(run_id: str) -> str:
@@ -67,9 +68,34 @@ def weights(policy: str, version: int) -> str:
     return f"{WEIGHTS}/{_named(policy)}/{version:08d}"
 
 
+def policy_of_weights(key: str) -> str:
+    """The policy to whose weights the key belongs; empty when it belongs to none's."""
+    parts = key.split("/")
+    return parts[1] if parts[0] == WEIGHTS and len(parts) > 2 else ""
+
+
+def is_shard(key: str) -> bool:
+    return key.startswith(f"{SHARDS}/")
+
+
 def retired(policy: str, version: int) -> str:
     """Created once, before the version's data files are deleted on purpose; its manifest stays."""
     return f"{weights(policy, version)}/{RETIRED}"
+
+
+def merged(policy: str, version: int, base: int) -> str:
+    """Created once, after the version: how it comes from `base`, some versions before."""
+    return f"{weights(policy, version)}/since-{base:08d}.json"
+
+
+def merges(keys: Iterable[str], policy: str) -> dict[int, list[int]]:
+    """version → bases, ascending, of the policy's merged changes among `keys`."""
+    found: dict[int, list[int]] = {}
+    for key in sorted(keys):
+        for version, base in _MERGED.findall(key):
+            if key == merged(policy, int(version), int(base)):
+                found.setdefault(int(version), []).append(int(base))
+    return found
 
 
 def checkpoint(policy: str, step: int) -> str:

@@ -29,9 +29,18 @@ class LocalFiles:
         self.root = root
 
     def read(self, key: str) -> bytes:
+        return self._read(key, 0, -1)
+
+    def read_part(self, key: str, start: int, end: int) -> bytes:
+        return self._read(key, start, end - start)
+
+    def _read(self, key: str, start: int, num_bytes: int) -> bytes:
+        """`num_bytes` from `start` on, as many as there are; −1: all."""
         path = self.root / key
         try:
-            return path.read_bytes()
+            with open(path, "rb") as file:
+                file.seek(start)
+                return file.read(num_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise NotFoundError(f"there is no object {path}") from None
         except OSError as error:
@@ -103,6 +112,17 @@ class LocalFiles:
             return
         except OSError as error:
             raise _sorted(error, path) from error
+
+    def unfinished(self, prefix: str, before_s: float) -> dict[str, int]:
+        """Key → bytes of unfinished files below `prefix` that nobody has written to since Unix time `before_s`."""
+        found: dict[str, int] = {}
+        for folder, _, names in os.walk(self.root / prefix, onerror=_raise_unless_missing):
+            for path in (Path(folder, name) for name in names if name.startswith(TEMPORARY)):
+                with suppress(FileNotFoundError):  # its writer was at work after all
+                    status = path.stat()
+                    if status.st_mtime < before_s:
+                        found[path.relative_to(self.root).as_posix()] = status.st_size
+        return found
 
     def _temporary(self, path: Path, body: bytes) -> Path:
         """A finished, synced file beside `path`; none is left when writing fails."""

@@ -26,6 +26,9 @@ class MemoryObjects:
             except (FileNotFoundError, IsADirectoryError):
                 raise NotFoundError(f"there is no object memory:/{self._path(key)}") from None
 
+    def read_part(self, key: str, start: int, end: int) -> bytes:
+        return self.read(key)[start:end]
+
     def create(self, key: str, body: bytes) -> bool:
         with _lock:
             if self._path(key) in self._fs.store:

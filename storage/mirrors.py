@@ -13,20 +13,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from storage import layout, weights
 from storage.backend import Backend, Keys
+from storage.delta_files import TRANSFERS_MAX
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
+from storage.in_order import in_order
+from storage.merges import Merging
 from storage.objects import ObjectStore, open_store
+from storage.records import FileInfo
 from storage.tensor_folders import MANIFEST
 
 log = logging.getLogger(__name__)
 
-TRANSFERS_MAX = 8
-"""Files that cross at once."""
 LOOK_INTERVAL_S = 0.5
 LAG_MAX_S = 10.0
 """How long a version that stands at home may be missing from the mirror before a worker goes home for it."""
@@ -41,34 +43,30 @@ class NearFirst:
     near_path: Callable[[str], str]
     lag_max_s: float = LAG_MAX_S
     clock: Callable[[], float] = time.monotonic
-    bytes_near: int = 0
-    bytes_home: int = 0
-    """Read from either."""
     _missed: tuple[str, float] | None = None
     """The first object that home had and the mirror had not, and since when that is known."""
-    _read: set[str] = field(default_factory=set)
-    """Read from the mirror before: who reads one of these again found it wrong."""
+    _asked: set[tuple[str, int]] = field(default_factory=set)
+    """What was read from the mirror before, and from which byte on: who reads it again found it wrong."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, key: str) -> bytes:
+        return self._read(key, 0, lambda backend, path: backend.read(path))
+
+    def read_part(self, key: str, start: int, end: int) -> bytes:
+        return self._read(key, start, lambda backend, path: backend.read_part(path, start, end))
+
+    def _read(self, key: str, start: int, read: Callable[[Backend, str], bytes]) -> bytes:
         """Manifests come from home: they say what the rest must be."""
         with self._lock:
-            near_may_have_it = not key.endswith(f"/{MANIFEST}") and key not in self._read
-            self._read.add(key)
+            near_may_have_it = not key.endswith(f"/{MANIFEST}") and (key, start) not in self._asked
+            self._asked.add((key, start))
         if near_may_have_it:
             try:
-                body = self.near.read(self.near_path(key))
+                return read(self.near, self.near_path(key))
             except AstraFlowError as error:
                 if not isinstance(error, NotFoundError):
                     log.warning("the mirror fails, %s is read from home: %s", key, error)
-            else:
-                with self._lock:
-                    self.bytes_near += len(body)
-                return body
-        body = self.home.read(key)
-        with self._lock:
-            self.bytes_home += len(body)
-        return body
+        return read(self.home, key)
 
     def exists(self, key: str) -> bool:
         """Whether home has it, and the mirror too; a mirror that has fallen behind for `lag_max_s` is not waited for."""
@@ -118,27 +116,29 @@ def of_run(home: ObjectStore, url: str) -> ObjectStore:
 def keep(home: ObjectStore, mirror: ObjectStore, policies: Iterable[str], pulse: Pulse, leave: Callable[[float], bool]) -> None:
     """Copy every version as it appears, until `leave(pause_s)`, asked with the pause until the next look, says so.
 
-    A store that is away is waited for; damage at home is told and tried again.
+    A store that is away is waited for; damage at home is told and tried again. Changes are merged in the mirror itself.
     """
     next_version = dict.fromkeys(policies, 0)
     crossed: Counter[str] = Counter()
     pause_s = 0.0
-    while not leave(pause_s):
-        pause_s = LOOK_INTERVAL_S
-        for policy, start in next_version.items():
-            try:
-                with pulse.span("mirror"):
-                    num_bytes = copy_next(home, mirror, policy, start)
-            except (TransientError, CorruptError, NotFoundError) as error:
-                pulse.update(state="waiting", note=f"{policy} is not mirrored: {error}")
-                log.warning("%s is not mirrored: %s", policy, error)
-                continue
-            if num_bytes is None:
-                continue
-            pause_s = 0.0
-            next_version[policy] = weights.latest(mirror, policy, start) or 0
-            crossed[f"mirrored_bytes_{policy}"] += num_bytes
-            pulse.update(state="working", note="", progress=crossed, versions={policy: next_version[policy]})
+    with closing(Merging(mirror)) as merging:
+        while not leave(pause_s):
+            pause_s = LOOK_INTERVAL_S
+            for policy, start in next_version.items():
+                try:
+                    with pulse.span("mirror"):
+                        num_bytes = copy_next(home, mirror, policy, start)
+                except (TransientError, CorruptError, NotFoundError) as error:
+                    pulse.update(state="waiting", note=f"{policy} is not mirrored: {error}")
+                    log.warning("%s is not mirrored: %s", policy, error)
+                    continue
+                if num_bytes is None:
+                    continue
+                pause_s = 0.0
+                next_version[policy] = weights.latest(mirror, policy, start) or 0
+                crossed[f"mirrored_bytes_{policy}"] += num_bytes
+                pulse.update(state="working", note="", progress=crossed, versions={policy: next_version[policy]})
+                merging.after(policy, next_version[policy])
 
 
 def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -> int | None:
@@ -148,24 +148,25 @@ def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -
     checks them. Files of a version that was retired are left out.
     """
     version = (newest + 1) if (newest := weights.latest(mirror, policy, start)) is not None else start
-    if not weights.exists(home, policy, version):
-        return None
-    manifest = weights.read_manifest(home, policy, version)
     folder = layout.weights(policy, version)
+    try:
+        body = home.get(layout.manifest(folder))
+    except NotFoundError:
+        return None
+    manifest = weights.parse_manifest(body, policy, version)
 
-    def copy(name: str) -> int:
+    def copy(file: FileInfo) -> int:
         try:
-            body = home.get(f"{folder}/{name}")
+            mirror.put(f"{folder}/{file.name}", home.get(f"{folder}/{file.name}", file.num_bytes))
         except NotFoundError:
             if home.exists(layout.retired(policy, version)):
                 return 0
             raise
-        mirror.put(f"{folder}/{name}", body)
-        return len(body)
+        return file.num_bytes
 
-    with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        num_bytes = sum(pool.map(copy, (file.name for file in manifest.files)))
-    body = home.get(layout.manifest(folder))
+    files = manifest.files + (manifest.step.files if manifest.step else ())
+    budget = weights.MEMORY_BYTES
+    num_bytes = sum(in_order(copy, files, threads=TRANSFERS_MAX, budget=budget, cost=lambda file: file.num_bytes))
     try:
         mirror.create(layout.manifest(folder), body)
     except ConflictError:

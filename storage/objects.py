@@ -9,6 +9,7 @@ never sees half an object. This module knows nothing of what the objects mean. A
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import stamina
 
+from storage import s3_urls
 from storage.backend import Backend, Keys
 from storage.errors import AstraFlowError, ConfigError, ConflictError, NotFoundError, TransientError
 from storage.json_objects import new_write_id
@@ -31,6 +33,10 @@ PATIENCE_S = 45.0
 TRIES_MAX = 16
 """Most tries of one call within that time."""
 CHECK_PATIENCE_S = 5.0
+PART_BYTES_MIN, PART_BYTES_MAX = 2**21, 2**23
+"""Objects that are larger are fetched in parts: over an ocean one connection carries 8 MB/s, whatever the link."""
+PARTS_MAX = 32
+"""Parts of one object that are fetched at once."""
 
 R = TypeVar("R")
 
@@ -40,15 +46,32 @@ class ObjectStore:
     """Objects below one prefix of a store. Keys are relative, parts joined by `/`; all errors are `AstraFlowError`."""
 
     url: str
+    """Of the place alone: messages and links append keys to it."""
     backend: Backend
     prefix: str = ""
     """Empty, or a folder with its final `/`."""
     patience_s: float = PATIENCE_S
+    query: str = ""
+    """How the place is reached, where its URL said so: `endpoint=https://host&profile=eu`."""
 
-    def get(self, key: str) -> bytes:
-        """The whole object; NotFoundError when there is none."""
+    @property
+    def address(self) -> str:
+        """The URL by which `open_store` opens this very store in any process."""
+        return f"{self.url}?{self.query}" if self.query else self.url
+
+    def get(self, key: str, num_bytes: int = 0) -> bytes:
+        """The whole object; NotFoundError when there is none. A large one of known size is fetched in parts, many at once."""
         path = self._path(key)
-        return self._retried(lambda: self.backend.read(path))
+        if num_bytes <= PART_BYTES_MIN:
+            return self._retried(lambda: self.backend.read(path))
+        part_bytes = min(max(-(-num_bytes // PARTS_MAX), PART_BYTES_MIN), PART_BYTES_MAX)
+
+        def part(start: int) -> bytes:
+            end = min(start + part_bytes, num_bytes)
+            return self._retried(lambda: self.backend.read_part(path, start, end))
+
+        with ThreadPoolExecutor(PARTS_MAX) as pool:
+            return b"".join(pool.map(part, range(0, num_bytes, part_bytes)))
 
     def create(self, key: str, body: bytes) -> None:
         """Atomic put-if-absent; ConflictError when an object with another body stands.
@@ -121,20 +144,26 @@ class ObjectStore:
 
 
 def open_store(url: str) -> ObjectStore:
-    """The store at `url`: a path, `file:///path`, `memory://name` or `s3://bucket/prefix`. Touches nothing yet."""
+    """The store at `url`: a path, `file:///path`, `memory://name` or `s3://bucket/prefix`. Touches nothing yet.
+
+    `s3://bucket/prefix?endpoint=https://host&profile=eu` names the server and the profile of `~/.aws` for this store alone.
+    A URL that cannot be opened, or that holds credentials, is a ConfigError, which does not repeat them.
+    """
     scheme, _, rest = url.partition("://")
     if not rest:
         if "://" in url or not url:
             raise ConfigError(f"the store URL {url!r} names no place; write a path, or s3://bucket/prefix")
         return _local(Path(url).expanduser())
     if scheme == "file":
+        if "?" in rest:
+            raise ConfigError("a store URL file:///path takes no parameters; write a ? of the path as %3F")
         return _local(Path(unquote(urlsplit(url).path)))
     if scheme == "memory":
         return ObjectStore(url.rstrip("/"), MemoryObjects(f"/{rest.strip('/')}"))
     if scheme == "s3":
-        bucket, _, prefix = rest.partition("/")
-        return ObjectStore(url.rstrip("/"), S3Objects(bucket, prefix.strip("/")))
-    raise ConfigError(f"the store URL {url!r} has the unknown scheme {scheme!r}; use a path, file, memory or s3")
+        place = s3_urls.parse(url)
+        return ObjectStore(place.url, S3Objects(place), query=place.query)
+    raise ConfigError(f"the store URL {scheme}://… has the unknown scheme {scheme!r}; use a path, file, memory or s3")
 
 
 def default_store() -> ObjectStore:
@@ -149,14 +178,17 @@ def check(store: ObjectStore) -> None:
     try:
         probe.create(key, b"first")
         if probe.get(key) != b"first":
-            raise ConfigError(f"the store {store.url} returns other bytes than were written; use another store")
+            raise ConfigError(f"the store {store.address} returns other bytes than were written; use another store")
         _second_create_loses(probe, key)
         probe.delete(key)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        named = os.environ.get(STORE_VARIABLE)
+        if STORE_VARIABLE in str(error) or not named or open_store(named).address != store.address:
+            raise
+        raise ConfigError(f"{error} ({STORE_VARIABLE} names this store)") from error
     except AstraFlowError as error:
         raise ConfigError(
-            f"the store {store.url} cannot be used: {error}; correct {STORE_VARIABLE}, or start the server it names"
+            f"the store {store.address} cannot be used: {error}; correct {STORE_VARIABLE}, or start the server it names"
         ) from error
 
 
@@ -166,7 +198,7 @@ def _second_create_loses(store: ObjectStore, key: str) -> None:
     except ConflictError:
         return
     raise ConfigError(
-        f"the store {store.url} overwrites objects that must be created once (it ignores If-None-Match); "
+        f"the store {store.address} overwrites objects that must be created once (it ignores If-None-Match); "
         "use one that honours conditional writes, such as AWS S3, Ceph, MinIO or a local folder"
     )
 

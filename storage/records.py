@@ -9,6 +9,7 @@ stand in `shards.py`, `batches.py`, `orders.py` and `weights.py`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
+from weakref import ReferenceType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,6 +211,20 @@ class HostTensor:
     bits: NDArray[Any]
     """C-contiguous, of `shape`; unsigned integer of the element's width for BF16/F16/F32 (the bit pattern), else its own
     dtype."""
+    difference: "Difference | None" = field(default=None, repr=False)
+    """What its maker knows of how it differs from an older tensor. It saves a comparison; the bits alone are the truth."""
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """How a tensor differs from `base`. Example: bits [5, 7, 9], before [5, 8, 9] → `positions` [1], `steps` [65535]."""
+
+    base: "ReferenceType[HostTensor]"
+    """Weak, so that a tensor keeps none of those before it alive."""
+    positions: NDArray[np.uint64]
+    """[n] of all elements that differ and of no others, in the flat tensor, ascending."""
+    steps: NDArray[Any]
+    """[n] new − old, wrapping; unsigned, of the element's width."""
 
 
 @dataclass(frozen=True)
@@ -235,6 +250,28 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
+class Step:
+    """How a version's tensors come from those of an older one."""
+
+    base: int
+    """The older version."""
+    tensors: Mapping[str, TensorInfo]
+    """As in the version's manifest, but `file`, `entry` and `source` tell the way from `base`."""
+    files: tuple[FileInfo, ...]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """`weights/{policy}/{version}/since-{base}.json`: a way that passes over the versions in between. Created once."""
+
+    policy: str
+    version: int
+    step: Step
+    created_s: Number = 0.0
+    write_id: str = ""
+
+
+@dataclass(frozen=True)
 class Manifest:
     """One version of one policy's weights; the last object written of it, created once."""
 
@@ -252,6 +289,8 @@ class Manifest:
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
     """Tensor files. Version 0 lists the model's other files too (`config.json`, tokenizer, …)."""
+    step: Step | None = None
+    """Of an anchor: how it also comes from the version before, for those who hold that."""
     metrics: Mapping[str, Number] = field(default_factory=dict)
     """`trainer/…` metrics of the step that made it."""
     created_s: Number = 0.0

@@ -2,7 +2,7 @@
 every digest, parent and batch can still be verified; what goes is the data.
 
     plan   kept versions ──closure over bases──▶ needed data       everything else of a version is retired
-    retire `retired.json` beside the manifest, created once ──▶ then the data files are deleted
+    retire `retired.json` beside the manifest, created once ──▶ then the data files are deleted; in mirrors after home
 
 Kept are version 0, the newest ones, every n-th, those a person names, those younger than the grace period or newer than what a
 living worker holds (its chain goes on from there), and whatever these need to be reached. Knows nothing of training.
@@ -10,18 +10,18 @@ living worker holds (its chain goes on from there), and whatever these need to b
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 from storage import heartbeats, layout, weights
-from storage.errors import ConfigError, ConflictError, NotFoundError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.json_numbers import Number
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
-from storage.records import Manifest
+from storage.records import FileInfo, Manifest
 from storage.tensor_folders import MANIFEST
 
 READ_THREADS = 16
@@ -64,7 +64,7 @@ class Plan:
     retired: Mapping[int, tuple[str, ...]]
     """version → keys of its data files that are still there, those of writers that were cut off included."""
     num_bytes: int
-    """Bytes that go."""
+    """Bytes that go, as far as manifests tell."""
 
 
 def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[int]]:
@@ -106,15 +106,12 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> P
         while base is not None and base not in kept:
             kept[base] = f"leads to version {version}"
             base = manifests[base].base
-    data: dict[int, list[str]] = defaultdict(list)
-    for key in run.list(f"{layout.WEIGHTS}/{policy}"):
-        folder, _, name = key.rpartition("/")
-        if name not in (MANIFEST, layout.RETIRED):
-            data[int(folder.rpartition("/")[2])].append(key)
-    sizes = {f"{layout.weights(policy, one.version)}/{file.name}": file.num_bytes for one in manifests for file in one.files}
+    keys = run.list(f"{layout.WEIGHTS}/{policy}")
+    data = _by_version(policy, keys)
+    gone = set(layout.numbers(keys, partial(layout.retired, policy))) - data.keys()
     retired = {version: tuple(keys) for version, keys in data.items() if version <= newest and version not in kept}
-    num_bytes = sum(sizes.get(key, 0) for keys in retired.values() for key in keys)
-    return Plan(policy, dict(sorted(kept.items())), retired, num_bytes)
+    num_bytes = _num_bytes(run, [manifests[version] for version in retired], retired)
+    return Plan(policy, {version: kept[version] for version in sorted(kept) if version not in gone}, retired, num_bytes)
 
 
 def retire(run: ObjectStore, planned: Plan) -> None:
@@ -124,6 +121,38 @@ def retire(run: ObjectStore, planned: Plan) -> None:
         raise ConfigError(f"{run.url} is frozen; thaw it first (astraflow gc RUN --thaw)")
     with ThreadPoolExecutor(READ_THREADS) as pool:
         list(pool.map(lambda item: _retire(run, planned.policy, *item), planned.retired.items()))
+
+
+def plan_mirror(home: ObjectStore, mirror: ObjectStore, planned: Plan) -> Plan:
+    """What may go in a mirror once `planned` is carried out at home: the data of every version that is retired there, now or by
+    an earlier plan. A version that the mirror shows without saying that it is retired stands in the plan with no keys."""
+    policy = planned.policy
+    folder = f"{layout.WEIGHTS}/{policy}"
+    gone = set(layout.numbers(home.list(folder), partial(layout.retired, policy))) | planned.retired.keys()
+    shown = mirror.list(folder)
+    told = set(layout.numbers(shown, partial(layout.retired, policy)))
+    seen = set(layout.numbers(shown, lambda version: layout.manifest(layout.weights(policy, version))))
+    data = _by_version(policy, shown)
+    retired = {version: tuple(data.get(version, ())) for version in sorted(gone) if version in data or version in seen - told}
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        manifests = list(pool.map(partial(weights.read_manifest, home, policy), (v for v, keys in retired.items() if keys)))
+    return Plan(policy, {}, retired, _num_bytes(mirror, manifests, retired))
+
+
+def retire_mirror(home: ObjectStore, mirror: ObjectStore, planned: Plan) -> None:
+    """Carry the plan of a mirror out, after home's. Every version's record is home's own: NotFoundError where home has none,
+    and then the mirror keeps its data."""
+
+    def retire_one(version: int) -> None:
+        key = layout.retired(planned.policy, version)
+        record = home.get(key)
+        with suppress(ConflictError):  # of another run that had this name: nobody reads it
+            mirror.create(key, record)
+        for data_key in planned.retired[version]:
+            mirror.delete(data_key)
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        list(pool.map(retire_one, planned.retired))
 
 
 def read_retired(run: ObjectStore, policy: str, version: int) -> Retired | None:
@@ -167,8 +196,36 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
 
 
 def _retire(run: ObjectStore, policy: str, version: int, keys: tuple[str, ...]) -> None:
-    num_bytes = sum(file.num_bytes for file in weights.read_manifest(run, policy, version).files)
+    num_bytes = sum(file.num_bytes for file in _files(weights.read_manifest(run, policy, version)))
     with suppress(ConflictError):  # another one retires the same version
         run.create(layout.retired(policy, version), seal(Retired(policy, version, time.time(), num_bytes)))
-    for key in keys:
+    for key in sorted(keys, key=lambda key: not key.endswith(".json")):  # what names files goes before them
         run.delete(key)
+
+
+def _by_version(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:
+    """version → keys of everything in its folder but its manifest and the record that it is retired."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for key in keys:
+        folder, _, name = key.rpartition("/")
+        number = folder.rpartition("/")[2]
+        if name not in (MANIFEST, layout.RETIRED) and number.isdecimal() and folder == layout.weights(policy, int(number)):
+            found[int(number)].append(key)
+    return found
+
+
+def _files(manifest: Manifest) -> Sequence[FileInfo]:
+    return manifest.files + (manifest.step.files if manifest.step else ())
+
+
+def _num_bytes(run: ObjectStore, manifests: Sequence[Manifest], retired: Mapping[int, Sequence[str]]) -> int:
+    """Of the files among `retired` that their manifests and merged changes list."""
+    going = {key for keys in retired.values() for key in keys}
+    listed = {f"{layout.weights(one.policy, one.version)}/{file.name}": file for one in manifests for file in _files(one)}
+    for policy in {one.policy for one in manifests}:
+        for version, bases in layout.merges(going, policy).items():
+            for base in bases:
+                with suppress(CorruptError, NotFoundError):  # only a count
+                    files = weights.read_merged(run, policy, version, base).step.files
+                    listed |= {f"{layout.weights(policy, version)}/{file.name}": file for file in files}
+    return sum(file.num_bytes for key, file in listed.items() if key in going)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from storage.backend import Keys
 from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
+from storage.s3_urls import S3Place
 
 CREATE_BYTES_MAX = 5 * 2**30
 """S3's bound of a single PUT."""
@@ -29,11 +30,12 @@ _TRANSIENT_CODES = {"RequestTimeout", "IncompleteBody", "BadDigest", "SlowDown",
 
 
 class S3Objects:
-    """A `Backend` below `s3://bucket/root`. Endpoint and credentials come from `AWS_…` variables or `~/.aws`."""
+    """A `Backend` below `s3://bucket/root`. What `place` does not name comes from `AWS_…` variables or `~/.aws`."""
 
-    def __init__(self, bucket: str, root: str) -> None:
-        self.bucket = bucket
-        self.root = f"{root}/" if root else ""
+    def __init__(self, place: S3Place) -> None:
+        self.place = place
+        self.bucket = place.bucket
+        self.root = f"{place.root}/" if place.root else ""
         self._guard = threading.Lock()
         self._opened: tuple[int, Any] | None = None
 
@@ -41,6 +43,15 @@ class S3Objects:
         with self._translated(key):
             # One connection at a time makes it a single GET; otherwise s3fs asks for the size first.
             return bytes(self._fs().cat_file(f"{self.bucket}/{self.root}{key}", max_concurrency=1))
+
+    def read_part(self, key: str, start: int, end: int) -> bytes:
+        with self._translated(key):
+            try:
+                return bytes(self._fs().cat_file(f"{self.bucket}/{self.root}{key}", start=start, end=end))
+            except OSError as error:
+                if _status(error) == 416:  # the object ends before `start`
+                    return b""
+                raise
 
     def create(self, key: str, body: bytes) -> bool:
         if len(body) >= CREATE_BYTES_MAX:
@@ -97,11 +108,11 @@ class S3Objects:
         """One s3fs instance a process: its loop does not survive a fork, and fsspec's cache keeps one a thread."""
         with self._guard:
             if self._opened is None or self._opened[0] != os.getpid():
-                self._opened = (os.getpid(), _open())
+                self._opened = (os.getpid(), _open(self.place))
             return self._opened[1]
 
     def _name(self, key: str) -> str:
-        return f"s3://{self.bucket}/{self.root}{key}"
+        return f"s3://{self.bucket}/{self.root}{key}{self.place.at_endpoint}"
 
     @contextmanager
     def _translated(self, key: str) -> Iterator[None]:
@@ -111,35 +122,41 @@ class S3Objects:
         except AstraFlowError:
             raise
         except _network_errors() as error:
-            raise _sorted(error, self.bucket, self._name(key)) from error
+            raise _sorted(error, self.place, self._name(key)) from error
 
 
-def _sorted(error: Exception, bucket: str, name: str) -> AstraFlowError:
+def _sorted(error: Exception, place: S3Place, name: str) -> AstraFlowError:
     """What the failure of a request for the object `name` means."""
     status, code = _status(error), _code(error)
     if code == "NoSuchBucket":
-        return ConfigError(f"the bucket {bucket} does not exist; create it, or correct the store's URL")
+        return ConfigError(
+            f"the bucket {place.bucket}{place.at_endpoint} does not exist; create it, or correct the store's URL"
+        )
     if status == 404 or isinstance(error, FileNotFoundError):
         return NotFoundError(f"there is no object {name}")
     if _needs_person(error):
-        return ConfigError(f"{name} cannot be reached: {error}; correct the AWS_… variables")
+        return ConfigError(f"{name} cannot be reached: {error}; correct {place.credentials}")
     if status is None or status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES:
         return TransientError(f"{name} did not answer as it should: {type(error).__name__}: {error}")
     if status in (401, 403):
-        return ConfigError(f"access to {name} is denied ({code}); check the AWS_… credentials and the bucket's policy")
+        return ConfigError(f"access to {name} is denied ({code}); check {place.credentials} and the bucket's policy")
     return ConfigError(f"the store refused {name} with status {status} ({code}): {error}")
 
 
-def _open() -> Any:
+def _open(place: S3Place) -> Any:
     try:
         import s3fs
     except ImportError as error:
         raise ConfigError("a store on S3 needs the package s3fs; install astraflow[s3]") from error
+    own = _of_profile(place.profile)
     # The listings cache would hide what other writers made.
     filesystem = s3fs.S3FileSystem(
         skip_instance_cache=True,
         use_listings_cache=False,
         default_fill_cache=False,
+        profile=place.profile or None,
+        endpoint_url=place.endpoint or own.get("endpoint_url"),
+        client_kwargs={"region_name": own["region"]} if "region" in own else {},
         config_kwargs={
             "connect_timeout": CONNECT_TIMEOUT_S,
             "read_timeout": READ_TIMEOUT_S,
@@ -149,6 +166,14 @@ def _open() -> Any:
     )
     filesystem.retries = 1  # tries are counted in one place, `ObjectStore`
     return filesystem
+
+
+def _of_profile(profile: str) -> dict[str, Any]:
+    """What `~/.aws/config` says of a profile. botocore would let AWS_ENDPOINT_URL and AWS_DEFAULT_REGION, which are the home
+    store's, win over it."""
+    from botocore.session import Session
+
+    return Session(profile=profile).get_scoped_config() if profile else {}
 
 
 def _response(error: BaseException | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from storage.records import FileInfo, HostTensor, TensorInfo
 from storage.second_reads import read_twice
 from storage.tensors import digest, file_digest, from_safetensors, to_safetensors
 
-FILE_BYTES_MAX = 2**30
+FILE_BYTES_MAX = 2**28
 """Tensors are spread over files of about this size; a larger tensor gets a file of its own."""
 TRANSFERS_MAX = 4
 """Files that are moved, and therefore held in memory, at once."""
@@ -113,7 +113,7 @@ def checked_file(folder: ObjectStore, info: FileInfo) -> bytes:
     """One fetch of a file; CorruptError when it is not the one the manifest lists."""
     where = f"{folder.url}/{info.name}"
     try:
-        body = folder.get(info.name)
+        body = folder.get(info.name, info.num_bytes)
     except NotFoundError:
         raise CorruptError(f"{where} is missing, though its manifest lists it") from None
     if len(body) != info.num_bytes or file_digest(body) != info.digest:

@@ -2,31 +2,43 @@
 
     anchor 0 ──delta 1──▶ 1 ──delta 2──▶ 2 …  anchor 20 ──delta 21──▶ …
 
-An anchor holds every tensor; a delta what turns its base, the version before, into it. Who holds a version already needs only
-the deltas since; everybody else starts from the nearest anchor. The digests of the result prove every chain, bit for bit.
+An anchor holds every tensor, and also how it comes from the version before; a delta only that. Who holds a version already
+needs only the changes since; everybody else starts from the nearest anchor. The digests of the result prove every way, bit
+for bit.
 """
 
 import logging
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from storage import delta_files, layout, tensor_folders
+from storage import delta_files, layout, tensor_folders, ways
+from storage.delta_files import Written
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.json_objects import new_write_id, unseal
 from storage.objects import ObjectStore
 from storage.probing import first_absent
-from storage.records import HostTensor, Manifest
+from storage.records import HostTensor, Manifest, Merged, Step
 from storage.second_reads import read_twice
 from storage.tensor_folders import Contents
-from storage.tensors import digest, weights_digest
+from storage.tensors import weights_digest
+from storage.ways import Leg
 
 log = logging.getLogger(__name__)
 
 DELTA_SHARE_MAX = 0.5
 """A delta larger than this share of the tensors' bytes is not worth its chain."""
+MEMORY_BYTES = 2**30
+"""What publishing or reading a version takes of memory beside the versions themselves."""
+MERGED_SPAN = 8
+"""Merged changes lead over so many versions, from one multiple of it to the next."""
+LOOK_BACK_MAX = 64
+"""Who is further behind starts from an anchor."""
+READ_THREADS = 16
+"""Manifests that are read at once."""
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
@@ -45,52 +57,63 @@ def publish(
     tensors: Mapping[str, HostTensor],
     *,
     base: Held | None = None,
+    anchor: bool = False,
     compact: bool = False,
+    memory_bytes: int = MEMORY_BYTES,
     metrics: Mapping[str, float] = _NOTHING,
     extra_files: Mapping[str, bytes] = _NO_FILES,
 ) -> Manifest:
     """Make `version` real: data files first, the manifest last. ConflictError when the version exists.
 
-    A delta to `base`, which must be the version before; an anchor without one, and where the delta would not be smaller than
-    DELTA_SHARE_MAX of the tensors. `compact` spends CPU time on fewer bytes. `extra_files` (version 0 only by convention) are
-    the model's other files: `config.json`, tokenizer, … A publication that is cut off leaves files nobody lists; publishing
-    again is safe. ConfigError for no tensors at all.
+    A delta to `base`, which must be the version before. An anchor without one, where one is asked for, and where the delta
+    would not be smaller than DELTA_SHARE_MAX of the tensors; where there is a `base`, the anchor carries the delta as well.
+    `compact` spends CPU time on fewer bytes. `extra_files` (version 0 only by convention) are the model's other files:
+    `config.json`, tokenizer, … The manifest's `metrics` get `weights/…` of the publication itself. A publication that is cut
+    off leaves files nobody lists; publishing again is safe. ConfigError for no tensors at all.
     """
     if not tensors:
         raise ConfigError(f"version {version} of {policy} would have no tensors; publish those of its model")
     if exists(run, policy, version):
         raise ConflictError(f"version {version} of {policy} is published already")
+    if base is not None and (base.manifest.policy, base.manifest.version) != (policy, version - 1):
+        raise ValueError(f"version {version} of {policy} is no step from {base.manifest.policy} {base.manifest.version}")
     folder = run.sub(layout.weights(policy, version))
     write_id = new_write_id()
-    contents = None
-    if base is not None and not extra_files:
-        if (base.manifest.policy, base.manifest.version) != (policy, version - 1):
-            raise ValueError(f"version {version} of {policy} is no step from {base.manifest.policy} {base.manifest.version}")
-        contents = _delta(folder, base, tensors, write_id, compact)
-    kind: Literal["anchor", "delta"] = "anchor" if contents is None else "delta"
-    contents = contents or tensor_folders.write(folder, tensors, extra_files, write_id)
+    start_s = time.monotonic()
+    delta = _delta(folder, base, tensors, write_id, compact, memory_bytes) if base else None
+    is_anchor = delta is None or anchor or bool(extra_files)
+    whole = tensor_folders.write(folder, tensors, extra_files, write_id) if is_anchor else Contents({}, ())
+    listed = whole if delta is None or is_anchor else delta.contents
     manifest = Manifest(
         policy=policy,
         version=version,
         parent=version - 1 if version else None,
         batch=version or None,
-        kind=kind,
-        base=version - 1 if kind == "delta" else None,
-        digest=weights_digest(contents.tensors),
-        tensors=contents.tensors,
-        files=contents.files,
-        metrics=dict(metrics),
+        kind="anchor" if is_anchor else "delta",
+        base=None if is_anchor else version - 1,
+        digest=weights_digest(listed.tensors),
+        tensors=listed.tensors,
+        files=listed.files,
+        step=Step(version - 1, delta.contents.tensors, delta.contents.files) if delta and is_anchor else None,
+        metrics={**metrics, **_told(tensors, delta, time.monotonic() - start_s)},
         created_s=time.time(),
         write_id=write_id,
     )
-    tensor_folders.finish(folder, contents, manifest)
+    stored = whole.files + (delta.contents.files if delta else ())
+    tensor_folders.finish(folder, Contents(listed.tensors, stored), manifest)
     return manifest
 
 
 def read_manifest(run: ObjectStore, policy: str, version: int) -> Manifest:
     """NotFoundError while there is no such version; CorruptError when its manifest contradicts its place or itself."""
     key = layout.manifest(layout.weights(policy, version))
-    manifest = read_twice(lambda: unseal(Manifest, run.get(key), key))
+    return read_twice(lambda: parse_manifest(run.get(key), policy, version))
+
+
+def parse_manifest(body: bytes, policy: str, version: int) -> Manifest:
+    """The manifest of that version; CorruptError when it contradicts its place or itself."""
+    key = layout.manifest(layout.weights(policy, version))
+    manifest = unseal(Manifest, body, key)
     if (manifest.policy, manifest.version) != (policy, version):
         raise CorruptError(f"{key} is the manifest of {manifest.policy} version {manifest.version}")
     if weights_digest(manifest.tensors) != manifest.digest:
@@ -108,32 +131,63 @@ def latest(run: ObjectStore, policy: str, start: int = 0) -> int | None:
     return absent - 1 if absent > start else None
 
 
+def newer(run: ObjectStore, policy: str, than: int) -> int | None:
+    """The newest version after `than`, which stands; None when there is none. One round trip as long as at most one is."""
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda version: exists(run, policy, version), (than + 1, than + 2))
+    if first and second:
+        return latest(run, policy, than + 2)
+    return than + 1 if first else None
+
+
 def fetch(run: ObjectStore, policy: str, version: int) -> dict[str, HostTensor]:
     """All tensors of a version. Every file and tensor is verified; CorruptError when a second fetch fails too."""
     return dict(read(run, policy, version).tensors)
 
 
-def read(run: ObjectStore, policy: str, version: int, held: Held | None = None) -> Held:
-    """A version, by the deltas since `held` or from the nearest anchor; unchanged tensors are shared with `held`.
+def read(run: ObjectStore, policy: str, version: int, held: Held | None = None, *, memory_bytes: int = MEMORY_BYTES) -> Held:
+    """A version, by the cheapest way from `held`, else from the nearest anchor; unchanged tensors are shared with `held`.
 
     Every file and every resulting tensor is verified. What does not come out right from `held` is read once more, from an
     anchor. CorruptError names the version that cannot be read, and the chain it lies on; NotFoundError when data of the chain
-    was retired.
+    was retired. Beside the versions it takes about `memory_bytes`.
     """
-    if held is not None and held.manifest.version < version:
+    if held is not None and held.manifest.version <= version <= held.manifest.version + LOOK_BACK_MAX:
         try:
-            return _follow(run, _chain(run, policy, version, held), held)
+            return _from_held(run, policy, version, held, memory_bytes)
         except (CorruptError, NotFoundError) as error:
             log.warning("%s; version %d of %s is read from an anchor", error, version, policy)
-    chain = _chain(run, policy, version, None)
+    chain = _back_to_anchor(run, policy, version)
+    way = ways.cheapest([leg for manifest in chain for leg in ways.legs(manifest)], None, version)
+    if way is None:
+        raise CorruptError(f"version {version} of {policy} cannot be read: no unbroken chain leads there from an anchor")
+
     try:
-        return read_twice(lambda: _follow(run, chain, None))
+        return read_twice(lambda: go(run, chain[-1], way, None, memory_bytes))
     except CorruptError as error:
         for link in chain:
-            if is_gone(run, link):
+            if link.version in {leg.version for leg in way} and is_gone(run, link):
                 needed = "" if link.version == version else f", which version {version} needs,"
                 raise NotFoundError(f"the data of version {link.version} of {policy}{needed} was retired on purpose") from error
-        raise
+        links = " ← ".join(str(leg.version) for leg in reversed(way))
+        raise CorruptError(f"version {version} of {policy} cannot be read, whose chain is {links}: {error}") from error
+
+
+def go(run: ObjectStore, manifest: Manifest, way: Sequence[Leg], held: Held | None, memory_bytes: int = MEMORY_BYTES) -> Held:
+    """The version of `manifest`, by just this way; CorruptError when it does not lead there."""
+    tensors = ways.follow(run, way, held.tensors if held else {}, memory_bytes)
+    known = {id(tensor): held.manifest.tensors[name].digest for name, tensor in held.tensors.items()} if held else {}
+    ways.check(manifest, tensors, known)
+    return Held(manifest, tensors)
+
+
+def read_merged(run: ObjectStore, policy: str, version: int, base: int) -> Merged:
+    """The merged changes from `base` to `version`. NotFoundError where there are none; CorruptError when damaged."""
+    key = layout.merged(policy, version, base)
+    merged = read_twice(lambda: unseal(Merged, run.get(key), key))
+    if (merged.policy, merged.version, merged.step.base) != (policy, version, base):
+        raise CorruptError(f"{key} leads from version {merged.step.base} to {merged.version} of {merged.policy}")
+    return merged
 
 
 def is_gone(run: ObjectStore, manifest: Manifest) -> bool:
@@ -141,7 +195,8 @@ def is_gone(run: ObjectStore, manifest: Manifest) -> bool:
     folder = layout.weights(manifest.policy, manifest.version)
     if not run.exists(layout.retired(manifest.policy, manifest.version)):
         return False
-    return not all(run.exists(f"{folder}/{file.name}") for file in manifest.files)
+    files = manifest.files + (manifest.step.files if manifest.step else ())
+    return not all(run.exists(f"{folder}/{file.name}") for file in files)
 
 
 def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, bytes]:
@@ -150,8 +205,10 @@ def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, by
     return tensor_folders.read_files(run.sub(layout.weights(policy, version)), _contents(manifest))
 
 
-def _delta(folder: ObjectStore, base: Held, tensors: Mapping[str, HostTensor], write_id: str, compact: bool) -> Contents | None:
-    """The stored files of a delta; None where an anchor is better."""
+def _delta(
+    folder: ObjectStore, base: Held, tensors: Mapping[str, HostTensor], write_id: str, compact: bool, memory_bytes: int
+) -> Written | None:
+    """A stored delta; None where an anchor is better."""
     return delta_files.write(
         folder,
         base.tensors,
@@ -160,47 +217,83 @@ def _delta(folder: ObjectStore, base: Held, tensors: Mapping[str, HostTensor], w
         write_id,
         bytes_max=DELTA_SHARE_MAX * sum(tensor.bits.nbytes for tensor in tensors.values()),
         compact=compact,
-        threads=os.cpu_count() or 1,
+        memory_bytes=memory_bytes,
     )
 
 
-def _chain(run: ObjectStore, policy: str, version: int, held: Held | None) -> list[Manifest]:
-    """The manifests from the version after `held`, or from an anchor, up to `version`."""
-    chain = [read_manifest(run, policy, version)]
-    while chain[0].kind == "delta" and not (held and held.manifest.version == chain[0].base):
-        base = chain[0].base
-        if base is None or base >= chain[0].version:
-            raise CorruptError(f"version {chain[0].version} of {policy} is a delta to version {base}, which is not before it")
+def _told(tensors: Mapping[str, HostTensor], delta: Written | None, seconds: float) -> dict[str, float]:
+    """What a publication tells of itself."""
+    if delta is None:
+        return {"weights/encode_s": 0.0, "weights/upload_s": seconds}
+    return {
+        "weights/encode_s": delta.encode_s,
+        "weights/upload_s": seconds - delta.encode_s,
+        "weights/changed": delta.num_changed / max(1, sum(tensor.bits.size for tensor in tensors.values())),
+    }
+
+
+def _from_held(run: ObjectStore, policy: str, version: int, held: Held, memory_bytes: int) -> Held:
+    start = held.manifest.version
+    if version == start:
+        return held
+    chain = [found for found in _manifests(run, policy, range(start + 1, version + 1)) if isinstance(found, Manifest)]
+    if not chain or chain[-1].version != version:
+        raise NotFoundError(f"version {version} of {policy} cannot be read")
+    single = [leg for manifest in chain for leg in ways.legs(manifest)]
+    way = ways.cheapest(single + _merged_legs(run, policy, start, version), start, version)
+    if way is None:
+        raise CorruptError(f"no unbroken chain leads from version {start} to version {version} of {policy}")
+    return go(run, chain[-1], way, held, memory_bytes)
+
+
+def _merged_legs(run: ObjectStore, policy: str, start: int, version: int) -> list[Leg]:
+    """The merged changes that stand between two versions."""
+    spans = pairwise(range(-(-start // MERGED_SPAN) * MERGED_SPAN, version + 1, MERGED_SPAN))
+
+    def read_leg(span: tuple[int, int]) -> list[Leg]:
         try:
-            chain.insert(0, read_manifest(run, policy, base))
-        except NotFoundError:
-            links = " ← ".join(str(manifest.version) for manifest in reversed(chain))
+            return [ways.merged_leg(read_merged(run, policy, span[1], span[0]))]
+        except (NotFoundError, CorruptError):
+            return []  # only a shorter way
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return [leg for found in pool.map(read_leg, spans) for leg in found]
+
+
+def _manifests(run: ObjectStore, policy: str, versions: Iterable[int]) -> list[Manifest | NotFoundError]:
+    """Of each version its manifest, or that it is missing."""
+
+    def one(version: int) -> Manifest | NotFoundError:
+        try:
+            return read_manifest(run, policy, version)
+        except NotFoundError as error:
+            return error
+
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        return list(pool.map(one, versions))
+
+
+def _back_to_anchor(run: ObjectStore, policy: str, version: int) -> list[Manifest]:
+    """The manifests from the nearest anchor up to `version`."""
+    chain = [read_manifest(run, policy, version)]
+    while chain[0].kind == "delta":
+        base = chain[0].base
+        if base != chain[0].version - 1:
             raise CorruptError(
-                f"version {version} of {policy} cannot be read: the chain {links} starts from version {base}, which does not "
-                f"exist any more; put {layout.weights(policy, base)} back"
-            ) from None
+                f"version {chain[0].version} of {policy} is a delta to version {base}, which is not the one before"
+            )
+        for found in reversed(_manifests(run, policy, range(max(0, base - READ_THREADS + 1), base + 1))):
+            if isinstance(found, NotFoundError):
+                links = " ← ".join(str(manifest.version) for manifest in reversed(chain))
+                gone = chain[0].version - 1
+                raise CorruptError(
+                    f"version {version} of {policy} cannot be read: the chain {links} starts from version {gone}, which does "
+                    f"not exist any more; put {layout.weights(policy, gone)} back"
+                ) from found
+            chain.insert(0, found)
+            if found.kind == "anchor":
+                break
     return chain
-
-
-def _follow(run: ObjectStore, chain: Sequence[Manifest], held: Held | None) -> Held:
-    tensors = dict(held.tensors) if held else {}
-    for manifest in chain:
-        folder = run.sub(layout.weights(manifest.policy, manifest.version))
-        if manifest.kind == "anchor":
-            tensors = tensor_folders.read_tensors(folder, _contents(manifest))
-        else:
-            tensors = delta_files.read(folder, _contents(manifest), tensors, threads=os.cpu_count() or 1)
-    _check(chain[-1], tensors, held)
-    return Held(chain[-1], tensors)
-
-
-def _check(manifest: Manifest, tensors: Mapping[str, HostTensor], held: Held | None) -> None:
-    """CorruptError unless every tensor has the digest that the manifest lists; those of `held` were checked before."""
-    known = {id(tensor): held.manifest.tensors[name].digest for name, tensor in held.tensors.items()} if held else {}
-    for name, info in manifest.tensors.items():
-        if (known.get(id(tensors[name])) or digest(tensors[name])) != info.digest:
-            where = layout.weights(manifest.policy, manifest.version)
-            raise CorruptError(f"{where}: the deltas do not give the tensor {name} that its manifest lists")
 
 
 def _contents(manifest: Manifest) -> Contents:

@@ -22,7 +22,7 @@ from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Stop
 from storage.verify import Verdict
-from tasks import prefect_tasks, recipes, supervisor
+from tasks import prefect_tasks, recipes, store_secret, supervisor
 from tasks.config import RunConfig
 from tasks.launcher import PrefectLauncher, introduce
 from tasks.termination import is_being_cancelled, sigterm_as_event
@@ -53,6 +53,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     """
     config = recipes.load(recipe, overrides)
     name = run_id or made_up_run_id(config.name)
+    await asyncio.to_thread(store_secret.load)
     store = objects.default_store()
     await asyncio.to_thread(objects.check, store)
     run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())

@@ -63,8 +63,10 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
             return all(weights.exists(run, policy, 0) for policy in config.policies)
         case "trainer":
             return weights.exists(run, member.parameters["policy"], config.steps)
-        case "dataflow" | "rollout" | "mirror":
+        case "dataflow" | "rollout":
             return orders.ended(run)
+        case "mirror":  # it then has the time to stop to copy what is left: one that is away holds up no run
+            return all(weights.exists(run, policy, config.steps) for policy in config.policies)
         case "evaluation":
             return evals.exists(run, config.evaluated_versions()[-1])
 

@@ -14,6 +14,7 @@ from data_ops.prompts import load_prompts
 from storage import layout
 from storage.errors import ConfigError
 from storage.naming import resolve
+from storage.objects import open_store
 from tasks.config import RunConfig
 from tasks.recipe_source import KeyPath
 
@@ -31,7 +32,7 @@ class Problem(NamedTuple):
 
 def problems(config: RunConfig) -> list[Problem]:
     """Everything wrong with `config`, in no particular order; empty when it can run."""
-    checks = (_names, _roles, _algorithms, _groups, _sampling, _prompts, _models, _times)
+    checks = (_names, _roles, _algorithms, _groups, _sampling, _prompts, _models, _mirrors, _times)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -170,6 +171,15 @@ def _models(config: RunConfig) -> Iterator[Problem]:
                 ("policies", name, "model", "path"),
                 f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained",
             )
+
+
+def _mirrors(config: RunConfig) -> Iterator[Problem]:
+    for name, region in config.rollout.regions.items():
+        try:
+            if region.mirror:
+                open_store(region.mirror)
+        except ConfigError as error:
+            yield Problem(("rollout", "regions", name, "mirror"), str(error))
 
 
 def _times(config: RunConfig) -> Iterator[Problem]:

@@ -14,11 +14,12 @@ from typing import Literal, TypeAlias
 from prefect.client.schemas.objects import State
 
 from data_ops.config import PolicyData
-from storage import heartbeats, mirrors, objects, orders, runs
+from storage import heartbeats, mirrors, objects, runs, weights
 from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Stop
+from tasks import store_secret
 from tasks.config import RunConfig
 from tasks.interruption import Interruption, LeftEarlyError
 from tasks.termination import Leave, drained, leave_on_sigterm
@@ -45,6 +46,7 @@ class _Service:
 def _serving(run_id: str, kind: heartbeats.Kind, member: str, attempt: int, region: str = "") -> Iterator[_Service]:
     """What only a person can mend fails the run at once, with the sentence that says how; anything else that is raised is
     for the supervisor, which starts the member again."""
+    store_secret.load()
     run = runs.open_run(objects.default_store(), run_id)
     config = RunConfig.model_validate(runs.run_config(run))
     interval_s = config.supervise.heartbeat_interval_s
@@ -107,18 +109,21 @@ def run_rollout(run_id: str, member: str, attempt: int, region: str) -> Ended:
 
 def run_mirror(run_id: str, member: str, attempt: int, region: str) -> Ended:
     with _serving(run_id, "mirror", member, attempt, region) as service:
-        run, stop = service.run, service.leave.stop
-        spec = service.config.rollout.regions.get(region)
+        run, config, stop = service.run, service.config, service.leave.stop
+        spec = config.rollout.regions.get(region)
         if spec is None or not spec.mirror:
             raise ConfigError(f"run {run_id} has no mirror in {region!r}; name one in rollout.regions.{region}.mirror")
+        mirror = mirrors.of_run(run, spec.mirror)
 
         def leave(pause_s: float) -> bool:
             try:
-                return stop.wait(pause_s) or orders.ended(run) or runs.read_stop(run) is not None
+                if stop.wait(pause_s) or ((ended := runs.read_stop(run)) and ended.state != "completed"):
+                    return True
+                return all(weights.exists(mirror, policy, config.steps) for policy in config.policies)
             except TransientError:
                 return False  # a store that is away is waited for
 
-        mirrors.keep(run, mirrors.of_run(run, spec.mirror), list(service.config.policies), service.pulse, leave)
+        mirrors.keep(run, mirror, list(config.policies), service.pulse, leave)
     return service.ended()
 
 

@@ -5,10 +5,11 @@ and only the newest batch of a policy is read. What is told stands in `status_sc
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from storage import batches, heartbeats, layout, orders, shards, weights
+from storage import batches, counting, heartbeats, layout, orders, shards, weights
 from storage import runs as stored_runs
 from storage.errors import CorruptError, NotFoundError
 from storage.objects import ObjectStore
@@ -34,6 +35,8 @@ __all__ = [  # readers of a status need its types too
 
 ENDED = ("done", "failed")
 """States of a heartbeat whose member has left."""
+MIRRORED = "mirrored_bytes_"
+"""Counter of a mirror's heartbeat, before a policy's name."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,19 @@ def _region(name: str, beats: Iterable[Heartbeat], now_s: float, limit_s: float)
         workers=sum(_is_alive(beat, now_s, limit_s) for beat in workers),
         tokens_per_s=region_rates(workers, now_s, limit_s).get(name, 0.0),
         orders_done=sum(int(beat.progress.get("orders_done", 0)) for beat in workers),
+        weights_in_home=_by_policy(workers, counting.FROM_HOME),
+        weights_in_mirror=_by_policy(workers, counting.FROM_MIRROR),
+        mirrored=_by_policy((beat for beat in beats if beat.kind == "mirror" and beat.region == name), MIRRORED),
+        shards_out=sum(int(beat.progress.get(counting.SHARD_BYTES, 0)) for beat in workers),
     )
+
+
+def _by_policy(beats: Iterable[Heartbeat], name: str) -> dict[str, int]:
+    """policy → sum of the counters `{name}{policy}`."""
+    found: Counter[str] = Counter()
+    for beat in beats:
+        found.update({key.removeprefix(name): int(value) for key, value in beat.progress.items() if key.startswith(name)})
+    return dict(found)
 
 
 def _member(beat: Heartbeat, now_s: float, limit_s: float) -> MemberStatus:

@@ -41,6 +41,14 @@ class RegionStatus(Frozen):
     """Sampled tokens per second of these workers."""
     orders_done: int
     """Orders that the region's workers say they have finished."""
+    weights_in_home: dict[str, int] = {}
+    """Policy → bytes of its weights that the region's workers read from the run's own store."""
+    weights_in_mirror: dict[str, int] = {}
+    """The same from the region's mirror."""
+    mirrored: dict[str, int] = {}
+    """Policy → bytes of its weights that were copied into the region's mirror."""
+    shards_out: int = 0
+    """Bytes of the shards that the region's workers wrote."""
 
 
 class EvalStatus(Frozen):

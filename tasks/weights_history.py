@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from storage import heartbeats, layout, tensors, weights
+from storage import heartbeats, layout, tensors, ways, weights
 from storage.objects import ObjectStore
 from storage.records import Heartbeat, Manifest
 
@@ -20,18 +20,25 @@ class Version(BaseModel):
     version: int
     kind: Literal["anchor", "delta"]
     num_bytes: int
-    """Of its files."""
-    ratio: float
-    """Bytes of an anchor of the same tensors over `num_bytes`."""
-    changed_tensors: int
-    """Tensors that do not simply stand in the base."""
+    """Of its files, those of an anchor's delta included."""
+    delta_bytes: int | None
+    """What a worker fetches that holds the version before; null where it fetches an anchor."""
+    ratio: float | None
+    """Bytes of all tensors over `delta_bytes`."""
+    changed: float | None
+    """Share of the elements that differ from the version before; null where nobody looked."""
+    encode_s: float | None
+    """Until the last change was encoded; what had been encoded was on its way by then."""
+    upload_s: float | None
+    """From then until every file was stored."""
     publish_s: float | None
     """From the start of its encoding to its manifest, beside the next step. The version after it tells: the newest has none."""
     publish_wait_s: float | None
     """How long the trainer waited for that after its next step."""
     created_s: float
-    held_by: list[str]
-    """Workers that serve it."""
+    held_by: dict[str, float | None]
+    """Workers that serve it, and how long each took from seeing it to serving it: fetched, applied, verified, swapped. Null
+    for one that began with it."""
     retired: bool
 
 
@@ -48,19 +55,26 @@ def history(run: ObjectStore, policy: str) -> list[Version]:
 
 
 def _version(manifest: Manifest, following: Manifest | None, retired: bool, beats: list[Heartbeat]) -> Version:
-    num_bytes = sum(file.num_bytes for file in manifest.files)
+    legs = ways.legs(manifest)
+    delta_bytes = next((leg.num_bytes for leg in legs if leg.base is not None), None)
     whole = sum(tensors.num_bytes(info) for info in manifest.tensors.values())
     told = following.metrics if following else {}
+    refreshed = f"refresh_s_{manifest.policy}"
     return Version(
         policy=manifest.policy,
         version=manifest.version,
         kind=manifest.kind,
-        num_bytes=num_bytes,
-        ratio=whole / max(1, num_bytes),
-        changed_tensors=sum(bool(info.file) for info in manifest.tensors.values()),
+        num_bytes=sum(leg.num_bytes for leg in legs),
+        delta_bytes=delta_bytes,
+        ratio=None if delta_bytes is None else whole / max(1, delta_bytes),
+        changed=manifest.metrics.get("weights/changed"),
+        encode_s=manifest.metrics.get("weights/encode_s"),
+        upload_s=manifest.metrics.get("weights/upload_s"),
         publish_s=told.get("trainer/publish_s"),
         publish_wait_s=told.get("trainer/publish_wait_s"),
         created_s=manifest.created_s,
-        held_by=[beat.id for beat in beats if beat.versions.get(manifest.policy) == manifest.version],
+        held_by={
+            beat.id: beat.rates.get(refreshed) for beat in beats if beat.versions.get(manifest.policy) == manifest.version
+        },
         retired=retired,
     )

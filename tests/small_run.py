@@ -76,7 +76,7 @@ class SmallRun:
 
     def beat(
         self,
-        kind: Literal["supervisor", "dataflow", "rollout", "trainer", "evaluation"],
+        kind: Literal["supervisor", "dataflow", "rollout", "trainer", "evaluation", "mirror"],
         member: str,
         at_s: float,
         *,

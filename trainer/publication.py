@@ -13,10 +13,12 @@ from typing import Any
 from storage import weights
 from storage.errors import ConflictError
 from storage.heartbeats import Pulse
+from storage.merges import Merging
 from storage.objects import ObjectStore
 from storage.records import HostTensor, Manifest
 from storage.tensors import weights_digest
 from storage.weights import Held
+from trainer.config import TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +29,13 @@ Insist = Callable[[str, Callable[[], Any]], Any]
 class Publication:
     """The weights stream of one policy."""
 
-    def __init__(self, run: ObjectStore, policy: str, anchor_every: int, pulse: Pulse, insist: Insist) -> None:
-        self._run, self._policy, self._anchor_every = run, policy, anchor_every
+    def __init__(self, run: ObjectStore, policy: str, config: TrainConfig, pulse: Pulse, insist: Insist) -> None:
+        self._run, self._policy, self._config = run, policy, config
         self._pulse, self._insist = pulse, insist
         self.held: Held | None = None
         """The newest version that is known to stand: what the next one may be a delta to. Without one that is an anchor."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"publish-{policy}")
+        self._merging = Merging(run)
         self._under_way: Future[Held] | None = None
         self.seconds = 0.0
         """The last publication took, from its start to its manifest."""
@@ -41,7 +44,7 @@ class Publication:
         """Publish `version` in the background, after the one before is there: raises what `settle` raises."""
         self.settle()
         follows = self.held is not None and self.held.manifest.version == version - 1
-        base = self.held if follows and version % self._anchor_every else None
+        base = self.held if follows and self._config.anchor_every > 1 else None
         self._under_way = self._pool.submit(self._publish, version, tensors, base, metrics)
 
     def settle(self) -> None:
@@ -61,6 +64,7 @@ class Publication:
     def close(self) -> None:
         """Let what is under way end, and hear no more of it."""
         self._pool.shutdown(wait=True)
+        self._merging.close()
 
     def _publish(
         self, version: int, tensors: Mapping[str, HostTensor], base: Held | None, metrics: Mapping[str, float]
@@ -70,12 +74,23 @@ class Publication:
             try:
                 manifest = self._insist(
                     f"publishing version {version}",
-                    lambda: weights.publish(self._run, self._policy, version, tensors, base=base, metrics=metrics),
+                    lambda: weights.publish(
+                        self._run,
+                        self._policy,
+                        version,
+                        tensors,
+                        base=base,
+                        anchor=version % self._config.anchor_every == 0,
+                        compact=self._config.compact_deltas,
+                        memory_bytes=self._config.publish_memory_mb * 2**20,
+                        metrics=metrics,
+                    ),
                 )
             except ConflictError as error:
                 manifest = self._own(version, weights_digest(tensors), error)
         self.seconds = time.monotonic() - start_s
         self._pulse.update(versions={self._policy: version})
+        self._merging.after(self._policy, version)
         return Held(manifest, tensors)
 
     def _own(self, version: int, digest: str, error: ConflictError) -> Manifest:

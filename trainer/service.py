@@ -74,7 +74,7 @@ class _Trainer:
         self._stop = stop
         self._departure = Departure(run, pulse, stop)
         self._engine: TrainEngine
-        self._publication = Publication(run, policy, config.anchor_every, pulse, self._insist)
+        self._publication = Publication(run, policy, config, pulse, self._insist)
         self._step = 0
         """The version that the engine's weights are."""
         self._standing = 0

@@ -22,6 +22,7 @@ from storage.records import Batch, HostTensor, Json
 from trainer import rng
 from trainer.bits import to_host, to_torch
 from trainer.config import TrainConfig
+from trainer.device_scan import DeviceScan
 from trainer.examples import batch_advantages, check_rows, minibatches
 from trainer.hf_model import HfModel
 from trainer.logprobs import token_logprobs
@@ -54,18 +55,16 @@ class TorchEngine:
         self._model = HfModel(model_config, config.device, config.activation_checkpointing)
         self._parameters = self._model.parameters()
         self._optimizer = self._fresh_optimizer()
+        self._scan = DeviceScan() if _is_remote(self._model.device) else None
 
     def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
         self._model.assign(tensors)
         self._optimizer = self._fresh_optimizer()
         rng.seed_all(self._seed)
+        self._forget_published()
 
     def weights(self) -> dict[str, HostTensor]:
-        published = self._config.publish_dtype
-        return {
-            name: to_host(tensor, published if tensor.is_floating_point() else None)
-            for name, tensor in self._model.tensors().items()
-        }
+        return {name: self._to_host(name, tensor) for name, tensor in self._model.tensors().items()}
 
     def step(self, batch: Batch) -> dict[str, float]:
         check_rows(batch, self._model.vocab_size)
@@ -105,6 +104,15 @@ class TorchEngine:
                 }
         self._optimizer.load_state_dict(template)
         rng.restore(_below("rng/", tensors), state["rng"])
+        self._forget_published()
+
+    def _to_host(self, name: str, tensor: Tensor) -> HostTensor:
+        dtype = self._config.publish_dtype if tensor.is_floating_point() else None
+        return self._scan.to_host(name, tensor, dtype) if self._scan else to_host(tensor, dtype)
+
+    def _forget_published(self) -> None:
+        if self._scan:
+            self._scan.forget()
 
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         """Weight decay pulls on matrices only: a norm's scale or a bias has no reason to be small."""
@@ -187,6 +195,11 @@ class TorchEngine:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)
+
+
+def _is_remote(device: torch.device) -> bool:
+    """Whether a copy to the host crosses a bus. On a CPU it costs nothing, and storage's own comparison is faster."""
+    return device.type != "cpu"
 
 
 def _examples(batch: Batch, advantages: list[np.ndarray], rows: np.ndarray, config: TrainConfig) -> list[Example]:

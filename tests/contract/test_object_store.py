@@ -3,13 +3,18 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from threading import Barrier
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from storage import s3_objects
 from storage.errors import ConfigError, ConflictError, NotFoundError
-from storage.objects import ObjectStore, check
+from storage.objects import ObjectStore, check, open_store
+from storage.s3_objects import S3Objects
+from tests.conftest import BUCKET
 
 RIVALS = 32
 
@@ -203,3 +208,43 @@ def test_names_with_odd_but_legal_characters_are_kept(store: ObjectStore) -> Non
 def test_check_accepts_it_and_leaves_nothing(store: ObjectStore) -> None:
     check(store)
     assert store.list() == []
+
+
+@pytest.mark.s3
+def test_a_url_names_its_own_endpoint(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    run = open_store(f"s3://{BUCKET}/{uuid4().hex}?endpoint={s3_server}").sub("runs/a")
+    run.create("weights/manifest.json", b"x")
+    assert open_store(run.address).list() == ["weights/manifest.json"]
+    with pytest.raises(NotFoundError, match=rf"{run.url}/absent at {s3_server}$"):
+        run.get("absent")
+    with pytest.raises(ConfigError, match=f"the bucket no-such-bucket at {s3_server} does not exist"):
+        open_store(f"s3://no-such-bucket?endpoint={s3_server}").get("a")
+
+
+@pytest.mark.s3
+def test_a_profile_wins_over_the_environment(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys, its region and its endpoint: the environment's are another store's."""
+    (tmp_path / "config").write_text(f"[profile eu]\nregion = eu-west-1\nendpoint_url = {s3_server}\n")
+    (tmp_path / "credentials").write_text("[eu]\naws_access_key_id = key-of-eu\naws_secret_access_key = secret-of-eu\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    seen: list[str] = []
+
+    def note(request: Any, **named: Any) -> None:
+        seen.append(request.headers["Authorization"].decode())
+
+    store = open_store(f"s3://{BUCKET}/{uuid4().hex}?profile=eu")
+    assert isinstance(store.backend, S3Objects)
+    store.backend._fs().connect().meta.events.register("before-send.s3", note)
+    store.create("a", b"x")
+    assert "Credential=key-of-eu/" in seen[0]
+    assert "/eu-west-1/s3/" in seen[0]
+
+
+@pytest.mark.s3
+def test_a_profile_that_is_not_there_is_a_sentence(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(ConfigError, match=r"config profile \(eu\) could not be found; correct the profile eu in ~/\.aws"):
+        open_store(f"s3://{BUCKET}/x?profile=eu").get("a")

@@ -1,4 +1,5 @@
-"""One local stack in a home of its own, on free ports, for all tests that need one; and its commands as a person types them.
+"""A local stack in a home of its own, on free ports, and its commands as a person types them; one for all tests that need no
+other.
 
 It is brought up as late and only as often as needed, and nothing of it is left at the end, whatever the tests did.
 """
@@ -9,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +31,8 @@ from storage.records import Heartbeat
 
 RECIPE = Path(__file__).with_name("tiny.yaml")
 BIN = Path(sys.executable).parent
-OURS = ("PREFECT_", "MLFLOW_", "ASTRAFLOW_")
+OURS = ("PREFECT_", "MLFLOW_", "ASTRAFLOW_", "AWS_")
+NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -108,18 +111,24 @@ class Laptop:
         )
 
 
-def wait_until(happened: Callable[[], bool], limit_s: float = 60.0) -> None:
+def wait_until(happened: Callable[[], bool], limit_s: float = 60.0, look_s: float = 0.2) -> None:
     deadline = time.monotonic() + limit_s
     while not happened():
         assert time.monotonic() < deadline, f"did not happen within {limit_s:.0f} s"
-        time.sleep(0.2)
+        time.sleep(look_s)
 
 
 @pytest.fixture(scope="session")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
-    home = Home(tmp_path_factory.mktemp("laptop") / "home")
+    with stack_in(Home(tmp_path_factory.mktemp("laptop") / "home")) as laptop:
+        yield laptop
+
+
+@contextmanager
+def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Laptop]:
+    """A stack that was brought up with these environment variables, until the block is left."""
     try:
-        yield Laptop(home, _up(home))
+        yield Laptop(home, _up(home, variables))
     finally:
         try:
             with _own_environment():
@@ -130,8 +139,9 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
             assert all(not psutil.pid_exists(left.pid) for left in processes.marked(str(home.root)))
 
 
-def _up(home: Home) -> Stack:
+def _up(home: Home, variables: Mapping[str, str]) -> Stack:
     with _own_environment(), pytest.MonkeyPatch.context() as patch:
+        os.environ.update(variables)
         patch.setattr(plan, "PREFECT_PORT", _free_port())
         patch.setattr(plan, "MLFLOW_PORT", _free_port())
         return stack.up(home, lambda words: None)

@@ -6,15 +6,20 @@
 "deny"      412 without naming the condition that failed, as some servers do
 "lose"      the server does its work, the answer is lost
 "truncate"  half of the answer arrives
+"away"      this request and all that come within `away_s` break: the store is gone for a while
+"none"      no fault
 """
 
+import math
 import socket
 import threading
+import time
 from collections.abc import Iterable
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+CHUNK_BYTES = 2**14
 ANSWERS = {"refuse": b"503 Slow Down", "compete": b"409 Conflict", "deny": b"412 Precondition Failed"}
 
 
@@ -31,6 +36,10 @@ class FlakyProxy(ThreadingTCPServer):
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
         self._faults: list[str] = []
         self.requests = 0
+        self.away_s = 0.0
+        self.bytes_per_s = math.inf
+        """How fast one connection carries an answer."""
+        self._away_until_s = -math.inf
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
@@ -43,7 +52,10 @@ class FlakyProxy(ThreadingTCPServer):
     def next_fault(self) -> str:
         with self._lock:
             self.requests += 1
-            return self._faults.pop(0) if self._faults else "none"
+            fault = self._faults.pop(0) if self._faults else "none"
+            if fault == "away":
+                self._away_until_s = time.monotonic() + self.away_s
+            return "drop" if time.monotonic() < self._away_until_s else fault
 
     def __enter__(self) -> "FlakyProxy":
         self._thread.start()
@@ -72,7 +84,13 @@ class _Exchange(StreamRequestHandler):
                 upstream.sendall(request)
                 answer = b"".join(iter(lambda: upstream.recv(65536), b""))
             kept = {"lose": 0, "truncate": len(answer) // 2}.get(fault, len(answer))
-            self.wfile.write(answer[:kept])
+            self._answer(answer[:kept])
+
+    def _answer(self, answer: bytes) -> None:
+        for start in range(0, len(answer), CHUNK_BYTES):
+            chunk = answer[start : start + CHUNK_BYTES]
+            self.wfile.write(chunk)
+            time.sleep(len(chunk) / self.server.bytes_per_s)
 
     def _request(self) -> bytes | None:
         lines = [self.rfile.readline()]

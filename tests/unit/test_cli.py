@@ -7,11 +7,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deployments.cli import app
+from storage import layout, weights
 from storage import runs as stored_runs
 from storage.objects import open_store
 from tasks import recipes
+from tests import builders
 
-COMMANDS = ("up", "down", "deploy", "run", "cancel", "status", "runs", "verify", "report", "export", "doctor")
+COMMANDS = ("up", "down", "deploy", "run", "cancel", "status", "runs", "verify", "report", "export", "gc", "doctor")
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +140,25 @@ def test_cancelling_a_run_writes_its_stop_and_a_second_time_says_how_it_stands(s
     assert (stop.state, stop.reason) == ("cancelled", "cancelled from the command line")
     assert "tiny-1 is cancelled already: cancelled from the command line" in _call("cancel", "tiny-1").output
     assert _call("cancel", "tiny-9").exit_code == 2
+
+
+def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> None:
+    run = _create_run(store, "tiny-1")
+    for version in range(4):
+        weights.publish(run, "solver", version, builders.tensors(version))
+    run.put(layout.evaluation({"solver": 0, "verifier": 0}), b"")
+    wanted = ("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0")
+    said = _call(*wanted)
+    assert said.exit_code == 0
+    assert "the base model" in said.output
+    assert "nothing is deleted yet, add --delete to do it" in said.output
+    assert not run.exists(layout.retired("solver", 2))
+    misspelt = _call(*wanted, "--keep", "slover@2", "--delete")
+    assert misspelt.exit_code == 2
+    assert "'slover@2' names no version" in misspelt.stderr
+    kept = _call(*wanted, "--keep", "solver@2", "--delete")
+    assert kept.output.strip().endswith("of tiny-1 are deleted")
+    assert [run.exists(layout.retired("solver", version)) for version in range(4)] == [False, True, False, False]
 
 
 def test_a_piped_list_of_runs_holds_whole_lines(store: str) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import delta_blocks, delta_files, deltas, layout, weights
+from storage import delta_blocks, delta_files, delta_numpy, deltas, layout, weights
+from storage.delta_files import TRANSFERS_MAX
 from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore
 from storage.records import HostTensor, Manifest
-from storage.tensor_folders import TRANSFERS_MAX
 from storage.tensors import weights_digest
 from storage.weights import Held
 
@@ -271,7 +271,7 @@ def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
         {f"w{part}": tensor(trained(3000, lr, part)[version]) for part in range(40)} for version, lr in ((0, 0.0), (1, 1e-5))
     ]
     first = weights.publish(memory_store, "solver", 0, models[0])
-    monkeypatch.setattr(delta_files, "FILE_BYTES", 1)  # a file for each tensor
+    monkeypatch.setattr(delta_files, "FILE_BYTES_MAX", 1)  # a file for each tensor
     tries: list[str] = []
 
     class Away:
@@ -285,3 +285,67 @@ def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
     with pytest.raises(ConfigError, match="the disk is full"):
         weights.publish(replace(memory_store, backend=Away()), "solver", 1, models[1], base=Held(first, models[0]))
     assert len(tries) <= 2 * TRANSFERS_MAX
+
+
+def known(old: HostTensor, new: Any) -> HostTensor:
+    """`new` as a tensor that remembers how it differs from `old`."""
+    before, after = deltas.flat(old.bits), deltas.flat(new)
+    positions = np.flatnonzero(before != after).astype(np.uint64)
+    return deltas.moved(old, positions, (after - before)[positions], threads=2)
+
+
+@pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9])
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_difference_that_is_known_gives_the_bytes_of_the_comparison(
+    size: int, share: float, compact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deltas, "BLOCK_ELEMENTS", size)
+    old = trained(3 * size + 77, 0.0)[0]
+    new = old + np.where(draw(1).random(len(old)) < share, draw(2).choice([1, 2**16 - 1, 700], len(old)), 0).astype(np.uint16)
+    new[size : 2 * size] = old[size : 2 * size]  # a block without a change
+    base = tensor(old)
+    told = known(base, new)
+    assert (told.bits == new).all()
+    (compared,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, compact=compact, threads=1)
+    (found,) = deltas.encode({"w": base}, {"w": told}, {"w": "w"}, compact=compact, threads=2)
+    assert found == compared
+
+
+def test_a_known_difference_spares_the_comparison_and_counts_only_for_the_very_tensor_it_is_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old, new = trained(5000, 1e-5)
+    base = tensor(old)
+    told = known(base, new)
+    (wanted,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, compact=False, threads=1)
+    twin, other = tensor(old.copy()), tensor(new[::-1].copy())
+    (moved,) = deltas.encode({"w": other}, {"w": told}, {"w": "w"}, compact=False, threads=1)
+    assert (deltas.apply(other, memoryview(moved.blob), threads=1).bits == new).all()
+    monkeypatch.setattr(delta_numpy, "find", None)
+    assert list(deltas.encode({"w": base}, {"w": told}, {"w": "w"}, compact=False, threads=1)) == [wanted]
+    with pytest.raises(TypeError, match="not callable"):
+        list(deltas.encode({"w": twin}, {"w": told}, {"w": "w"}, compact=False, threads=1))
+
+
+@pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int64, np.float64])
+@pytest.mark.parametrize("shape", [(), (0, 4), (3, 5, 8)])
+def test_a_moved_tensor_has_the_form_of_its_base_which_stays_as_it_was(kind: Any, shape: tuple[int, ...]) -> None:
+    old = draw(0).integers(0, 2, shape).astype(kind)
+    new = np.where(draw(1).random(shape) < 0.3, 1, old).astype(kind)
+    base = tensor(old.copy(), "any")
+    made = known(base, new)
+    assert (made.dtype, made.shape, made.bits.dtype, made.bits.shape) == ("any", shape, new.dtype, shape)
+    assert (made.bits == new).all()
+    assert (base.bits == old).all()
+
+
+def test_positions_beyond_32_bits_are_told_apart() -> None:
+    """The positions of a tensor of more than 2³² elements, of which only the block that is asked for is looked at."""
+    positions = np.array([5, 2**32 + 5, 2**33 + 1], dtype=np.uint64)
+    steps = np.array([1, 2, 3], dtype=np.uint16)
+    blocks = 2**32 // delta_blocks.BLOCK_ELEMENTS
+    for number, wanted in ((0, ([5], [1])), (blocks, ([5], [2])), (2 * blocks, ([1], [3])), (1, ([], []))):
+        found = deltas._within(positions, steps, number)
+        assert (found[0].tolist(), found[1].tolist()) == wanted
+        assert found[0].dtype == np.uint32

@@ -284,7 +284,7 @@ def table(text: str, first: str) -> dict[str, str]:
 
 
 def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
-    named = {"n": 7, "attempt": 1, "policy": "solver", "step": 3, "version": 4, "kind": "rollout", "id": "rollout-0"}
+    named = {"n": 7, "attempt": 1, "policy": "solver", "step": 3, "version": 4, "base": 0, "kind": "rollout", "id": "rollout-0"}
     named |= {
         "write_id": "WRITE_ID",
         "name": "NAME",
@@ -309,7 +309,11 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.heartbeat: [layout.heartbeat("rollout", "rollout-0")],
         layout.quarantine: [layout.quarantine(layout.shard(7)), layout.quarantine(layout.shard(7)) + ".json"],
         layout.retired: [layout.retired("solver", 4)],
+        layout.merged: [layout.merged("solver", 4, 0)],
         layout.numbers: [],
+        layout.merges: [],
+        layout.is_shard: [],
+        layout.policy_of_weights: [],
     }
     spelled = {function for name, function in inspect.getmembers(layout, inspect.isfunction) if not name.startswith("_")}
     assert keys.keys() == spelled

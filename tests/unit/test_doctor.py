@@ -47,4 +47,4 @@ def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
 def test_a_missing_store_url_fails_with_the_variable_to_correct(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
     check = doctor._store(home)
-    assert (check.verdict, check.fix) == ("fail", "correct ASTRAFLOW_STORE")
+    assert (check.verdict, check.fix) == ("fail", "correct ASTRAFLOW_STORE or its credentials")

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ from deployments import environment
 from deployments.home import PROJECT, Home
 from deployments.processes import MARK
 from deployments.record import Stack
+from storage.errors import ConfigError
 
 
 @pytest.fixture
@@ -47,6 +49,26 @@ def test_no_secret_reaches_a_work_pool(home: Home, monkeypatch: pytest.MonkeyPat
     shared = environment.of_pool(complete)
     assert "hidden" not in shared.values()
     assert shared["ASTRAFLOW_STORE"] == "file:///store"
+
+
+def test_a_store_url_with_credentials_is_kept_from_a_work_pool() -> None:
+    with pytest.raises(ConfigError, match=r"the store URL s3://…@bucket"):
+        environment.of_pool({"ASTRAFLOW_STORE": "s3://key:hidden@bucket"})
+
+
+def test_the_name_of_the_stores_secret_reaches_workers_everywhere(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASTRAFLOW_STORE_SECRET", raising=False)
+    named = replace(_stack(), store_secret="store-keys")
+    assert environment.secret_name(named) == "store-keys"
+    assert environment.of_pool(environment.of_stack(home, named, {}))["ASTRAFLOW_STORE_SECRET"] == "store-keys"
+    assert "ASTRAFLOW_STORE_SECRET" not in environment.of_pool(environment.of_stack(home, _stack(), {}))
+    monkeypatch.setenv("ASTRAFLOW_STORE_SECRET", "others")
+    assert environment.secret_name(named) == "others"
+
+
+def test_a_stores_url_keeps_its_parameters_on_the_way_to_the_workers(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", "s3://bucket/x/?endpoint=http://127.0.0.1:9000")
+    assert environment.store_url(home) == "s3://bucket/x?endpoint=http://127.0.0.1:9000"
 
 
 def test_a_proxy_is_never_asked_for_the_stack_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,26 @@ def test_the_pictures_last_line_is_empty_so_that_ctrl_c_is_written_there() -> No
     assert _drawn(View("tiny-1", 65.0, "Running", _status()))[-1] == ""
 
 
+def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
+    regions = {
+        "us-east": RegionStatus(
+            workers=1,
+            tokens_per_s=0.0,
+            orders_done=1,
+            weights_in_home={"solver": 12_000_000, "verifier": 100_000},
+            weights_in_mirror={"solver": 48_400_000},
+            mirrored={"solver": 12_000_000},
+            shards_out=3_200_000,
+        ),
+        "eu-west": RegionStatus(workers=1, tokens_per_s=0.0, orders_done=1, weights_in_home={"solver": 60_000_000}),
+        "idle": RegionStatus(workers=0, tokens_per_s=0.0, orders_done=0),
+    }
+    assert live.traffic_lines(_status().model_copy(update={"regions": regions})) == [
+        "us-east: 12.1 MB of weights from home, 48.4 MB from its mirror, 12.0 MB copied into the mirror; 3.2 MB of shards",
+        "eu-west: 60.0 MB of weights from home; 0.0 MB of shards",
+    ]
+
+
 def test_before_the_run_exists_the_picture_says_what_it_waits_for() -> None:
     assert "waiting for the supervisor to begin (Prefect: Pending)" in _drawn(View("tiny-1", 3.0, "Pending", None))
 

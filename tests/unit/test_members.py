@@ -60,3 +60,14 @@ def test_a_member_is_done_when_the_objects_it_was_to_write_exist(memory_store: O
     run.create(layout.orders_end(), b"{}")
     done = {name for name, member in members.items() if is_done(run, config, member)}
     assert done == {"base-model", "trainer-solver", "dataflow", "rollout-us-east-0", "rollout-eu-west-0"}
+
+
+def test_a_mirror_is_done_when_every_version_is_at_home_wherever_the_mirror_is(memory_store: ObjectStore) -> None:
+    config = recipes.load("multi_policy_tiny", {"steps": 1, "rollout.regions.us-east.mirror": "memory://away"})
+    run = create_run(memory_store, "run", config.model_dump(mode="json"))
+    (mirror,) = [member for member in members_of(config) if member.kind == "mirror"]
+    for policy in ("solver", "verifier"):
+        assert not is_done(run, config, mirror)
+        for version in (0, 1):
+            weights.publish(run, policy, version, tensors(version))
+    assert is_done(run, config, mirror)

@@ -116,6 +116,16 @@ def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
         check(store)
 
 
+def test_check_says_where_the_store_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", "memory://named")
+    overwriting = replace(open_store("memory://named"), backend=Scripted(honours_absence=False))
+    with pytest.raises(ConfigError, match=r"overwrites objects .* \(ASTRAFLOW_STORE names this store\)"):
+        check(overwriting)
+    monkeypatch.setenv("ASTRAFLOW_STORE", "memory://another")
+    with pytest.raises(ConfigError, match=r"a local folder$"):
+        check(overwriting)
+
+
 def test_urls_of_every_scheme_open(tmp_path: Path) -> None:
     assert open_store(str(tmp_path)).url == f"file://{tmp_path}"
     assert open_store(f"file://{tmp_path}").url == f"file://{tmp_path}"

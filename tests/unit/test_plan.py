@@ -104,6 +104,7 @@ def test_our_own_address_in_the_environment_is_still_ours(home: Home, monkeypatc
     ("variable", "value"),
     [
         ("ASTRAFLOW_STORE", "s3://elsewhere/runs"),
+        ("ASTRAFLOW_STORE_SECRET", "other-keys"),
         ("PREFECT_API_URL", "https://prefect.example/api"),
         ("MLFLOW_TRACKING_URI", "https://mlflow.example"),
     ],

@@ -105,6 +105,11 @@ def test_a_negative_seed_is_refused() -> None:
     assert complaint(RECIPE, seed=-1) == "--set seed: must be greater than or equal to 0, not -1"
 
 
+def test_a_negative_seed_of_the_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.prompts\.seed"):
+        load("single_policy_tiny", {"data.prompts.seed": -1})
+
+
 def test_a_batch_that_minibatches_do_not_divide_is_refused() -> None:
     message = complaint(RECIPE, **{"policies.solver.train.minibatches": 5})
     assert message.startswith("recipe, line 4: policies.solver: batch_size 32 is not divisible by train.minibatches 5")
@@ -253,3 +258,13 @@ def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
     del stored["policies"]["solver"]["train"]["anchor_every"]
     assert filled(stored) == load(RECIPE).model_dump(mode="json")
     assert filled({"steps": "none any more"}) == {"steps": "none any more"}
+
+
+def test_a_mirror_that_is_no_store_or_holds_credentials_is_refused_without_repeating_them() -> None:
+    region = {"rollout.regions.us-east.mirror": "s3://AKIA:hush@bucket/x"}
+    message = complaint(RECIPE, **region)
+    assert message.startswith("--set rollout.regions.us-east.mirror: the store URL s3://…@bucket/x has more than")
+    assert "hush" not in message
+    assert "unknown scheme 'gs'" in complaint(RECIPE, **{"rollout.regions.us-east.mirror": "gs://bucket/x"})
+    url = "s3://bucket/x?endpoint=http://127.0.0.1:9000&profile=eu"
+    assert load(RECIPE, {"rollout.regions.us-east.mirror": url}).rollout.regions["us-east"].mirror == url

@@ -1,7 +1,10 @@
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 
 from deployments import register
@@ -33,6 +36,51 @@ def test_every_flow_file_can_be_deployed_and_takes_what_its_deployment_gives() -
 def test_the_nightly_run_waits_to_be_switched_on() -> None:
     nightly = next(one for one in DEPLOYMENTS if one.name == "nightly")
     assert (nightly.cron, nightly.cron_active) == ("0 2 * * *", False)
+
+
+def test_the_nightly_gc_waits_to_be_switched_on_and_then_only_looks() -> None:
+    gc = next(one for one in DEPLOYMENTS if (one.flow, one.name) == ("gc", "nightly"))
+    assert (gc.pool, gc.cron, gc.cron_active) == ("control", "0 4 * * *", False)
+    assert register.form(register._flow(gc))["properties"]["apply"]["default"] is False
+
+
+class StandingServer:
+    """A Prefect client of a server where a person has changed a deployment and switched its schedule on."""
+
+    def __init__(self, parameters: dict[str, object]) -> None:
+        self.standing = SimpleNamespace(parameters=parameters, schedules=[SimpleNamespace(active=True)])
+        self.created: dict[str, Any] = {}
+
+    def read_deployment_by_name(self, name: str) -> SimpleNamespace:
+        return self.standing
+
+    def create_flow_from_name(self, name: str) -> str:
+        return "flow"
+
+    def create_deployment(self, **given: Any) -> None:
+        self.created = given
+
+
+def test_a_scheduled_deployment_keeps_what_a_person_set_as_far_as_the_flow_still_takes_it() -> None:
+    gc = next(one for one in DEPLOYMENTS if one.flow == "gc")
+    server = StandingServer({"apply": True, "last": 3, "of_an_older_release": 1})
+    register._create(server, gc, register._flow(gc), "/project")
+    assert server.created["parameters"] == {"apply": True, "last": 3}
+    assert [schedule.active for schedule in server.created["schedules"]] == [True]
+
+
+def test_a_deployment_without_a_schedule_is_registered_as_the_code_says() -> None:
+    server = StandingServer({"recipe": "another"})
+    register._create(server, DEPLOYMENTS[0], register._flow(DEPLOYMENTS[0]), "/project")
+    assert (server.created["parameters"], server.created["schedules"]) == ({"recipe": "multi_policy_tiny"}, [])
+
+
+def test_a_negative_seed_is_refused_by_the_form() -> None:
+    flow = register._flow(DEPLOYMENTS[0])
+    flow.validate_parameters({"seed": 0})
+    with pytest.raises(ParameterTypeError):
+        flow.validate_parameters({"seed": -1})
+    assert register.form(flow)["properties"]["seed"]["anyOf"][0]["minimum"] == 0
 
 
 def test_a_broken_flow_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

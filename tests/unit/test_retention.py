@@ -7,8 +7,9 @@ from storage import heartbeats, layout, retention, weights
 from storage.audit_weights import audit_weights
 from storage.errors import ConfigError, NotFoundError
 from storage.heartbeats import Pulse
+from storage.json_objects import seal
 from storage.objects import ObjectStore
-from storage.records import HostTensor
+from storage.records import FileInfo, HostTensor, Merged, Step
 from storage.retention import Retention
 from storage.tensors import weights_digest
 from storage.weights import Held
@@ -74,11 +75,34 @@ def test_versions_are_named_by_policy_and_number() -> None:
             retention.named([word], ["solver"])
 
 
+def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) -> None:
+    key, name = layout.merged("solver", 8, 0), f"{'0' * 32}.delta-00000.safetensors"
+    before = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)).num_bytes
+    step = Step(0, {}, (FileInfo(name, 5, "sha256:"),))
+    run.put(key, seal(Merged("solver", 8, step)))
+    run.put(f"{layout.weights('solver', 8)}/{name}", b"12345")
+    planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
+    assert planned.num_bytes == before + 5
+    retention.retire(run, planned)
+    assert not run.exists(key)
+    assert not run.exists(f"{layout.weights('solver', 8)}/{name}")
+
+
+def test_strange_objects_among_the_weights_are_left_alone(run: ObjectStore) -> None:
+    strange = [f"weights/solver/{key}" for key in ("notes.txt", "old/a", "7/a", "٣٣٣٣٣٣٣٣/a")]
+    for key in strange:
+        run.put(key, b"")
+    retention.retire(run, retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)))
+    assert all(run.exists(key) for key in strange)
+
+
 def test_retiring_again_finds_nothing_more(run: ObjectStore) -> None:
     wanted = Retention(last=2, every=0)
     retention.retire(run, retention.plan(run, "solver", wanted, later_s(run)))
     again = retention.plan(run, "solver", wanted, later_s(run))
     assert (again.retired, again.num_bytes) == ({}, 0)
+    more = retention.plan(run, "solver", Retention(last=2, every=5), later_s(run))
+    assert (list(more.kept), more.retired) == ([0, *range(20, 30)], {})  # what is gone cannot be kept
 
 
 def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(run: ObjectStore) -> None:

@@ -3,16 +3,19 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
+from uuid import uuid4
 
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from storage import heartbeats, layout, runs
+from storage import heartbeats, layout, mirrors, runs, weights
 from storage.errors import ConfigError
 from storage.json_objects import encode
 from storage.objects import ObjectStore, open_store
 from storage.records import Heartbeat, Stop
 from tasks import recipes, services, termination
+from tests.builders import tensors
 
 
 @pytest.fixture
@@ -57,3 +60,30 @@ def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
             serve("r", kind, 3)
     deadline.cancel()
     assert run.get(layout.heartbeat(kind, kind)) == successor
+
+
+@pytest.mark.parametrize("state", [None, "completed"])
+def test_a_mirror_leaves_when_the_last_version_is_there_even_if_the_run_is_over(
+    state: Literal["completed"] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "home"))
+    mirror = f"memory://{uuid4().hex}"
+    config = recipes.load("single_policy_tiny", {"steps": 2, "rollout.regions.us-east.mirror": mirror})
+    run = runs.create_run(open_store(str(tmp_path / "home")), "r", config.model_dump(mode="json"))
+    for version in range(2):
+        weights.publish(run, "solver", version, tensors(version))
+    if state is not None:
+        runs.request_stop(run, Stop(state, "all policies reached version 2", 1.0))
+    last = threading.Timer(1.0, weights.publish, (run, "solver", 2, tensors(2)))
+    last.start()
+    assert services.run_mirror("r", "mirror-us-east", 0, "us-east") is None
+    last.join()
+    assert weights.latest(mirrors.of_run(run, mirror), "solver") == 2
+
+
+def test_a_mirror_of_a_cancelled_run_leaves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "home"))
+    config = recipes.load("single_policy_tiny", {"rollout.regions.us-east.mirror": str(tmp_path / "mirror")})
+    run = runs.create_run(open_store(str(tmp_path / "home")), "r", config.model_dump(mode="json"))
+    runs.request_stop(run, Stop("cancelled", "enough", 1.0))
+    assert services.run_mirror("r", "mirror-us-east", 0, "us-east") is None

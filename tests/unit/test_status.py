@@ -68,6 +68,24 @@ def test_only_workers_with_a_fresh_heartbeat_count() -> None:
     assert (region.workers, region.tokens_per_s, region.orders_done) == (1, 200.0, 4)
 
 
+def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
+    made = SmallRun("status-traffic")
+    workers = (
+        {"weights_bytes_home_solver": 10, "weights_bytes_home_verifier": 1, "shard_bytes": 7},
+        {"weights_bytes_home_solver": 20, "weights_bytes_mirror_solver": 300, "shard_bytes": 8},
+    )
+    for number, progress in enumerate(workers):
+        made.beat("rollout", f"rollout-us-east-{number}", NOW_S - 90 * number, region="us-east", progress=progress)
+    made.beat("mirror", "mirror-us-east", NOW_S, region="us-east", progress={"mirrored_bytes_solver": 150})
+    made.beat("rollout", "rollout-eu-west-0", NOW_S, region="eu-west", progress={"orders_done": 1})
+    regions = status(made.store, RUN_ID, NOW_S).regions
+    us = regions["us-east"]
+    assert (us.weights_in_home, us.weights_in_mirror) == ({"solver": 30, "verifier": 1}, {"solver": 300})
+    assert (us.mirrored, us.shards_out) == ({"solver": 150}, 15)
+    eu = regions["eu-west"]
+    assert (eu.weights_in_home, eu.weights_in_mirror, eu.mirrored, eu.shards_out) == ({}, {}, {}, 0)
+
+
 def test_a_silent_member_is_called_silent() -> None:
     states = {member.id: member.state for member in status(running("status-silent").store, RUN_ID, NOW_S).members}
     assert states["rollout-us-east-0"] == "working"

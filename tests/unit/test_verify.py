@@ -96,6 +96,20 @@ def test_a_missing_order_is_named(run: ObjectStore) -> None:
     assert (1, layout.order(1)) in broken(run)
 
 
+def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: ObjectStore) -> None:
+    far = 10**12
+    run.put(layout.order(far), run.get(layout.order(0)))
+    run.put(layout.batch("solver", far), run.get(layout.batch("solver", 1)))
+    run.put(layout.manifest(layout.weights("solver", far)), run.get(layout.manifest(layout.weights("solver", 1))))
+    orders_there = verify(run).orders - 1
+    more = f"{far - orders_there - 100:,} more orders are missing"
+    found = verify(run).violations
+    assert len(found) < 350
+    assert any(one.where == layout.ORDERS and one.what.startswith(f"and {more}") for one in found)
+    assert any(one.where == "batches/solver" and one.what.endswith("more batches are missing") for one in found)
+    assert any(one.where == "weights/solver" and one.what.endswith("more versions are missing") for one in found)
+
+
 def test_a_missing_version_is_named(run: ObjectStore) -> None:
     run.delete(layout.manifest(layout.weights("solver", 2)))
     assert (1, layout.weights("solver", 2)) in broken(run)

@@ -27,7 +27,7 @@ def test_the_manifest_names_parent_batch_and_digests(memory_store: ObjectStore) 
     assert first.digest == weights_digest(builders.tensors(1))
     read = weights.read_manifest(memory_store, "solver", 1)
     assert (read.digest, read.write_id, read.tensors) == (first.digest, first.write_id, first.tensors)
-    assert json.loads(memory_store.get("weights/solver/00000001/manifest.json"))["metrics"] == {"trainer/loss": "NaN"}
+    assert json.loads(memory_store.get("weights/solver/00000001/manifest.json"))["metrics"]["trainer/loss"] == "NaN"
 
 
 def test_the_second_writer_of_a_version_loses_and_the_first_stands(memory_store: ObjectStore) -> None:

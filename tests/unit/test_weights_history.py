@@ -1,4 +1,7 @@
+import io
+
 import numpy as np
+from rich.console import Console
 
 from deployments import tables
 from storage import layout, retention, weights
@@ -20,25 +23,29 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
         metrics = {"trainer/publish_s": 0.1 * version, "trainer/publish_wait_s": 0.01 * version}
         held = Held(weights.publish(memory_store, "solver", version, tensors, base=held, metrics=metrics), tensors)
     pulse = Pulse(memory_store, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
-    pulse.update(versions={"solver": 2})
+    pulse.update(versions={"solver": 2}, rates={"refresh_s_solver": 0.25})
     with pulse:
         pass  # its last beat stands
     found = history(memory_store, "solver")
-    assert [(one.version, one.kind, one.changed_tensors, one.held_by) for one in found] == [
-        (0, "anchor", 2, []),
-        (1, "delta", 1, []),
-        (2, "delta", 1, ["rollout-a-0"]),
-        (3, "delta", 1, []),
+    assert [(one.version, one.kind, one.held_by) for one in found] == [
+        (0, "anchor", {}),
+        (1, "delta", {}),
+        (2, "delta", {"rollout-a-0": 0.25}),
+        (3, "delta", {}),
     ]
+    assert [one.changed for one in found] == [None, *[4000 / 13000] * 3]
     assert [one.publish_s for one in found] == [0.1, 0.2, 0.1 * 3, None]  # told by the version after it
-    assert found[1].ratio > 10 > found[0].ratio
+    assert (found[0].delta_bytes, found[0].ratio) == (None, None)
+    assert (found[1].ratio or 0) > 10
+    assert all((one.encode_s or 0) + (one.upload_s or 0) > 0 for one in found)
+    shown = Console(width=200, record=True, file=io.StringIO())
+    shown.print(tables.weights_table(found))
+    assert "rollout-a-0 (0.25 s)" in shown.export_text()
     planned = retention.plan(memory_store, "solver", Retention(last=1, every=0, grace_s=0.0), found[-1].created_s + 1e4)
     assert planned.retired == {}
     memory_store.put(layout.retired("solver", 1), b"{}")
     assert [one.retired for one in history(memory_store, "solver")] == [False, True, False, False]
     assert history(memory_store, "verifier") == []
-
-
-def test_numbers_that_follow_each_other_are_shown_as_ranges() -> None:
-    assert tables._ranges([0, 5, 6, 7, 9]) == "0, 5–7, 9"
-    assert tables._ranges([]) == ""
+    whole = weights.publish(memory_store, "solver", 4, tensors, base=held, anchor=True)
+    last = history(memory_store, "solver")[4]
+    assert (last.kind, last.delta_bytes, last.num_bytes) == ("anchor", 0, whole.files[0].num_bytes)

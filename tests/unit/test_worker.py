@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from rollout import worker as worker_module
-from rollout.config import EngineConfig, RolloutConfig, WorkflowConfig
+from rollout.config import EngineConfig, RegionConfig, RolloutConfig, WorkflowConfig
 from rollout.engine import EngineFailedError
-from storage import layout, leases, runs, shards, weights
+from storage import layout, leases, mirrors, runs, shards, weights
 from storage.backend import Backend
 from storage.errors import ConfigError, TransientError
 from storage.json_objects import encode
@@ -26,6 +26,12 @@ def held(run: ObjectStore, order: int) -> Lease:
     lease = leases.read_newest(run, order)
     assert lease is not None
     return lease
+
+
+def version_bytes(run: ObjectStore, policy: str) -> int:
+    """What a worker reads of version 0: its files once, its manifest for them and for the tensors."""
+    keys = run.list(layout.weights(policy, 0))
+    return sum(len(run.get(key)) * (2 if key.endswith("/manifest.json") else 1) for key in keys)
 
 
 def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: ObjectStore) -> None:
@@ -54,9 +60,29 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
         for episode in group.episodes
         for sequence in episode.sequences
     )
-    assert beat.progress == {"orders_done": 3, "episodes": 12, "episodes_failed": 0, "tokens": sampled}
+    assert beat.progress == {
+        **{"orders_done": 3, "episodes": 12, "episodes_failed": 0, "tokens": sampled},
+        **{f"weights_bytes_home_{policy}": version_bytes(memory_store, policy) for policy in ("solver", "verifier")},
+        "shard_bytes": sum(len(memory_store.get(layout.shard(number))) for number in range(3)),
+    }
     assert beat.versions == {"solver": 0, "verifier": 0}
     assert {"wait", "generate", "store"} <= set(beat.seconds)
+
+
+def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: ObjectStore) -> None:
+    run, url = memory_store.sub("runs/one"), "memory://a-mirror-of-a-worker"
+    publish_base(run, ["solver"])
+    write_orders(run, 1)
+    copied = mirrors.copy_next(run, mirrors.of_run(run, url), "solver", 0)
+    with RunningWorker(run, config(regions={"us-east": RegionConfig(mirror=url)})) as worker:
+        until(answered(run, 1))
+        worker.stop()
+        progress = worker.join().progress
+    manifest_bytes = len(run.get(layout.manifest(layout.weights("solver", 0))))
+    assert copied is not None
+    assert progress["weights_bytes_mirror_solver"] == copied - manifest_bytes
+    assert progress["weights_bytes_home_solver"] == 2 * manifest_bytes
+    assert progress["shard_bytes"] == len(run.get(layout.shard(0)))
 
 
 def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> None:

@@ -1,0 +1,209 @@
+"""The scan of a trainer on a GPU against a copy of all weights to the host, for models of 1.7 and 8 billion weights.
+
+The weights are made up, fp32 masters on the device, normal with deviation 0.02; a step is one of Adam (as in
+benchmarks/weight_steps.py), so large that a wanted share of the bf16 weights changes. Both ways give the same host tensors:
+
+    whole   every tensor is rounded to bf16 on the device and copied to the host
+    scan    it is compared on the device with what was published last; only positions and steps cross (trainer/device_scan.py)
+
+Seconds are wall-clock, of the fastest of the repeats; `compare` is the device's part of the scan, in which nothing crosses.
+Memory is the device's peak beside the masters; `kept` of it stays between publications: the bits that were published last.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import weight_steps
+from storage.records import HostTensor, Json
+from storage.tensors import weights_digest
+from trainer.bits import to_host
+from trainer.device_scan import DeviceScan, changes
+
+PUBLISHED, BYTES = "BF16", 2
+MODELS_GB = (3.4, 16.4)
+"""Qwen3's of 1.7 and of 8 billion weights, in bf16."""
+LAYERS = 32
+LAYER_PARTS = (("q", 8), ("k", 4), ("v", 4), ("o", 8), ("gate", 24), ("up", 24), ("down", 24))
+"""Matrices of a layer and their sizes among each other, those of Qwen3 1.7B; each layer has two norms, too."""
+EMBEDDING_SHARE = 0.1
+DEVIATION = 0.02
+WARM_GB = 0.01
+DRAWN = 2**26
+"""Random numbers on the device at once."""
+
+
+def sizes(elements: int) -> dict[str, int]:
+    """The tensors of a model of just so many weights: LAYERS layers, a norm, and an embedding that takes what is left."""
+    layer = int(elements * (1 - EMBEDDING_SHARE)) // LAYERS
+    unit = layer / (1.01 * sum(share for _, share in LAYER_PARTS))
+    norm = max(1, int(layer**0.5) // 4)
+    found = {"norm": norm}
+    for number in range(LAYERS):
+        found |= {f"layers.{number}.{name}": int(unit * share) for name, share in LAYER_PARTS}
+        found |= {f"layers.{number}.norm_{place}": norm for place in ("in", "out")}
+    return {"embedding": elements - sum(found.values())} | found
+
+
+def model(elements: int, device: torch.device, draw: torch.Generator) -> dict[str, Tensor]:
+    masters = {name: torch.empty(size, device=device) for name, size in sizes(elements).items()}
+    for chunk in chunks(masters):
+        chunk.normal_(0, DEVIATION, generator=draw)
+    return masters
+
+
+def step(masters: dict[str, Tensor], lr: float, draw: torch.Generator) -> None:
+    for chunk in chunks(masters):
+        chunk.sub_(torch.empty_like(chunk).normal_(0, 0.6, generator=draw).clamp_(-1.5, 1.5), alpha=lr)
+
+
+def chunks(tensors: dict[str, Tensor]) -> Iterator[Tensor]:
+    for tensor in tensors.values():
+        yield from torch.split(tensor, DRAWN)
+
+
+def measure(gb: float, device: torch.device, lr: float, repeats: int, seed: int) -> Json:
+    """Everything that is printed of one model."""
+    elements = int(gb * 1e9 / BYTES)
+    draw = torch.Generator(device).manual_seed(seed)
+    masters = model(elements, device, draw)
+    masters_bytes = sum(tensor.nbytes for tensor in masters.values())
+
+    def copied() -> dict[str, HostTensor]:
+        return {name: to_host(tensor, PUBLISHED) for name, tensor in masters.items()}
+
+    whole = [timed(device, copied)[1:] for _ in range(repeats)]
+    scan = DeviceScan()
+
+    def scanned() -> dict[str, HostTensor]:
+        return {name: scan.to_host(name, tensor, PUBLISHED) for name, tensor in masters.items()}
+
+    published, first_s, _ = timed(device, scanned)
+    first_bytes = scan.num_bytes
+    scans = []
+    for _ in range(repeats):
+        step(masters, lr, draw)
+        published, *spent = timed(device, scanned)
+        scans.append(spent)
+    crossed = (scan.num_bytes - first_bytes) // repeats
+    exact = weights_digest(published) == weights_digest(copied())
+    scan.forget()
+    alone = [compared(masters, lr, device, draw) for _ in range(repeats)]
+    return {
+        "gb": elements * BYTES / 1e9,
+        "tensors": len(masters),
+        "changed": alone[0][1] / elements,
+        "bytes_crossed": {"whole": elements * BYTES, "scan": crossed},
+        "seconds": {
+            "whole": min(seconds for seconds, _ in whole),
+            "scan": min(seconds for seconds, _ in scans),
+            "first_scan": first_s,
+            "compare": min(seconds for seconds, _ in alone),
+        },
+        "device_memory_bytes": {
+            "masters": masters_bytes,
+            "whole": max(0, max(peak for _, peak in whole) - masters_bytes),
+            "scan": max(0, max(peak for _, peak in scans) - masters_bytes),
+            "kept": elements * BYTES,
+        },
+        "bit_exact": exact,
+    }
+
+
+def compared(masters: dict[str, Tensor], lr: float, device: torch.device, draw: torch.Generator) -> tuple[float, int]:
+    """Seconds in which the device alone compares all tensors with those a step before, and how many elements differ."""
+    seconds, num_changed = 0.0, 0
+    for name, tensor in masters.items():
+        bits = tensor.to(torch.bfloat16).view(torch.int16)
+        step({name: tensor}, lr, draw)
+        found, spent_s, _ = timed(device, partial(compare, tensor, bits))
+        seconds, num_changed = seconds + spent_s, num_changed + found
+    return seconds, num_changed
+
+
+def compare(tensor: Tensor, bits: Tensor) -> int:
+    return sum(len(places) for _, places, _ in changes(tensor, torch.bfloat16, bits))
+
+
+def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float, int]:
+    """What it returns, its seconds, and the device's peak memory in it: 0 on a CPU, where nobody counts."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    start_s = time.perf_counter()
+    result = call()
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    return result, time.perf_counter() - start_s, torch.cuda.max_memory_allocated(device) if on_gpu else 0
+
+
+def show(found: Json) -> None:
+    print(f"{found['device']}, torch {found['torch']}")
+    for each in found["models"]:
+        crossed, seconds, taken = each["bytes_crossed"], each["seconds"], each["device_memory_bytes"]
+        print(f"\n{each['gb']:.2f} GB of bf16 weights in {each['tensors']} tensors, {each['changed']:.3%} changed")
+        print(f"{'':12}{'MB crossed':>14}{'seconds':>12}{'peak MB on the device beside the masters':>44}")
+        for name in ("whole", "scan"):
+            print(f"{name:12}{crossed[name] / 1e6:14.1f}{seconds[name]:12.3f}{taken[name] / 1e6:44.0f}")
+        print(f"comparing alone {seconds['compare']:.3f} s; the first scan, which copies all, {seconds['first_scan']:.3f} s")
+        print(f"bit exact: {each['bit_exact']}")
+
+
+def main() -> None:
+    arguments = parse()
+    device = torch.device(arguments.device)
+    lr = weight_steps.synthetic(1, arguments.changed, arguments.seed)[2]
+    measure(WARM_GB, device, lr, 1, arguments.seed)  # the device's start and the compiled loops
+    models = []
+    for gb in arguments.gb:
+        models.append(measure(gb, device, lr, arguments.repeats, arguments.seed))
+        print(".", end="", flush=True, file=sys.stderr)
+    print(file=sys.stderr)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    found = {"device": name, "torch": torch.__version__, "models": models}
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        show(found)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_scan",
+        description=__doc__,
+        epilog="example: python -m benchmarks.gpu_scan --json --gb 3.4",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--gb", type=float, nargs="+", default=list(MODELS_GB), help="models to measure, GB of bf16 weights (default: 3.4 16.4)"
+    )
+    parser.add_argument("--changed", type=float, default=0.01, help="share of them that a step changes (default: 0.01)")
+    parser.add_argument("--repeats", type=int, default=3, help="steps that are measured (default: 3)")
+    parser.add_argument(
+        "--device", default="cuda", help="cuda, cuda:1, …; cpu runs everything, but measures no bus (default: cuda)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        parser.error(
+            f"torch finds no {device} here: run it on a machine with a GPU, or with --device cpu, which measures no bus"
+        )
+    if not 0 < arguments.changed < 1:
+        parser.error(f"--changed {arguments.changed} is no share between 0 and 1")
+    if min(arguments.gb) < 1e-4 or arguments.repeats < 1:
+        parser.error("--gb starts at 0.0001, --repeats at 1")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

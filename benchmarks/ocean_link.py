@@ -1,0 +1,121 @@
+"""An emulated ocean: two network namespaces joined by a link that delays and paces. Needs Linux and root.
+
+    astra-far 10.99.0.1 ──────── half the round trip each way ──────── 10.99.0.2 astra-home
+
+Where the kernel has netem, the link is a veth pair with `tc … netem` at both ends; this way was written on a machine without
+netem and has not been run. Elsewhere a script makes the same two namespaces: `SCRIPT up ONEWAY_MS GBPS QUEUE_MB` and
+`SCRIPT down`. Knows nothing of what crosses.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+FAR, HOME = "astra-far", "astra-home"
+ADDRESSES = {FAR: "10.99.0.1", HOME: "10.99.0.2"}
+_DEVICES = {FAR: "astraA", HOME: "astraB"}
+QUEUE_MB = 64
+MTU = 9000
+COMMAND_TIMEOUT_S = 60.0
+
+
+class LinkError(Exception):
+    """There is no ocean to be had here; the message says why, and what to do."""
+
+
+@contextmanager
+def link(rtt_ms: float, gbps: float, script: Path) -> Iterator[None]:
+    """The two namespaces, for the length of the block."""
+    if os.geteuid() != 0:
+        raise LinkError("network namespaces need root; run this as root")
+    _refuse_standing()
+    if _try_netem(rtt_ms / 2, gbps):
+        down = _remove
+    elif script.is_file():
+        down = _up_by_script(script, rtt_ms / 2, gbps)
+    else:
+        raise LinkError(
+            f"this kernel has no netem, and {script} is no file; name a script that makes the namespaces with --wan"
+        )
+    try:
+        yield
+    finally:
+        down()
+
+
+def inside(namespace: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` in a namespace, in the process that it starts itself."""
+    return ["ip", "netns", "exec", namespace, *command]
+
+
+def bytes_arrived() -> int:
+    """All bytes that the far side has got over the link so far."""
+    found = _run(["ip", "-n", FAR, "-s", "-j", "link", "show", "dev", _DEVICES[FAR]])
+    return int(json.loads(found)[0]["stats64"]["rx"]["bytes"])
+
+
+def _refuse_standing() -> None:
+    standing = {line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()}
+    if taken := sorted(standing & {FAR, HOME}):
+        raise LinkError(
+            f"the namespace {taken[0]} exists already: another benchmark runs, or one was killed; "
+            f"`ip netns del {FAR}; ip netns del {HOME}` removes what it left"
+        )
+
+
+def _try_netem(oneway_ms: float, gbps: float) -> bool:
+    """False, and nothing stays, where the kernel has no netem."""
+    in_flight = int(gbps * 1e9 / 8 * oneway_ms / 1e3 + QUEUE_MB * 2**20)
+    shape = ["netem", "delay", f"{oneway_ms}ms", "rate", f"{gbps}gbit", "limit", str(max(1000, in_flight // 1500))]
+    try:
+        for namespace in (FAR, HOME):
+            _run(["ip", "netns", "add", namespace])
+            _run(["ip", "-n", namespace, "link", "set", "lo", "up"])
+        ends = ["name", _DEVICES[FAR], "netns", FAR, "type", "veth", "peer", "name", _DEVICES[HOME], "netns", HOME]
+        _run(["ip", "link", "add", *ends])
+        for namespace, device in _DEVICES.items():
+            _run(["ip", "-n", namespace, "link", "set", device, "mtu", str(MTU), "up"])
+            _run(["ip", "-n", namespace, "addr", "add", f"{ADDRESSES[namespace]}/24", "dev", device])
+            _run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape])
+    except LinkError:
+        _remove()
+        return False
+    return True
+
+
+def _up_by_script(script: Path, oneway_ms: float, gbps: float) -> "_ScriptDown":
+    down = _ScriptDown(script)
+    try:
+        _run([str(script), "up", f"{oneway_ms:g}", f"{gbps:g}", str(QUEUE_MB)])
+    except LinkError:
+        down()
+        raise
+    return down
+
+
+class _ScriptDown:
+    def __init__(self, script: Path) -> None:
+        self._script = script
+
+    def __call__(self) -> None:
+        _run([str(self._script), "down"])
+
+
+def _remove() -> None:
+    for namespace in (FAR, HOME):
+        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LinkError(f"{' '.join(command)} cannot be run: {error}") from error
+    if done.returncode:
+        raise LinkError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

@@ -1,0 +1,132 @@
+"""A run whose store and whose two regional mirrors are on S3, by configuration alone: the mirrors on another server than the
+home store, and every credential in a Prefect block."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prefect.blocks.system import Secret
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from deployments.home import Home
+from deployments.ports import HOST
+from storage import heartbeats, layout, weights
+from storage.counting import FROM_MIRROR
+from storage.objects import ObjectStore, open_store
+from storage.tensors import weights_digest
+from tests.e2e.conftest import RECIPE, Laptop, stack_in, wait_until
+from tests.s3_process import s3_process
+
+pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(240)]
+
+STEPS = 4
+POLICIES = ["solver", "verifier"]
+HOME = "s3://home/astraflow"
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIANOBODYMAYSEETHIS", "AWS_SECRET_ACCESS_KEY": "nobody/may+see/this/either"}
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[str, str]]:
+    """The addresses of the home store's server and of the mirrors', with their buckets. This process reaches the first as the
+    environment says; the stack's processes know nothing of that."""
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in {**KEYS, "AWS_DEFAULT_REGION": "us-east-1"}.items():
+            environment.setenv(name, value)
+        with s3_process(["home"]) as near, s3_process(["mirror-us", "mirror-eu"]) as far:
+            environment.setenv("AWS_ENDPOINT_URL", near)
+            yield near, far
+
+
+@pytest.fixture(scope="module")
+def cloud(servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
+    named = {"ASTRAFLOW_STORE": HOME, "ASTRAFLOW_STORE_SECRET": "store", "MLFLOW_TRACKING_URI": f"http://{HOST}:9"}
+    with stack_in(Home(tmp_path_factory.mktemp("cloud") / "home"), named) as cloud:
+        with temporary_settings({PREFECT_API_URL: cloud.stack.prefect_url}):
+            Secret(value={**KEYS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": servers[0]}).save("store")
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def mirrors(servers: tuple[str, str]) -> dict[str, str]:
+    """Region → URL."""
+    return {"us-east": f"s3://mirror-us/weights?endpoint={servers[1]}", "eu-west": f"s3://mirror-eu?endpoint={servers[1]}"}
+
+
+@pytest.fixture(scope="module")
+def said(cloud: Laptop, mirrors: dict[str, str]) -> str:
+    """What `astraflow run` printed; the run is named `far`, and over when its report is there. The weights decay so fast that
+    every step changes them. Looks are few, since each costs the test's servers some milliseconds of CPU."""
+    settings = [f"steps={STEPS}", "policies.*.train.weight_decay=100", "evaluation=null", "tracking.enabled=false"]
+    settings += ["supervise.poll_interval_s=2", "supervise.heartbeat_interval_s=2", "rollout.refresh_interval_s=0.5"]
+    settings += [f"rollout.regions.{region}.mirror={url}" for region, url in mirrors.items()]
+    assigned = [part for setting in settings for part in ("--set", setting)]
+    told = cloud.astraflow("run", "--recipe", str(RECIPE), "--run-id", "far", *assigned, "--detach")
+    assert (told.returncode, told.stderr) == (0, ""), told.stdout + told.stderr
+    wait_until(lambda: cloud.run_folder("far").exists(layout.REPORT), 200.0, look_s=1.0)
+    return told.stdout
+
+
+@pytest.fixture
+def run(cloud: Laptop, said: str) -> ObjectStore:
+    return cloud.run("far")
+
+
+def test_the_run_completes_and_its_books_balance(cloud: Laptop, said: str) -> None:
+    assert "far is started" in said
+    status = _json(cloud, "status", "far", "--json")
+    assert (status["state"], status["reason"]) == ("completed", f"all policies reached version {STEPS}")
+    verdict = _json(cloud, "verify", "far", "--json")
+    assert (verdict["ok"], verdict["violations"]) == (True, [])
+
+
+@pytest.mark.parametrize("region", ["us-east", "eu-west"])
+def test_every_version_is_in_both_mirrors_bit_for_bit(run: ObjectStore, mirrors: dict[str, str], region: str) -> None:
+    mirror = open_store(mirrors[region]).sub(layout.run_prefix("far"))
+    for policy in POLICIES:
+        assert weights.latest(run, policy) == STEPS
+        manifests = [weights.read_manifest(run, policy, version) for version in range(STEPS + 1)]
+        for manifest in manifests:
+            folder = layout.weights(policy, manifest.version)
+            for name in ("manifest.json", *(file.name for file in manifest.files)):
+                assert mirror.get(f"{folder}/{name}") == run.get(f"{folder}/{name}")
+        assert [manifest.kind for manifest in manifests] == ["anchor", *["delta"] * STEPS]
+        assert sum(file.num_bytes for manifest in manifests[1:] for file in manifest.files) > 0
+        assert weights_digest(weights.fetch(mirror, policy, STEPS)) == manifests[-1].digest
+
+
+def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None:
+    beats = {beat.id: beat for beat in heartbeats.read_all(run)}
+    for region in ("us-east", "eu-west"):
+        mirror, worker = beats[f"mirror-{region}"], beats[f"rollout-{region}-0"]
+        assert (mirror.state, mirror.versions) == ("done", dict.fromkeys(POLICIES, STEPS))
+        for policy in POLICIES:
+            manifests = [weights.read_manifest(run, policy, version) for version in range(STEPS + 1)]
+            whole = sum(file.num_bytes for manifest in manifests for file in manifest.files)
+            assert mirror.progress[f"mirrored_bytes_{policy}"] >= whole
+            assert worker.progress[f"{FROM_MIRROR}{policy}"] > 0
+
+
+def test_commands_read_the_store_that_the_stack_was_brought_up_with(cloud: Laptop, said: str) -> None:
+    assert [row["version"] for row in _json(cloud, "weights", "far", "solver", "--json")] == list(range(STEPS + 1))
+    assert cloud.astraflow("report", "far").stdout == f"{HOME}/runs/far/report.html\n"
+
+
+def test_the_keys_stand_in_no_object_no_log_and_no_record_of_the_stack(
+    cloud: Laptop, run: ObjectStore, mirrors: dict[str, str], said: str
+) -> None:
+    """The stack's folder holds its logs, its record, and all that Prefect knows: parameters, pools and the block, encrypted."""
+    places = [cloud.store, *map(open_store, mirrors.values())]
+    bodies = {f"{store.url}/{key}": store.get(key) for store in places for key in store.list()}
+    bodies |= {str(path): path.read_bytes() for path in cloud.home.root.rglob("*") if path.is_file()}
+    assert {f"{run.url}/{layout.RUN}", str(cloud.home.record)} <= bodies.keys()
+    assert any(name.startswith(str(cloud.home.flow_logs)) for name in bodies)
+    for text in KEYS.values():
+        assert text not in said
+        assert [name for name, body in bodies.items() if text.encode() in body] == []
+
+
+def _json(cloud: Laptop, *arguments: str) -> Any:
+    done = cloud.astraflow(*arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,360 @@
+"""What may happen to weights on their way from a trainer to the workers, on a local store and on an S3 server of its own
+process: nobody ever serves a wrong bit, what was committed stays, and what failed is told and tried again."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from rollout.config import EngineConfig
+from rollout.refresh import Refresher
+from storage import layout, mirrors, weights
+from storage.errors import CorruptError, NotFoundError
+from storage.heartbeats import Pulse
+from storage.objects import ObjectStore, open_store
+from storage.tensors import weights_digest
+from storage.weights import Held
+from tests.fakes import ScriptedEngine
+from tests.faults.flaky_proxy import FlakyProxy
+from tests.s3_process import s3_process
+from tests.unit.test_ways import models, publish
+
+BUCKET = "weights"
+ROOT = Path(__file__).resolve().parents[2]
+AWAY_S = 30.0
+
+PUBLISHER = """
+import os, signal, sys
+from storage import delta_files, tensor_folders, weights
+from storage.objects import open_store
+from dataclasses import replace
+from tests.unit.test_ways import models
+url, kill_at, version = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+delta_files.FILE_BYTES_MAX = tensor_folders.FILE_BYTES_MAX = 1  # a file for each tensor
+store, writes = open_store(url), []
+
+class Dies:
+    def __getattr__(self, verb):
+        if verb in ("create", "write"):
+            writes.append(verb)
+            if len(writes) > kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return getattr(store.backend, verb)
+
+tensors = models(version + 1, size=3000)
+held = weights.read(store, "solver", version - 1)
+weights.publish(replace(store, backend=Dies()), "solver", version, tensors[version], base=held, anchor=True)
+print(len(writes))
+"""
+
+RIVAL = """
+import sys
+from storage import weights
+from storage.errors import ConflictError
+from storage.heartbeats import Pulse
+from storage.objects import open_store
+from tests.unit.test_ways import models
+from trainer.config import TrainConfig
+from trainer.publication import Publication
+run, name = open_store(sys.argv[1]), sys.argv[2]
+pulse = Pulse(run, "trainer", "trainer-" + name, attempt=0, interval_s=60.0)
+publication = Publication(run, "solver", TrainConfig(), pulse, lambda what, call: call())
+publication.held = weights.read(run, "solver", 0)
+print("ready", flush=True)
+sys.stdin.readline()
+publication.start(1, models(2 + int(name), size=3000)[-1], {})
+try:
+    publication.settle()
+    print("won")
+except ConflictError as error:
+    print(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        with s3_process([BUCKET]) as address:
+            environment.setenv("AWS_ENDPOINT_URL", address)
+            yield address
+
+
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    """An empty run on either kind of store."""
+    if request.param == "local":
+        return open_store(str(tmp_path / "store"))
+    request.getfixturevalue("s3")
+    return open_store(f"s3://{BUCKET}/{uuid4().hex}")
+
+
+@pytest.fixture
+def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyProxy]:
+    """In front of the S3 server."""
+    with FlakyProxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
+        yield proxy
+
+
+def python(program: str, *arguments: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", program, *arguments]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, cwd=ROOT, **pipes)
+
+
+def data_keys(run: ObjectStore, version: int) -> list[str]:
+    return [key for key in run.list(layout.weights("solver", version)) if key.endswith(".safetensors")]
+
+
+def move_data(here: Path, there: Path) -> None:
+    for file in here.glob("*.safetensors"):
+        file.rename(there / file.name)
+
+
+def right(run: ObjectStore, version: int, held: Held | None = None) -> bool:
+    """Whether the version comes out as its manifest says."""
+    found = weights.read(run, "solver", version, held)
+    return weights_digest(found.tensors) == weights.read_manifest(run, "solver", version).digest
+
+
+async def worker_at(run: ObjectStore, version: int) -> tuple[ScriptedEngine, Refresher, Pulse]:
+    held = await asyncio.to_thread(weights.read, run, "solver", version)
+    engine = ScriptedEngine(EngineConfig(), {})
+    await engine.load(version, held.tensors)
+    pulse = Pulse(run, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0)
+    return engine, Refresher(run, "solver", engine, 0.05, pulse, held), pulse
+
+
+def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_made_again(run: ObjectStore) -> None:
+    publish(run, models(3, size=3000))
+    kills, done = 0, None
+    while done is None:
+        writer = python(PUBLISHER, run.url, str(kills), "3")
+        said, complained = writer.communicate(timeout=60)
+        if writer.returncode == 0:
+            done = int(said)
+            continue
+        assert writer.returncode == -9, complained
+        kills += 1
+        assert weights.latest(run, "solver") == 2
+        assert right(run, 2)
+        with pytest.raises(NotFoundError):
+            weights.read(run, "solver", 3)
+    assert kills == done >= 6  # three tensors as a whole, changes, the manifest
+    held = weights.read(run, "solver", 2)
+    assert right(run, 3)
+    assert right(run, 3, held)
+    assert weights.read_manifest(run, "solver", 3).digest == weights_digest(models(4, size=3000)[3])
+
+
+def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(run: ObjectStore) -> None:
+    publish(run, models(1, size=3000))
+    rivals = [python(RIVAL, run.url, str(number)) for number in range(2)]
+    for rival in rivals:
+        assert rival.stdout is not None
+        assert rival.stdout.readline() == "ready\n", rival.communicate()[1]
+    for rival in rivals:
+        assert rival.stdin is not None
+        rival.stdin.write("go\n")
+        rival.stdin.flush()
+    said = [rival.communicate(timeout=60)[0].strip() for rival in rivals]
+    assert said.count("won") == 1
+    (lost,) = (words for words in said if words != "won")
+    assert lost == (
+        "version 1 of solver was published by another trainer with other weights; "
+        "two trainers of one policy are alive: stop one of them and start this one again"
+    )
+    winner = said.index("won")
+    manifest = weights.read_manifest(run, "solver", 1)
+    assert manifest.digest == weights_digest(models(2 + winner, size=3000)[-1])
+    assert right(run, 1)
+    assert {key.rpartition("/")[2] for key in data_keys(run, 1)} == {file.name for file in manifest.files}
+
+
+@pytest.mark.s3
+def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) -> None:
+    run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
+    versions = models(12, size=3000)
+    held = publish(run, versions[:1])
+    for version in range(1, len(versions)):
+        proxy.fail(["none"] * (version - 1) + ["lose"])
+        manifest = weights.publish(run, "solver", version, versions[version], base=held[-1])
+        lost = proxy.requests >= version
+        assert weights.read_manifest(run, "solver", version) == manifest
+        held.append(Held(manifest, versions[version]))
+        assert right(run, version, held[-2])
+        if not lost:
+            break
+    assert version > 3  # every request of a publication lost its answer once
+    assert not lost
+
+
+@pytest.mark.s3
+@pytest.mark.timeout(120)
+def test_a_store_that_is_gone_for_half_a_minute_in_the_middle_of_a_fetch_delays_it(proxy: FlakyProxy) -> None:
+    run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
+    held = publish(run, models(5, size=3000))
+    proxy.away_s = AWAY_S
+    proxy.fail(["none", "none", "away"])
+    start_s = time.monotonic()
+    assert right(run, 4, held[0])
+    assert time.monotonic() - start_s >= AWAY_S
+
+
+async def test_a_store_that_is_gone_is_waited_for_and_the_old_weights_go_on(tmp_path: Path) -> None:
+    run = open_store(str(tmp_path / "store"))
+    held = publish(run, models(3, size=3000)[:2])
+    engine, refresher, pulse = await worker_at(run, 1)
+    weights.publish(run, "solver", 2, models(3, size=3000)[2], base=held[-1])
+    folder = tmp_path / "store" / layout.weights("solver", 2)
+    move_data(folder, tmp_path)  # a mount that lost a part of what it had
+    assert not await refresher.refresh()
+    assert engine.version == 1
+    assert pulse.last.note.startswith("solver stays at version 1: ")
+    move_data(tmp_path, folder)
+    assert await refresher.refresh()
+    assert engine.digest(2) == weights.read_manifest(run, "solver", 2).digest
+
+
+def _flip(run: ObjectStore, key: str, other: str) -> None:
+    body = run.get(key)
+    run.put(key, body[:-20] + bytes([body[-20] ^ 8]) + body[-19:])
+
+
+def _truncate(run: ObjectStore, key: str, other: str) -> None:
+    run.put(key, run.get(key)[:-33])
+
+
+def _swap(run: ObjectStore, key: str, other: str) -> None:
+    run.put(key, run.get(other))
+
+
+@pytest.mark.parametrize("damage", [_flip, _truncate, _swap])
+async def test_a_damaged_object_is_never_served_and_passed_by_with_the_next_anchor(run: ObjectStore, damage: Any) -> None:
+    versions = models(5, size=3000)
+    held = publish(run, versions[:4])
+    engine, refresher, pulse = await worker_at(run, 2)
+    damage(run, data_keys(run, 3)[0], data_keys(run, 2)[0])
+    assert not await refresher.refresh()
+    assert engine.version == 2
+    assert "weights/solver/00000003" in pulse.last.note
+    assert "is not what its manifest lists" in pulse.last.note
+    weights.publish(run, "solver", 4, versions[4], base=held[-1], anchor=True)
+    assert await refresher.refresh()
+    assert engine.digest(4) == weights_digest(versions[4])
+
+
+async def test_a_manifest_swapped_for_another_versions_is_refused(run: ObjectStore) -> None:
+    publish(run, models(4, size=3000))
+    engine, refresher, pulse = await worker_at(run, 2)
+    keys = [layout.manifest(layout.weights("solver", version)) for version in (2, 3)]
+    run.put(keys[1], run.get(keys[0]))
+    assert not await refresher.refresh()
+    assert engine.version == 2
+    assert "is the manifest of solver version 2" in pulse.last.note
+
+
+def test_an_anchor_deleted_by_hand_is_a_clear_error_that_names_the_chain(run: ObjectStore) -> None:
+    held = publish(run, models(4, size=3000))
+    (anchor,) = data_keys(run, 0)
+    run.delete(anchor)
+    told = rf"version 3 of solver cannot be read, whose chain is 3 ← 2 ← 1 ← 0: .*{anchor}.* is missing, though its manifest"
+    with pytest.raises(CorruptError, match=told):
+        weights.read(run, "solver", 3)
+    assert right(run, 3, held[2])  # who has a version needs no anchor
+    run.delete(layout.manifest(layout.weights("solver", 0)))
+    with pytest.raises(CorruptError, match="the chain 3 ← 2 ← 1 starts from version 0, which does not exist any more"):
+        weights.read(run, "solver", 3)
+
+
+@pytest.mark.s3
+async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(proxy: FlakyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
+    publish(run, models(2, size=2**19, share=0.2))
+    engine, refresher, _ = await worker_at(run, 0)
+    monkeypatch.setattr(proxy, "bytes_per_s", 100_000.0)
+    beats: list[float] = []
+
+    async def generate() -> None:
+        while engine.version == 0:
+            await asyncio.sleep(0.01)
+            beats.append(time.monotonic())
+
+    generating = asyncio.create_task(generate())
+    start_s = time.monotonic()
+    assert await refresher.refresh()
+    assert time.monotonic() - start_s > 1.0  # so slow is the link
+    await generating
+    assert len(beats) > 50
+    assert engine.digest(1) == weights.read_manifest(run, "solver", 1).digest
+
+
+def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: ObjectStore) -> None:
+    home, mirror = run.sub("home"), run.sub("mirror")
+    held = publish(home, models(4, size=3000))
+    while mirrors.copy_next(home, mirror, "solver", 0) is not None:
+        pass
+    for version in range(4):
+        for key in data_keys(mirror, version):
+            _flip(mirror, key, "")
+        mirror.put(layout.manifest(layout.weights("solver", version)), b"{}")
+    store = mirrors.near_first(home, mirror)
+    assert right(store, 3)
+    assert right(mirrors.near_first(home, mirror), 3, held[1])
+
+
+def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore) -> None:
+    home, mirror = run.sub("home"), run.sub("mirror")
+    held = publish(home, models(4, size=3000))
+    for _ in range(2):
+        mirrors.copy_next(home, mirror, "solver", 0)
+    store = mirrors.near_first(home, mirror)
+    assert isinstance(store.backend, mirrors.NearFirst)
+    now_s = 0.0
+    store.backend.clock = lambda: now_s
+    assert weights.newer(store, "solver", 0) == 1
+    assert weights.newer(store, "solver", 1) is None
+    now_s = mirrors.LAG_MAX_S
+    assert weights.newer(store, "solver", 1) == 3
+    assert right(store, 3, held[1])
+
+
+def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: ObjectStore) -> None:
+    """Workers at every distance read while versions appear; every one they get is right."""
+    versions = models(12, size=3000)
+    first = publish(run, versions[:1])[0]
+    wrong: list[str] = []
+    over = threading.Event()
+
+    def follow() -> None:
+        held = first
+        while held.manifest.version < len(versions) - 1 and not over.is_set():
+            newest = weights.newer(run, "solver", held.manifest.version)
+            if newest is None:
+                continue
+            held = weights.read(run, "solver", newest, held)
+            if weights_digest(held.tensors) != weights_digest(versions[newest]):
+                wrong.append(f"version {newest}")
+
+    readers = [threading.Thread(target=follow) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    held = first
+    for version in range(1, len(versions)):
+        manifest = weights.publish(run, "solver", version, versions[version], base=held, anchor=version % 5 == 0)
+        held = Held(manifest, versions[version])
+    for reader in readers:
+        reader.join(60.0)
+    over.set()
+    assert wrong == []
+    assert not any(reader.is_alive() for reader in readers)

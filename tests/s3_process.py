@@ -1,0 +1,45 @@
+"""An S3 server as a process of its own, on a free port of this machine: moto's, empty, gone with its block."""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import httpx
+
+HOST = "127.0.0.1"
+START_S_MAX = 60.0
+
+
+@contextmanager
+def s3_process(buckets: Sequence[str]) -> Iterator[str]:
+    """Its address. The caller's environment needs credentials, whatever they are."""
+    import boto3  # type: ignore[import-untyped]  # the package has no types
+
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port = probe.getsockname()[1]
+    address = f"http://{HOST}:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline_s = time.monotonic() + START_S_MAX
+        while not _answers(address):
+            assert process.poll() is None, f"moto's server ended at its start with {process.returncode}"
+            assert time.monotonic() < deadline_s, f"moto's server did not answer within {START_S_MAX:.0f} s"
+            time.sleep(0.1)
+        for bucket in buckets:
+            boto3.client("s3", endpoint_url=address).create_bucket(Bucket=bucket)
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/moto-api/", timeout=1.0).is_success
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,45 @@
+from dataclasses import replace
+
+from storage import counting, layout, mirrors, shards, weights
+from storage.objects import ObjectStore, open_store
+from tests import builders
+
+
+def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(memory_store: ObjectStore) -> None:
+    run = memory_store.sub("runs/weights")  # a name that looks like a part of the layout
+    run, counted = counting.counted(run)
+    run.put("weights/solver/00000003/a", b"12345")
+    run.put("weights/my-verifier_2/00000003/manifest.json", b"123")
+    run.put("orders/00000000.json", b"1")
+    for key in ("weights/solver/00000003/a", "weights/my-verifier_2/00000003/manifest.json", "orders/00000000.json"):
+        run.get(key)
+    assert run.get("weights/solver/00000003/a") == b"12345"
+    assert run.backend.read_part("runs/weights/weights/solver/00000003/a", 1, 3) == b"23"
+    assert counting.progress(counted, None) == {
+        "weights_bytes_home_solver": 12,
+        "weights_bytes_home_my-verifier_2": 3,
+        "shard_bytes": 0,
+    }
+
+
+def test_shards_count_once_and_a_twin_that_lost_does_not(memory_store: ObjectStore) -> None:
+    run, counted = counting.counted(memory_store)
+    assert shards.commit(run, builders.shard(order=0))
+    assert not shards.commit(run, builders.shard(order=0))
+    run.put("orders/00000000.json", b"no shard")
+    assert counted.shards() == len(memory_store.get(layout.shard(0)))
+
+
+def test_home_and_mirror_count_apart_below_a_reader_that_goes_near_first() -> None:
+    home, mirror = (open_store(f"memory://counting-{name}").sub("runs/one") for name in ("home", "mirror"))
+    weights.publish(home, "solver", 0, builders.tensors(0))
+    assert mirrors.copy_next(home, mirror, "solver", 0)
+    far, at_home = counting.counted(home)
+    near, at_mirror = counting.counted(replace(mirror, patience_s=1e-6))
+    weights.fetch(mirrors.near_first(far, near), "solver", 0)
+    (data,) = (key for key in home.list("weights/solver") if key.endswith(".safetensors"))
+    assert counting.progress(at_home, at_mirror) == {
+        "weights_bytes_home_solver": len(home.get("weights/solver/00000000/manifest.json")),
+        "weights_bytes_mirror_solver": len(home.get(data)),
+        "shard_bytes": 0,
+    }

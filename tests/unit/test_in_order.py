@@ -1,0 +1,47 @@
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from storage.in_order import in_order
+
+
+def test_results_come_in_order_whoever_is_done_first() -> None:
+    second_done = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert second_done.wait(5.0)
+        if number == 1:
+            second_done.set()
+        return number * 10
+
+    assert list(in_order(work, range(20), threads=4, budget=8)) == [number * 10 for number in range(20)]
+
+
+@pytest.mark.parametrize(("budget", "most"), [(1, 1), (25, 2), (30, 3), (5, 1)])
+def test_no_more_is_ahead_than_the_budget_allows_but_always_one(budget: float, most: int) -> None:
+    begun: list[int] = []
+    results = in_order(begun.append, range(12), threads=12, budget=budget, cost=lambda _: 10.0)
+    for taken, _ in enumerate(results):
+        assert len(begun) <= taken + 1 + most
+
+
+def test_a_failure_is_raised_in_its_place_and_nothing_new_is_begun() -> None:
+    begun: list[int] = []
+
+    def inputs() -> Iterator[int]:
+        for number in range(100):
+            begun.append(number)
+            yield number
+
+    def work(number: int) -> int:
+        if number == 3:
+            raise ValueError("three")
+        return number
+
+    results = in_order(work, inputs(), threads=2, budget=4)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="three"):
+        next(results)
+    assert len(begun) <= 9

@@ -1,0 +1,96 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from storage import checkpoints, layout, leftovers, runs, weights
+from storage.objects import ObjectStore, open_store
+from storage.records import Stop
+from tests import builders
+
+NOW_S = time.time()
+LATER_S = NOW_S + leftovers.AGE_S + 3600.0
+NEWEST = leftovers.NEWEST
+NEXT = NEWEST + 1
+STRAY = "0" * 32 + ".model-00000.safetensors"
+
+
+def weight(version: int, name: str = STRAY) -> str:
+    return f"{layout.weights('solver', version)}/{name}"
+
+
+def checkpoint(step: int, name: str = STRAY) -> str:
+    return f"{layout.checkpoint('solver', step)}/{name}"
+
+
+@pytest.fixture
+def run(memory_store: ObjectStore) -> ObjectStore:
+    """Versions 0 to `NEWEST`, checkpoints 5 and 9, and beside some, and after the newest, what a killed writer left."""
+    for version in range(NEWEST + 1):
+        weights.publish(memory_store, "solver", version, builders.tensors(version))
+    for step in (5, 9):
+        checkpoints.save(memory_store, "solver", step, builders.tensors(step), {})
+    for key in (weight(0), weight(1), weight(NEXT), checkpoint(5), checkpoint(9), checkpoint(12)):
+        memory_store.put(key, b"killed")
+    return memory_store
+
+
+def test_what_no_manifest_lists_is_an_orphan_once_the_manifest_is_a_day_old(run: ObjectStore) -> None:
+    assert leftovers.orphans(run, "solver", NOW_S) == []
+    assert leftovers.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(5), checkpoint(9)]
+    assert leftovers.orphans(run, "verifier", LATER_S) == []
+
+
+def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_is_over_for_a_day(run: ObjectStore) -> None:
+    runs.request_stop(run, Stop("cancelled", "enough", LATER_S - 60.0))
+    assert leftovers.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(5), checkpoint(9)]
+    runs.clear_stop(run)
+    runs.request_stop(run, Stop("cancelled", "enough", NOW_S))
+    assert {weight(1), weight(NEXT), checkpoint(12)} <= set(leftovers.orphans(run, "solver", LATER_S))
+    runs.clear_stop(run)  # it was taken up again
+    assert {weight(1), weight(NEXT), checkpoint(12)}.isdisjoint(leftovers.orphans(run, "solver", LATER_S))
+
+
+def test_a_file_that_another_record_of_the_version_names_is_no_orphan(run: ObjectStore) -> None:
+    run.put(weight(0, "since-00000000.json"), f'{{"files": [{{"name": "{STRAY}"}}]}}'.encode())
+    assert weight(0) not in leftovers.orphans(run, "solver", LATER_S)
+
+
+def test_beside_a_damaged_manifest_nothing_is_an_orphan(run: ObjectStore) -> None:
+    run.put(checkpoint(5, "manifest.json"), b"torn")
+    assert leftovers.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(9)]
+
+
+def test_the_others_can_be_read_when_the_orphans_are_gone(run: ObjectStore) -> None:
+    runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
+    for key in leftovers.orphans(run, "solver", LATER_S):
+        run.delete(key)
+    for version in range(NEWEST + 1):
+        assert set(weights.fetch(run, "solver", version)) == set(builders.tensors(version))
+    newest = checkpoints.newest(run, "solver")
+    assert newest is not None
+    assert newest.step == 9
+
+
+def test_unfinished_files_of_a_local_folder_go_when_they_are_a_day_old(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    run, other = store.sub("runs/one"), store.sub("runs/two")
+    run.put("orders/00000000.json", b"whole")
+    other.put("orders/00000000.json", b"whole")
+    old, young = tmp_path / "runs/one/orders/.tmp-old", tmp_path / "runs/one/.tmp-young"
+    elsewhere = tmp_path / "runs/two/orders/.tmp-old"
+    for path in (old, young, elsewhere):
+        path.write_bytes(b"half")
+    for path in (old, elsewhere):
+        os.utime(path, (NOW_S, NOW_S - leftovers.AGE_S - 60.0))
+    found = leftovers.unfinished(run, NOW_S)
+    assert found == {"runs/one/orders/.tmp-old": 4}
+    assert old.exists()
+    leftovers.remove_unfinished(run, found)
+    assert (old.exists(), young.exists(), elsewhere.exists()) == (False, True, True)
+    assert run.get("orders/00000000.json") == b"whole"
+
+
+def test_other_stores_have_no_unfinished_files(memory_store: ObjectStore) -> None:
+    assert leftovers.unfinished(memory_store, NOW_S) == {}

@@ -1,0 +1,249 @@
+"""Which way a reader takes from the version it holds to the one it wants, and that every way ends at the same bits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage import layout, merges, ways, weights
+from storage.audit_weights import audit_weights
+from storage.counting import counted
+from storage.errors import CorruptError, NotFoundError
+from storage.objects import ObjectStore
+from storage.records import FileInfo, HostTensor, TensorInfo
+from storage.tensors import weights_digest
+from storage.ways import Leg
+from storage.weights import MERGED_SPAN, Held
+
+ANCHOR_EVERY = 20
+Model = Mapping[str, HostTensor]
+
+
+def bf16(bits: Any) -> HostTensor:
+    return HostTensor("BF16", bits.shape, bits)
+
+
+def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dict[str, HostTensor]]:
+    """Versions 0, 1, …: of a large tensor a `share` moves at each, of a small one everything; one never changes."""
+    random = np.random.default_rng(7)
+    large = random.integers(0, 2**16, size).astype(np.uint16)
+    made = []
+    for version in range(number):
+        moved = large.copy()
+        moved[random.random(size) < share] += random.choice(np.array([1, 65535], dtype=np.uint16))
+        large = moved
+        small = random.integers(0, 2**16, (30, 10)).astype(np.uint16)
+        made.append({"large": bf16(large), "small": bf16(small), "fixed": bf16(np.arange(50, dtype=np.uint16))})
+        if version:
+            made[-1]["fixed"] = made[0]["fixed"]
+    return made
+
+
+def publish(run: ObjectStore, versions: list[dict[str, HostTensor]], *, compact: bool = False) -> list[Held]:
+    held: list[Held] = []
+    for version, tensors in enumerate(versions):
+        base = held[-1] if held else None
+        anchor = version % ANCHOR_EVERY == 0
+        manifest = weights.publish(run, "solver", version, tensors, base=base, anchor=anchor, compact=compact)
+        held.append(Held(manifest, tensors))
+    return held
+
+
+def bytes_read(run: ObjectStore, version: int, held: Held | None) -> tuple[int, Held]:
+    store, counting = counted(run)
+    found = weights.read(store, "solver", version, held)
+    return counting.weights()["solver"], found
+
+
+@pytest.fixture
+def pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models are worth merging too."""
+    monkeypatch.setattr(merges, "BYTES_MIN", 0)
+
+
+def audited(run: ObjectStore) -> list[tuple[int, str]]:
+    """Invariant and place of what the audit of the versions finds; that there are no batches here does not count."""
+    found: list[tuple[int, str]] = []
+
+    def broken(invariant: int, place: str, what: str) -> None:
+        if "batch" not in what:
+            found.append((invariant, place))
+
+    audit_weights(run, "solver", -1, broken, lambda what, share: None)
+    return found
+
+
+def leg(version: int, base: int | None, num_bytes: int) -> Leg:
+    tensors = {"w": TensorInfo("BF16", (1,), "xxh3_128:0", "file", source="" if base is None else "w")}
+    return Leg("solver", version, base, tensors, (FileInfo("file", num_bytes, "sha256:0"),))
+
+
+def test_the_way_with_the_fewest_bytes_is_taken() -> None:
+    deltas = [leg(version, version - 1, 10) for version in range(1, 21)]
+    anchors = [leg(0, None, 400), leg(20, None, 400)]
+    merged = [leg(8, 0, 50), leg(16, 8, 75)]
+
+    def way(start: int | None, version: int, *given: Leg) -> list[tuple[int | None, int]]:
+        found = ways.cheapest(given, start, version)
+        assert found is not None
+        return [(each.base, each.version) for each in found]
+
+    assert way(3, 6, *deltas, *anchors) == [(3, 4), (4, 5), (5, 6)]
+    assert way(6, 17, *deltas, *anchors, *merged) == [(6, 7), (7, 8), (8, 16), (16, 17)]
+    assert way(None, 2, *deltas, *anchors) == [(None, 0), (0, 1), (1, 2)]
+    assert way(None, 20, *deltas, *anchors) == [(None, 20)]
+    assert way(0, 20, *(leg(version, version - 1, 30) for version in range(1, 21)), *anchors) == [(None, 20)]
+    assert ways.cheapest(deltas, None, 5) is None
+    assert ways.cheapest([*deltas[:3], *deltas[4:]], 1, 6) is None
+
+
+def test_who_holds_the_version_before_an_anchor_does_not_fetch_the_anchor(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(22))
+    anchor = held[20].manifest
+    assert (anchor.kind, anchor.base, anchor.step and anchor.step.base) == ("anchor", None, 19)
+    whole, fresh = bytes_read(memory_store, 20, None)
+    little, stepped = bytes_read(memory_store, 20, held[19])
+    assert little < whole / 10
+    assert weights_digest(fresh.tensors) == weights_digest(stepped.tensors) == anchor.digest
+    assert bytes_read(memory_store, 21, held[18])[0] < whole / 10
+
+
+@pytest.mark.usefixtures("pays")
+def test_merged_changes_give_the_same_bits_in_fewer_bytes(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(20))
+    single, found = bytes_read(memory_store, 19, held[7])
+    assert weights_digest(found.tensors) == held[19].manifest.digest
+    assert merges.merge(memory_store, "solver", 16, 8)
+    assert not merges.merge(memory_store, "solver", 16, 8)  # they stand
+    merged, found = bytes_read(memory_store, 19, held[7])
+    assert weights_digest(found.tensors) == held[19].manifest.digest
+    assert merged < 0.9 * single
+    for other in (6, 8, 9, 15):
+        assert weights_digest(weights.read(memory_store, "solver", 18, held[other]).tensors) == held[18].manifest.digest
+
+
+@pytest.mark.usefixtures("pays")
+def test_merged_changes_pass_over_an_anchor(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(25))
+    assert merges.merge(memory_store, "solver", 24, 16)
+    merged = weights.read_merged(memory_store, "solver", 24, 16)
+    found = weights.go(memory_store, held[24].manifest, [ways.merged_leg(merged)], held[16])
+    assert weights_digest(found.tensors) == held[24].manifest.digest
+
+
+@pytest.mark.usefixtures("pays")
+def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(memory_store: ObjectStore) -> None:
+    random = np.random.default_rng(1)
+    start = random.integers(0, 2**16, 3000).astype(np.uint16)
+    up = start.copy()
+    up[::50] += 1
+    other = random.integers(0, 2**16, (20, 5)).astype(np.uint16)
+    moved = other.copy()
+    moved[3] -= 2
+    steps: list[dict[str, HostTensor]] = [
+        {"a": bf16(start), "b": bf16(start), "back": bf16(start.copy()), "old": bf16(start[:2000])},
+        {"a": bf16(up), "b": bf16(up), "back": bf16(up), "old": bf16(start[:2000])},  # tied, and changed
+        {"a": bf16(up), "b": bf16(start), "back": bf16(up), "new": bf16(start[:2000])},  # untied, renamed
+        {"a": bf16(up), "b": bf16(start), "back": bf16(up), "new": bf16(start[:2000]), "late": bf16(other)},  # there as a whole
+        {"a": bf16(up), "b": bf16(start), "back": bf16(start), "new": bf16(up[:2000]), "late": bf16(moved)},  # and changed
+    ]
+    steps += [steps[-1]] * (MERGED_SPAN + 1 - len(steps))
+    held = publish(memory_store, steps)
+    for version in range(1, MERGED_SPAN + 1):
+        for base in range(version):
+            found = weights.read(memory_store, "solver", version, held[base])
+            assert weights_digest(found.tensors) == held[version].manifest.digest
+            assert weights_digest(held[base].tensors) == held[base].manifest.digest  # what was held is as it was
+    assert merges.merge(memory_store, "solver", MERGED_SPAN, 0)
+    merged = weights.read_merged(memory_store, "solver", MERGED_SPAN, 0)
+    found = weights.go(memory_store, held[-1].manifest, [ways.merged_leg(merged)], held[0])
+    assert weights_digest(found.tensors) == held[-1].manifest.digest
+    files = {name: bool(info.file) for name, info in merged.step.tensors.items()}
+    assert files == {"a": True, "b": False, "back": False, "new": True, "late": True}
+
+
+@pytest.mark.usefixtures("pays")
+def test_compact_deltas_are_not_merged_and_dense_ones_are(memory_store: ObjectStore) -> None:
+    compact, dense = memory_store.sub("compact"), memory_store.sub("dense")
+    random = np.random.default_rng(3)
+    bits = (random.standard_normal(2**18).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    is_small = (bits & 0x7FFF) < 0x3E80  # below a quarter: these change far more often, and make a class of their own
+    steps = []
+    for _ in range(9):
+        bits = bits + (random.random(len(bits)) < np.where(is_small, 0.2, 0.001)).astype(np.uint16)
+        steps.append({"w": bf16(bits)})
+    publish(compact, steps, compact=True)
+    assert not merges.merge(compact, "solver", 8, 0)
+    bits, crowded = random.integers(2**14, 2**15, 50_000).astype(np.uint16), []
+    for _ in range(9):
+        bits = bits + random.integers(0, 3, 50_000).astype(np.uint16)  # most elements change, by little
+        crowded.append({"w": bf16(bits)})
+    held = publish(dense, crowded)
+    assert [one.manifest.kind for one in held[1:]] == ["delta"] * 8
+    assert merges.merge(dense, "solver", 8, 0)
+    leg = ways.merged_leg(weights.read_merged(dense, "solver", 8, 0))
+    assert weights_digest(weights.go(dense, held[8].manifest, [leg], held[0]).tensors) == held[8].manifest.digest
+
+
+def test_what_is_small_anyway_is_not_merged(memory_store: ObjectStore) -> None:
+    publish(memory_store, models(9))
+    assert not merges.merge(memory_store, "solver", 8, 0)
+    assert not [key for key in memory_store.list() if "since-" in key]
+
+
+@pytest.mark.usefixtures("pays")
+def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_the_audit(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(18))
+    assert merges.merge(memory_store, "solver", 16, 8)
+    merged = weights.read_merged(memory_store, "solver", 16, 8)
+    key = f"{layout.weights('solver', 16)}/{merged.step.files[0].name}"
+    body = bytearray(memory_store.get(key))
+    body[-50] ^= 1
+    memory_store.put(key, bytes(body))
+    assert weights_digest(weights.read(memory_store, "solver", 17, held[6]).tensors) == held[17].manifest.digest
+    assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
+    memory_store.put(layout.merged("solver", 16, 8), b"{}")
+    assert weights_digest(weights.read(memory_store, "solver", 17, held[6]).tensors) == held[17].manifest.digest
+    assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
+
+
+@pytest.mark.usefixtures("pays")
+def test_the_audit_goes_every_way_to_a_version(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(25))
+    assert merges.merge(memory_store, "solver", 24, 16)
+    assert merges.merge(memory_store, "solver", 8, 0)
+    assert audited(memory_store) == []
+    anchor = held[20].manifest
+    assert anchor.step is not None
+    for file in (anchor.files[0], anchor.step.files[0]):
+        key = f"{layout.weights('solver', 20)}/{file.name}"
+        body = memory_store.get(key)
+        memory_store.put(key, body[:-60] + bytes([body[-60] ^ 1]) + body[-59:])
+        assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 20)]
+        memory_store.put(key, body)
+
+
+def test_a_worker_far_behind_starts_from_an_anchor(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = publish(memory_store, models(6, size=2000))
+    monkeypatch.setattr(weights, "LOOK_BACK_MAX", 3)
+    assert weights_digest(weights.read(memory_store, "solver", 5, held[0]).tensors) == held[5].manifest.digest
+    assert weights.read(memory_store, "solver", 5, held[5]) is held[5]
+
+
+def test_a_version_missing_in_the_chain_leads_to_the_anchor_or_to_a_clear_error(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(24))
+    memory_store.delete(layout.manifest(layout.weights("solver", 19)))
+    assert weights_digest(weights.read(memory_store, "solver", 22, held[17]).tensors) == held[22].manifest.digest
+    memory_store.delete(layout.manifest(layout.weights("solver", 20)))
+    with pytest.raises(CorruptError, match=r"version 22 of solver .* the chain 22 ← 21 starts from version 20, which does not"):
+        weights.read(memory_store, "solver", 22)
+    with pytest.raises(NotFoundError):
+        weights.read(memory_store, "solver", 24, held[23])
+
+
+def test_the_newest_version_is_found_from_any_older_one(memory_store: ObjectStore) -> None:
+    publish(memory_store, models(12, size=100))
+    for than in range(11):
+        assert weights.newer(memory_store, "solver", than) == 11
+    assert weights.newer(memory_store, "solver", 11) is None
