@@ -105,7 +105,7 @@ class Worker:
         if plain:
             return self._run.exists(_plain(version, "complete"))
         newest = weights.newer(self._run, POLICY, self._held.manifest.version if self._held else -1)
-        return newest is not None and newest >= version
+        return newest is not None and newest.version >= version
 
 
 class Mirror:

@@ -44,6 +44,8 @@ class Refresher:
         self._interval_s = interval_s
         self._pulse = pulse
         self._held = held
+        self._spare: Held | None = None
+        """The version before, whose memory the next one takes: engines keep none of what they are given."""
         self._memory_bytes = memory_bytes
         self._failures = 0
         self._failures_in_a_row = 0
@@ -58,16 +60,25 @@ class Refresher:
         """Loads the newest version if it is newer than the engine's; whether it did. A failing store or damaged
         weights are told and tried again later; ConfigError, weights that do not fit the model, is raised."""
         try:
-            newest = await asyncio.to_thread(weights.newer, self._run, self._policy, self._engine.version)
-            if newest is None:
+            found = await asyncio.to_thread(weights.newer, self._run, self._policy, self._engine.version)
+            if found is None:
                 self._failures_in_a_row = 0
                 return False
             start_s = time.monotonic()
             with self._pulse.span("refresh"):
-                self._held = await asyncio.to_thread(
-                    weights.read, self._run, self._policy, newest, self._held, memory_bytes=self._memory_bytes
+                newest = found.version
+                read = await asyncio.to_thread(
+                    weights.read,
+                    self._run,
+                    self._policy,
+                    newest,
+                    self._held,
+                    known=found,
+                    spare=self._spare,
+                    memory_bytes=self._memory_bytes,
                 )
-                await self._engine.load(newest, self._held.tensors)
+                await self._engine.load(newest, read.tensors)
+                self._held, self._spare = read, self._held
         except ConfigError:
             raise
         except AstraFlowError as error:

@@ -11,11 +11,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from storage import deltas, tensor_folders
+from storage.delta_numpy import Bits
 from storage.deltas import BLOCK_BYTES, Change
 from storage.errors import CorruptError
 from storage.in_order import in_order
@@ -32,6 +35,10 @@ FILES_PER_MODEL = 4096
 twenty-five files, which cross an ocean faster than one."""
 TRANSFERS_MAX = 32
 """Files of a delta that are on their way at once."""
+
+
+Room: TypeAlias = dict[tuple[str, tuple[int, ...]], list[Bits]]
+"""dtype and shape → arrays that may be written over."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +144,13 @@ def apply(
     stored: Iterable[tuple[FileInfo, Mapping[str, HostTensor]]],
     base: Mapping[str, HostTensor],
     own: Collection[int],
+    room: Room,
 ) -> dict[str, HostTensor]:
     """The tensors that the files, which are taken one after the other, make of `base`.
 
     Unchanged tensors are the base's own, unless those are parts of a file's memory. Tensors of the base whose `id` is among
-    `own` are nobody else's: they may be changed in place. Whether the base was the right one, the tensors' digests tell.
+    `own` are nobody else's: they may be changed in place. The others take up `room`. Whether the base was the right one, the
+    tensors' digests tell.
     """
     threads = os.cpu_count() or 1
     entries = {name: (info.file, info.entry or name) for name, info in infos.items()}
@@ -155,23 +164,42 @@ def apply(
             info = infos[first[entry]]
             source = _source(place, info, base) if info.source else None
             alone = source is not None and id(source) in own and uses[id(source)] == 1
-            return _made(place, contents.get(entry[1]), info, source, in_place=alone, threads=threads)
+            if source is None:
+                return _whole(place, contents.get(entry[1]), info)
+            blob = _stored(place, contents.get(entry[1])).bits.reshape(-1).data
+            return deltas.apply(source, blob, in_place=alone, into=None if alone else _taken(room, source), threads=threads)
 
         here = [entry for entry in first if entry[0] == file.name]
         made |= zip(here, in_order(make, here, threads=threads, budget=2 * threads), strict=True)
     return {name: made[entries[name]] if info.file else _owned(_source(where, info, base)) for name, info in infos.items()}
 
 
-def _made(
-    place: str, stored: HostTensor | None, info: TensorInfo, source: HostTensor | None, *, in_place: bool, threads: int
-) -> HostTensor:
+def room(tensors: Iterable[HostTensor]) -> Room:
+    """The memory of tensors that nobody uses any more, by what fits into it; none of parts of a file's memory."""
+    found: Room = {}
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        if tensor.bits.flags.writeable and tensor.bits.base is None:
+            found.setdefault((tensor.dtype, tensor.shape), []).append(tensor.bits)
+    return found
+
+
+def _taken(room: Room, like: HostTensor) -> Bits | None:
+    with suppress(KeyError, IndexError):  # other threads take from it too
+        return room[like.dtype, like.shape].pop()
+    return None
+
+
+def _stored(place: str, stored: HostTensor | None) -> HostTensor:
     if stored is None:
         raise CorruptError(f"{place} does not hold a tensor that its manifest lists")
-    if source is None:
-        if (stored.dtype, stored.shape) != (info.dtype, info.shape):
-            raise CorruptError(f"{place} holds a tensor of another form than its manifest lists: {stored.dtype} {stored.shape}")
-        return stored
-    return deltas.apply(source, stored.bits.reshape(-1).data, in_place=in_place, threads=threads)
+    return stored
+
+
+def _whole(place: str, stored: HostTensor | None, info: TensorInfo) -> HostTensor:
+    found = _stored(place, stored)
+    if (found.dtype, found.shape) != (info.dtype, info.shape):
+        raise CorruptError(f"{place} holds a tensor of another form than its manifest lists: {found.dtype} {found.shape}")
+    return found
 
 
 def _owned(tensor: HostTensor) -> HostTensor:

@@ -92,10 +92,16 @@ def moved(base: HostTensor, positions: NDArray[np.uint64], steps: Bits, *, threa
     return made
 
 
-def apply(base: HostTensor, blob: memoryview, *, threads: int, in_place: bool = False) -> HostTensor:
-    """The new tensor; the base's bits stay as they are unless they may change `in_place`, and then are neither old nor new
-    when it fails. CorruptError when `blob` is no change of such a tensor."""
-    made = base if in_place and base.bits.flags.writeable else HostTensor(base.dtype, base.shape, base.bits.copy())
+def apply(base: HostTensor, blob: memoryview, *, threads: int, in_place: bool = False, into: Bits | None = None) -> HostTensor:
+    """The new tensor, in the memory `into` where there is such; the base's bits stay as they are unless they may change
+    `in_place`, and then are neither old nor new when it fails. CorruptError when `blob` is no change of such a tensor."""
+    if in_place and base.bits.flags.writeable:
+        made = base
+    elif into is None:
+        made = HostTensor(base.dtype, base.shape, base.bits.copy())
+    else:
+        np.copyto(into, base.bits)
+        made = HostTensor(base.dtype, base.shape, into)
     apply_in_place(flat(made.bits), base.dtype, blob, threads=threads)
     return made
 

@@ -20,14 +20,17 @@ class MemoryObjects:
         self._fs = fsspec.filesystem("memory")
 
     def read(self, key: str) -> bytes:
-        with _lock:
-            try:
-                return bytes(self._fs.cat_file(self._path(key)))
-            except (FileNotFoundError, IsADirectoryError):
-                raise NotFoundError(f"there is no object memory:/{self._path(key)}") from None
+        return self._read(key, None, None)
 
     def read_part(self, key: str, start: int, end: int) -> bytes:
-        return self.read(key)[start:end]
+        return self._read(key, start, end)
+
+    def _read(self, key: str, start: int | None, end: int | None) -> bytes:
+        with _lock:
+            try:
+                return bytes(self._fs.cat_file(self._path(key), start=start, end=end))
+            except (FileNotFoundError, IsADirectoryError):
+                raise NotFoundError(f"there is no object memory:/{self._path(key)}") from None
 
     def create(self, key: str, body: bytes) -> bool:
         with _lock:

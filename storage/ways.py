@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from types import MappingProxyType
 
 from storage import delta_files, layout
 from storage.delta_files import TRANSFERS_MAX
@@ -22,6 +23,8 @@ from storage.in_order import in_order
 from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, Manifest, Merged, Step, TensorInfo
 from storage.tensors import digest
+
+NOTHING: Mapping[str, HostTensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,17 @@ def cheapest(given: Iterable[Leg], start: int | None, version: int) -> list[Leg]
     return ways[version][1] if version in ways else None
 
 
-def follow(run: ObjectStore, way: Sequence[Leg], held: Mapping[str, HostTensor], memory_bytes: int) -> dict[str, HostTensor]:
+def follow(
+    run: ObjectStore,
+    way: Sequence[Leg],
+    held: Mapping[str, HostTensor],
+    memory_bytes: int,
+    spare: Mapping[str, HostTensor] = NOTHING,
+) -> dict[str, HostTensor]:
     """The tensors at the end of the way; `held` stay as they are, and what does not change is shared with them.
 
-    About `memory_bytes` of files lie in memory at once. CorruptError for a file that is not what is listed, twice. Whether
-    the right tensors come out, their digests tell: `check`.
+    The memory of `spare` is written over, but for what is held. About `memory_bytes` of files lie in memory at once.
+    CorruptError for a file that is not what is listed, twice. Whether the right tensors come out, their digests tell: `check`.
     """
     listed = [[(leg, file) for file in delta_files.needed(f"{run.url}/{leg.folder}", leg.tensors, leg.files)] for leg in way]
     fetched = in_order(
@@ -86,12 +95,12 @@ def follow(run: ObjectStore, way: Sequence[Leg], held: Mapping[str, HostTensor],
     )
     tensors = dict(held)
     foreign = {id(tensor) for tensor in held.values()}
+    room = delta_files.room([tensor for tensor in spare.values() if id(tensor) not in foreign])
     for leg, of_leg in zip(way, listed, strict=True):
         own = {id(tensor) for tensor in tensors.values()} - foreign
         stored = islice(fetched, len(of_leg))
-        tensors = delta_files.apply(
-            f"{run.url}/{leg.folder}", leg.tensors, stored, tensors if leg.base is not None else {}, own
-        )
+        base = tensors if leg.base is not None else {}
+        tensors = delta_files.apply(f"{run.url}/{leg.folder}", leg.tensors, stored, base, own, room)
     return tensors
 
 

@@ -131,13 +131,21 @@ def latest(run: ObjectStore, policy: str, start: int = 0) -> int | None:
     return absent - 1 if absent > start else None
 
 
-def newer(run: ObjectStore, policy: str, than: int) -> int | None:
-    """The newest version after `than`, which stands; None when there is none. One round trip as long as at most one is."""
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda version: exists(run, policy, version), (than + 1, than + 2))
-    if first and second:
-        return latest(run, policy, than + 2)
-    return than + 1 if first else None
+def newer(run: ObjectStore, policy: str, than: int) -> Manifest | None:
+    """The manifest of the newest version after `than`, which stands; None when there is none.
+
+    All that a reader wants who is one version behind is asked for at once: one round trip.
+    """
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(exists, run, policy, than + ahead) for ahead in (1, 2)]
+        manifest = pool.submit(_manifest, run, policy, than + 1)
+        first, second = (answer.result() for answer in asked)
+    if not first:
+        return None
+    if second:
+        return read_manifest(run, policy, latest(run, policy, than + 2) or than + 2)
+    found = manifest.result()
+    return read_manifest(run, policy, than + 1) if isinstance(found, NotFoundError) else found
 
 
 def fetch(run: ObjectStore, policy: str, version: int) -> dict[str, HostTensor]:
@@ -145,16 +153,26 @@ def fetch(run: ObjectStore, policy: str, version: int) -> dict[str, HostTensor]:
     return dict(read(run, policy, version).tensors)
 
 
-def read(run: ObjectStore, policy: str, version: int, held: Held | None = None, *, memory_bytes: int = MEMORY_BYTES) -> Held:
+def read(
+    run: ObjectStore,
+    policy: str,
+    version: int,
+    held: Held | None = None,
+    *,
+    known: Manifest | None = None,
+    spare: Held | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+) -> Held:
     """A version, by the cheapest way from `held`, else from the nearest anchor; unchanged tensors are shared with `held`.
 
     Every file and every resulting tensor is verified. What does not come out right from `held` is read once more, from an
-    anchor. CorruptError names the version that cannot be read, and the chain it lies on; NotFoundError when data of the chain
-    was retired. Beside the versions it takes about `memory_bytes`.
+    anchor. `known` is the version's manifest, where that was read already. The memory of `spare`, a version that nobody uses
+    any more, is written over: fresh memory costs more than all else. CorruptError names the version that cannot be read, and
+    the chain it lies on; NotFoundError when data of the chain was retired. Beside the versions it takes about `memory_bytes`.
     """
     if held is not None and held.manifest.version <= version <= held.manifest.version + LOOK_BACK_MAX:
         try:
-            return _from_held(run, policy, version, held, memory_bytes)
+            return _from_held(run, policy, version, held, known, spare, memory_bytes)
         except (CorruptError, NotFoundError) as error:
             log.warning("%s; version %d of %s is read from an anchor", error, version, policy)
     chain = _back_to_anchor(run, policy, version)
@@ -173,9 +191,16 @@ def read(run: ObjectStore, policy: str, version: int, held: Held | None = None, 
         raise CorruptError(f"version {version} of {policy} cannot be read, whose chain is {links}: {error}") from error
 
 
-def go(run: ObjectStore, manifest: Manifest, way: Sequence[Leg], held: Held | None, memory_bytes: int = MEMORY_BYTES) -> Held:
+def go(
+    run: ObjectStore,
+    manifest: Manifest,
+    way: Sequence[Leg],
+    held: Held | None,
+    memory_bytes: int = MEMORY_BYTES,
+    spare: Held | None = None,
+) -> Held:
     """The version of `manifest`, by just this way; CorruptError when it does not lead there."""
-    tensors = ways.follow(run, way, held.tensors if held else {}, memory_bytes)
+    tensors = ways.follow(run, way, held.tensors if held else {}, memory_bytes, spare.tensors if spare else {})
     known = {id(tensor): held.manifest.tensors[name].digest for name, tensor in held.tensors.items()} if held else {}
     ways.check(manifest, tensors, known)
     return Held(manifest, tensors)
@@ -232,18 +257,19 @@ def _told(tensors: Mapping[str, HostTensor], delta: Written | None, seconds: flo
     }
 
 
-def _from_held(run: ObjectStore, policy: str, version: int, held: Held, memory_bytes: int) -> Held:
+def _from_held(
+    run: ObjectStore, policy: str, version: int, held: Held, known: Manifest | None, spare: Held | None, memory_bytes: int
+) -> Held:
     start = held.manifest.version
     if version == start:
         return held
-    chain = [found for found in _manifests(run, policy, range(start + 1, version + 1)) if isinstance(found, Manifest)]
-    if not chain or chain[-1].version != version:
-        raise NotFoundError(f"version {version} of {policy} cannot be read")
+    between = _manifests(run, policy, range(start + 1, version))
+    chain = [found for found in between if isinstance(found, Manifest)] + [known or read_manifest(run, policy, version)]
     single = [leg for manifest in chain for leg in ways.legs(manifest)]
     way = ways.cheapest(single + _merged_legs(run, policy, start, version), start, version)
     if way is None:
         raise CorruptError(f"no unbroken chain leads from version {start} to version {version} of {policy}")
-    return go(run, chain[-1], way, held, memory_bytes)
+    return go(run, chain[-1], way, held, memory_bytes, spare)
 
 
 def _merged_legs(run: ObjectStore, policy: str, start: int, version: int) -> list[Leg]:
@@ -262,15 +288,15 @@ def _merged_legs(run: ObjectStore, policy: str, start: int, version: int) -> lis
 
 def _manifests(run: ObjectStore, policy: str, versions: Iterable[int]) -> list[Manifest | NotFoundError]:
     """Of each version its manifest, or that it is missing."""
-
-    def one(version: int) -> Manifest | NotFoundError:
-        try:
-            return read_manifest(run, policy, version)
-        except NotFoundError as error:
-            return error
-
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        return list(pool.map(one, versions))
+        return list(pool.map(lambda version: _manifest(run, policy, version), versions))
+
+
+def _manifest(run: ObjectStore, policy: str, version: int) -> Manifest | NotFoundError:
+    try:
+        return read_manifest(run, policy, version)
+    except NotFoundError as error:
+        return error
 
 
 def _back_to_anchor(run: ObjectStore, policy: str, version: int) -> list[Manifest]:

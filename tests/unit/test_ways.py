@@ -243,7 +243,34 @@ def test_a_version_missing_in_the_chain_leads_to_the_anchor_or_to_a_clear_error(
 
 
 def test_the_newest_version_is_found_from_any_older_one(memory_store: ObjectStore) -> None:
-    publish(memory_store, models(12, size=100))
+    held = publish(memory_store, models(12, size=100))
     for than in range(11):
-        assert weights.newer(memory_store, "solver", than) == 11
+        assert weights.newer(memory_store, "solver", than) == held[-1].manifest
     assert weights.newer(memory_store, "solver", 11) is None
+
+
+def test_the_memory_of_a_version_that_nobody_uses_is_written_over_and_nothing_else(memory_store: ObjectStore) -> None:
+    """As a worker goes: every version it holds stays whole while the next one takes the memory of the one before."""
+    published = publish(memory_store, models(25, size=5000))
+    held, spare = weights.read(memory_store, "solver", 0), None
+    places: set[int] = set()
+    for version in [*range(1, 9), 11, 15, 16, 17, 18, 19, 20, 21, 24]:
+        read = weights.read(memory_store, "solver", version, held, known=published[version].manifest, spare=spare)
+        assert weights_digest(read.tensors) == published[version].manifest.digest
+        assert weights_digest(held.tensors) == held.manifest.digest
+        held, spare = read, held
+        places.add(read.tensors["large"].bits.ctypes.data)
+    assert len(places) == 2
+
+
+def test_tensors_that_share_memory_are_not_given_it_twice(memory_store: ObjectStore) -> None:
+    start = np.arange(1000, dtype=np.uint16)
+    tied = bf16(start)
+    steps = [{"a": tied, "b": tied}, {"a": bf16(start + 1), "b": bf16(start + 1)}]
+    steps += [{"a": bf16(start + 2 + number), "b": bf16(start + 7)} for number in range(5)]  # untied, b as it was
+    published = publish(memory_store, steps)
+    held, spare = weights.read(memory_store, "solver", 0), None
+    for version in range(1, len(steps)):
+        held, spare = weights.read(memory_store, "solver", version, held, spare=spare), held
+        assert weights_digest(held.tensors) == published[version].manifest.digest
+        assert weights_digest(spare.tensors) == spare.manifest.digest
