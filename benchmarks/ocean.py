@@ -13,10 +13,11 @@ every digest checked. In between, of the slowest worker of the median step:
     read      fetch the manifest and the files, apply, check
 
 `delta` is a step's changes, `anchor` the whole model, which is all there is without deltas; `plain` is what AstraFlow's paper
-sends, 6 bytes a change as two plain objects, by the same client. The first version of each format in each setting is not
-measured: compiled loops are loaded and connections stand. The client closes a connection that was idle for 12 s: with a
---pause-s beyond that, as between the steps of a real run, most are opened anew (`new`). The steps are made up
-(benchmarks/weight_steps.py), back and forth between two states of a model. The S3 servers are benchmarks/folder_s3.py.
+sends, 6 bytes a change as two plain objects, by the same client. The first versions of each format in each setting are not
+measured: compiled loops are loaded, connections stand, memory is there to be reused. The client closes a connection that was
+idle for 12 s; a worker's looks go over its connections in turn and keep some of them open, and --pause-s shows what a longer
+step leaves (`new`). The steps are made up (benchmarks/weight_steps.py), back and forth between two states of a model. The S3
+servers are benchmarks/folder_s3.py.
 
 Needs Linux, root and a way to delay packets: netem in the kernel, or a script (--wan) that makes the two namespaces. Servers,
 workers and the emulated link share this machine: where `busy` nears 100 %, the machine is measured and not the ocean.
@@ -50,6 +51,9 @@ from storage.records import Json
 
 TARGET_S, TARGET_CHANGED = 2.0, 0.01
 MIRRORS = {"no": (False,), "yes": (True,), "both": (False, True)}
+WARM_UPS = {"anchor": 0, "delta": 2, "plain": 1}
+"""Versions of each format that are not measured. Version 0 is one for the anchors; a worker has memory to reuse from the
+third delta on after an anchor."""
 FORMATS = ("delta", "anchor", "plain")
 STAGES = ("publish", "mirror", "wait", "probe", "read")
 PORT = 9000
@@ -192,7 +196,7 @@ class Ocean:
                 if format not in self.settings.formats or (format == "plain" and has_mirror):
                     continue
                 steps: list[Step] = []
-                while len(steps) < self.settings.steps + (format != "anchor"):
+                while len(steps) < self.settings.steps + WARM_UPS[format]:
                     version += 1
                     steps.append(self._step(workers, run, version, format, has_mirror))
                     self._forget(run, version - 1)

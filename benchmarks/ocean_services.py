@@ -25,7 +25,7 @@ from benchmarks.delta_formats import AstraFlowFormat
 from storage import mirrors, weights
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore, open_store
-from storage.records import HostTensor, Json
+from storage.records import HostTensor, Json, Manifest
 from storage.tensors import weights_digest
 from storage.weights import Held
 
@@ -79,6 +79,7 @@ class Worker:
         self._run = mirrors.near_first(run, mirrors.of_run(run, spec["mirror"])) if spec["mirror"] else run
         self._interval_s = spec["interval_s"]
         self._held: Held | None = None
+        self._spare: Held | None = None
         self._flat = np.zeros(0, dtype=np.uint16)
 
     def handle(self, order: Json) -> Json:
@@ -88,24 +89,26 @@ class Worker:
             return {"digest": weights_digest(held), "peak_mb": peak_mb()}
         version, plain = order["version"], order["format"] == "plain"
         if plain and self._held:
-            self._flat, self._held = as_flat(self._held.tensors), None
+            self._flat, self._held, self._spare = as_flat(self._held.tensors), None, None
         while True:
             looked_s = now_s()
-            if self._is_there(version, plain):
+            found = self._look(version, plain)
+            if found:
                 break
             time.sleep(self._interval_s)
         noticed_s, cpu_s = now_s(), time.process_time()
-        if plain:
-            _read_plain(self._run, version, self._flat)
+        if isinstance(found, Manifest):
+            read = weights.read(self._run, POLICY, found.version, self._held, known=found, spare=self._spare)
+            self._held, self._spare = read, self._held
         else:
-            self._held = weights.read(self._run, POLICY, version, self._held)
+            _read_plain(self._run, version, self._flat)
         return {"looked_s": looked_s, "noticed_s": noticed_s, "held_s": now_s(), "cpu_s": time.process_time() - cpu_s}
 
-    def _is_there(self, version: int, plain: bool) -> bool:
+    def _look(self, version: int, plain: bool) -> Manifest | bool:
+        """What is new; nothing, as long as `version` is not there."""
         if plain:
             return self._run.exists(_plain(version, "complete"))
-        newest = weights.newer(self._run, POLICY, self._held.manifest.version if self._held else -1)
-        return newest is not None and newest.version >= version
+        return weights.newer(self._run, POLICY, self._held.manifest.version if self._held else -1) or False
 
 
 class Mirror:

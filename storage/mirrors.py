@@ -29,7 +29,9 @@ from storage.tensor_folders import MANIFEST
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.5
+LOOK_INTERVAL_S = 0.2
+ASKED_MAX = 10_000
+"""Reads that are remembered."""
 LAG_MAX_S = 10.0
 """How long a version that stands at home may be missing from the mirror before a worker goes home for it."""
 
@@ -59,6 +61,8 @@ class NearFirst:
         """Manifests come from home: they say what the rest must be."""
         with self._lock:
             near_may_have_it = not key.endswith(f"/{MANIFEST}") and (key, start) not in self._asked
+            if len(self._asked) >= ASKED_MAX:
+                self._asked.clear()  # what is asked for again soon was asked for just now
             self._asked.add((key, start))
         if near_may_have_it:
             try:

@@ -161,13 +161,16 @@ def _model_in(kind: Any) -> type[BaseModel] | None:
 
 
 def _make_absolute(data: dict[str, Any]) -> None:
-    """Paths of prompts and models, where they were written as text; anything else is validation's business."""
+    """Paths of prompts, models and mirrors, where they were written as text; anything else is validation's business."""
     policies = data.get("policies")
     sections = [_section(data, "data", "prompts"), _section(data, "evaluation", "prompts")]
     sections += [_section(policies, name, "model") for name in policies] if isinstance(policies, dict) else []
     for section in sections:
         if isinstance(section.get("path"), str):
             section["path"] = str(Path(section["path"]).expanduser().resolve())
+    for region in _section(data, "rollout", "regions").values():
+        if isinstance(region, dict) and isinstance(mirror := region.get("mirror"), str) and mirror and "://" not in mirror:
+            region["mirror"] = str(Path(mirror).expanduser().resolve())
 
 
 def _section(data: Any, *path: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from prefect.client.schemas.objects import State
@@ -25,6 +25,9 @@ from tasks.interruption import Interruption, LeftEarlyError
 from tasks.termination import Leave, drained, leave_on_sigterm
 
 log = logging.getLogger(__name__)
+
+MIRROR_PATIENCE_S = 5.0
+"""A mirror that is away is tried again by its service, which hears in between that it shall leave."""
 
 Ended: TypeAlias = State[None] | None
 
@@ -113,7 +116,7 @@ def run_mirror(run_id: str, member: str, attempt: int, region: str) -> Ended:
         spec = config.rollout.regions.get(region)
         if spec is None or not spec.mirror:
             raise ConfigError(f"run {run_id} has no mirror in {region!r}; name one in rollout.regions.{region}.mirror")
-        mirror = mirrors.of_run(run, spec.mirror)
+        mirror = replace(mirrors.of_run(run, spec.mirror), patience_s=MIRROR_PATIENCE_S)
 
         def leave(pause_s: float) -> bool:
             try:

@@ -24,7 +24,7 @@ class Version(BaseModel):
     delta_bytes: int | None
     """What a worker fetches that holds the version before; null where it fetches an anchor."""
     ratio: float | None
-    """Bytes of all tensors over `delta_bytes`."""
+    """Bytes of all tensors over `delta_bytes`; null where there is nothing to fetch, too."""
     changed: float | None
     """Share of the elements that differ from the version before; null where nobody looked."""
     encode_s: float | None
@@ -66,7 +66,7 @@ def _version(manifest: Manifest, following: Manifest | None, retired: bool, beat
         kind=manifest.kind,
         num_bytes=sum(leg.num_bytes for leg in legs),
         delta_bytes=delta_bytes,
-        ratio=None if delta_bytes is None else whole / max(1, delta_bytes),
+        ratio=whole / delta_bytes if delta_bytes else None,
         changed=manifest.metrics.get("weights/changed"),
         encode_s=manifest.metrics.get("weights/encode_s"),
         upload_s=manifest.metrics.get("weights/upload_s"),

@@ -268,3 +268,11 @@ def test_a_mirror_that_is_no_store_or_holds_credentials_is_refused_without_repea
     assert "unknown scheme 'gs'" in complaint(RECIPE, **{"rollout.regions.us-east.mirror": "gs://bucket/x"})
     url = "s3://bucket/x?endpoint=http://127.0.0.1:9000&profile=eu"
     assert load(RECIPE, {"rollout.regions.us-east.mirror": url}).rollout.regions["us-east"].mirror == url
+
+
+def test_a_mirror_in_a_folder_is_the_same_folder_for_every_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    regions = load(
+        RECIPE, {"rollout.regions.us-east.mirror": "near", "rollout.regions.eu-west.mirror": "s3://eu/x"}
+    ).rollout.regions
+    assert (regions["us-east"].mirror, regions["eu-west"].mirror) == (str(tmp_path / "near"), "s3://eu/x")
