@@ -26,8 +26,8 @@ from numba import njit
 
 from benchmarks import weight_steps
 from benchmarks.delta_formats import AstraFlowFormat, PulseFormat
-from storage import delta_loops, deltas
-from storage.delta_blocks import BLOCK_ELEMENTS
+from storage.codec import delta_loops, deltas
+from storage.codec.delta_blocks import BLOCK_ELEMENTS
 from storage.records import HostTensor, Json
 from storage.tensors import from_safetensors
 

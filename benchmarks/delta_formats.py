@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.delta_numpy import Bits
+from storage.codec.delta_numpy import Bits
 
 ROW = 4096
 """Elements of a row in PULSE's format: the width of a typical matrix."""

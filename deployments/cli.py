@@ -200,7 +200,7 @@ def verify(run: RunId = None, as_json: AsJson = False) -> None:
     """
     from deployments import tables
     from storage import runs as stored_runs
-    from storage.verify import verify as check
+    from storage.audit.verify import verify as check
 
     name = _named(run)
     verdict = check(stored_runs.open_run(_store(), name))

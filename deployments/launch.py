@@ -15,10 +15,10 @@ from deployments.follow import Followed, Follower
 from deployments.home import Home
 from deployments.record import Stack
 from storage import layout, objects
+from storage.audit.verify import verify
 from storage.errors import ConfigError
 from storage.objects import ObjectStore
 from storage.records import Stop
-from storage.verify import verify
 from tasks import recipes
 from tasks.config import RunConfig
 from tasks.recipe_source import parse_assignments

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from deployments import live
 from deployments.doctor import Check
-from storage.verify import Verdict
+from storage.audit.verify import Verdict
 from tasks import garbage
 from tasks.garbage import Survey
 from tasks.status import RunSummary, Status

@@ -25,8 +25,9 @@ from rollout.ending import Ending
 from rollout.play import play_prompts
 from rollout.refresh import Refresher
 from rollout.tally import Tally
-from storage import counting, mirrors, shards
-from storage.counting import Counting
+from storage import mirrors, shards
+from storage.backends import counting
+from storage.backends.counting import Counting
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore

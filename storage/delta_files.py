@@ -17,9 +17,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from storage import deltas, tensor_folders
-from storage.delta_numpy import Bits
-from storage.deltas import BLOCK_BYTES, Change
+from storage import tensor_folders
+from storage.codec import deltas
+from storage.codec.delta_numpy import Bits
+from storage.codec.deltas import BLOCK_BYTES, Change
 from storage.errors import CorruptError
 from storage.in_order import in_order
 from storage.objects import ObjectStore

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from storage import layout, runs
+from storage.backends.local_files import LocalFiles
 from storage.errors import CorruptError, NotFoundError
 from storage.json_numbers import Number
 from storage.json_objects import unseal
-from storage.local_files import LocalFiles
 from storage.objects import ObjectStore
 from storage.tensor_folders import MANIFEST
 from storage.weights import MERGED_SPAN

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from storage import delta_files, deltas, layout, ways, weights
-from storage.deltas import Change
+from storage import delta_files, layout, ways, weights
+from storage.codec import deltas
+from storage.codec.deltas import Change
 from storage.errors import AstraFlowError, ConflictError, CorruptError
 from storage.json_objects import new_write_id, seal
 from storage.objects import ObjectStore

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from storage import layout, weights
-from storage.backend import Backend, Keys
+from storage.backends.backend import Backend, Keys
 from storage.delta_files import TRANSFERS_MAX
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse

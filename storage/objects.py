@@ -17,13 +17,13 @@ from urllib.parse import unquote, urlsplit
 
 import stamina
 
-from storage import s3_urls
-from storage.backend import Backend, Keys
+from storage.backends import s3_urls
+from storage.backends.backend import Backend, Keys
+from storage.backends.local_files import TEMPORARY, LocalFiles
+from storage.backends.memory_objects import MemoryObjects
+from storage.backends.s3_objects import S3Objects
 from storage.errors import AstraFlowError, ConfigError, ConflictError, NotFoundError, TransientError
 from storage.json_objects import new_write_id
-from storage.local_files import TEMPORARY, LocalFiles
-from storage.memory_objects import MemoryObjects
-from storage.s3_objects import S3Objects
 
 log = logging.getLogger(__name__)
 

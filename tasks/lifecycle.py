@@ -17,11 +17,11 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 
 from storage import objects
+from storage.audit.verify import Verdict
 from storage.errors import AstraFlowError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Stop
-from storage.verify import Verdict
 from tasks import prefect_tasks, recipes, store_secret, supervisor
 from tasks.config import RunConfig
 from tasks.launcher import PrefectLauncher, introduce

@@ -8,8 +8,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage import objects, runs
+from storage.audit.verify import Verdict, verify
 from storage.records import Stop
-from storage.verify import Verdict, verify
 from tasks.tracking import Tracker
 
 if TYPE_CHECKING:  # importing it takes torch, which the supervisor has no use for

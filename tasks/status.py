@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from storage import batches, counting, heartbeats, layout, orders, shards, weights
+from storage import batches, heartbeats, layout, orders, shards, weights
 from storage import runs as stored_runs
+from storage.backends import counting
 from storage.errors import CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Batch, Heartbeat, Stop

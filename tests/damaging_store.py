@@ -1,6 +1,6 @@
 """A store whose answers are damaged on the way, while what it holds is whole."""
 
-from storage.backend import Backend
+from storage.backends.backend import Backend
 from storage.objects import ObjectStore
 
 

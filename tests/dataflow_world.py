@@ -14,11 +14,11 @@ import numpy as np
 from data_ops.config import DataConfig, PolicyData
 from data_ops.service import Dataflow
 from storage import batches, layout, orders, runs, shards, weights
-from storage.backend import Backend
+from storage.audit.verify import verify
+from storage.backends.backend import Backend
 from storage.errors import TransientError
 from storage.objects import ObjectStore
 from storage.records import Batch, Episode, Order, SequenceKey
-from storage.verify import verify
 from tests.builders import episode, group, sequence, shard, tensors
 
 POLICIES = {"solver": PolicyData(batch_size=6, steps=4), "verifier": PolicyData(batch_size=4, steps=4)}

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from storage import deltas
+from storage.codec import deltas
 from storage.records import HostTensor
 from trainer.bits import DTYPES, NAMES, to_host
 

@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import pytest
 
-from storage import s3_objects
+from storage.backends import s3_objects
+from storage.backends.s3_objects import S3Objects
 from storage.errors import ConfigError, ConflictError, NotFoundError
 from storage.objects import ObjectStore, check, open_store
-from storage.s3_objects import S3Objects
 from tests.conftest import BUCKET
 
 RIVALS = 32

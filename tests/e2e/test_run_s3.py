@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from deployments.home import Home
 from deployments.ports import HOST
 from storage import heartbeats, layout, weights
-from storage.counting import FROM_MIRROR
+from storage.backends.counting import FROM_MIRROR
 from storage.objects import ObjectStore, open_store
 from storage.tensors import weights_digest
 from tests.e2e.conftest import RECIPE, Laptop, stack_in, wait_until

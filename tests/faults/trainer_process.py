@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from storage import batches, checkpoints, weights
+from storage.backends.local_files import LocalFiles
 from storage.heartbeats import Pulse
-from storage.local_files import LocalFiles
 from storage.objects import ObjectStore, open_store
 from storage.tensors import weights_digest
 from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch

@@ -6,7 +6,7 @@ import pytest
 
 from rollout.claims import Claims
 from storage import heartbeats, leases, orders, shards
-from storage.backend import Backend
+from storage.backends.backend import Backend
 from storage.errors import ConflictError
 from storage.objects import ObjectStore
 from storage.records import Lease, Order, Prompt

@@ -1,6 +1,7 @@
 from dataclasses import replace
 
-from storage import counting, layout, mirrors, shards, weights
+from storage import layout, mirrors, shards, weights
+from storage.backends import counting
 from storage.objects import ObjectStore, open_store
 from tests import builders
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import delta_loops, delta_numpy
-from storage.delta_numpy import Bits, Ranking, Streams
+from storage.codec import delta_loops, delta_numpy
+from storage.codec.delta_numpy import Bits, Ranking, Streams
 
 KINDS = (np.uint8, np.uint16, np.uint32, np.uint64)
 SIZES = (0, 1, 3, 4, 5, 9, 1000, 20_001)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage import delta_blocks, delta_files, delta_numpy, deltas, layout, weights
+from storage import delta_files, layout, weights
+from storage.codec import delta_blocks, delta_numpy, deltas
 from storage.delta_files import TRANSFERS_MAX
 from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from storage import deltas, weights
+from storage import weights
+from storage.codec import deltas
 from storage.errors import CorruptError
 from storage.objects import ObjectStore
 from storage.records import HostTensor

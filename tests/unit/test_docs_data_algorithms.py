@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from data_ops.algorithms import CURATORS, FILTERS, SAMPLERS
+from storage.audit.verify import verify
 from storage.objects import ObjectStore
-from storage.verify import verify
 from tests.dataflow_world import world
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data_algorithms.md").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage import delta_blocks, deltas
+from storage.codec import delta_blocks, deltas
 from tests.unit.test_deltas import draw, tensor, trained
 
 EXPONENT = {"BF16": (7, 8), "F16": (10, 5), "F32": (23, 8), "F64": (52, 11)}

@@ -1,5 +1,5 @@
-from storage import gaps
-from storage.gaps import Gaps
+from storage.audit import gaps
+from storage.audit.gaps import Gaps
 
 
 def test_what_is_missing_is_named_and_beyond_a_hundred_counted() -> None:

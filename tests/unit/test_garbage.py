@@ -8,8 +8,8 @@ from prefect.logging import disable_run_logger
 
 from flows import run_gc
 from storage import layout, mirrors, retention, runs, weights
+from storage.backends.local_files import LocalFiles
 from storage.errors import ConfigError, NotFoundError, TransientError
-from storage.local_files import LocalFiles
 from storage.objects import ObjectStore, open_store
 from storage.records import Stop
 from storage.retention import Retention

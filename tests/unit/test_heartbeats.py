@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from storage import layout
-from storage.backend import Keys
+from storage.backends.backend import Keys
 from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse, read_all
 from storage.json_objects import encode

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from storage.backends.local_files import LocalFiles
 from storage.errors import ConfigError, TransientError
-from storage.local_files import LocalFiles
 
 
 def raising(code: int) -> "type[OSError]":

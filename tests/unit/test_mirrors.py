@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from storage import layout, mirrors, retention, weights
-from storage.counting import Counting, counted
+from storage.backends.counting import Counting, counted
 from storage.errors import CorruptError, TransientError
 from storage.heartbeats import Pulse
 from storage.mirrors import NearFirst

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.backend import Keys
+from storage.backends.backend import Keys
 from storage.errors import ConfigError, ConflictError, NotFoundError, TransientError
 from storage.objects import ObjectStore, check, default_store, open_store
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from storage import heartbeats, layout, retention, weights
-from storage.audit_weights import audit_weights
+from storage.audit.weights import audit_weights
 from storage.errors import ConfigError, NotFoundError
 from storage.heartbeats import Pulse
 from storage.json_objects import seal

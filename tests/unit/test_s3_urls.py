@@ -1,8 +1,8 @@
 import pytest
 
+from storage.backends.s3_urls import S3Place, parse
 from storage.errors import ConfigError
 from storage.objects import open_store
-from storage.s3_urls import S3Place, parse
 
 SECRET = "wJalrXUtnFEMI"
 

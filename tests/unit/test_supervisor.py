@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from storage import layout, runs, weights
-from storage.backend import Backend
+from storage.backends.backend import Backend
 from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.json_objects import encode

@@ -4,8 +4,8 @@ import pytest
 from rich.console import Console
 
 from deployments import tables
-from storage.audit_books import PolicyBooks
-from storage.verify import Verdict, Violation
+from storage.audit.books import PolicyBooks
+from storage.audit.verify import Verdict, Violation
 from tasks.status import RunSummary
 from tests.unit.test_live import _status
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from storage import batches, checkpoints, weights
-from storage.backend import Backend
+from storage.backends.backend import Backend
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore

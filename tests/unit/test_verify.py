@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from storage import batches, layout, orders, quarantine, shards, weights
+from storage.audit.verify import Violation, verify
 from storage.errors import ConfigError
 from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import Batch, Entry, Row, SequenceKey, Shard, Stop
 from storage.runs import create_run, request_stop
-from storage.verify import Violation, verify
 from tests.builders import tensors
 from tests.stranger import sealed
 from tests.true_run import BATCH_SIZE, MAX_STALENESS, STEPS, finished_run

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from storage import layout, merges, ways, weights
-from storage.audit_weights import audit_weights
-from storage.counting import counted
+from storage.audit.weights import audit_weights
+from storage.backends.counting import counted
 from storage.errors import CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, TensorInfo

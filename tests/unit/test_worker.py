@@ -6,7 +6,7 @@ from rollout import worker as worker_module
 from rollout.config import EngineConfig, RegionConfig, RolloutConfig, WorkflowConfig
 from rollout.engine import EngineFailedError
 from storage import layout, leases, mirrors, runs, shards, weights
-from storage.backend import Backend
+from storage.backends.backend import Backend
 from storage.errors import ConfigError, TransientError
 from storage.json_objects import encode
 from storage.objects import ObjectStore

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from storage import layout, ways, weights
+from storage.audit.gaps import gaps
 from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
-from storage.gaps import gaps
 from storage.objects import ObjectStore
 from storage.records import Manifest
 from storage.ways import Leg

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage import delta_numpy
-from storage.delta_numpy import TRITS_PER_BYTE, Bits, Positions, Ranking, Streams
+from storage.codec import delta_numpy
+from storage.codec.delta_numpy import TRITS_PER_BYTE, Bits, Positions, Ranking, Streams
 from storage.errors import CorruptError
 
 BLOCK_ELEMENTS = 2**22
@@ -145,7 +145,7 @@ def _apply_steps(bits: Bits, body: memoryview, num_classes: int, exponents: tupl
 def _loops(num_elements: int) -> Any:
     if num_elements < COMPILED_FROM:
         return delta_numpy
-    from storage import delta_loops  # numba is loaded by those who need it
+    from storage.codec import delta_loops  # numba is loaded by those who need it
 
     return delta_loops
 

@@ -15,9 +15,9 @@ from functools import partial
 from typing import NamedTuple
 
 from storage import layout, quarantine, runs
-from storage.audit_books import PolicyBooks, Terms, audit_books
-from storage.audit_shards import Broken, audit_shards
-from storage.audit_weights import audit_weights
+from storage.audit.books import PolicyBooks, Terms, audit_books
+from storage.audit.shards import Broken, audit_shards
+from storage.audit.weights import audit_weights
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Json

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from storage.backend import Keys
+from storage.backends.backend import Keys
 from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
 
 TEMPORARY = ".tmp-"

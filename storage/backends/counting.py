@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from storage import layout
-from storage.backend import Backend, Keys
+from storage.backends.backend import Backend, Keys
 from storage.objects import ObjectStore
 
 FROM_HOME, FROM_MIRROR = "weights_bytes_home_", "weights_bytes_mirror_"

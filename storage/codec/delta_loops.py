@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from storage.delta_numpy import ESCAPE, OTHER, TRITS_PER_BYTE, Bits, Bytes, Positions, Ranking, Streams
+from storage.codec.delta_numpy import ESCAPE, OTHER, TRITS_PER_BYTE, Bits, Bytes, Positions, Ranking, Streams
 
 _compiled: Callable[[Any], Any] = njit(nogil=True, cache=True)
 _WORD_BYTES = 8

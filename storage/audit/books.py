@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from storage import batches, layout
-from storage.audit_shards import ShardAudit, row_digest
+from storage.audit.gaps import gaps
+from storage.audit.shards import ShardAudit, row_digest
 from storage.errors import AstraFlowError, TransientError
-from storage.gaps import gaps
 from storage.objects import ObjectStore
 from storage.records import Batch, Row, SequenceKey
 

@@ -13,8 +13,8 @@ import numpy as np
 import xxhash
 
 from storage import layout, orders, shards
+from storage.audit.gaps import gaps
 from storage.errors import AstraFlowError, TransientError
-from storage.gaps import gaps
 from storage.objects import ObjectStore
 from storage.records import Bool, Float32, Int32, Manifest, Row, Sequence, SequenceKey, Shard
 

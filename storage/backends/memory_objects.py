@@ -4,7 +4,7 @@ import threading
 
 import fsspec
 
-from storage.backend import Keys
+from storage.backends.backend import Keys
 from storage.errors import NotFoundError
 
 # fsspec's memory files share one read position, and its directory of files is one dict of the process: every access is

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from storage.backend import Keys
+from storage.backends.backend import Keys
+from storage.backends.s3_urls import S3Place
 from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
-from storage.s3_urls import S3Place
 
 CREATE_BYTES_MAX = 5 * 2**30
 """S3's bound of a single PUT."""

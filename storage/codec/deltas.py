@@ -15,9 +15,9 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from storage import delta_blocks
-from storage.delta_blocks import BLOCK_ELEMENTS
-from storage.delta_numpy import Bits, Positions
+from storage.codec import delta_blocks
+from storage.codec.delta_blocks import BLOCK_ELEMENTS
+from storage.codec.delta_numpy import Bits, Positions
 from storage.errors import CorruptError
 from storage.in_order import in_order
 from storage.records import Difference, HostTensor

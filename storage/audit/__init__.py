@@ -1,0 +1,1 @@
+"""`astraflow verify`: the invariants of a run, checked from its store alone."""
