@@ -1,1 +1,1 @@
-"""What objects lie in: folders, memory, S3. A `Backend` moves bytes by key and knows nothing else; `storage.objects` is over it."""
+"""What objects lie in: folders, memory, S3. A `Backend` moves bytes by key and knows no more; `storage.objects` uses it."""

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from storage import objects
 from storage.backends import s3_objects
 from storage.backends.s3_objects import S3Objects
 from storage.errors import ConfigError, ConflictError, NotFoundError
@@ -248,3 +249,15 @@ def test_a_profile_that_is_not_there_is_a_sentence(s3_server: str, tmp_path: Pat
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     with pytest.raises(ConfigError, match=r"config profile \(eu\) could not be found; correct the profile eu in ~/\.aws"):
         open_store(f"s3://{BUCKET}/x?profile=eu").get("a")
+
+
+def test_a_large_object_of_known_size_comes_in_parts_and_whole(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "PART_BYTES_MIN", 1000)
+    body = bytes(range(256)) * 1000
+    store.put("large", body)
+    for told in (len(body), len(body) - 1, 1001, 1000, 1):
+        assert store.get("large", told)[:told] == body[:told]
+    assert store.get("large", len(body)) == body
+    assert store.get("large", len(body) + 70_000) == body  # what was cut short comes out short, and its digest tells
+    with pytest.raises(NotFoundError):
+        store.get("not there", len(body))
