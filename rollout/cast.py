@@ -19,7 +19,7 @@ from rollout.rewards import Reward, make_reward
 from rollout.workflow import Player, Workflow
 from rollout.workflows import make_workflow, policies_by_role
 from storage import weights
-from storage.errors import ConfigError, CorruptError
+from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.weights import Held
 
@@ -41,6 +41,7 @@ class Cast:
         players: Mapping[str, Player],
         engines: Mapping[str, Engine],
         timeout_s: float,
+        memory_bytes: int = weights.MEMORY_BYTES,
     ) -> None:
         self.workflow = workflow
         self.players = players
@@ -52,6 +53,7 @@ class Cast:
         self.running = 0
         """Episodes being played."""
         self._reward = reward
+        self._memory_bytes = memory_bytes
         self._places = asyncio.Semaphore(PLAYS_PER_PLACE * sum(engine.capacity() for engine in engines.values()))
 
     @asynccontextmanager
@@ -69,7 +71,7 @@ class Cast:
         `storage.weights.read` raises."""
         loaded: dict[str, Held] = {}
         for policy, version in versions.items():
-            loaded[policy] = await asyncio.to_thread(weights.read, run, policy, version)
+            loaded[policy] = await asyncio.to_thread(weights.read, run, policy, version, memory_bytes=self._memory_bytes)
             await self.engines[policy].load(version, loaded[policy].tensors)
         return loaded
 
@@ -82,14 +84,17 @@ class Cast:
         return loaded
 
     async def _load_below(self, run: ObjectStore, policy: str, newest: int) -> Held:
+        damage: CorruptError | None = None
         for version in range(newest, -1, -1):
             try:
                 return (await self.load(run, {policy: version}))[policy]
             except CorruptError as error:
-                if version == 0:
-                    raise
+                damage = damage or error
                 log.warning("%s begins with an older version: %s", policy, error)
-        raise AssertionError("version 0 either loads or raises")
+            except NotFoundError:
+                if version == 0 and damage is None:
+                    raise  # there is no base model yet; any other version was retired
+        raise damage or NotFoundError(f"no version of {policy} can be read: the data of all of them was let go")
 
     async def close(self) -> None:
         """Ends the engines and the reward's processes."""
@@ -126,7 +131,7 @@ def open_cast(run: ObjectStore, config: RolloutConfig, sampling: Mapping[str, Sa
         players[policy] = Player(policy, _engine(config.engine, policy, own), chats[content], sampling[policy])
     engines = {policy: player.engine for policy, player in players.items()}
     by_role = {role: players[policy] for role, policy in played_by.items()}
-    return Cast(workflow, reward, by_role, engines, config.workflow.timeout_s)
+    return Cast(workflow, reward, by_role, engines, config.workflow.timeout_s, config.refresh_memory_mb * 2**20)
 
 
 def _engine(config: EngineConfig, policy: str, files: Mapping[str, bytes]) -> Engine:

@@ -13,7 +13,7 @@ import time
 
 from rollout.engine import Engine
 from storage import weights
-from storage.errors import AstraFlowError, ConfigError
+from storage.errors import AstraFlowError, ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.weights import Held
@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 BACKOFF_S_MAX = 10.0
 """Longest pause after failure upon failure."""
+BACKOFF_S_MAX_DAMAGED = 60.0
+"""The same where stored weights are damaged: each try fetches a whole model, and only a person or the next anchor mends it."""
 
 
 class Refresher:
@@ -49,12 +51,14 @@ class Refresher:
         self._memory_bytes = memory_bytes
         self._failures = 0
         self._failures_in_a_row = 0
+        self._damaged = False
 
     async def serve(self) -> None:
         """Refreshes until it is cancelled."""
         while True:
             await self.refresh()
-            await asyncio.sleep(min(self._interval_s * 2**self._failures_in_a_row, max(BACKOFF_S_MAX, self._interval_s)))
+            longest_s = BACKOFF_S_MAX_DAMAGED if self._damaged else BACKOFF_S_MAX
+            await asyncio.sleep(min(self._interval_s * 2**self._failures_in_a_row, max(longest_s, self._interval_s)))
 
     async def refresh(self) -> bool:
         """Loads the newest version if it is newer than the engine's; whether it did. A failing store or damaged
@@ -90,6 +94,7 @@ class Refresher:
 
     def _tell(self, error: AstraFlowError) -> None:
         self._failures += 1
+        self._damaged = not isinstance(error, TransientError)
         self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
         log.warning("%s stays at version %d: %s", self._policy, self._engine.version, error)
         self._pulse.update(

@@ -1,7 +1,7 @@
 """The files of a delta: what of one version's tensors is not as in its base.
 
     {write id}.delta-00000.safetensors   a U8 tensor per changed tensor, its blob of blocks; __metadata__ names the codec
-    {write id}.model-00000.safetensors   tensors that have nothing to come from in the base, as a whole
+    {write id}.whole-00000.safetensors   tensors that have nothing to come from in the base, as a whole
 
 A tensor whose bits are those of some tensor of the base, by whatever name, needs no file at all; tied tensors share one entry.
 What is read of an anchor has the same form: there every tensor is there as a whole.
@@ -118,7 +118,9 @@ def store(
         for file, _ in parts:
             folder.delete(file.name)
         return None
-    stored = tensor_folders.write(folder, whole, {}, write_id) if whole else Contents({}, ())
+    stored = Contents({}, ())
+    if whole:
+        stored = tensor_folders.write(folder, whole, {}, write_id, stem="whole", memory_bytes=memory_bytes)
     file_of = {name: file.name for file, names in parts for name in names}
     file_of |= {name: info.file for name, info in stored.tensors.items()}
     placed = {name: replace(info, file=file_of.get(info.entry or name, "")) for name, info in infos.items()}

@@ -40,8 +40,9 @@ class _Fetched:
     entries: Mapping[tuple[str, str], HostTensor]
 
 
-def merge(run: ObjectStore, policy: str, version: int, base: int) -> bool:
-    """Store the changes from `base` to `version` as one; whether that pays and was done. Done before is no error.
+def merge(run: ObjectStore, policy: str, version: int, base: int, memory_bytes: int = MEMORY_BYTES) -> bool:
+    """Store the changes from `base` to `version` as one; whether that pays and was done. Done before is no error. Single deltas
+    of more than `memory_bytes` together are not merged: all of them lie in memory.
 
     NotFoundError and CorruptError when a version in between cannot be read.
     """
@@ -49,7 +50,7 @@ def merge(run: ObjectStore, policy: str, version: int, base: int) -> bool:
         return False
     legs = _single_legs(run, policy, version, base)
     num_bytes = sum(leg.num_bytes for leg in legs)
-    if len(legs) != version - base or num_bytes < BYTES_MIN:
+    if len(legs) != version - base or not BYTES_MIN <= num_bytes <= memory_bytes:
         return False
     fetched = [_fetch(run, leg) for leg in legs]
     infos, changes, whole = {}, [], {}
@@ -73,7 +74,7 @@ def merge(run: ObjectStore, policy: str, version: int, base: int) -> bool:
                 return False
     folder, write_id = run.sub(layout.weights(policy, version)), new_write_id()
     written = delta_files.store(
-        folder, infos, changes, whole, write_id, bytes_max=SHARE_MAX * num_bytes, memory_bytes=MEMORY_BYTES
+        folder, infos, changes, whole, write_id, bytes_max=SHARE_MAX * num_bytes, memory_bytes=memory_bytes
     )
     if written is None:
         return False
@@ -89,8 +90,9 @@ def merge(run: ObjectStore, policy: str, version: int, base: int) -> bool:
 class Merging:
     """Merges in the background, one span at a time."""
 
-    def __init__(self, run: ObjectStore) -> None:
+    def __init__(self, run: ObjectStore, memory_bytes: int = MEMORY_BYTES) -> None:
         self._run = run
+        self._memory_bytes = memory_bytes
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="merge")
         self._under_way: Future[None] | None = None
         self._merged: dict[str, int] = {}
@@ -105,7 +107,7 @@ class Merging:
 
     def _merge(self, policy: str, end: int) -> None:
         try:
-            merge(self._run, policy, end, end - MERGED_SPAN)
+            merge(self._run, policy, end, end - MERGED_SPAN, self._memory_bytes)
         except AstraFlowError as error:
             log.warning(
                 "the changes of %s up to version %d are not merged, workers go version by version: %s", policy, end, error

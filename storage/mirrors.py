@@ -9,6 +9,7 @@ is read from home. Knows nothing of services.
 """
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from storage import layout, weights
 from storage.backends.backend import Backend, Keys
 from storage.delta_files import TRANSFERS_MAX
-from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.errors import AstraFlowError, ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
 from storage.in_order import in_order
 from storage.merges import Merging
@@ -32,8 +33,12 @@ log = logging.getLogger(__name__)
 LOOK_INTERVAL_S = 0.2
 ASKED_MAX = 10_000
 """Reads that are remembered."""
+BACKOFF_S_MAX = 10.0
+"""Longest pause after failure upon failure."""
+AWAY_S = 30.0
+"""So long a mirror that failed is not asked again."""
 LAG_MAX_S = 10.0
-"""How long a version that stands at home may be missing from the mirror before a worker goes home for it."""
+"""How long a mirror may be behind before a worker goes home for what it lacks."""
 
 
 @dataclass
@@ -45,8 +50,10 @@ class NearFirst:
     near_path: Callable[[str], str]
     lag_max_s: float = LAG_MAX_S
     clock: Callable[[], float] = time.monotonic
-    _missed: tuple[str, float] | None = None
-    """The first object that home had and the mirror had not, and since when that is known."""
+    away_s: float = AWAY_S
+    _behind: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """policy → the first version's manifest that home had and the mirror had not, and since when the mirror is behind."""
+    _away_until_s: float = -math.inf
     _asked: set[tuple[str, int]] = field(default_factory=set)
     """What was read from the mirror before, and from which byte on: who reads it again found it wrong."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -64,31 +71,60 @@ class NearFirst:
             if len(self._asked) >= ASKED_MAX:
                 self._asked.clear()  # what is asked for again soon was asked for just now
             self._asked.add((key, start))
-        if near_may_have_it:
+        if near_may_have_it and not self._is_away():
             try:
                 return read(self.near, self.near_path(key))
+            except NotFoundError:
+                pass
             except AstraFlowError as error:
-                if not isinstance(error, NotFoundError):
-                    log.warning("the mirror fails, %s is read from home: %s", key, error)
+                self._pass_over(key, error)
         return read(self.home, key)
 
     def exists(self, key: str) -> bool:
-        """Whether home has it, and the mirror too; a mirror that has fallen behind for `lag_max_s` is not waited for."""
-        if not self.home.exists(key):
-            return False
+        """Whether home has it. A version must stand in the mirror too, unless that is away, or has been behind for
+        `lag_max_s`."""
+        if not key.endswith(f"/{MANIFEST}"):
+            return self.home.exists(key)
+        policy = key.split("/")[-3]
+        at_home = self.home.exists(key)
+        if self._is_away():
+            return at_home
         try:
-            if self.near.exists(self.near_path(key)):
-                return True
-            with self._lock:
-                missed = self._missed
-            if missed is None or self.near.exists(self.near_path(missed[0])):
-                missed = key, self.clock()
+            if not at_home:
+                self._forget_if_caught_up(policy)
+                return False
+            return self.near.exists(self.near_path(key)) or self._behind_s(policy, key) >= self.lag_max_s
         except AstraFlowError as error:
-            log.warning("the mirror fails, home is asked for %s: %s", key, error)
-            return True
+            self._pass_over(key, error)
+            return at_home
+
+    def _behind_s(self, policy: str, key: str) -> float:
+        """Since when the mirror is behind, which lacks `key`. One that only ever lacks the newest version is not."""
         with self._lock:
-            self._missed = missed
-        return self.clock() - missed[1] >= self.lag_max_s
+            behind = self._behind.get(policy)
+        if behind is None or self.near.exists(self.near_path(behind[0])):
+            goes_on = behind is not None and self.home.exists(_following(key))
+            behind = key, behind[1] if behind and goes_on else self.clock()
+            with self._lock:
+                self._behind[policy] = behind
+        return self.clock() - behind[1]
+
+    def _forget_if_caught_up(self, policy: str) -> None:
+        with self._lock:
+            behind = self._behind.get(policy)
+        if behind and self.near.exists(self.near_path(behind[0])):
+            with self._lock:
+                self._behind.pop(policy, None)
+
+    def _is_away(self) -> bool:
+        with self._lock:
+            return self.clock() < self._away_until_s
+
+    def _pass_over(self, key: str, error: AstraFlowError) -> None:
+        """Home is asked for everything for a while: each call to a mirror that does not answer costs its timeout."""
+        log.warning("the mirror fails, home is asked for %s and what follows for %.0f s: %s", key, self.away_s, error)
+        with self._lock:
+            self._away_until_s = self.clock() + self.away_s
 
     def create(self, key: str, body: bytes) -> bool:
         return self.home.create(key, body)
@@ -104,6 +140,13 @@ class NearFirst:
 
     def delete(self, key: str) -> None:
         self.home.delete(key)
+
+
+def _following(key: str) -> str:
+    """The key of the next version's manifest."""
+    policy, version = key.split("/")[-3:-1]
+    run = key.removesuffix(layout.manifest(layout.weights(policy, int(version))))
+    return run + layout.manifest(layout.weights(policy, int(version) + 1))
 
 
 def near_first(home: ObjectStore, mirror: ObjectStore) -> ObjectStore:
@@ -124,25 +167,36 @@ def keep(home: ObjectStore, mirror: ObjectStore, policies: Iterable[str], pulse:
     """
     next_version = dict.fromkeys(policies, 0)
     crossed: Counter[str] = Counter()
-    pause_s = 0.0
+    pause_s, failures = 0.0, 0
     with closing(Merging(mirror)) as merging:
         while not leave(pause_s):
             pause_s = LOOK_INTERVAL_S
             for policy, start in next_version.items():
                 try:
                     with pulse.span("mirror"):
+                        if start == 0:
+                            _refuse_another_run(home, mirror, policy)
                         num_bytes = copy_next(home, mirror, policy, start)
                 except (TransientError, CorruptError, NotFoundError) as error:
+                    failures += 1
+                    pause_s = min(LOOK_INTERVAL_S * 2**failures, BACKOFF_S_MAX)
                     pulse.update(state="waiting", note=f"{policy} is not mirrored: {error}")
                     log.warning("%s is not mirrored: %s", policy, error)
                     continue
                 if num_bytes is None:
                     continue
-                pause_s = 0.0
+                pause_s, failures = 0.0, 0
                 next_version[policy] = weights.latest(mirror, policy, start) or 0
                 crossed[f"mirrored_bytes_{policy}"] += num_bytes
                 pulse.update(state="working", note="", progress=crossed, versions={policy: next_version[policy]})
                 merging.after(policy, next_version[policy])
+
+
+def _refuse_another_run(home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
+    """ConfigError when the mirror's version 0 is not home's: a run of this name was mirrored there before."""
+    key = layout.manifest(layout.weights(policy, 0))
+    if mirror.exists(key) and home.exists(key) and mirror.get(key) != home.get(key):
+        raise ConfigError(f"{mirror.url} mirrors another run of this name; empty it, or name another mirror")
 
 
 def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -> int | None:
@@ -160,8 +214,11 @@ def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -
     manifest = weights.parse_manifest(body, policy, version)
 
     def copy(file: FileInfo) -> int:
+        key = f"{folder}/{file.name}"
+        if mirror.exists(key):  # from a copy that was cut off; the name holds its writer's id
+            return 0
         try:
-            mirror.put(f"{folder}/{file.name}", home.get(f"{folder}/{file.name}", file.num_bytes))
+            mirror.put(key, home.get(key, file.num_bytes))
         except NotFoundError:
             if home.exists(layout.retired(policy, version)):
                 return 0

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from storage import heartbeats, layout, weights
@@ -99,7 +99,7 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> P
     if newest is None:
         return Plan(policy, {}, {}, 0)
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        manifests = list(pool.map(partial(weights.read_manifest, run, policy), range(newest + 1)))
+        manifests = list(pool.map(lambda version: _bare(weights.read_manifest(run, policy, version)), range(newest + 1)))
     kept = _wanted(run, manifests, retention, now_s)
     for version in sorted(kept, reverse=True):
         base = manifests[version].base
@@ -212,6 +212,12 @@ def _by_version(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:
         if name not in (MANIFEST, layout.RETIRED) and number.isdecimal() and folder == layout.weights(policy, int(number)):
             found[int(number)].append(key)
     return found
+
+
+def _bare(manifest: Manifest) -> Manifest:
+    """Without its tensors: ten thousand manifests of large models would not fit into memory."""
+    step = replace(manifest.step, tensors={}) if manifest.step else None
+    return replace(manifest, tensors={}, step=step)
 
 
 def _files(manifest: Manifest) -> Sequence[FileInfo]:

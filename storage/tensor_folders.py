@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 
 from storage.errors import AstraFlowError, ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.in_order import in_order
 from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, TensorInfo
@@ -25,7 +25,9 @@ FILE_BYTES_MAX = 2**28
 TRANSFERS_MAX = 4
 """Files that are moved, and therefore held in memory, at once."""
 MANIFEST = "manifest.json"
-_TENSOR_FILE = re.compile(r"(model|delta)-\d{5,}\.safetensors")
+MEMORY_BYTES = 2**30
+"""What writing takes of memory beside the tensors, as long as none of them is larger."""
+_TENSOR_FILE = re.compile(r"(model|delta|whole)-\d{5,}\.safetensors")
 """Names that tensor files get here; no other file of a folder may bear one."""
 
 
@@ -37,8 +39,17 @@ class Contents:
     files: tuple[FileInfo, ...]
 
 
-def write(folder: ObjectStore, tensors: Mapping[str, HostTensor], extra_files: Mapping[str, bytes], write_id: str) -> Contents:
-    """Store the data files, several at once; nobody sees them as long as no manifest lists them.
+def write(
+    folder: ObjectStore,
+    tensors: Mapping[str, HostTensor],
+    extra_files: Mapping[str, bytes],
+    write_id: str,
+    *,
+    stem: str = "model",
+    memory_bytes: int = MEMORY_BYTES,
+) -> Contents:
+    """Store the data files, several at once; nobody sees them as long as no manifest lists them. Those of tensors are called
+    `{stem}-00000.safetensors` and so on.
 
     ConfigError when one of `extra_files` bears the name of a tensor file, which it would overwrite.
     """
@@ -49,13 +60,15 @@ def write(folder: ObjectStore, tensors: Mapping[str, HostTensor], extra_files: M
         folder.put(f"{write_id}.{name}", body)
         return FileInfo(f"{write_id}.{name}", len(body), file_digest(body))
 
-    def store_part(number: int, part: Mapping[str, HostTensor]) -> tuple[FileInfo, dict[str, TensorInfo]]:
-        file = store_file(f"model-{number:05d}.safetensors", to_safetensors(part))
+    def store_part(numbered: tuple[int, Mapping[str, HostTensor]]) -> tuple[FileInfo, dict[str, TensorInfo]]:
+        number, part = numbered
+        file = store_file(f"{stem}-{number:05d}.safetensors", to_safetensors(part))
         infos = {name: TensorInfo(tensor.dtype, tensor.shape, digest(tensor), file.name) for name, tensor in part.items()}
         return file, infos
 
+    cut = enumerate(_parts(tensors, min(FILE_BYTES_MAX, memory_bytes // TRANSFERS_MAX)))
+    parts = list(in_order(store_part, cut, threads=TRANSFERS_MAX, budget=memory_bytes, cost=lambda one: _num_bytes(one[1])))
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        parts = list(pool.map(store_part, count(), _parts(tensors)))
         files = list(pool.map(store_file, extra_files.keys(), extra_files.values()))
     infos = {name: info for _, part in parts for name, info in part.items()}
     return Contents(infos, tuple(file for file, _ in parts) + tuple(files))
@@ -96,17 +109,19 @@ def read_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
     return {info.name.split(".", 1)[1]: body for info, body in zip(others, bodies, strict=True)}
 
 
-def _parts(tensors: Mapping[str, HostTensor]) -> Iterator[dict[str, HostTensor]]:
+def _parts(tensors: Mapping[str, HostTensor], bytes_max: int) -> Iterator[dict[str, HostTensor]]:
     """The tensors in the order of their names, cut into files; one empty file when there are none."""
     part: dict[str, HostTensor] = {}
-    num_bytes = 0
     for name in sorted(tensors):
-        if part and num_bytes + tensors[name].bits.nbytes > FILE_BYTES_MAX:
+        if part and _num_bytes(part) + tensors[name].bits.nbytes > bytes_max:
             yield part
-            part, num_bytes = {}, 0
+            part = {}
         part[name] = tensors[name]
-        num_bytes += tensors[name].bits.nbytes
     yield part
+
+
+def _num_bytes(tensors: Mapping[str, HostTensor]) -> int:
+    return sum(tensor.bits.nbytes for tensor in tensors.values())
 
 
 def checked_file(folder: ObjectStore, info: FileInfo) -> bytes:

@@ -47,6 +47,14 @@ class Leg:
         return layout.weights(self.policy, self.version)
 
 
+class DamagedLegError(CorruptError):
+    """The stored change `leg` cannot be applied."""
+
+    def __init__(self, leg: Leg, message: str) -> None:
+        super().__init__(message)
+        self.leg = leg
+
+
 def legs(manifest: Manifest) -> list[Leg]:
     """The ways to a version that its manifest tells of."""
     found = [Leg(manifest.policy, manifest.version, manifest.base, manifest.tensors, manifest.files)]
@@ -83,7 +91,7 @@ def follow(
     """The tensors at the end of the way; `held` stay as they are, and what does not change is shared with them.
 
     The memory of `spare` is written over, but for what is held. About `memory_bytes` of files lie in memory at once.
-    CorruptError for a file that is not what is listed, twice. Whether the right tensors come out, their digests tell: `check`.
+    DamagedLegError for a file that is not what is listed, twice. Whether the right tensors come out, `check` tells.
     """
     listed = [[(leg, file) for file in delta_files.needed(f"{run.url}/{leg.folder}", leg.tensors, leg.files)] for leg in way]
     fetched = in_order(
@@ -100,7 +108,10 @@ def follow(
         own = {id(tensor) for tensor in tensors.values()} - foreign
         stored = islice(fetched, len(of_leg))
         base = tensors if leg.base is not None else {}
-        tensors = delta_files.apply(f"{run.url}/{leg.folder}", leg.tensors, stored, base, own, room)
+        try:
+            tensors = delta_files.apply(f"{run.url}/{leg.folder}", leg.tensors, stored, base, own, room)
+        except CorruptError as error:
+            raise DamagedLegError(leg, str(error)) from error
     return tensors
 
 

@@ -9,7 +9,7 @@ for bit.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from types import MappingProxyType
@@ -82,7 +82,9 @@ def publish(
     start_s = time.monotonic()
     delta = _delta(folder, base, tensors, write_id, compact, memory_bytes) if base else None
     is_anchor = delta is None or anchor or bool(extra_files)
-    whole = tensor_folders.write(folder, tensors, extra_files, write_id) if is_anchor else Contents({}, ())
+    whole = Contents({}, ())
+    if is_anchor:
+        whole = tensor_folders.write(folder, tensors, extra_files, write_id, memory_bytes=memory_bytes)
     listed = whole if delta is None or is_anchor else delta.contents
     manifest = Manifest(
         policy=policy,
@@ -140,12 +142,12 @@ def newer(run: ObjectStore, policy: str, than: int) -> Manifest | None:
         asked = [pool.submit(exists, run, policy, than + ahead) for ahead in (1, 2)]
         manifest = pool.submit(_manifest, run, policy, than + 1)
         first, second = (answer.result() for answer in asked)
+    if second:  # also when the one between is missing: an anchor may come
+        return read_manifest(run, policy, latest(run, policy, than + 2) or than + 2)
     if not first:
         return None
-    if second:
-        return read_manifest(run, policy, latest(run, policy, than + 2) or than + 2)
     found = manifest.result()
-    return read_manifest(run, policy, than + 1) if isinstance(found, NotFoundError) else found
+    return found if isinstance(found, Manifest) else read_manifest(run, policy, than + 1)
 
 
 def fetch(run: ObjectStore, policy: str, version: int) -> dict[str, HostTensor]:
@@ -175,20 +177,7 @@ def read(
             return _from_held(run, policy, version, held, known, spare, memory_bytes)
         except (CorruptError, NotFoundError) as error:
             log.warning("%s; version %d of %s is read from an anchor", error, version, policy)
-    chain = _back_to_anchor(run, policy, version)
-    way = ways.cheapest([leg for manifest in chain for leg in ways.legs(manifest)], None, version)
-    if way is None:
-        raise CorruptError(f"version {version} of {policy} cannot be read: no unbroken chain leads there from an anchor")
-
-    try:
-        return read_twice(lambda: go(run, chain[-1], way, None, memory_bytes))
-    except CorruptError as error:
-        for link in chain:
-            if link.version in {leg.version for leg in way} and is_gone(run, link):
-                needed = "" if link.version == version else f", which version {version} needs,"
-                raise NotFoundError(f"the data of version {link.version} of {policy}{needed} was retired on purpose") from error
-        links = " ← ".join(str(leg.version) for leg in reversed(way))
-        raise CorruptError(f"version {version} of {policy} cannot be read, whose chain is {links}: {error}") from error
+    return _from_anchor(run, policy, version, memory_bytes)
 
 
 def go(
@@ -260,16 +249,63 @@ def _told(tensors: Mapping[str, HostTensor], delta: Written | None, seconds: flo
 def _from_held(
     run: ObjectStore, policy: str, version: int, held: Held, known: Manifest | None, spare: Held | None, memory_bytes: int
 ) -> Held:
+    """By the cheapest way, else by the cheapest without merged changes."""
     start = held.manifest.version
     if version == start:
         return held
     between = _manifests(run, policy, range(start + 1, version))
     chain = [found for found in between if isinstance(found, Manifest)] + [known or read_manifest(run, policy, version)]
     single = [leg for manifest in chain for leg in ways.legs(manifest)]
-    way = ways.cheapest(single + _merged_legs(run, policy, start, version), start, version)
+    merged = _merged_legs(run, policy, start, version)
+    way, longer = (ways.cheapest(legs, start, version) for legs in (single + merged, single))
     if way is None:
         raise CorruptError(f"no unbroken chain leads from version {start} to version {version} of {policy}")
-    return go(run, chain[-1], way, held, memory_bytes, spare)
+    try:
+        return go(run, chain[-1], way, held, memory_bytes, spare)
+    except CorruptError as error:
+        if longer is None or longer == way:
+            raise
+        log.warning("%s; version %d of %s is read without merged changes", error, version, policy)
+        return go(run, chain[-1], longer, held, memory_bytes)
+
+
+def _from_anchor(run: ObjectStore, policy: str, version: int, memory_bytes: int) -> Held:
+    """From the nearest anchor; where that one is damaged and carries its delta, from the one before."""
+    damaged: set[int] = set()
+    told: CorruptError | NotFoundError | None = None
+    while True:
+        try:
+            chain = _back_to_anchor(run, policy, version, damaged)
+            legs = [leg for manifest in chain for leg in ways.legs(manifest)]
+            way = ways.cheapest([leg for leg in legs if leg.base is not None or leg.version not in damaged], None, version)
+            if way is None:
+                raise CorruptError(f"no unbroken chain leads from an anchor to version {version} of {policy}")
+        except CorruptError as error:
+            raise told or error from error
+        try:
+            return go(run, chain[-1], way, None, memory_bytes)
+        except ways.DamagedLegError as error:
+            told = told or _explained(run, chain, way, error)
+            if error.leg.base is not None or chain[0].step is None:
+                raise told from error
+            damaged.add(error.leg.version)
+
+
+def _explained(
+    run: ObjectStore, chain: Sequence[Manifest], way: Sequence[Leg], error: CorruptError
+) -> CorruptError | NotFoundError:
+    """What a person is told of a way that does not lead to the version at its end."""
+    policy, version = chain[-1].policy, chain[-1].version
+    passed = {leg.version for leg in way}
+    for link in chain:
+        if link.version in passed and is_gone(run, link):
+            needed = "" if link.version == version else f", which version {version} needs,"
+            return NotFoundError(f"the data of version {link.version} of {policy}{needed} was retired on purpose")
+    links = " ← ".join(str(leg.version) for leg in reversed(way))
+    return CorruptError(
+        f"version {version} of {policy} cannot be read, whose chain is {links}: {error}; "
+        "put the object back as it was, or go on from the next anchor"
+    )
 
 
 def _merged_legs(run: ObjectStore, policy: str, start: int, version: int) -> list[Leg]:
@@ -286,25 +322,25 @@ def _merged_legs(run: ObjectStore, policy: str, start: int, version: int) -> lis
         return [leg for found in pool.map(read_leg, spans) for leg in found]
 
 
-def _manifests(run: ObjectStore, policy: str, versions: Iterable[int]) -> list[Manifest | NotFoundError]:
-    """Of each version its manifest, or that it is missing."""
+def _manifests(run: ObjectStore, policy: str, versions: Iterable[int]) -> list[Manifest | NotFoundError | CorruptError]:
+    """Of each version its manifest, or why it cannot be read."""
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return list(pool.map(lambda version: _manifest(run, policy, version), versions))
 
 
-def _manifest(run: ObjectStore, policy: str, version: int) -> Manifest | NotFoundError:
+def _manifest(run: ObjectStore, policy: str, version: int) -> Manifest | NotFoundError | CorruptError:
     try:
         return read_manifest(run, policy, version)
-    except NotFoundError as error:
+    except (NotFoundError, CorruptError) as error:
         return error
 
 
-def _back_to_anchor(run: ObjectStore, policy: str, version: int) -> list[Manifest]:
-    """The manifests from the nearest anchor up to `version`."""
+def _back_to_anchor(run: ObjectStore, policy: str, version: int, damaged: Collection[int]) -> list[Manifest]:
+    """The manifests from the nearest anchor that is not `damaged` up to `version`."""
     chain = [read_manifest(run, policy, version)]
-    while chain[0].kind == "delta":
-        base = chain[0].base
-        if base != chain[0].version - 1:
+    while chain[0].kind == "delta" or chain[0].version in damaged:
+        base = chain[0].base if chain[0].kind == "delta" else chain[0].version - 1
+        if base is None or base != chain[0].version - 1 or base < 0:
             raise CorruptError(
                 f"version {chain[0].version} of {policy} is a delta to version {base}, which is not the one before"
             )
@@ -316,8 +352,10 @@ def _back_to_anchor(run: ObjectStore, policy: str, version: int) -> list[Manifes
                     f"version {version} of {policy} cannot be read: the chain {links} starts from version {gone}, which does "
                     f"not exist any more; put {layout.weights(policy, gone)} back"
                 ) from found
+            if isinstance(found, CorruptError):
+                raise found
             chain.insert(0, found)
-            if found.kind == "anchor":
+            if found.kind == "anchor" and found.version not in damaged:
                 break
     return chain
 

@@ -35,7 +35,7 @@ class Publication:
         self.held: Held | None = None
         """The newest version that is known to stand: what the next one may be a delta to. Without one that is an anchor."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"publish-{policy}")
-        self._merging = Merging(run)
+        self._merging = Merging(run, config.publish_memory_mb * 2**20)
         self._under_way: Future[Held] | None = None
         self.seconds = 0.0
         """The last publication took, from its start to its manifest."""

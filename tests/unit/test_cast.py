@@ -87,3 +87,19 @@ def test_a_recipe_is_checked_without_a_store() -> None:
         check_cast(CONFIG, {"solver": SamplingConfig()})
     with pytest.raises(ConfigError, match="'maths' is not known"):
         check_cast(RolloutConfig(workflow=WorkflowConfig(reward="maths")), SAMPLING)
+
+
+async def test_versions_that_were_retired_are_passed_by_and_damage_is_told(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    for version in (1, 2, 3):
+        weights.publish(memory_store, "solver", version, tensors(version))
+    for version in (0, 1, 2):
+        memory_store.put(layout.retired("solver", version), b"{}")
+        for key in memory_store.list(layout.weights("solver", version)):
+            if key.endswith(".safetensors"):
+                memory_store.delete(key)
+    spoil(memory_store, "solver", 3)
+    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    with pytest.raises(CorruptError, match=r"weights/solver/00000003"):
+        await cast.load_newest(memory_store)
+    await cast.close()

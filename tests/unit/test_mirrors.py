@@ -7,7 +7,7 @@ import pytest
 
 from storage import layout, mirrors, retention, weights
 from storage.backends.counting import Counting, counted
-from storage.errors import CorruptError, TransientError
+from storage.errors import ConfigError, CorruptError, TransientError
 from storage.heartbeats import Pulse
 from storage.mirrors import NearFirst
 from storage.objects import ObjectStore, open_store
@@ -184,3 +184,97 @@ def test_leftovers_of_another_run_in_a_mirror_are_not_believed(world: World) -> 
     store, *_ = world.near()
     assert weights.latest(store, "solver") == 0
     assert weights_digest(weights.fetch(store, "solver", 0)) == weights_digest(model(5))
+
+
+def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_on(world: World) -> None:
+    """Home makes a version a second, the mirror copies one in four."""
+    world.publish(1)
+    world.copy_all()
+    store, *_ = world.near()
+    held = weights.read(store, "solver", 0)
+    furthest = 0
+    for second in range(1, 41):
+        world.now_s = float(second)
+        tensors = model(second)
+        weights.publish(
+            world.home,
+            "solver",
+            second,
+            tensors,
+            base=Held(weights.read_manifest(world.home, "solver", second - 1), model(second - 1)),
+        )
+        if second % 4 == 0:
+            mirrors.copy_next(world.home, world.mirror, "solver", 0)
+        if found := weights.newer(store, "solver", held.manifest.version):
+            held = weights.read(store, "solver", found.version, held)
+        furthest = max(furthest, second - held.manifest.version)
+    assert furthest <= mirrors.LAG_MAX_S + 2
+    assert held.manifest.version >= 39
+
+
+def test_a_mirror_one_version_behind_is_in_time_however_long(world: World) -> None:
+    world.publish(1)
+    world.copy_all()
+    store, at_home, _ = world.near()
+    held = weights.read(store, "solver", 0)
+    for second in range(1, 60):
+        world.now_s = float(second)
+        before = Held(weights.read_manifest(world.home, "solver", second - 1), model(second - 1))
+        weights.publish(world.home, "solver", second, model(second), base=before)
+        if found := weights.newer(store, "solver", held.manifest.version):
+            held = weights.read(store, "solver", found.version, held)
+        mirrors.copy_next(world.home, world.mirror, "solver", 0)  # just after the worker looked
+    assert held.manifest.version == 58
+    read = sum(len(world.home.get(key)) for key in world.home.list("weights/solver") if key.endswith("/manifest.json"))
+    assert at_home.weights()["solver"] <= 2 * read  # manifests alone
+
+
+def test_a_mirror_that_does_not_answer_is_asked_again_only_after_a_while(world: World) -> None:
+    world.publish(3)
+    asked: list[str] = []
+
+    class Hangs:
+        def read(self, key: str) -> bytes:
+            asked.append(key)
+            raise TransientError("timed out")
+
+        def exists(self, key: str) -> bool:
+            asked.append(key)
+            raise TransientError("timed out")
+
+    store, *_ = world.near(replace(world.mirror, backend=Hangs()))  # type: ignore[arg-type]
+    assert weights.latest(store, "solver") == 2
+    assert weights_digest(weights.fetch(store, "solver", 2)) == weights_digest(model(2))
+    assert len(asked) == 1
+    world.now_s = mirrors.AWAY_S
+    assert weights.latest(store, "solver") == 2
+    assert len(asked) == 2
+
+
+def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
+    world.publish(2)
+    weights.publish(world.mirror, "solver", 0, model(7))
+    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
+    with pytest.raises(ConfigError, match="mirrors another run of this name; empty it"):
+        mirrors.keep(world.home, world.mirror, ["solver"], pulse, lambda pause_s: False)
+
+
+def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: World) -> None:
+    world.publish(3)
+    manifest = weights.read_manifest(world.home, "solver", 2)
+    (key,) = (key for key in world.home.list(layout.weights("solver", 2)) if key.endswith(".safetensors"))
+    assert key.endswith(manifest.files[0].name)
+    world.home.delete(key)
+    home, counting = counted(world.home)
+    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
+    pauses: list[float] = []
+
+    def leave(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return len(pauses) > 12
+
+    mirrors.keep(home, world.mirror, ["solver"], pulse, leave)
+    assert pauses[-1] == mirrors.BACKOFF_S_MAX
+    assert pulse.last.note.startswith("solver is not mirrored: ")
+    assert weights.latest(world.mirror, "solver") == 1
+    assert counting.weights()["solver"] < 20 * len(world.home.get(layout.manifest(layout.weights("solver", 2)))) + 20_000

@@ -274,3 +274,56 @@ def test_tensors_that_share_memory_are_not_given_it_twice(memory_store: ObjectSt
         held, spare = weights.read(memory_store, "solver", version, held, spare=spare), held
         assert weights_digest(held.tensors) == published[version].manifest.digest
         assert weights_digest(spare.tensors) == spare.manifest.digest
+
+
+def spoil(run: ObjectStore, key: str) -> None:
+    body = run.get(key)
+    run.put(key, body[:-60] + bytes([body[-60] ^ 1]) + body[-59:])
+
+
+def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(43, size=2000))
+    for key in memory_store.list(layout.weights("solver", 21)):
+        memory_store.delete(key)
+    assert weights.newer(memory_store, "solver", 20) == held[42].manifest
+    assert weights_digest(weights.read(memory_store, "solver", 42, held[20]).tensors) == held[42].manifest.digest
+
+
+@pytest.mark.usefixtures("pays")
+def test_whatever_is_damaged_a_way_that_is_whole_is_found(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(24))
+    assert merges.merge(memory_store, "solver", 16, 8)
+    merged = weights.read_merged(memory_store, "solver", 16, 8)
+    anchor = held[20].manifest
+    spoil(
+        memory_store, f"{layout.weights('solver', 20)}/{anchor.files[0].name}"
+    )  # an older anchor and this one's step are whole
+    assert weights_digest(weights.read(memory_store, "solver", 22).tensors) == held[22].manifest.digest
+    spoil(memory_store, f"{layout.weights('solver', 0)}/{held[0].manifest.files[0].name}")
+    assert weights_digest(weights.read(memory_store, "solver", 22, held[21]).tensors) == held[22].manifest.digest
+    merged_key = f"{layout.weights('solver', 16)}/{merged.step.files[0].name}"
+    spoil(memory_store, merged_key)  # and no anchor is left: the single deltas are
+    assert weights_digest(weights.read(memory_store, "solver", 17, held[7]).tensors) == held[17].manifest.digest
+    spoil(memory_store, merged_key)  # mended
+    memory_store.put(layout.manifest(layout.weights("solver", 12)), b"{}")
+    assert weights_digest(weights.read(memory_store, "solver", 17, held[7]).tensors) == held[17].manifest.digest
+    told = r"version 22 of solver cannot be read, whose chain is 22 ← 21 ← 20: .*00000020.*put the object back"
+    with pytest.raises(CorruptError, match=told):
+        weights.read(memory_store, "solver", 22)
+
+
+def test_an_anchor_whose_step_has_whole_tensors_is_right_both_ways(memory_store: ObjectStore) -> None:
+    versions = models(21, size=3000)
+    versions[20] = {**versions[20], "new": bf16(np.arange(7, dtype=np.uint16))}
+    held = publish(memory_store, versions)
+    assert held[20].manifest.step is not None
+    assert weights_digest(weights.read(memory_store, "solver", 20).tensors) == held[20].manifest.digest
+    little, read = bytes_read(memory_store, 20, held[19])
+    assert weights_digest(read.tensors) == held[20].manifest.digest
+    assert little < bytes_read(memory_store, 20, None)[0]
+    assert audited(memory_store) == []
+
+
+def test_deltas_that_do_not_fit_into_memory_together_are_not_merged(memory_store: ObjectStore) -> None:
+    publish(memory_store, models(9))
+    assert not merges.merge(memory_store, "solver", 8, 0, memory_bytes=1000)

@@ -40,8 +40,8 @@ def test_the_second_writer_of_a_version_loses_and_the_first_stands(memory_store:
 def test_a_rival_between_data_and_manifest_wins_whole(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write = tensor_folders.write
 
-    def overtaken(*args: Any) -> object:
-        contents = write(*args)
+    def overtaken(*args: Any, **named: Any) -> object:
+        contents = write(*args, **named)
         monkeypatch.setattr(tensor_folders, "write", write)
         weights.publish(memory_store, "solver", 0, builders.tensors(7))
         return contents
