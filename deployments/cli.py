@@ -9,12 +9,15 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
 from deployments.home import Home, home
 from storage.errors import AstraFlowError, ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,8 +69,11 @@ def _sentence(error: Exception) -> str:
 
 @app.callback()
 def _options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False) -> None:
+    from stamina import instrumentation
+
     global _debug
     _debug = debug
+    instrumentation.set_on_retry_hooks([])  # the store's own log tells of retries, to those who listen
 
 
 @_command
@@ -268,7 +274,8 @@ def weights(
 
     stored, policies = _policies(_named(run), policy)
     found = [version for name in policies for version in history(stored, name)]
-    _print([one.model_dump(mode="json") for one in found] if as_json else tables.weights_table(found), as_json)
+    console = _console()
+    _print([one.model_dump(mode="json") for one in found] if as_json else tables.weights_table(found, console.width), as_json)
 
 
 @_command
@@ -290,7 +297,7 @@ def gc(
     from deployments import tables
     from storage import retention
     from storage import runs as stored_runs
-    from tasks import garbage
+    from tasks import garbage, sizes
     from tasks.config import RunConfig
 
     if freeze and thaw:
@@ -307,7 +314,7 @@ def gc(
     away = garbage.remove(found) if delete else found.away
     for region, why in away.items():
         typer.secho(f"the mirror in {region} is left for the next time: {why}", fg="yellow", err=True)
-    size = f"{found.num_bytes / 1e6:,.1f} MB of {run}"
+    size = f"{sizes.spelled(found.num_bytes)} of {run}"
     _say(f"{size} are deleted" if delete else f"{size} would go; nothing is deleted yet, add --delete to do it")
 
 
@@ -365,12 +372,16 @@ def _print(what: Any, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(what, indent=2))
         return
+    _console().print(what)
+
+
+def _console() -> "Console":
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED_WIDTH  # a program reads it, or a file: nothing to fit into
-    console.print(what)
+    return console
 
 
 def _say(words: str) -> None:

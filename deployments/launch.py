@@ -109,6 +109,7 @@ def _refuse_what_cannot_start(wanted: Wanted, up: Stack, store: ObjectStore) -> 
     config = wanted.config
     stood = startable.refuse_restart(store, wanted.run_id, config if up.own_server else None)
     if config is not None:
+        startable.refuse_mirrors_at_home(store, config)
         startable.refuse_missing_deployments(up.prefect_url, config)
         if up.own_server:
             startable.refuse_what_this_machine_lacks(config)

@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tasks import sizes
 from tasks.status import EvalStatus, PolicyStatus, Status
 
 BAR_WIDTH = 40
@@ -62,7 +63,12 @@ def line(view: View) -> str:
     policies = [_policy_words(name, policy) for name, policy in status.policies.items()]
     tokens = sum(region.tokens_per_s for region in status.regions.values())
     workers = sum(region.workers for region in status.regions.values())
-    shown = [head, *policies, f"{workers} workers {tokens:,.0f} tokens/s", *_newest_scores(status.evals)]
+    shown = [
+        head,
+        *policies,
+        f"{workers} worker{'' if workers == 1 else 's'} {tokens:,.0f} tokens/s",
+        *_newest_scores(status.evals),
+    ]
     return "  ".join([*shown, status.reason] if status.state == "running" and status.reason else shown)
 
 
@@ -97,9 +103,9 @@ def traffic_lines(status: Status) -> list[str]:
             ("{} from its mirror", sum(region.weights_in_mirror.values())),
             ("{} copied into the mirror", sum(region.mirrored.values())),
         ]
-        read = ", ".join(words.format(megabytes(num_bytes)) for words, num_bytes in parts if num_bytes)
+        read = ", ".join(words.format(sizes.spelled(num_bytes)) for words, num_bytes in parts if num_bytes)
         if read or region.shards_out:
-            lines.append(f"{name}: {read or 'no weights'}; {megabytes(region.shards_out)} of shards")
+            lines.append(f"{name}: {read or 'no weights'}; {sizes.spelled(region.shards_out)} of shards")
     return lines
 
 
@@ -127,10 +133,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB"
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from deployments import flow_runs
 from storage import runs
 from storage.errors import ConfigError
-from storage.objects import ObjectStore
+from storage.objects import ObjectStore, open_store
 from storage.records import Stop
 from tasks import recipes
 from tasks.config import RunConfig
@@ -43,6 +43,16 @@ def _missing(api_url: str, member: Member, known: list[str]) -> str:
         f"{found}; regions with a deployment: {regions}. Name one of them, name another deployment in "
         f"rollout.regions.{region}.deployment, or add it to deployments/register.py and run `astraflow deploy`"
     )
+
+
+def refuse_mirrors_at_home(store: ObjectStore, config: RunConfig) -> None:
+    """A mirror that is the run's own store would copy nothing, and hide that nothing is near."""
+    for region, spec in config.rollout.regions.items():
+        if spec.mirror and open_store(spec.mirror).address == store.address:
+            raise ConfigError(
+                f"rollout.regions.{region}.mirror is the run's own store {store.address}; "
+                "name a store in the region, or leave it out"
+            )
 
 
 def refuse_what_this_machine_lacks(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from deployments import live
 from deployments.doctor import Check
 from storage.audit.verify import Verdict
-from tasks import garbage
+from tasks import garbage, sizes
 from tasks.garbage import Survey
 from tasks.status import RunSummary, Status
 from tasks.weights_history import Version
@@ -50,29 +50,41 @@ def runs_table(runs: list[RunSummary]) -> Table:
     return table
 
 
-def weights_table(versions: list[Version]) -> Table:
+WIDE = 125
+"""Columns from which on a terminal shows all there is to say of weights."""
+
+
+def weights_table(versions: list[Version], width: int) -> Table:
+    """For a terminal of `width` columns: a narrow one shows what is asked for most."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
-    for header in ("version", "kind", "bytes", "delta", "smaller", "changed", "encode", "upload", "visible", "waited"):
-        table.add_column(header, justify="right", no_wrap=True)
+    is_wide = width >= WIDE
+    more = ("bytes", "delta", "encode", "upload", "waited")
+    headers = ("version", "kind", "bytes", "delta", "smaller", "changed", "encode", "upload", "visible", "waited")
+    for header in headers:
+        if is_wide or header not in more:
+            table.add_column(header, justify="right", no_wrap=True)
     table.add_column("served by (refreshed in)", overflow="fold")
     for one in versions:
-        served = (name if took is None else f"{name} ({took:.2f} s)" for name, took in one.held_by.items())
-        table.add_row(
-            one.policy,
-            str(one.version),
-            f"{one.kind}, retired" if one.retired else one.kind,
-            f"{one.num_bytes:,}",
-            "–" if one.delta_bytes is None else f"{one.delta_bytes:,}",
-            "–" if one.ratio is None else f"{one.ratio:.1f}×",
-            "–" if one.changed is None else f"{one.changed:.2%}",
-            *(
-                "–" if took is None else f"{took:.3f} s"
-                for took in (one.encode_s, one.upload_s, one.publish_s, one.publish_wait_s)
-            ),
-            ", ".join(served),
-        )
+        cells = {
+            "version": str(one.version),
+            "kind": "retired" if one.retired else one.kind,
+            "bytes": sizes.spelled(one.num_bytes),
+            "delta": "–" if one.delta_bytes is None else sizes.spelled(one.delta_bytes),
+            "smaller": "–" if one.ratio is None else f"{one.ratio:.1f}×",
+            "changed": "–" if one.changed is None else f"{one.changed:.2%}",
+            "encode": _seconds(one.encode_s),
+            "upload": _seconds(one.upload_s),
+            "visible": _seconds(one.publish_s),
+            "waited": _seconds(one.publish_wait_s),
+        }
+        served = ", ".join(name if took is None else f"{name} ({took:.2f} s)" for name, took in one.held_by.items())
+        table.add_row(one.policy, *(cells[header] for header in headers if is_wide or header not in more), served)
     return table
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.3f} s"
 
 
 def retention_table(found: Survey) -> Table:
@@ -101,7 +113,7 @@ def verdict_words(verdict: Verdict) -> str:
 def violations_table(verdict: Verdict) -> Table:
     table = Table("invariant", "where", "what", box=None, header_style="dim")
     for violation in verdict.violations[:VIOLATIONS_SHOWN_MAX]:
-        table.add_row(str(violation.invariant), violation.where, violation.what)
+        table.add_row(str(violation.invariant), Text(violation.where, overflow="fold"), Text(violation.what, overflow="fold"))
     if (more := len(verdict.violations) - VIOLATIONS_SHOWN_MAX) > 0:
         table.add_row("", "", f"and {more} more; --json lists all of them")
     return table

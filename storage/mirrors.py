@@ -163,11 +163,12 @@ def of_run(home: ObjectStore, url: str) -> ObjectStore:
 def keep(home: ObjectStore, mirror: ObjectStore, policies: Iterable[str], pulse: Pulse, leave: Callable[[float], bool]) -> None:
     """Copy every version as it appears, until `leave(pause_s)`, asked with the pause until the next look, says so.
 
-    A store that is away is waited for; damage at home is told and tried again. Changes are merged in the mirror itself.
+    A store that is away is waited for; damage at home is told and tried again. ConfigError for a mirror that cannot be used
+    from the start; one that was used and lost its bucket or its keys is waited for too. Changes are merged in the mirror.
     """
     next_version = dict.fromkeys(policies, 0)
     crossed: Counter[str] = Counter()
-    pause_s, failures = 0.0, 0
+    pause_s, failures, answered = 0.0, 0, False
     with closing(Merging(mirror)) as merging:
         while not leave(pause_s):
             pause_s = LOOK_INTERVAL_S
@@ -177,7 +178,10 @@ def keep(home: ObjectStore, mirror: ObjectStore, policies: Iterable[str], pulse:
                         if start == 0:
                             _refuse_another_run(home, mirror, policy)
                         num_bytes = copy_next(home, mirror, policy, start)
-                except (TransientError, CorruptError, NotFoundError) as error:
+                    answered = True
+                except (TransientError, CorruptError, NotFoundError, ConfigError) as error:
+                    if isinstance(error, ConfigError) and not answered:
+                        raise
                     failures += 1
                     pause_s = min(LOOK_INTERVAL_S * 2**failures, BACKOFF_S_MAX)
                     pulse.update(state="waiting", note=f"{policy} is not mirrored: {error}")

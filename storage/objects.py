@@ -8,6 +8,7 @@ never sees half an object. This module knows nothing of what the objects mean. A
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -150,6 +151,10 @@ def open_store(url: str) -> ObjectStore:
     A URL that cannot be opened, or that holds credentials, is a ConfigError, which does not repeat them.
     """
     scheme, _, rest = url.partition("://")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", url):
+        raise ConfigError(
+            f"the store URL {url.partition(':')[0]}:/… has one slash after its scheme; write two: s3://bucket/prefix"
+        )
     if not rest:
         if "://" in url or not url:
             raise ConfigError(f"the store URL {url!r} names no place; write a path, or s3://bucket/prefix")

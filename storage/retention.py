@@ -108,8 +108,12 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> P
             base = manifests[base].base
     keys = run.list(f"{layout.WEIGHTS}/{policy}")
     data = _by_version(policy, keys)
-    gone = set(layout.numbers(keys, partial(layout.retired, policy))) - data.keys()
-    retired = {version: tuple(keys) for version, keys in data.items() if version <= newest and version not in kept}
+    told = set(layout.numbers(keys, partial(layout.retired, policy)))
+    gone = told - data.keys()
+    going = [version for version in range(newest + 1) if version not in kept and (version in data or version not in told)]
+    retired = {
+        version: tuple(data.get(version, ())) for version in going
+    }  # also of a delta that changes nothing: its base goes
     num_bytes = _num_bytes(run, [manifests[version] for version in retired], retired)
     return Plan(policy, {version: kept[version] for version in sorted(kept) if version not in gone}, retired, num_bytes)
 
@@ -190,7 +194,10 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
     versions = [
         beat.versions[policy]
         for beat in heartbeats.read_all(run)
-        if beat.kind in ("rollout", "evaluation") and policy in beat.versions and now_s - beat.beat_s < ALIVE_S
+        if beat.kind in ("rollout", "evaluation")
+        and beat.state not in ("done", "failed")
+        and policy in beat.versions
+        and now_s - beat.beat_s < ALIVE_S
     ]
     return min(versions, default=None)
 

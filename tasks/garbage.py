@@ -18,7 +18,7 @@ from storage import layout, leftovers, mirrors, retention, runs
 from storage.errors import AstraFlowError, ConfigError, NotFoundError
 from storage.objects import ObjectStore
 from storage.retention import Plan, Retention
-from tasks import evals
+from tasks import evals, sizes
 from tasks.config import RunConfig
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class Row:
 
     @property
     def size(self) -> str:
-        return f"{self.num_bytes / 1e6:,.1f} MB"
+        return sizes.spelled(self.num_bytes)
 
     def words(self, applied: bool) -> str:
         """Example: `tiny-1 solver: keeps 0 (the base model), 76–80 (one of the newest 5); lets go of 1–75, 3.2 MB`."""

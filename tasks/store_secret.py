@@ -1,7 +1,8 @@
 """The store's credentials from a Prefect `Secret` block, for workers whose machines have none.
 
-ASTRAFLOW_STORE_SECRET names the block; its value is a JSON object of `AWS_…` variables, which become this process's own. They
-are held in its environment and nowhere else: not in a run, not in a parameter, not in a message.
+ASTRAFLOW_STORE_SECRET names the block; its value is the text of a JSON object of `AWS_…` variables, which become this process's
+own. They are held in its environment and nowhere else: not in a run, not in a parameter, not in a message. The value must be
+text: Prefect's page and API hide that, and show what lies inside an object.
 """
 
 import os
@@ -12,6 +13,7 @@ from storage.errors import ConfigError, TransientError
 
 VARIABLE = "ASTRAFLOW_STORE_SECRET"
 EXAMPLE = '{"AWS_ACCESS_KEY_ID": "…", "AWS_SECRET_ACCESS_KEY": "…"}'
+PYTHON = f"import json; from prefect.blocks.system import Secret; Secret(value=json.dumps({EXAMPLE}))"
 
 _KEY = re.compile(r"AWS_[A-Z0-9_]+")
 _TOKENS = ("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
@@ -52,11 +54,17 @@ def _read(name: str, api_url: str | None) -> Any:
     except ObjectNotFound:
         raise ConfigError(
             f"the Prefect server {server} has no Secret block {name}, which {VARIABLE} names; make it on its page under "
-            f'Blocks, or in Python: from prefect.blocks.system import Secret; Secret(value={EXAMPLE}).save("{name}")'
+            f'Blocks, or in Python: {PYTHON}.save("{name}")'
         ) from None
     except httpx.HTTPError as error:
         raise TransientError(f"the Prefect block {name} cannot be read from {server}: {type(error).__name__}") from error
-    return Secret(value=found.data.get("value")).get()
+    stored = found.data.get("value")
+    if isinstance(stored, dict):
+        raise ConfigError(
+            f"the Prefect block {name} holds an object, whose keys Prefect shows to everybody; store it as text, "
+            f'{PYTHON}.save("{name}", overwrite=True), and take new keys'
+        )
+    return Secret(value=stored).get()
 
 
 def _checked(name: str, value: Any) -> dict[str, str]:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from prefect.blocks.system import Secret
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -43,7 +44,8 @@ def cloud(servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     named = {"ASTRAFLOW_STORE": HOME, "ASTRAFLOW_STORE_SECRET": "store", "MLFLOW_TRACKING_URI": f"http://{HOST}:9"}
     with stack_in(Home(tmp_path_factory.mktemp("cloud") / "home"), named) as cloud:
         with temporary_settings({PREFECT_API_URL: cloud.stack.prefect_url}):
-            Secret(value={**KEYS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": servers[0]}).save("store")
+            block = {**KEYS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": servers[0]}
+            Secret(value=json.dumps(block)).save("store")
         yield cloud
 
 
@@ -121,6 +123,8 @@ def test_the_keys_stand_in_no_object_no_log_and_no_record_of_the_stack(
     bodies |= {str(path): path.read_bytes() for path in cloud.home.root.rglob("*") if path.is_file()}
     assert {f"{run.url}/{layout.RUN}", str(cloud.home.record)} <= bodies.keys()
     assert any(name.startswith(str(cloud.home.flow_logs)) for name in bodies)
+    with httpx.Client(base_url=cloud.stack.prefect_url) as prefect:
+        bodies["the block, as Prefect shows it"] = prefect.get("block_types/slug/secret/block_documents").content
     for text in KEYS.values():
         assert text not in said
         assert [name for name, body in bodies.items() if text.encode() in body] == []

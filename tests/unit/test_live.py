@@ -74,7 +74,7 @@ def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
     }
     assert live.traffic_lines(_status().model_copy(update={"regions": regions})) == [
         "us-east: 12.1 MB of weights from home, 48.4 MB from its mirror, 12.0 MB copied into the mirror; 3.2 MB of shards",
-        "eu-west: 60.0 MB of weights from home; 0.0 MB of shards",
+        "eu-west: 60.0 MB of weights from home; 0 B of shards",
     ]
 
 
@@ -90,7 +90,7 @@ def test_building_the_base_models_shows_its_share() -> None:
 
 def test_a_line_holds_steps_rewards_throughput_and_the_newest_scores() -> None:
     assert live.line(View("tiny-1", 65.0, "Running", _status())) == (
-        "[1:05] running  solver 40/80 reward 0.50  verifier 20/80 reward –  1 workers 1,234 tokens/s  "
+        "[1:05] running  solver 40/80 reward 0.50  verifier 20/80 reward –  1 worker 1,234 tokens/s  "
         "alone 80.0%@20  team (actor_and_verify) 57.0%@0"
     )
 

@@ -1,5 +1,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -278,3 +279,29 @@ def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: W
     assert pulse.last.note.startswith("solver is not mirrored: ")
     assert weights.latest(world.mirror, "solver") == 1
     assert counting.weights()["solver"] < 20 * len(world.home.get(layout.manifest(layout.weights("solver", 2)))) + 20_000
+
+
+def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one_is_refused(world: World) -> None:
+    world.publish(3)
+    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
+    broken = [False]
+
+    class MayLackItsBucket:
+        def __getattr__(self, verb: str) -> Any:
+            if broken[0]:
+                raise ConfigError("the bucket eu does not exist")
+            return getattr(world.mirror.backend, verb)
+
+    mirror = replace(world.mirror, backend=MayLackItsBucket())  # type: ignore[arg-type]
+    rounds = iter(range(8))
+
+    def leave(pause_s: float) -> bool:
+        number = next(rounds, None)
+        broken[0] = number in (2, 3, 4)
+        return number is None
+
+    mirrors.keep(world.home, mirror, ["solver"], pulse, leave)
+    assert weights.latest(world.mirror, "solver") == 2
+    broken[0] = True
+    with pytest.raises(ConfigError, match="bucket eu"):
+        mirrors.keep(world.home, mirror, ["solver"], pulse, lambda pause_s: False)

@@ -158,3 +158,9 @@ def test_the_default_store_is_named_by_the_environment(tmp_path: Path, monkeypat
     monkeypatch.delenv("ASTRAFLOW_STORE")
     monkeypatch.chdir(tmp_path)
     assert default_store().url == f"file://{tmp_path}/.astraflow/store"
+
+
+@pytest.mark.parametrize("url", ["s3:/runs/a", "file:/tmp/x", "gs:/bucket"])
+def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
+    with pytest.raises(ConfigError, match="has one slash after its scheme; write two"):
+        open_store(url)

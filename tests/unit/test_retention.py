@@ -1,9 +1,10 @@
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from storage import heartbeats, layout, retention, weights
+from storage import heartbeats, json_objects, layout, retention, weights
 from storage.audit.weights import audit_weights
 from storage.errors import ConfigError, NotFoundError
 from storage.heartbeats import Pulse
@@ -112,7 +113,11 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(ru
     pulse.update(versions={"solver": 14})
     with pulse:
         pass  # its last beat stands
-    beat_s = heartbeats.read_all(run)[0].beat_s
+    beat = heartbeats.read_all(run)[0]
+    beat_s = beat.beat_s
+    left = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
+    assert 15 in left.retired  # who has left needs nothing
+    run.put(layout.heartbeat("rollout", "rollout-a-0"), json_objects.encode(replace(beat, state="working")))
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert held.kept[14] == held.kept[15] == "a living worker or evaluation holds version 14"
     assert sorted(held.retired) == list(range(1, 10))  # 10 to 13 lead to 14
@@ -169,3 +174,18 @@ def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement
     assert audited(run) == []
     run.put(planned.retired[11][0], bodies[11][:-1] + bytes([bodies[11][-1] ^ 1]))
     assert audited(run) == [layout.weights("solver", 11)]
+
+
+def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(memory_store: ObjectStore) -> None:
+    """It has no data of its own, but is unreadable once its base is gone."""
+    held: Held | None = None
+    for version in range(12):
+        tensors = model(version // 3)  # two of three versions are as the one before
+        held = Held(weights.publish(memory_store, "solver", version, tensors, base=held, anchor=version == 10), tensors)
+    assert held is not None
+    keep_last, now_s = Retention(last=1, every=0, grace_s=0.0), float(held.manifest.created_s) + 1.0
+    retention.retire(memory_store, retention.plan(memory_store, "solver", keep_last, now_s))
+    for version in range(1, 10):
+        assert retention.read_retired(memory_store, "solver", version) is not None
+    assert audited(memory_store) == []
+    assert retention.plan(memory_store, "solver", keep_last, now_s).retired == {}

@@ -70,3 +70,10 @@ def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(memory_s
     runs.request_stop(run, Stop("completed", "all done", 6.0))
     with pytest.raises(ConfigError, match="run mine is completed"):
         startable.refuse_restart(memory_store, "mine", None)
+
+
+def test_a_mirror_that_is_the_runs_own_store_is_refused(memory_store: ObjectStore) -> None:
+    config = recipes.load("multi_policy_tiny", {"rollout.regions.us-east.mirror": memory_store.address})
+    with pytest.raises(ConfigError, match=r"rollout\.regions\.us-east\.mirror is the run's own store memory://"):
+        startable.refuse_mirrors_at_home(memory_store, config)
+    startable.refuse_mirrors_at_home(memory_store.sub("elsewhere"), config)

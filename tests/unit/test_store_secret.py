@@ -68,7 +68,7 @@ def refusal(blocks: Blocks, value: Any) -> str:
 
 
 def test_the_blocks_variables_become_the_processs_and_win_over_its_own(blocks: Blocks) -> None:
-    blocks.values["store"] = {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": SECRET}
+    blocks.values["store"] = json.dumps({"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": SECRET})
     store_secret.load("store", blocks.url)
     assert (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]) == ("mine", SECRET)
     assert os.environ["AWS_ENDPOINT_URL"] == "of the machine"
@@ -91,14 +91,20 @@ def test_without_a_name_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_no_aws_variable_is_refused_by_name_and_without_its_value(blocks: Blocks) -> None:
-    assert refusal(blocks, {"AWS_PROFILE": "eu", "PATH": SECRET}) == (
+    assert refusal(blocks, json.dumps({"AWS_PROFILE": "eu", "PATH": SECRET})) == (
         "the Prefect block store has the key PATH; it may hold AWS_… variables only: remove it"
     )
-    assert "has the key of another form" in refusal(blocks, {SECRET: "AWS_SECRET_ACCESS_KEY"})
-    assert "must hold text under AWS_MAX_ATTEMPTS" in refusal(blocks, {"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_MAX_ATTEMPTS": 3})
+    assert "has the key of another form" in refusal(blocks, json.dumps({SECRET: "AWS_SECRET_ACCESS_KEY"}))
+    odd = json.dumps({"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_MAX_ATTEMPTS": 3})
+    assert "must hold text under AWS_MAX_ATTEMPTS" in refusal(blocks, odd)
 
 
-@pytest.mark.parametrize("value", [SECRET, f'{{"AWS_SECRET_ACCESS_KEY": "{SECRET}"', [SECRET], {}, ""])
+def test_an_object_is_refused_since_prefect_shows_what_lies_inside_it(blocks: Blocks) -> None:
+    said = refusal(blocks, {"AWS_SECRET_ACCESS_KEY": SECRET})
+    assert "holds an object, whose keys Prefect shows to everybody; store it as text" in said
+
+
+@pytest.mark.parametrize("value", [SECRET, f'{{"AWS_SECRET_ACCESS_KEY": "{SECRET}"', [SECRET], "{}", ""])
 def test_a_block_that_holds_no_object_is_refused(blocks: Blocks, value: Any) -> None:
     assert refusal(blocks, value).startswith("the Prefect block store must hold a JSON object such as")
 

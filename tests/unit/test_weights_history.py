@@ -38,9 +38,13 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
     assert (found[0].delta_bytes, found[0].ratio) == (None, None)
     assert (found[1].ratio or 0) > 10
     assert all((one.encode_s or 0) + (one.upload_s or 0) > 0 for one in found)
-    shown = Console(width=200, record=True, file=io.StringIO())
-    shown.print(tables.weights_table(found))
-    assert "rollout-a-0 (0.25 s)" in shown.export_text()
+    for width, headers in ((130, ("bytes", "upload", "visible")), (80, ("smaller", "visible"))):
+        shown = Console(width=width, record=True, file=io.StringIO())
+        shown.print(tables.weights_table(found, width))
+        text = shown.export_text()
+        assert "rollout-a-0" in text
+        assert "…" not in text
+        assert all(header in text for header in headers)
     planned = retention.plan(memory_store, "solver", Retention(last=1, every=0, grace_s=0.0), found[-1].created_s + 1e4)
     assert planned.retired == {}
     memory_store.put(layout.retired("solver", 1), b"{}")
