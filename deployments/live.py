@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tasks import sizes
 from tasks.status import EvalStatus, PolicyStatus, Status
+from tasks.status_schema import MemberStatus
 
 BAR_WIDTH = 40
 ALONE = "single_turn"
@@ -92,6 +93,19 @@ def regions_table(status: Status) -> Table:
     for name, region in status.regions.items():
         table.add_row(name, str(region.workers), f"{region.tokens_per_s:,.0f}", str(region.orders_done))
     return table
+
+
+def trouble_lines(status: Status) -> list[str]:
+    """What members of a run that goes on wait for, or why they are not there."""
+    if status.state != "running":
+        return []
+    troubled = [member for member in status.members if member.state in ("failed", "silent") or (member.note and _waits(member))]
+    return [f"{member.id}: {member.state}{f', {member.note}' if member.note else ''}" for member in troubled]
+
+
+def _waits(member: MemberStatus) -> bool:
+    """Waiting for version 0 or a batch is nobody's trouble."""
+    return member.state == "waiting" and not member.note.startswith("waits for")
 
 
 def traffic_lines(status: Status) -> list[str]:

@@ -30,6 +30,7 @@ def status_picture(status: Status) -> RenderableType:
     )
     parts: list[RenderableType] = [head, live.policies_table(status), live.regions_table(status)]
     parts += [Text(words, style="dim") for words in live.traffic_lines(status)]
+    parts += [Text(words, style="yellow") for words in live.trouble_lines(status)]
     if status.evals:
         parts.append(live.evaluations_table(status.evals))
     return Group(*parts)

@@ -2,7 +2,7 @@ from rich.console import Console
 
 from deployments import live
 from deployments.live import View
-from tasks.status import EvalStatus, PolicyStatus, RegionStatus, Status
+from tasks.status import EvalStatus, MemberStatus, PolicyStatus, RegionStatus, Status
 
 
 def _policy(step: int, **measured: float) -> PolicyStatus:
@@ -101,3 +101,18 @@ def test_a_line_before_the_run_exists_names_prefects_state() -> None:
 
 def test_times_are_written_as_a_clock() -> None:
     assert [live.clock(seconds) for seconds in (0.9, 61, 3661)] == ["0:00", "1:01", "1:01:01"]
+
+
+def test_members_in_trouble_are_told_while_the_run_goes_on() -> None:
+    def member(name: str, state: str, note: str = "") -> MemberStatus:
+        return MemberStatus(id=name, kind="rollout", state=state, age_s=1.0, attempt=0, region="", note=note)
+
+    members = [
+        member("mirror-eu", "waiting", "solver is not mirrored: no route"),
+        member("trainer-solver", "waiting", "waits for version 0"),
+        member("rollout-us-0", "silent"),
+        member("rollout-eu-0", "working", "starts from version 0"),
+    ]
+    status = _status().model_copy(update={"members": members})
+    assert live.trouble_lines(status) == ["mirror-eu: waiting, solver is not mirrored: no route", "rollout-us-0: silent"]
+    assert live.trouble_lines(status.model_copy(update={"state": "completed"})) == []
