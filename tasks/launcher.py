@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
-from prefect.states import Cancelling, Crashed
+from prefect.states import Cancelled, Cancelling, Crashed
 
 from storage.errors import ConfigError
 from tasks.members import Member, Phase
@@ -102,8 +102,10 @@ class PrefectLauncher:
         await _set_state(UUID(launched.flow_run_id), Crashed(message=reason), force=True)
 
     async def cancel(self, launched: Launched) -> None:
-        """Ends its process; one that waits for a worker is never started."""
-        await _set_state(UUID(launched.flow_run_id), Cancelling(message="the run has ended"), force=False)
+        """Ends its process; one that waits for a worker is never started. One that a worker is starting at this moment has
+        nobody yet who would end it, and would be about to be cancelled for ever: it finds itself cancelled, and ends."""
+        state = Cancelled if launched.phase is Phase.PENDING else Cancelling
+        await _set_state(UUID(launched.flow_run_id), state(message="the run has ended"), force=False)
 
     async def bury(self, ended: Sequence[Launched]) -> None:
         """Flow runs inside a process that was killed have nobody to end them: Prefect would show them running for ever."""

@@ -2,14 +2,16 @@
 
 import asyncio
 from typing import Any
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from storage.errors import ConfigError
 from tasks import launcher
-from tasks.members import Member
+from tasks.members import Member, Phase
 
 WORKER = Member("rollout-x-0", "rollout", "rollout/x", {"region": "x"})
 
@@ -49,3 +51,16 @@ def test_a_missing_deployment_is_named_with_what_to_do(monkeypatch: pytest.Monke
 def test_a_name_that_can_be_no_deployments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="'rollout/x' cannot be run: Invalid deployment name"):
         launch(monkeypatch, ValueError("Invalid deployment name format"))
+
+
+@pytest.mark.parametrize(("phase", "state"), [(Phase.PENDING, "Cancelled"), (Phase.RUNNING, "Cancelling")])
+def test_who_has_not_begun_is_cancelled_at_once(phase: Phase, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def set_state(flow_run_id: UUID, wanted: State[Any], force: bool) -> None:
+        asked.append(str(wanted.name))
+
+    monkeypatch.setattr(launcher, "_set_state", set_state)
+    launched = launcher.Launched(0, phase, str(uuid4()), "any")
+    asyncio.run(launcher.PrefectLauncher("r").cancel(launched))
+    assert asked == [state]
