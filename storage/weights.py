@@ -39,6 +39,8 @@ LOOK_BACK_MAX = 64
 """Who is further behind starts from an anchor."""
 READ_THREADS = 16
 """Manifests that are read at once."""
+_looking = ThreadPoolExecutor(12, thread_name_prefix="look")
+"""Workers look for new versions several times a second: starting threads for each look would cost more than the look."""
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
@@ -138,10 +140,9 @@ def newer(run: ObjectStore, policy: str, than: int) -> Manifest | None:
 
     All that a reader wants who is one version behind is asked for at once: one round trip.
     """
-    with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(exists, run, policy, than + ahead) for ahead in (1, 2)]
-        manifest = pool.submit(_manifest, run, policy, than + 1)
-        first, second = (answer.result() for answer in asked)
+    asked = [_looking.submit(exists, run, policy, than + ahead) for ahead in (1, 2)]
+    manifest = _looking.submit(_manifest, run, policy, than + 1)
+    first, second = (answer.result() for answer in asked)
     if second:  # also when the one between is missing: an anchor may come
         return read_manifest(run, policy, latest(run, policy, than + 2) or than + 2)
     if not first:
