@@ -252,12 +252,26 @@ def test_a_profile_that_is_not_there_is_a_sentence(s3_server: str, tmp_path: Pat
 
 
 def test_a_large_object_of_known_size_comes_in_parts_and_whole(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "PART_BYTES_MIN", 1000)
+    monkeypatch.setattr(objects, "PART_BYTES_MIN", 1000)  # so that a small object is a large one
     body = bytes(range(256)) * 1000
     store.put("large", body)
+    parts: list[tuple[int, int]] = []
+    read_part = store.backend.read_part
+
+    def told_of(key: str, start: int, end: int) -> bytes:
+        parts.append((start, end))
+        return read_part(key, start, end)
+
+    monkeypatch.setattr(store.backend, "read_part", told_of)
+    assert store.get("large", len(body)) == body
+    starts, ends = zip(*sorted(parts), strict=True)
+    assert len(parts) == objects.PARTS_MAX
+    assert (starts[0], ends[-1], starts[1:]) == (0, len(body), ends[:-1])  # every byte once
+    parts.clear()
+    assert store.get("large") == store.get("large", 1000) == body
+    assert parts == []  # of unknown size, or small: one request
     for told in (len(body), len(body) - 1, 1001, 1000, 1):
         assert store.get("large", told)[:told] == body[:told]
-    assert store.get("large", len(body)) == body
     assert store.get("large", len(body) + 70_000) == body  # what was cut short comes out short, and its digest tells
     with pytest.raises(NotFoundError):
         store.get("not there", len(body))
