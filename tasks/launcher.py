@@ -102,9 +102,10 @@ class PrefectLauncher:
         await _set_state(UUID(launched.flow_run_id), Crashed(message=reason), force=True)
 
     async def cancel(self, launched: Launched) -> None:
-        """Ends its process; one that waits for a worker is never started. One that a worker is starting at this moment has
-        nobody yet who would end it, and would be about to be cancelled for ever: it finds itself cancelled, and ends."""
-        state = Cancelled if launched.phase is Phase.PENDING else Cancelling
+        """Ends its process; one that waits for a worker is never started. A process that is starting has nobody yet who would
+        end it, and its flow run would be about to be cancelled for ever: it is declared cancelled. Prefect lets such a
+        process, should it come up, run all the same: what ends that is the run's stop."""
+        state = Cancelling if launched.phase is Phase.RUNNING else Cancelled
         await _set_state(UUID(launched.flow_run_id), state(message="the run has ended"), force=False)
 
     async def bury(self, ended: Sequence[Launched]) -> None:
@@ -160,7 +161,9 @@ async def _read_all(client: PrefectClient, which: FlowRunFilter) -> Sequence[Flo
 
 def _launched(flow_run: FlowRun) -> Launched:
     state = flow_run.state
-    if state is None or state.is_scheduled() or state.is_pending():
+    if state is None or state.is_scheduled():
+        phase = Phase.SCHEDULED
+    elif state.is_pending():
         phase = Phase.PENDING
     elif state.is_final():
         phase = Phase.ENDED

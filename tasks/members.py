@@ -75,7 +75,10 @@ class Phase(Enum):
     """Prefect's view of a member's newest flow run, as coarse as the decision needs it."""
 
     NONE = "none"
+    SCHEDULED = "scheduled"
+    """No worker has it yet."""
     PENDING = "pending"
+    """A worker is starting its process."""
     RUNNING = "running"
     ENDED = "ended"
 
@@ -104,7 +107,7 @@ class Seen:
 
 def decide(seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, stop_timeout_s: float) -> Decision:
     """What to do about a member. The order of truth: its finished work, then Prefect's word, then its heartbeat."""
-    active = seen.phase in (Phase.PENDING, Phase.RUNNING)
+    active = seen.phase in (Phase.SCHEDULED, Phase.PENDING, Phase.RUNNING)
     if seen.done:
         return Decision.RETIRE if active and seen.since_done_s > stop_timeout_s else Decision.KEEP
     if seen.phase in (Phase.NONE, Phase.ENDED):

@@ -246,10 +246,11 @@ class Supervisor:
         return Stop("failed", reason, time.time())
 
     async def _wind_down(self) -> None:
-        """Members see `stop.json` and leave; who has not begun, or does not leave within the limit, is cancelled."""
+        """Members see `stop.json` and leave, also those whose process is still starting; who has not begun, or does not leave
+        within the limit, is cancelled."""
         found = await self.launcher.newest() or {}
         for launched in found.values():
-            if launched.phase is Phase.PENDING:
+            if launched.phase is Phase.SCHEDULED:
                 await self.launcher.cancel(launched)
         if not await self._all_left(self.leave_within_s):
             for member, launched in (await self.launcher.newest() or {}).items():

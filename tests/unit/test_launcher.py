@@ -53,7 +53,9 @@ def test_a_name_that_can_be_no_deployments_is_named(monkeypatch: pytest.MonkeyPa
         launch(monkeypatch, ValueError("Invalid deployment name format"))
 
 
-@pytest.mark.parametrize(("phase", "state"), [(Phase.PENDING, "Cancelled"), (Phase.RUNNING, "Cancelling")])
+@pytest.mark.parametrize(
+    ("phase", "state"), [(Phase.SCHEDULED, "Cancelled"), (Phase.PENDING, "Cancelled"), (Phase.RUNNING, "Cancelling")]
+)
 def test_who_has_not_begun_is_cancelled_at_once(phase: Phase, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

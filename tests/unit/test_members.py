@@ -18,6 +18,8 @@ LIMITS = {"launch_timeout_s": 60.0, "heartbeat_limit_s": 10.0, "stop_timeout_s":
         (False, Phase.NONE, 0, None, 0, Decision.LAUNCH),
         (False, Phase.ENDED, 5, 1, 0, Decision.LAUNCH),
         (False, Phase.ENDED, 5, None, 0, Decision.LAUNCH),
+        (False, Phase.SCHEDULED, 59, None, 0, Decision.KEEP),
+        (False, Phase.SCHEDULED, 61, None, 0, Decision.LOST),
         (False, Phase.PENDING, 59, None, 0, Decision.KEEP),
         (False, Phase.PENDING, 61, None, 0, Decision.LOST),
         (False, Phase.RUNNING, 59, None, 0, Decision.KEEP),
