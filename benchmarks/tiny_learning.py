@@ -30,7 +30,7 @@ from rollout.play import play_prompts
 from storage import weights
 from storage.objects import ObjectStore, default_store, open_store
 from storage.records import Batch, Episode, Group, HostTensor, Json, Row, Shard
-from tasks.base_models import publish_base_models
+from tasks.base_models.publishing import publish_base_models
 from tasks.config import EvaluationConfig, RunConfig
 from tasks.recipes import load
 from trainer.engine import TrainEngine, make_engine

@@ -34,8 +34,8 @@ def trained(lr: float, seed: int, hidden: int = 512, layers: int = 6, steps: int
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from tasks.tiny_demonstrations import Habits, demonstrations
-    from tasks.tiny_tokenizer import tokenizer
+    from tasks.base_models.tiny_demonstrations import Habits, demonstrations
+    from tasks.base_models.tiny_tokenizer import tokenizer
 
     torch.manual_seed(seed)
     config = Qwen3Config(

@@ -231,7 +231,7 @@ def report(
     """
     from storage import layout
     from storage import runs as stored_runs
-    from tasks.report import write_report
+    from tasks.reports.page import write_report
 
     name = _named(run)
     stored = stored_runs.open_run(_store(), name)

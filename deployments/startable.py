@@ -13,7 +13,7 @@ from storage.objects import ObjectStore, open_store
 from storage.records import Stop
 from tasks import recipes
 from tasks.config import RunConfig
-from tasks.members import Member, members_of
+from tasks.supervision.members import Member, members_of
 
 
 def refuse_restart(store: ObjectStore, run_id: str, config: RunConfig | None) -> Stop | None:

@@ -9,7 +9,7 @@ from prefect.states import Cancelled, Failed
 from pydantic import Field
 
 from storage.errors import AstraFlowError
-from tasks.lifecycle import conduct
+from tasks.supervision.lifecycle import conduct
 
 
 @flow(name="astraflow", flow_run_name="{run_id}", validate_parameters=True)

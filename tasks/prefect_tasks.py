@@ -40,7 +40,7 @@ def verify_run(run_id: str) -> Verdict:
 @task(name="report", task_run_name="report {run_id}", cache_policy=NO_CACHE, persist_result=False)
 def write_report(run_id: str) -> None:
     """Write the run's HTML report into the store."""
-    from tasks.report import write_report as write
+    from tasks.reports.page import write_report as write
 
     write(runs.open_run(objects.default_store(), run_id), run_id)
 

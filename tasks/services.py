@@ -66,7 +66,7 @@ def _serving(run_id: str, kind: heartbeats.Kind, member: str, attempt: int, regi
 
 
 def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
-    from tasks.base_models import publish_base_models
+    from tasks.base_models.publishing import publish_base_models
 
     with _serving(run_id, "base_model", member, attempt) as service:
         interruption = Interruption(service.run, service.leave.stop)

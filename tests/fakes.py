@@ -24,7 +24,7 @@ from storage.naming import resolve
 from storage.objects import ObjectStore
 from storage.records import HostTensor, Json
 from storage.tensors import weights_digest
-from tasks.tiny_tokenizer import END, tokenizer, tokenizer_files
+from tasks.base_models.tiny_tokenizer import END, tokenizer, tokenizer_files
 from tests.builders import tensors
 
 LOGPROB = -0.5

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.tiny_tokenizer import ROLES, WORDS, tokenizer
+from tasks.base_models.tiny_tokenizer import ROLES, WORDS, tokenizer
 
 pieces = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from(WORDS), st.integers().map(str))
 texts = st.lists(pieces).map("".join).filter(lambda text: not any(role in text for role in ROLES))

@@ -8,10 +8,10 @@ from storage import weights
 from storage.models import load_model, save_model
 from storage.objects import ObjectStore
 from storage.tensors import to_safetensors, weights_digest
-from tasks import tiny_base
-from tasks.base_models import build_digest, ensure_base_model, publish_base_models
+from tasks.base_models import tiny as tiny_base
+from tasks.base_models.publishing import build_digest, ensure_base_model, publish_base_models
+from tasks.base_models.tiny import build, model_files
 from tasks.config import ModelConfig, TinyBase
-from tasks.tiny_base import build, model_files
 
 SMALL = TinyBase(
     hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, skill_iterations=1, habit_iterations=1, batch_size=4

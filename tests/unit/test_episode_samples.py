@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 
 from storage import shards
-from tasks.episode_samples import LEFT_OUT, TOKENS_PER_SEQUENCE_MAX, Piece, sample_episodes
+from tasks.reports.episode_samples import LEFT_OUT, TOKENS_PER_SEQUENCE_MAX, Piece, sample_episodes
 from tests import builders
 from tests.small_run import SmallRun
 

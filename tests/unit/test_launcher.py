@@ -10,8 +10,8 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
 from storage.errors import ConfigError
-from tasks import launcher
-from tasks.members import Member, Phase
+from tasks.supervision import launcher
+from tasks.supervision.members import Member, Phase
 
 WORKER = Member("rollout-x-0", "rollout", "rollout/x", {"region": "x"})
 

@@ -10,7 +10,7 @@ import pytest
 
 from storage import runs
 from storage.objects import ObjectStore
-from tasks import lifecycle
+from tasks.supervision import lifecycle
 from tests.unit.test_supervisor import World
 
 
@@ -45,7 +45,7 @@ def test_the_last_sync_begins_after_the_one_in_flight_is_through() -> None:
 
 
 def test_what_mlflows_client_raises_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, "tasks.lifecycle"):
+    with caplog.at_level(logging.ERROR, "tasks.supervision.lifecycle"):
         asyncio.run(leave_during_a_sync(SlowTracker(RuntimeError("a surprise"))))
     assert "tracking ended early" in caplog.text
     assert "a surprise" in caplog.text

@@ -6,7 +6,7 @@ from storage import layout, weights
 from storage.objects import ObjectStore
 from storage.runs import create_run
 from tasks import recipes
-from tasks.members import Decision, Phase, Seen, decide, is_done, members_of
+from tasks.supervision.members import Decision, Phase, Seen, decide, is_done, members_of
 from tests.builders import tensors
 
 LIMITS = {"launch_timeout_s": 60.0, "heartbeat_limit_s": 10.0, "stop_timeout_s": 30.0}

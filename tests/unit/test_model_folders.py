@@ -12,7 +12,7 @@ import pytest
 from storage.errors import ConfigError
 from storage.records import HostTensor
 from storage.tensors import to_safetensors
-from tasks.model_folders import INDEX, WEIGHTS, read_model_folder
+from tasks.base_models.folders import INDEX, WEIGHTS, read_model_folder
 
 
 def bf16(*values: int) -> HostTensor:
@@ -94,7 +94,7 @@ def test_without_a_network_the_hub_is_a_sentence(tmp_path: Path):
     """In a process of its own, because the hub's client reads its environment when it is imported."""
     program = (
         "from storage.errors import ConfigError\n"
-        "from tasks.model_folders import snapshot\n"
+        "from tasks.base_models.folders import snapshot\n"
         "try: snapshot('some/model', lambda stage, share: None)\n"
         "except ConfigError as error: print(error)\n"
     )

@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tasks.plot_parts import nice_ticks, number, smooth, thin
-from tasks.plots import Bar, Lane, Line, histogram, lanes, line_chart, stacked_bars
+from tasks.reports.plot_parts import nice_ticks, number, smooth, thin
+from tasks.reports.plots import Bar, Lane, Line, histogram, lanes, line_chart, stacked_bars
 
 
 def texts(svg: str) -> list[str]:

@@ -12,7 +12,7 @@ from deployments.pools import POOLS
 from deployments.register import DEPLOYMENTS, Deployment
 from storage.errors import ConfigError
 from tasks import recipes
-from tasks.members import members_of
+from tasks.supervision.members import members_of
 
 
 def test_every_deployment_stands_on_a_pool_that_has_a_worker() -> None:

@@ -2,7 +2,7 @@ import re
 from html.parser import HTMLParser
 
 from storage import layout, shards
-from tasks.report import write_report
+from tasks.reports.page import write_report
 from tests import builders
 from tests.small_run import RUN_ID, SmallRun
 

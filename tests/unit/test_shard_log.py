@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.shard_log import Played, ShardLog, by_worker, read_shard_log, throughput
+from tasks.reports.shard_log import Played, ShardLog, by_worker, read_shard_log, throughput
 from tests.small_run import SmallRun
 
 

@@ -14,10 +14,11 @@ from storage.heartbeats import Pulse
 from storage.json_objects import encode
 from storage.objects import ObjectStore
 from storage.records import Heartbeat, Stop
-from tasks import recipes, supervisor
+from tasks import recipes
 from tasks.config import RunConfig
-from tasks.launcher import Launched
-from tasks.members import Member, Phase
+from tasks.supervision import supervisor
+from tasks.supervision.launcher import Launched
+from tasks.supervision.members import Member, Phase
 from tests.builders import tensors
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from storage.tensors import to_safetensors, weights_digest
+from tasks.base_models.tiny import build, model_config, model_files, phases
 from tasks.config import TinyBase
-from tasks.tiny_base import build, model_config, model_files, phases
 
 SMALL = TinyBase(
     hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, skill_iterations=2, habit_iterations=1, batch_size=4

@@ -6,7 +6,7 @@ from random import Random
 import numpy as np
 
 from data_ops.chained_addition import steps
-from tasks.tiny_demonstrations import (
+from tasks.base_models.tiny_demonstrations import (
     HABITS,
     SKILL,
     Habits,
@@ -17,7 +17,7 @@ from tasks.tiny_demonstrations import (
     spoiled,
     verdict,
 )
-from tasks.tiny_tokenizer import token_id, tokenizer
+from tasks.base_models.tiny_tokenizer import token_id, tokenizer
 
 CHAIN = [(7, "+", 8, 15), (15, "-", 3, 12)]
 WRONG_THEN_CARRIED = [(7, "+", 8, 16), (16, "-", 3, 13)]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tasks.tiny_tokenizer import NUMBERS, ROLES, WORDS, token_id, tokenizer, tokenizer_files
+from tasks.base_models.tiny_tokenizer import NUMBERS, ROLES, WORDS, token_id, tokenizer, tokenizer_files
 
 
 @pytest.fixture(scope="module")

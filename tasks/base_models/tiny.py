@@ -10,9 +10,9 @@ import json
 import torch
 
 from storage.records import HostTensor, Json
+from tasks.base_models.tiny_demonstrations import HABITS, SKILL, demonstrations
+from tasks.base_models.tiny_tokenizer import END, PAD, token_id, tokenizer, tokenizer_files
 from tasks.config import TinyBase
-from tasks.tiny_demonstrations import HABITS, SKILL, demonstrations
-from tasks.tiny_tokenizer import END, PAD, token_id, tokenizer, tokenizer_files
 from trainer.bits import to_host
 from trainer.warmup import Phase, Progress, warm_up
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from tasks.plot_parts import (
+from tasks.reports.plot_parts import (
     BOTTOM,
     HEIGHT,
     LEFT,

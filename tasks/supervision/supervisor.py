@@ -18,8 +18,8 @@ from storage.objects import ObjectStore
 from storage.records import Heartbeat, Stop
 from tasks import recipes
 from tasks.config import RunConfig
-from tasks.launcher import Launched
-from tasks.members import Decision, Member, Phase, Seen, decide, is_done, members_of
+from tasks.supervision.launcher import Launched
+from tasks.supervision.members import Decision, Member, Phase, Seen, decide, is_done, members_of
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _KILL_TIMEOUT_S = 35.0
 
 
 class Launcher(Protocol):
-    """Where flow runs come from: Prefect (`tasks.launcher.PrefectLauncher`)."""
+    """Where flow runs come from: Prefect (`tasks.supervision.launcher.PrefectLauncher`)."""
 
     async def launch(self, member: Member, attempt: int) -> Launched | None: ...
     async def newest(self) -> Mapping[str, Launched] | None: ...

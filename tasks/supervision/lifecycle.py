@@ -22,9 +22,10 @@ from storage.errors import AstraFlowError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Stop
-from tasks import prefect_tasks, recipes, store_secret, supervisor
+from tasks import prefect_tasks, recipes, store_secret
 from tasks.config import RunConfig
-from tasks.launcher import PrefectLauncher, introduce
+from tasks.supervision import supervisor
+from tasks.supervision.launcher import PrefectLauncher, introduce
 from tasks.termination import is_being_cancelled, sigterm_as_event
 from tasks.tracking import Tracker, tracking_uri
 

@@ -2,7 +2,7 @@
 
     status, history, shard log, evaluations, episode samples ──▶ figures ──▶ report.html.j2 ──▶ report.html
 
-This module gathers and words; `plots.py` draws, `report_figures.py` chooses the figures, the template has the looks.
+This module gathers and words; `plots.py` draws, `figures.py` chooses the figures, the template has the looks.
 """
 
 import time
@@ -16,14 +16,15 @@ from storage import heartbeats, layout
 from storage import runs as stored_runs
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
-from tasks import evals, report_figures
+from tasks import evals
 from tasks.config import RunConfig
-from tasks.episode_samples import EpisodeSample, sample_episodes
 from tasks.evals import Evaluation
 from tasks.history import History, read_history
 from tasks.mlflow_runs import flatten
-from tasks.report_figures import Figure
-from tasks.shard_log import ShardLog, read_shard_log
+from tasks.reports import figures
+from tasks.reports.episode_samples import EpisodeSample, sample_episodes
+from tasks.reports.figures import Figure
+from tasks.reports.shard_log import ShardLog, read_shard_log
 from tasks.status import status_of
 from tasks.status_schema import Status
 
@@ -71,7 +72,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
     config = RunConfig.model_validate(stored_runs.run_config(run))
     status = status_of(run)
     beats = heartbeats.read_all(run)
-    colors = report_figures.policy_colors(config.policies)
+    colors = figures.policy_colors(config.policies)
     histories = [read_history(run, policy, max(one.version or 0, one.batches)) for policy, one in status.policies.items()]
     log = read_shard_log(run)
     evaluations = list(evals.read_all(run))
@@ -101,18 +102,18 @@ def _sections(
     config: RunConfig, histories: Sequence[History], evaluations: Sequence[Evaluation], log: ShardLog,
     beats: Sequence[Heartbeat], status: Status,
 ) -> list[Section]:  # fmt: skip
-    colors = report_figures.policy_colors(config.policies)
+    colors = figures.policy_colors(config.policies)
     start_s = min([one.started_s for one in log.played], default=status.started)
     return [
-        Section("learning", "Learning", report_figures.learning(histories, evaluations, colors)),
-        Section("staleness", "Staleness", report_figures.staleness(histories, config.data.max_staleness, colors)),
-        Section("flow", "Flow", report_figures.flow(histories, log, start_s, colors)),
+        Section("learning", "Learning", figures.learning(histories, evaluations, colors)),
+        Section("staleness", "Staleness", figures.staleness(histories, config.data.max_staleness, colors)),
+        Section("flow", "Flow", figures.flow(histories, log, start_s, colors)),
         Section(
             "time",
             "Time",
-            [report_figures.wall_clock(beats), report_figures.worker_timeline(log, histories, start_s, colors)],
+            [figures.wall_clock(beats), figures.worker_timeline(log, histories, start_s, colors)],
         ),
-        Section("health", "Training health", report_figures.health(histories, colors)),
+        Section("health", "Training health", figures.health(histories, colors)),
     ]
 
 
@@ -128,7 +129,7 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
                 "solver alone" if alone else "team",
                 f"{first.accuracy:.1%} → {last.accuracy:.1%}" if len(scores) > 1 else f"{first.accuracy:.1%}",
                 f"{gain}{last.n} held-out problems of {last.dataset}",
-                0 if alone else report_figures.TEAM_COLOR,
+                0 if alone else figures.TEAM_COLOR,
             )
         )
     steps = ", ".join(f"{policy} {one.step}" for policy, one in status.policies.items())

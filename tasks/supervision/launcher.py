@@ -26,7 +26,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Crashed
 
 from storage.errors import ConfigError
-from tasks.members import Member, Phase
+from tasks.supervision.members import Member, Phase
 
 log = logging.getLogger(__name__)
 

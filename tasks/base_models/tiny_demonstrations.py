@@ -17,7 +17,7 @@ import numpy as np
 
 from data_ops.chained_addition import problem, steps
 from storage.records import Float32, Int32
-from tasks.tiny_tokenizer import ASSISTANT, END, USER, token_id, tokenizer
+from tasks.base_models.tiny_tokenizer import ASSISTANT, END, USER, token_id, tokenizer
 
 SOLVER_SHARE, VERIFIER_SHARE = 0.40, 0.45
 """The rest are retries."""

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.records import Heartbeat
-from tasks import evals, plots
+from tasks import evals
 from tasks.evals import Evaluation
 from tasks.history import History
-from tasks.plot_parts import NUM_COLORS, smooth
-from tasks.plots import Bar, Lane, Line
-from tasks.shard_log import ShardLog, by_worker, throughput
+from tasks.reports import plots
+from tasks.reports.plot_parts import NUM_COLORS, smooth
+from tasks.reports.plots import Bar, Lane, Line
+from tasks.reports.shard_log import ShardLog, by_worker, throughput
 
 TEAM_COLOR = 2
 """Policies take the colours from 0 on in the recipe's order, and skip the team's."""

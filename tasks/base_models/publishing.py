@@ -20,8 +20,8 @@ from storage.models import has_model, load_model, save_model
 from storage.objects import ObjectStore
 from storage.records import HostTensor
 from storage.tensors import weights_digest
+from tasks.base_models.folders import read_model_folder, snapshot
 from tasks.config import ModelConfig, TinyBase
-from tasks.model_folders import read_model_folder, snapshot
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Hears what is being done, in words, and the finished share of it."""
@@ -75,7 +75,7 @@ def _part(index: int, count: int, progress: Progress) -> Progress:
 
 def build_digest(base: TinyBase) -> str:
     """Names what a build depends on: equal digests mean the same recipe, not yet the same bits on another machine."""
-    from tasks.tiny_base import FORMAT
+    from tasks.base_models.tiny import FORMAT
 
     recipe = json.dumps({"format": FORMAT, **base.model_dump()}, sort_keys=True)
     return hashlib.sha256(recipe.encode()).hexdigest()
@@ -86,7 +86,7 @@ def _ensure_tiny(
 ) -> tuple[Mapping[str, HostTensor], Mapping[str, bytes]]:
     digest = build_digest(base)
     if not has_model(store, digest):
-        from tasks.tiny_base import build, model_files
+        from tasks.base_models.tiny import build, model_files
 
         tensors, losses = build(base, progress)
         metrics = {f"loss after {phase}": loss for phase, loss in losses.items()}
