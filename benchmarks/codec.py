@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from benchmarks import weight_steps
+from benchmarks import command_line, weight_steps
 from benchmarks.delta_formats import AstraFlowFormat, PulseFormat
 from storage.codec import delta_loops, deltas
 from storage.codec.delta_blocks import BLOCK_ELEMENTS
@@ -206,12 +206,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.codec",
-        description=__doc__,
-        epilog="example: python -m benchmarks.codec --elements 500000000 --changed 0.01 --seed 0 --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("codec", __doc__, "--elements 500000000 --changed 0.01 --seed 0 --json")
     parser.add_argument("--elements", type=int, default=500_000_000, help="made-up weights (default: 500000000: 2 GB)")
     parser.add_argument("--changed", type=float, default=0.01, help="share of them that a step changes (default: 0.01)")
     parser.add_argument("--train", type=float, metavar="LR", help="really train a model of 20 million weights, at this rate")

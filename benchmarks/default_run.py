@@ -26,7 +26,7 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks import process_cpu, run_figures, task_cost
+from benchmarks import command_line, process_cpu, run_figures, task_cost
 from benchmarks.process_cpu import Meter
 from benchmarks.run_figures import CONTROL_PLANE, LIVE_VIEW
 from benchmarks.task_cost import TaskCost
@@ -218,12 +218,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.default_run",
-        description=__doc__,
-        epilog="example: python -m benchmarks.default_run --steps 40 --home /tmp/benchmark --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("default_run", __doc__, "--steps 40 --home /tmp/benchmark --json")
     parser.add_argument("--steps", type=int, default=80, help="training steps of each policy (default: 80)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import command_line
 from storage.records import HostTensor, Json
 
 PROMPT_TOKENS = (8, 24)
@@ -171,12 +172,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine",
-        description=__doc__,
-        epilog="example: python -m benchmarks.engine --hidden 64 --layers 2 --vocab 360 --json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("engine", __doc__, "--hidden 64 --layers 2 --vocab 360 --json")
     for name, default, meaning in (
         ("hidden", 128, "width of the model; a multiple of 8"),
         ("layers", 4, "its layers"),

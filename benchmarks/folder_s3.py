@@ -13,9 +13,9 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic, process_time
 from uuid import uuid4
 
 from aiohttp import web
@@ -32,7 +32,7 @@ class Log(AbstractAccessLogger):
     served: list[Served] = []
 
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
-        end_s = _now()
+        end_s = monotonic()
         size = response.body_length if request.method == "GET" else request.content_length or 0
         host, port = request.get_extra_info("peername", ("", 0))[:2]
         entry = (port, host, request.method, request.path, response.status, size)
@@ -114,10 +114,6 @@ def _xml(name: str, inner: str, status: int = 200) -> web.Response:
     return web.Response(text=f'<?xml version="1.0"?><{name}>{inner}</{name}>', content_type="application/xml", status=status)
 
 
-def _now() -> float:
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
-
-
 async def serve(root: Path, port: int) -> None:
     application = web.Application()
     application.router.add_route("*", "/{bucket}/{key:.+}", Folder(root).handle)
@@ -126,7 +122,7 @@ async def serve(root: Path, port: int) -> None:
     await web.TCPSite(runner, "0.0.0.0", port, backlog=1024).start()
     print(json.dumps({"port": port}), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
-        cpu_s = time.process_time()
+        cpu_s = process_time()
         served, Log.served = Log.served, []
         print(json.dumps({"served": served, "cpu_s": cpu_s}), flush=True)
     await runner.cleanup()

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import weight_steps
+from benchmarks import command_line, weight_steps
+from benchmarks.weight_steps import DEVIATION, UPDATE_DEVIATION, UPDATE_MAX
 from storage.records import HostTensor, Json
 from storage.tensors import weights_digest
 from trainer.bits import to_host
@@ -34,7 +35,6 @@ LAYERS = 32
 LAYER_PARTS = (("q", 8), ("k", 4), ("v", 4), ("o", 8), ("gate", 24), ("up", 24), ("down", 24))
 """Matrices of a layer and their sizes among each other, those of Qwen3 1.7B; each layer has two norms, too."""
 EMBEDDING_SHARE = 0.1
-DEVIATION = 0.02
 WARM_GB = 0.01
 DRAWN = 2**26
 """Random numbers on the device at once."""
@@ -61,7 +61,8 @@ def model(elements: int, device: torch.device, draw: torch.Generator) -> dict[st
 
 def step(masters: dict[str, Tensor], lr: float, draw: torch.Generator) -> None:
     for chunk in chunks(masters):
-        chunk.sub_(torch.empty_like(chunk).normal_(0, 0.6, generator=draw).clamp_(-1.5, 1.5), alpha=lr)
+        update = torch.empty_like(chunk).normal_(0, UPDATE_DEVIATION, generator=draw).clamp_(-UPDATE_MAX, UPDATE_MAX)
+        chunk.sub_(update, alpha=lr)
 
 
 def chunks(tensors: dict[str, Tensor]) -> Iterator[Tensor]:
@@ -176,12 +177,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_scan",
-        description=__doc__,
-        epilog="example: python -m benchmarks.gpu_scan --json --gb 3.4",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line.parser("gpu_scan", __doc__, "--json --gb 3.4")
     parser.add_argument(
         "--gb", type=float, nargs="+", default=list(MODELS_GB), help="models to measure, GB of bf16 weights (default: 3.4 16.4)"
     )

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 CHUNK = 2**22
+DEVIATION, UPDATE_DEVIATION, UPDATE_MAX = 0.02, 0.6, 1.5
+"""The learning rate fits just these."""
 
 
 def synthetic(elements: int, changed: float, seed: int) -> tuple[Any, Any, float]:
@@ -67,8 +69,8 @@ def trained(lr: float, seed: int, hidden: int = 512, layers: int = 6, steps: int
 
 def _step(size: int, lr: float, seed: list[int]) -> tuple[Any, Any]:
     draw = np.random.default_rng(seed)
-    masters = draw.standard_normal(size, dtype=np.float32) * np.float32(0.02)
-    update = np.clip(draw.standard_normal(size, dtype=np.float32) * np.float32(0.6), -1.5, 1.5)
+    masters = draw.standard_normal(size, dtype=np.float32) * np.float32(DEVIATION)
+    update = np.clip(draw.standard_normal(size, dtype=np.float32) * np.float32(UPDATE_DEVIATION), -UPDATE_MAX, UPDATE_MAX)
     return bf16(masters), bf16(masters - np.float32(lr) * update)
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import ocean, ocean_link, ocean_services
-from benchmarks.ocean import Step
+from benchmarks.ocean import __main__ as command
+from benchmarks.ocean import figures, link, measurement, services
+from benchmarks.ocean.figures import Step
 
 FAR, HOME = "10.99.0.1", "10.99.0.2"
 
@@ -17,41 +18,41 @@ def step(seconds: float, exact: bool = True, publish_s: float = 0.5) -> Step:
 
 
 def found(changed: float = 0.01, seconds: float = 1.75) -> Any:
-    one = ocean.case({"format": "delta", "workers": 4, "mirror": True}, [step(seconds)])
-    settings = vars(ocean.parse(["--changed", str(changed)]))
+    one = figures.case({"format": "delta", "workers": 4, "mirror": True}, [step(seconds)])
+    settings = vars(command.parse(["--changed", str(changed)]))
     machine = {"cpus": 2, "cpu": "a fast one", "kernel": "6", "load_before": 0.5}
     return {"cases": [one], "target": {"met": [seconds <= 2]}, "bit_exact": True, "settings": settings, "machine": machine}
 
 
 def test_the_stages_of_a_step_add_up_to_the_time_until_it_is_held() -> None:
     worker = {"looked_s": 11.25, "noticed_s": 11.5, "held_s": 12.0}
-    parts = ocean.stages(10.0, 11.0, 11.0, worker)
+    parts = figures.stages(10.0, 11.0, 11.0, worker)
     assert parts == {"publish": 1.0, "mirror": 0.0, "wait": 0.25, "probe": 0.25, "read": 0.5}
 
 
 def test_a_look_that_began_before_the_version_was_there_is_all_probe() -> None:
-    parts = ocean.stages(10.0, 11.0, 11.0, {"looked_s": 10.9, "noticed_s": 11.5, "held_s": 12.0})
+    parts = figures.stages(10.0, 11.0, 11.0, {"looked_s": 10.9, "noticed_s": 11.5, "held_s": 12.0})
     assert parts == {"publish": 1.0, "mirror": 0.0, "wait": 0.0, "probe": 0.5, "read": 0.5}
 
 
 def test_the_time_that_a_mirror_took_is_a_stage_of_its_own() -> None:
     worker = {"looked_s": 11.75, "noticed_s": 12.0, "held_s": 12.5}
-    assert ocean.stages(10.0, 11.0, 11.5, worker) == {"publish": 1.0, "mirror": 0.5, "wait": 0.25, "probe": 0.25, "read": 0.5}
+    assert figures.stages(10.0, 11.0, 11.5, worker) == {"publish": 1.0, "mirror": 0.5, "wait": 0.25, "probe": 0.25, "read": 0.5}
 
 
 def test_a_worker_that_passes_a_mirror_over_has_waited_for_it_until_then() -> None:
-    parts = ocean.stages(10.0, 11.0, float("inf"), {"looked_s": 20.0, "noticed_s": 21.0, "held_s": 22.0})
+    parts = figures.stages(10.0, 11.0, float("inf"), {"looked_s": 20.0, "noticed_s": 21.0, "held_s": 22.0})
     assert parts == {"publish": 1.0, "mirror": 10.0, "wait": 0.0, "probe": 0.0, "read": 1.0}
 
 
 def test_a_case_tells_all_of_its_median_step_and_the_seconds_of_every_one() -> None:
-    one = ocean.case({"format": "delta"}, [step(3.0), step(1.0), step(2.0, publish_s=0.25)])
+    one = figures.case({"format": "delta"}, [step(3.0), step(1.0), step(2.0, publish_s=0.25)])
     assert (one["format"], one["seconds"], one["every_step_s"]) == ("delta", 2.0, [3.0, 1.0, 2.0])
     assert one["stages"]["publish"] == 0.25
 
 
 def test_one_step_that_is_not_exact_spoils_its_case() -> None:
-    assert not ocean.case({}, [step(1.0), step(2.0, exact=False)])["bit_exact"]
+    assert not figures.case({}, [step(1.0), step(2.0, exact=False)])["bit_exact"]
 
 
 def test_only_requests_from_the_far_side_since_publishing_count_and_only_their_own_connections_are_new() -> None:
@@ -63,12 +64,12 @@ def test_only_requests_from_the_far_side_since_publishing_count_and_only_their_o
         (2.1, 2.2, 4, HOME, "PUT", "/b/k", 200, 9),
     ]
     known = {3}
-    assert ocean.over_the_ocean(served, 2.0, known) == (3, 1)
+    assert figures.over_the_ocean(served, 2.0, known) == (3, 1)
     assert known == {1, 2, 3}
 
 
 def test_a_short_run_of_the_table_shows_every_figure_of_a_case() -> None:
-    lines = ocean.table(found()).splitlines()
+    lines = figures.table(found()).splitlines()
     head, row = (line for line in lines if ("delta " in line and "=" in line) or line.startswith("format"))
     assert head.split() == [
         *("format", "workers", "mirror", "seconds", "="),
@@ -82,13 +83,13 @@ def test_a_short_run_of_the_table_shows_every_figure_of_a_case() -> None:
 
 
 def test_the_target_is_told_for_the_deltas_it_was_set_for_only() -> None:
-    assert "a delta within 2 s: 1 of 1 settings, 1.75 to 1.75 s" in ocean.table(found())
-    assert "a delta within 2 s: 0 of 1 settings, 2.50 to 2.50 s" in ocean.table(found(seconds=2.5))
-    assert "a delta within" not in ocean.table(found(changed=0.1))
+    assert "a delta within 2 s: 1 of 1 settings, 1.75 to 1.75 s" in figures.table(found())
+    assert "a delta within 2 s: 0 of 1 settings, 2.50 to 2.50 s" in figures.table(found(seconds=2.5))
+    assert "a delta within" not in figures.table(found(changed=0.1))
 
 
 def test_the_defaults_are_the_case_that_the_target_was_set_for() -> None:
-    settings = ocean.parse([])
+    settings = command.parse([])
     assert (settings.model_gb, settings.changed, settings.workers) == (1.0, 0.01, [1, 4])
     assert (settings.rtt_ms, settings.gbps, settings.formats) == (300.0, 4.0, ["delta", "anchor", "plain"])
 
@@ -99,22 +100,22 @@ def test_the_defaults_are_the_case_that_the_target_was_set_for() -> None:
 )
 def test_settings_that_measure_nothing_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        ocean.parse(arguments)
+        command.parse(arguments)
     assert stopped.value.code == 2
     assert arguments[0] in capsys.readouterr().err
 
 
 def test_the_settings_of_a_run_can_be_printed_as_json() -> None:
-    assert json.loads(json.dumps(ocean.shown(ocean.parse(["--wan", "a/b.sh"]))))["wan"] == "a/b.sh"
+    assert json.loads(json.dumps(measurement.shown(command.parse(["--wan", "a/b.sh"]))))["wan"] == "a/b.sh"
 
 
 def test_without_root_the_benchmark_says_so_and_ends_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ocean_link.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(ocean.sys, "argv", ["ocean"])
+    monkeypatch.setattr(link.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(command.sys, "argv", ["ocean"])
     with pytest.raises(SystemExit) as stopped:
-        ocean.main()
+        command.main()
     assert stopped.value.code == 2
     assert "run this as root" in capsys.readouterr().err
 
@@ -127,40 +128,40 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def record(command: list[str]) -> str:
         run.append(command)
         if command[0] == "tc":
-            raise ocean_link.LinkError("Specified qdisc kind is unknown")
+            raise link.LinkError("Specified qdisc kind is unknown")
         return ""
 
-    monkeypatch.setattr(ocean_link, "_run", record)
-    monkeypatch.setattr(ocean_link, "_remove", lambda: run.append(["removed"]))
-    monkeypatch.setattr(ocean_link.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(link, "_run", record)
+    monkeypatch.setattr(link, "_remove", lambda: run.append(["removed"]))
+    monkeypatch.setattr(link.os, "geteuid", lambda: 0)
     return run
 
 
 def test_without_netem_the_script_makes_the_link_and_takes_it_down(commands: list[list[str]], tmp_path: Path) -> None:
     script = tmp_path / "wan.sh"
     script.touch()
-    with pytest.raises(KeyboardInterrupt), ocean_link.link(300, 4, script):
+    with pytest.raises(KeyboardInterrupt), link.emulated(300, 4, script):
         raise KeyboardInterrupt
     assert commands[-3:] == [["removed"], [str(script), "up", "150", "4", "64"], [str(script), "down"]]
 
 
 def test_without_netem_and_script_the_error_names_the_option(commands: list[list[str]], tmp_path: Path) -> None:
-    with pytest.raises(ocean_link.LinkError, match="--wan"), ocean_link.link(300, 4, tmp_path / "none.sh"):
+    with pytest.raises(link.LinkError, match="--wan"), link.emulated(300, 4, tmp_path / "none.sh"):
         pass
     assert commands[-1] == ["removed"]
 
 
 def test_namespaces_of_somebody_else_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran: list[list[str]] = []
-    monkeypatch.setattr(ocean_link, "_run", lambda command: ran.append(command) or "astra-home (id: 1)\n")
-    monkeypatch.setattr(ocean_link.os, "geteuid", lambda: 0)
-    with pytest.raises(ocean_link.LinkError, match="astra-home exists already"), ocean_link.link(300, 4, tmp_path):
+    monkeypatch.setattr(link, "_run", lambda command: ran.append(command) or "astra-home (id: 1)\n")
+    monkeypatch.setattr(link.os, "geteuid", lambda: 0)
+    with pytest.raises(link.LinkError, match="astra-home exists already"), link.emulated(300, 4, tmp_path):
         pass
     assert ran == [["ip", "netns", "list"]]
 
 
 def test_a_flat_model_is_cut_into_tensors_and_put_together_again() -> None:
     bits = np.arange(10_007, dtype=np.uint16)
-    tensors = ocean_services.as_tensors(bits)
-    assert list(tensors) == list(ocean_services.sizes(len(bits)))
-    assert (ocean_services.as_flat(dict(sorted(tensors.items(), reverse=True))) == bits).all()
+    tensors = services.as_tensors(bits)
+    assert list(tensors) == list(services.sizes(len(bits)))
+    assert (services.as_flat(dict(sorted(tensors.items(), reverse=True))) == bits).all()

@@ -10,8 +10,9 @@ netem and has not been run. Elsewhere a script makes the same two namespaces: `S
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 FAR, HOME = "astra-far", "astra-home"
@@ -27,13 +28,13 @@ class LinkError(Exception):
 
 
 @contextmanager
-def link(rtt_ms: float, gbps: float, script: Path) -> Iterator[None]:
+def emulated(rtt_ms: float, gbps: float, script: Path) -> Iterator[None]:
     """The two namespaces, for the length of the block."""
     if os.geteuid() != 0:
         raise LinkError("network namespaces need root; run this as root")
     _refuse_standing()
     if _try_netem(rtt_ms / 2, gbps):
-        down = _remove
+        down: Callable[[], object] = _remove
     elif script.is_file():
         down = _up_by_script(script, rtt_ms / 2, gbps)
     else:
@@ -86,22 +87,15 @@ def _try_netem(oneway_ms: float, gbps: float) -> bool:
     return True
 
 
-def _up_by_script(script: Path, oneway_ms: float, gbps: float) -> "_ScriptDown":
-    down = _ScriptDown(script)
+def _up_by_script(script: Path, oneway_ms: float, gbps: float) -> Callable[[], object]:
+    """What takes the link down again."""
+    down = partial(_run, [str(script), "down"])
     try:
         _run([str(script), "up", f"{oneway_ms:g}", f"{gbps:g}", str(QUEUE_MB)])
     except LinkError:
         down()
         raise
     return down
-
-
-class _ScriptDown:
-    def __init__(self, script: Path) -> None:
-        self._script = script
-
-    def __call__(self) -> None:
-        _run([str(self._script), "down"])
 
 
 def _remove() -> None:

@@ -1,8 +1,8 @@
 """The processes of the ocean benchmark that use the store: the trainer at home, a worker and the mirror in the region.
 
-`python -m benchmarks.ocean_services JSON` with `role`, `home`, `mirror` (store URLs) and `run`. Each answers every line of JSON
-on its standard input with one on its output, and ends with its input. Times are CLOCK_MONOTONIC, which the network namespaces
-of a machine share.
+`python -m benchmarks.ocean.services JSON` with `role`, `home`, `mirror` (store URLs) and `run`. Each answers every line of JSON
+on its standard input with one on its output, and ends with its input. Times are those of the monotonic clock, which the
+network namespaces of a machine share.
 
 A made-up model has two states, before and after one step; version v is the state v mod 2, so that every version differs from
 the one before in the same share of its elements. `plain` is AstraFlow's way: 6 bytes a change as two plain objects.
@@ -58,13 +58,13 @@ class Trainer:
         """Publish the next version of a run; the tensors are in hand when the clock starts."""
         version, run = order["version"], self._home.sub(order["run"])
         tensors = self._states[version % 2]
-        cpu_s, start_s = time.process_time(), now_s()
+        cpu_s, start_s = time.process_time(), time.monotonic()
         if order["format"] == "plain":
             _publish_plain(run, version, self._bits[(version - 1) % 2], self._bits[version % 2])
         else:
             base = self._bases.get(order["run"]) if order["format"] == "delta" else None
             manifest = weights.publish(run, POLICY, version, tensors, base=base, compact=order["compact"])
-        published_s, cpu_s = now_s(), time.process_time() - cpu_s
+        published_s, cpu_s = time.monotonic(), time.process_time() - cpu_s
         if order["format"] != "plain":
             self._bases = {order["run"]: Held(manifest, tensors)}
         times = {"start_s": start_s, "published_s": published_s, "cpu_s": cpu_s}
@@ -91,18 +91,18 @@ class Worker:
         if plain and self._held:
             self._flat, self._held, self._spare = as_flat(self._held.tensors), None, None
         while True:
-            looked_s = now_s()
+            looked_s = time.monotonic()
             found = self._look(version, plain)
             if found:
                 break
             time.sleep(self._interval_s)
-        noticed_s, cpu_s = now_s(), time.process_time()
+        noticed_s, cpu_s = time.monotonic(), time.process_time()
         if isinstance(found, Manifest):
             read = weights.read(self._run, POLICY, found.version, self._held, known=found, spare=self._spare)
             self._held, self._spare = read, self._held
         else:
             _read_plain(self._run, version, self._flat)
-        return {"looked_s": looked_s, "noticed_s": noticed_s, "held_s": now_s(), "cpu_s": time.process_time() - cpu_s}
+        return {"looked_s": looked_s, "noticed_s": noticed_s, "held_s": time.monotonic(), "cpu_s": time.process_time() - cpu_s}
 
     def _look(self, version: int, plain: bool) -> Manifest | bool:
         """What is new; nothing, as long as `version` is not there."""
@@ -169,10 +169,6 @@ def _read_plain(run: ObjectStore, version: int, bits: Any) -> None:
 
 def _plain(version: int, name: str) -> str:
     return f"plain/{version:08d}/{name}"
-
-
-def now_s() -> float:
-    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def peak_mb() -> float:

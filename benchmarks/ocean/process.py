@@ -1,0 +1,83 @@
+"""A process in one of the namespaces, asked and answering in lines of JSON. Knows nothing of what is asked."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.ocean import link
+from benchmarks.ocean.link import LinkError
+from storage.records import Json
+
+ANSWER_TIMEOUT_S = 900.0
+STOP_TIMEOUT_S = 10.0
+
+
+class Process:
+    """Runs from its making until it is stopped."""
+
+    def __init__(self, namespace: str, module: str, arguments: Sequence[str]) -> None:
+        command = link.inside(namespace, [sys.executable, "-m", module, *arguments])
+        self._name = f"{module} in {namespace}"
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(), start_new_session=True
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._pump, daemon=True).start()
+
+    def tell(self, **order: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            print(json.dumps(order), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise LinkError(f"{self._name} ended; what it said stands above") from None
+
+    def answer(self) -> Json:
+        try:
+            line = self._lines.get(timeout=ANSWER_TIMEOUT_S)
+        except queue.Empty:
+            raise LinkError(f"{self._name} did not answer within {ANSWER_TIMEOUT_S:.0f} s") from None
+        if not line:
+            raise LinkError(f"{self._name} ended; what it said stands above")
+        answer: Json = json.loads(line)
+        return answer
+
+    def ask(self, **order: Any) -> Json:
+        self.tell(**order)
+        return self.answer()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _pump(self) -> None:
+        assert self._process.stdout is not None
+        for line in iter(self._process.stdout.readline, ""):
+            self._lines.put(line)
+        self._lines.put("")
+
+
+@contextmanager
+def running(namespace: str, module: str, *arguments: str) -> Iterator[Process]:
+    """A process that has said it is ready and is stopped with the block."""
+    process = Process(namespace, module, arguments)
+    try:
+        process.answer()
+        yield process
+    finally:
+        process.stop()
+
+
+def _environment() -> dict[str, str]:
+    """Keys that the servers do not check, and no proxy between the namespaces."""
+    keys = {"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": "benchmark", "AWS_DEFAULT_REGION": "us-east-1"}
+    return {**os.environ, **keys, "NO_PROXY": "*", "no_proxy": "*"}
