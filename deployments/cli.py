@@ -161,7 +161,13 @@ def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
     from deployments import follow
     from storage import runs as stored_runs
 
-    stored = stored_runs.open_run(_store(), run)
+    try:
+        stored = stored_runs.open_run(_store(), run)
+    except ConfigError:
+        if not follow.cancel_before_it_began(home(), run):
+            raise
+        _say(f"{run} is cancelled before it began")
+        return
     if (stood := stored_runs.read_stop(stored)) is not None:
         _say(f"{run} is {stood.state} already: {stood.reason}")
         return

@@ -6,6 +6,7 @@ process that dies before it can log to Prefect, or from a signal, would leave no
 """
 
 import faulthandler
+import logging
 import os
 import runpy
 from pathlib import Path
@@ -23,4 +24,6 @@ if __name__ == "__main__":
     if (folder := os.environ.get("ASTRAFLOW_LOGS")) and (flow_run := os.environ.get("PREFECT__FLOW_RUN_ID")):
         _print_into(Path(folder) / "flows" / f"{flow_run}.log")
     faulthandler.enable()
+    for room in filter(None, os.environ.get("PREFECT_LOGGING_EXTRA_LOGGERS", "").split(",")):
+        logging.getLogger(room).setLevel(logging.INFO)  # Prefect takes what they say, but leaves them at WARNING
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.live import Live
 
-from deployments import flow_runs, live
+from deployments import environment, flow_runs, live, stack
 from deployments.flow_runs import FlowRun
 from deployments.home import Home
 from deployments.live import View
@@ -178,6 +178,16 @@ class Follower:
 def cancel(run: ObjectStore) -> Stop:
     """Ends a run; returns the stop that stands, which is an older one where somebody was faster."""
     return runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
+
+
+def cancel_before_it_began(home: Home, run_id: str) -> bool:
+    """Ends a run whose supervisor is only starting; whether Prefect knows of one."""
+    up = stack.running(home)
+    server = environment.given("PREFECT_API_URL") or (up.prefect_url if up else None)
+    if server is None:
+        return False
+    cancelled, _ = flow_runs.cancel_all(server, f"run:{run_id}", processes_alive=True)
+    return cancelled > 0
 
 
 def last_words(followed: Followed) -> str:

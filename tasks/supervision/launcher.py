@@ -14,12 +14,13 @@ from prefect import runtime
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterName,
     FlowRunFilterParentFlowRunId,
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterTags,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, State, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -131,6 +132,23 @@ async def introduce(run_id: str) -> None:
             await client.update_flow_run(flow_run_id, name=run_id, tags=tags)
     except _UNANSWERED as error:
         log.warning("could not name this flow run %s: %s", run_id, error)
+
+
+async def rival(run_id: str) -> str | None:
+    """The id of a flow run that began to supervise the training run before the current one, and has not ended; None where
+    there is none, or Prefect does not say."""
+    own_id = UUID(str(runtime.flow_run.get_id()))
+    living = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING]))
+    named = FlowRunFilter(name=FlowRunFilterName(any_=[run_id]), tags=FlowRunFilterTags(all_=[f"run:{run_id}"]), state=living)
+    try:
+        async with get_client() as client:
+            own = await client.read_flow_run(own_id)
+            found = await _read_all(client, named)
+    except _UNANSWERED as error:
+        log.warning("Prefect does not say who else supervises %s: %s", run_id, error)
+        return None
+    earlier = [one for one in found if one.start_time and own.start_time and one.start_time < own.start_time]
+    return str(earlier[0].id) if earlier else None
 
 
 def _is_away(error: Exception) -> bool:

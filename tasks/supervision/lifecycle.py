@@ -6,6 +6,7 @@ recipe ─▶ run.json ─▶ supervise … until every member is done or somebo
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -16,16 +17,16 @@ from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 
-from storage import objects
+from storage import heartbeats, layout, objects
 from storage.audit.verify import Verdict
-from storage.errors import AstraFlowError
+from storage.errors import AstraFlowError, ConfigError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Stop
 from tasks import prefect_tasks, recipes, store_secret
 from tasks.config import RunConfig
 from tasks.supervision import supervisor
-from tasks.supervision.launcher import PrefectLauncher, introduce
+from tasks.supervision.launcher import PrefectLauncher, introduce, rival
 from tasks.termination import is_being_cancelled, sigterm_as_event
 from tasks.tracking import Tracker, tracking_uri
 
@@ -49,7 +50,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     """Run the recipe to its end.
 
     Raises:
-        AstraFlowError: the run failed, or cannot begin, with the reason in a sentence.
+        AstraFlowError: the run failed, is supervised already, or cannot begin, with the reason in a sentence.
         TerminationSignal: this process was told to leave, by somebody else than Prefect. The run goes on without it.
     """
     config = recipes.load(recipe, overrides)
@@ -57,6 +58,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     await asyncio.to_thread(store_secret.load)
     store = objects.default_store()
     await asyncio.to_thread(objects.check, store)
+    await _refuse_beside_a_living_one(store.sub(layout.run_prefix(name)), name, config)
     run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
     await introduce(name)
     attempt = int(flow_run.get_run_count() or 1) - 1
@@ -74,6 +76,29 @@ def made_up_run_id(name: str) -> str:
     """`{name}-{date}-{time}-{4 hex digits of the flow run}`: the same for every retry of one flow run."""
     started = flow_run.get_scheduled_start_time()
     return f"{name}-{started:%Y%m%d-%H%M%S}-{str(flow_run.get_id() or 'x' * 4)[-4:]}"
+
+
+async def _refuse_beside_a_living_one(run: ObjectStore, run_id: str, config: RunConfig) -> None:
+    """One run, one supervisor. One that Prefect still shows, but is not heard for the time after which a member counts as
+    lost, has died with its machine. ConfigError where another one lives."""
+    other = await rival(run_id)
+    if other is None:
+        return
+    before = await asyncio.to_thread(_last_beat, run)
+    for _ in range(math.ceil(config.supervise.heartbeat_limit_s / config.supervise.heartbeat_interval_s)):
+        await asyncio.sleep(config.supervise.heartbeat_interval_s)
+        now = await asyncio.to_thread(_last_beat, run)
+        if now is not None and now != before:
+            raise ConfigError(
+                f"run {run_id} is supervised already, by the flow run {other}; `astraflow status {run_id}` shows it, "
+                f"`astraflow cancel {run_id}` ends it"
+            )
+
+
+def _last_beat(run: ObjectStore) -> tuple[float, int] | None:
+    """When the supervisor that is heard began to beat, and how often it has; None where none is, or it has left."""
+    beats = (beat for beat in heartbeats.read_all(run) if beat.kind == "supervisor" and beat.state not in ("done", "failed"))
+    return next(((beat.started_s, beat.beats) for beat in beats), None)
 
 
 def _deployment() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from storage import heartbeats, runs
-from storage.errors import ConfigError, TransientError
+from storage.errors import ConfigError, CorruptError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Heartbeat, Stop
@@ -107,7 +107,8 @@ class Supervisor:
             await asyncio.sleep(self.config.supervise.poll_interval_s)
 
     async def _round(self) -> Stop | None:
-        """One look; the Stop that stands once the run is over. While the store is away nothing is decided."""
+        """One look; the Stop that stands once the run is over. While the store is away nothing is decided; one that will never
+        answer as it should ends the run, whose members are then ended through Prefect."""
         if self._blind_since is None:
             self._blind_since = self.clock()
         try:
@@ -121,6 +122,9 @@ class Supervisor:
         except TransientError as error:
             log.warning("the store does not answer: %s", error)
             return None
+        except (ConfigError, CorruptError) as error:
+            log.error("the run cannot go on: %s", error)
+            return Stop("failed", str(error), time.time())
 
     async def _look(self) -> Stop | None:
         """Look at all members and act; a Stop when the run is over. While Prefect is away nobody is launched or lost."""

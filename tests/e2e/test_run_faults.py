@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 POLICIES = ("solver", "verifier")
 STEPS = 30
 SLOWLY = (f"steps={STEPS}", "data.max_staleness=0", "policies.*.train.checkpoint_every=5", "evaluation=null")
+ENDLESSLY = ("steps=10000", *SLOWLY[1:])
 LEAVE_LIMIT_S = 60.0
 
 
@@ -77,6 +78,22 @@ def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop
     _has_left_cleanly(laptop, "stopped", flow_run)
 
 
+def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: Laptop) -> None:
+    first = laptop.start("twice", *ENDLESSLY)
+    _wait_for_version(laptop, "twice", 1)
+    assert laptop.wait_for_end(laptop.start("twice", *ENDLESSLY)) == "Failed"
+    assert flow_runs.read(laptop.stack.prefect_url, first).state == "Running"
+    assert laptop.astraflow("cancel", "twice").returncode == 0
+    assert laptop.wait_for_end(first, LEAVE_LIMIT_S) == "Cancelled"
+
+    never = laptop.start("never", *SLOWLY)
+    said = laptop.astraflow("cancel", "never")
+    assert (said.returncode, said.stdout) == (0, "never is cancelled before it began\n")
+    assert laptop.wait_for_end(never) == "Cancelled"
+    assert not laptop.run_folder("never").exists(layout.RUN)
+    wait_until(lambda: laptop.flow_processes() == [], 15.0)
+
+
 def _wait_for_version(laptop: Laptop, run_id: str, version: int) -> None:
     """Until every policy has reached it."""
     run = laptop.run_folder(run_id)
@@ -100,9 +117,9 @@ def _attempts(laptop: Laptop, run_id: str) -> dict[str, int]:
 def _has_left_cleanly(laptop: Laptop, run_id: str, flow_run_id: str) -> None:
     """The run is cancelled: for its person, in Prefect, in the store, and as processes."""
     assert laptop.wait_for_end(flow_run_id, LEAVE_LIMIT_S) == "Cancelled"
+    wait_until(lambda: laptop.flow_processes() == [], 15.0)
     assert json.loads(laptop.astraflow("status", run_id, "--json").stdout)["state"] == "cancelled"
     states = laptop.flow_runs(run_id)
     assert {state for found in states.values() for state in found} <= {"Cancelled", "Completed"}, states
-    wait_until(lambda: laptop.flow_processes() == [], 15.0)
     assert "Traceback" not in laptop.flow_log(flow_run_id)
     _is_clean(laptop, run_id)

@@ -1,15 +1,22 @@
-"""What surrounds the supervisor: its background work for MLflow, never the run's trouble; and the end that Prefect asks for."""
+"""What surrounds the supervisor: its background work for MLflow, never the run's trouble; the end that Prefect asks for; other
+supervisors of the run."""
 
 import asyncio
 import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
+from itertools import count
 
 import pytest
 
-from storage import runs
+from storage import layout, runs
+from storage.errors import ConfigError
+from storage.json_objects import encode
 from storage.objects import ObjectStore
+from storage.records import Heartbeat
+from tasks import recipes
 from tasks.supervision import lifecycle
 from tests.unit.test_supervisor import World
 
@@ -72,3 +79,59 @@ def test_a_run_cancelled_while_the_store_is_away_is_cancelled_when_it_is_back(
     assert stop is not None
     assert stop.reason == "its flow run was cancelled in Prefect"
     assert len(world.launcher.cancelled) == len(world.launcher.launched)
+
+
+def _beside_another(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: Callable[[ObjectStore], None]) -> None:
+    """Begins a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every look at its heartbeat."""
+    limits = {"supervise.heartbeat_interval_s": 0.01, "supervise.heartbeat_limit_s": 0.05, "rollout.lease_ttl_s": 1.0}
+    config = recipes.load("multi_policy_tiny", limits)
+    last_beat = lifecycle._last_beat
+
+    async def shown(run_id: str) -> str:
+        return "f-1"
+
+    def look(run: ObjectStore) -> object:
+        beat(run)
+        return last_beat(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "rival", shown)
+        patch.setattr(lifecycle, "_last_beat", look)
+        asyncio.run(lifecycle._refuse_beside_a_living_one(store.sub("runs/tiny-1"), "tiny-1", config))
+
+
+def test_a_second_supervisor_is_refused_beside_one_that_is_heard(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = count()
+
+    def beat(run: ObjectStore) -> None:
+        run.put(layout.heartbeat("supervisor", "supervisor"), encode(_beat(next(beats), "working")))
+
+    with pytest.raises(ConfigError, match="tiny-1 is supervised already, by the flow run f-1; `astraflow status tiny-1`"):
+        _beside_another(memory_store, monkeypatch, beat)
+
+
+def test_one_that_prefect_still_shows_but_nobody_hears_is_followed_by_the_next(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[ObjectStore] = []
+    _beside_another(memory_store, monkeypatch, looks.append)
+    silent = len(looks)
+    run = memory_store.sub("runs/tiny-1")
+    run.put(layout.heartbeat("supervisor", "supervisor"), encode(_beat(7, "working")))
+    _beside_another(memory_store, monkeypatch, looks.append)
+    assert len(looks) == 2 * silent == 12, "one look before, and one a beat until it would count as lost"
+
+
+def test_one_that_leaves_meanwhile_is_followed_by_the_next(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats = iter([_beat(7, "working"), *[_beat(8, "done")] * 9])
+
+    def beat(run: ObjectStore) -> None:
+        run.put(layout.heartbeat("supervisor", "supervisor"), encode(next(beats)))
+
+    _beside_another(memory_store, monkeypatch, beat)
+
+
+def _beat(beats: int, state: str) -> Heartbeat:
+    return Heartbeat("supervisor", "supervisor", 0, beats, 1.0, 1.0, 1, "here", state)

@@ -228,6 +228,17 @@ def test_a_store_that_is_away_ends_no_supervisor(world: World) -> None:
     assert world.launcher.launched == before
 
 
+def test_a_stop_that_cannot_be_read_ends_the_run_through_prefect(world: World) -> None:
+    world.look()
+    world.run.put(layout.STOP, b"{}")
+    stop = world.look()
+    assert stop is not None
+    assert stop.state == "failed"
+    assert layout.STOP in stop.reason
+    asyncio.run(world.supervisor._wind_down())
+    assert len(world.launcher.cancelled) == len(world.launcher.launched)
+
+
 def test_an_outage_of_the_store_is_nobodys_silence(world: World) -> None:
     limit_s = world.config.supervise.heartbeat_limit_s
     world.look()
