@@ -308,20 +308,29 @@ def gc(
 
     if freeze and thaw:
         raise ConfigError("--freeze and --thaw contradict each other; give one of them")
+    if delete and (freeze or thaw):
+        raise ConfigError(f"{'--freeze' if freeze else '--thaw'} deletes nothing; give --delete in a call of its own")
     stored = stored_runs.open_run(_store(), run)
     if freeze or thaw:
         (retention.freeze if freeze else retention.thaw)(stored)
         _say(f"{run} is {'frozen: nothing of it is deleted' if freeze else 'not frozen any more'}")
         return
     config = RunConfig.model_validate(stored_runs.run_config(stored))
-    wanted = retention.Retention(last, every, retention.named(keep or [], config.policies), grace_hours * 3600)
+    named = retention.named(keep or [], config.policies)
+    retention.refuse_absent(stored, named)
+    wanted = retention.Retention(last, every, named, grace_hours * 3600)
     found = garbage.survey(stored, run, config, wanted)
     _print(tables.retention_table(found), as_json=False)
     away = garbage.remove(found) if delete else found.away
     for region, why in away.items():
         typer.secho(f"the mirror in {region} is left for the next time: {why}", fg="yellow", err=True)
     size = f"{sizes.spelled(found.num_bytes)} of {run}"
-    _say(f"{size} are deleted" if delete else f"{size} would go; nothing is deleted yet, add --delete to do it")
+    if delete:
+        _say(f"{size} are deleted")
+    elif retention.is_frozen(stored):
+        _say(f"{size} would go if it were not frozen; `astraflow gc {run} --thaw` takes the freeze back")
+    else:
+        _say(f"{size} would go; nothing is deleted yet, add --delete to do it")
 
 
 @_command

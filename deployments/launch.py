@@ -63,7 +63,7 @@ def start(home: Home, wanted: Wanted, say: Say) -> Followed:
     up = _stack(home, say)
     store = environment.open_store(home, up)
     stood = _refuse_what_cannot_start(wanted, up, store)
-    parameters: dict[str, Any] = {"run_id": wanted.run_id, "overrides": wanted.overrides}
+    parameters: dict[str, Any] = {"run_id": wanted.run_id, "overrides": _overrides(wanted, up)}
     if wanted.recipe is not None:
         parameters["recipe"] = _portable(wanted.recipe, up)
     tags = [register.TAG, f"run:{wanted.run_id}"]
@@ -128,6 +128,15 @@ def _stack(home: Home, say: Say) -> Stack:
     up = stack.up(home, say, wait_for_mlflow=False)
     environment.adopt(stack.settings(home, up))
     return up
+
+
+def _overrides(wanted: Wanted, up: Stack) -> dict[str, Any]:
+    """A supervisor on this machine runs in another folder: it is sent the paths that the recipe came to here, last, since they
+    are what the person's own overrides led to."""
+    if wanted.config is None or not up.own_server:
+        return wanted.overrides
+    paths = recipes.absolute_paths(wanted.config)
+    return {key: value for key, value in wanted.overrides.items() if key not in paths} | paths
 
 
 def _portable(recipe: str, up: Stack) -> str:

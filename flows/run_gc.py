@@ -20,7 +20,7 @@ def gc(
     run_ids: Annotated[list[str] | None, Field(description="Runs; empty: all runs of the store that are not frozen.")] = None,
     last: Annotated[int, Field(description="Keep the newest so many versions of each policy.", ge=1)] = 5,
     every: Annotated[int, Field(description="Keep every so-manieth version; 0: none of them.", ge=0)] = 20,
-    keep: Annotated[list[str] | None, Field(description="Keep these versions, each POLICY@VERSION.")] = None,
+    keep: Annotated[list[str] | None, Field(description="Keep these, each POLICY@VERSION, where a run has them.")] = None,
     grace_h: Annotated[float, Field(description="Keep what is younger, in hours.", ge=0)] = 1.0,
     apply: Annotated[bool, Field(description="Do it; without this, only say what would go.")] = False,
 ) -> State[None] | None:

@@ -72,10 +72,21 @@ def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[i
     found: dict[str, set[int]] = defaultdict(set)
     for word in versions:
         policy, _, version = word.rpartition("@")
-        if policy not in policies or not version.isdigit():
+        if policy not in policies or not version.isdecimal():
             raise ConfigError(f"{word!r} names no version; write POLICY@VERSION, the policy one of {', '.join(policies)}")
         found[policy].add(int(version))
     return dict(found)
+
+
+def refuse_absent(run: ObjectStore, versions: Mapping[str, Collection[int]]) -> None:
+    """ConfigError for a version that the run does not have: whoever names it for this very run has mistyped it."""
+    for policy, numbers in versions.items():
+        newest = weights.latest(run, policy)
+        for version in sorted(numbers):
+            if newest is None:
+                raise ConfigError(f"there is no {policy}@{version} to keep; {policy} has no version yet")
+            if version > newest:
+                raise ConfigError(f"there is no {policy}@{version} to keep; the newest is {policy}@{newest}")
 
 
 def freeze(run: ObjectStore) -> None:

@@ -134,8 +134,9 @@ def collect(
 ) -> Collected:
     """Survey the runs named, or all that are not frozen, and where `apply` says so let go. A line for each policy is said.
 
-    A word of `keep` (POLICY@VERSION) speaks of every run that has the policy; ConfigError, before anything is done, when no run
-    has it. Runs that cannot be worked on are told and skipped.
+    A word of `keep` (POLICY@VERSION) speaks of every run that has the policy, and to one that lacks the version it says
+    nothing; ConfigError, before anything is done, when no run has the policy. Runs that cannot be worked on are told and
+    skipped.
     """
     done = Collected(apply)
     configs = dict(_configs(store, run_ids, done))

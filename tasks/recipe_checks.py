@@ -174,12 +174,20 @@ def _models(config: RunConfig) -> Iterator[Problem]:
 
 
 def _mirrors(config: RunConfig) -> Iterator[Problem]:
+    first: dict[str, str] = {}
     for name, region in config.rollout.regions.items():
+        path: KeyPath = ("rollout", "regions", name, "mirror")
         try:
-            if region.mirror:
-                open_store(region.mirror)
+            address = open_store(region.mirror).address if region.mirror else ""
         except ConfigError as error:
-            yield Problem(("rollout", "regions", name, "mirror"), str(error))
+            yield Problem(path, str(error))
+            continue
+        if address and first.setdefault(address, name) != name:
+            yield Problem(
+                path,
+                f"is the mirror of {first[address]} too, and both would copy into it; "
+                "give each region its own bucket or prefix",
+            )
 
 
 def _times(config: RunConfig) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ Where a key was written is `recipe_source.py`'s knowledge; what no single field 
 
 import difflib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
@@ -63,6 +63,14 @@ def filled(config: Json) -> Json:
         return RunConfig.model_validate(config).model_dump(mode="json")
     except ValidationError:
         return config
+
+
+def absolute_paths(config: RunConfig) -> dict[str, str]:
+    """The paths that the recipe names, absolute, by dotted key: with these as overrides it means the same files to whoever
+    loads it in another folder. Example: `{"data.prompts.path": "/home/me/train.jsonl"}`."""
+    data = config.model_dump(mode="json")
+    _make_absolute(data)
+    return {".".join(key): _section(data, *key[:-1])[key[-1]] for key in _paths_of(data)}
 
 
 def known_recipes() -> list[str]:
@@ -161,16 +169,21 @@ def _model_in(kind: Any) -> type[BaseModel] | None:
 
 
 def _make_absolute(data: dict[str, Any]) -> None:
-    """Paths of prompts, models and mirrors, where they were written as text; anything else is validation's business."""
-    policies = data.get("policies")
-    sections = [_section(data, "data", "prompts"), _section(data, "evaluation", "prompts")]
-    sections += [_section(policies, name, "model") for name in policies] if isinstance(policies, dict) else []
-    for section in sections:
-        if isinstance(section.get("path"), str):
-            section["path"] = str(Path(section["path"]).expanduser().resolve())
-    for region in _section(data, "rollout", "regions").values():
-        if isinstance(region, dict) and isinstance(mirror := region.get("mirror"), str) and mirror and "://" not in mirror:
-            region["mirror"] = str(Path(mirror).expanduser().resolve())
+    for *section, key in _paths_of(data):
+        found = _section(data, *section)
+        found[key] = str(Path(found[key]).expanduser().resolve())
+
+
+def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
+    """Keys of the paths of prompts, models and mirrors, where they were written as text; anything else is validation's
+    business."""
+    keys: list[KeyPath] = [("data", "prompts", "path"), ("evaluation", "prompts", "path")]
+    keys += [("policies", name, "model", "path") for name in _section(data, "policies")]
+    keys += [("rollout", "regions", name, "mirror") for name in _section(data, "rollout", "regions")]
+    for key in keys:
+        written = _section(data, *key[:-1]).get(key[-1])
+        if isinstance(written, str) and (key[-1] == "path" or (written and "://" not in written)):
+            yield key
 
 
 def _section(data: Any, *path: str) -> dict[str, Any]:

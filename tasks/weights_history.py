@@ -1,14 +1,18 @@
-"""The versions of a run's policies, as `astraflow weights` shows them: their size, their making, and who serves them."""
+"""The versions of a run's policies, as `astraflow weights` shows them: their size, their making, and who serves them.
+
+A manifest is let go as soon as its row is made: ten thousand of a large model would not fit into memory.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
 from storage import heartbeats, layout, tensors, ways, weights
 from storage.objects import ObjectStore
-from storage.records import Heartbeat, Manifest
+from storage.records import Heartbeat
 
 READ_THREADS = 16
 
@@ -42,39 +46,47 @@ class Version(BaseModel):
     retired: bool
 
 
+class _Read(NamedTuple):
+    """What one manifest tells."""
+
+    version: Version
+    publish_s: float | None
+    """Of the version before, and so is the next."""
+    publish_wait_s: float | None
+
+
 def history(run: ObjectStore, policy: str) -> list[Version]:
     """Every version of the policy, oldest first. CorruptError for a manifest that is damaged."""
     newest = weights.latest(run, policy)
     numbers = range(0 if newest is None else newest + 1)
-    with ThreadPoolExecutor(READ_THREADS) as pool:
-        manifests = list(pool.map(partial(weights.read_manifest, run, policy), numbers))
-        retired = list(pool.map(lambda number: run.exists(layout.retired(policy, number)), numbers))
     beats = [beat for beat in heartbeats.read_all(run) if beat.kind == "rollout"]
-    following = [*manifests[1:], None][: len(manifests)]
-    return [_version(*each, beats) for each in zip(manifests, following, retired, strict=True)]
+    with ThreadPoolExecutor(READ_THREADS) as pool:
+        found = list(pool.map(partial(_read, run, policy, beats), numbers))
+    for before, after in pairwise(found):
+        before.version.publish_s, before.version.publish_wait_s = after.publish_s, after.publish_wait_s
+    return [one.version for one in found]
 
 
-def _version(manifest: Manifest, following: Manifest | None, retired: bool, beats: list[Heartbeat]) -> Version:
+def _read(run: ObjectStore, policy: str, beats: list[Heartbeat], number: int) -> _Read:
+    manifest = weights.read_manifest(run, policy, number)
     legs = ways.legs(manifest)
     delta_bytes = next((leg.num_bytes for leg in legs if leg.base is not None), None)
     whole = sum(tensors.num_bytes(info) for info in manifest.tensors.values())
-    told = following.metrics if following else {}
-    refreshed = f"refresh_s_{manifest.policy}"
-    return Version(
-        policy=manifest.policy,
-        version=manifest.version,
+    told = manifest.metrics
+    version = Version(
+        policy=policy,
+        version=number,
         kind=manifest.kind,
         num_bytes=sum(leg.num_bytes for leg in legs),
         delta_bytes=delta_bytes,
         ratio=whole / delta_bytes if delta_bytes else None,
-        changed=manifest.metrics.get("weights/changed"),
-        encode_s=manifest.metrics.get("weights/encode_s"),
-        upload_s=manifest.metrics.get("weights/upload_s"),
-        publish_s=told.get("trainer/publish_s"),
-        publish_wait_s=told.get("trainer/publish_wait_s"),
+        changed=told.get("weights/changed"),
+        encode_s=told.get("weights/encode_s"),
+        upload_s=told.get("weights/upload_s"),
+        publish_s=None,
+        publish_wait_s=None,
         created_s=manifest.created_s,
-        held_by={
-            beat.id: beat.rates.get(refreshed) for beat in beats if beat.versions.get(manifest.policy) == manifest.version
-        },
-        retired=retired,
+        held_by={beat.id: beat.rates.get(f"refresh_s_{policy}") for beat in beats if beat.versions.get(policy) == number},
+        retired=run.exists(layout.retired(policy, number)),
     )
+    return _Read(version, told.get("trainer/publish_s"), told.get("trainer/publish_wait_s"))

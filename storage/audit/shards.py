@@ -16,7 +16,7 @@ from storage import layout, orders, shards
 from storage.audit.gaps import gaps
 from storage.errors import AstraFlowError, TransientError
 from storage.objects import ObjectStore
-from storage.records import Bool, Float32, Int32, Manifest, Row, Sequence, SequenceKey, Shard
+from storage.records import Bool, Float32, Int32, Row, Sequence, SequenceKey, Shard
 
 Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
@@ -36,19 +36,15 @@ class ShardAudit:
     held: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
     """(policy, version) → digest that workers held → key of the first shard that says so."""
 
-    def check_versions(self, manifests: Mapping[str, Mapping[int, Manifest]], broken: Broken) -> None:
-        """Every version a token names exists, and was held as its manifest lists it."""
+    def check_versions(self, published: Mapping[str, Mapping[int, str]], broken: Broken) -> None:
+        """Every version a token names exists, and was held as it was published: policy → version → digest."""
         for (policy, version), digests in sorted(self.held.items()):
-            manifest = manifests.get(policy, {}).get(version)
+            true = published.get(policy, {}).get(version)
             for digest, where in digests.items():
-                if manifest is None:
+                if true is None:
                     broken(4, where, f"has tokens of version {version} of {policy}, which does not exist")
-                elif digest != manifest.digest:
-                    broken(
-                        4,
-                        where,
-                        f"was sampled with weights {digest}, but version {version} of {policy} is {manifest.digest}",
-                    )
+                elif digest != true:
+                    broken(4, where, f"was sampled with weights {digest}, but version {version} of {policy} is {true}")
 
 
 @dataclass(frozen=True)

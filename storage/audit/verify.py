@@ -75,8 +75,8 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
     books = {
         policy: audit_books(run, policy, steps[policy], terms[policy], audit, set_aside, broken, progress) for policy in terms
     }
-    manifests = {policy: audit_weights(run, policy, terms[policy].due, broken, progress) for policy in terms}
-    audit.check_versions(manifests, broken)
+    published = {policy: audit_weights(run, policy, terms[policy].due, broken, progress) for policy in terms}
+    audit.check_versions(published, broken)
     ordered = sorted(set(found), key=lambda violation: (violation.invariant, violation.where, violation.what))
     return Verdict(
         violations=tuple(ordered),

@@ -15,9 +15,9 @@ Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
 
 
-def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progress: Progress) -> Mapping[int, Manifest]:
-    """Check every published version of the policy, and that those up to `due` (−1: none) are; returns the manifests that can
-    be read, by version."""
+def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progress: Progress) -> Mapping[int, str]:
+    """Check every published version of the policy, and that those up to `due` (−1: none) are; returns the digests of the
+    versions whose manifest can be read. The manifests themselves are let go: there may be ten thousand large ones."""
     keys = run.list(f"{layout.WEIGHTS}/{policy}/")
     versions = layout.numbers(keys, lambda version: layout.manifest(layout.weights(policy, version)))
     last = max([-1, *versions])
@@ -28,19 +28,21 @@ def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progr
     if missing.more:
         broken(1, f"{layout.WEIGHTS}/{policy}", f"and {missing.more:,} more versions are missing")
     merges = layout.merges(keys, policy)
-    manifests: dict[int, Manifest] = {}
+    last_user = {base: version for version in sorted(merges) for base in merges[version]}
+    digests: dict[int, str] = {}
     held: dict[int, Held] = {}
     for at, version in enumerate(versions):
         progress(f"weights of {policy}", (at + 1) / len(versions))
         manifest = _read(run, policy, version, broken)
         if manifest is None:
             continue
-        manifests[version] = manifest
+        digests[version] = manifest.digest
         _check_ancestry(run, manifest, broken)
         found = _check_bytes(run, manifest, merges.get(version, ()), held, broken)
-        still_needed = {version, *(base for later, bases in merges.items() if later > version for base in bases)}
-        held = {at: one for at, one in {**held, **({version: found} if found else {})}.items() if at in still_needed}
-    return manifests
+        held = {base: one for base, one in held.items() if last_user.get(base, -1) > version}
+        if found:
+            held[version] = found
+    return digests
 
 
 def _read(run: ObjectStore, policy: str, version: int, broken: Broken) -> Manifest | None:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from deployments.cli import app
-from storage import layout, weights
+from storage import layout, retention, weights
 from storage import runs as stored_runs
 from storage.objects import open_store
 from tasks import recipes
@@ -159,6 +159,45 @@ def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> N
     kept = _call(*wanted, "--keep", "solver@2", "--delete")
     assert kept.output.strip().endswith("of tiny-1 are deleted")
     assert [run.exists(layout.retired("solver", version)) for version in range(4)] == [False, True, False, False]
+
+
+def test_gc_refuses_to_keep_a_version_that_there_is_not(store: str) -> None:
+    run = _create_run(store, "tiny-1")
+    said = _call("gc", "tiny-1", "--keep", "solver@0")
+    assert said.exit_code == 2
+    assert "there is no solver@0 to keep; solver has no version yet" in said.stderr
+    for version in range(4):
+        weights.publish(run, "solver", version, builders.tensors(version))
+    wanted = ("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0", "--delete")
+    said = _call(*wanted, "--keep", "solver@2", "--keep", "solver@40")
+    assert said.exit_code == 2
+    assert "there is no solver@40 to keep; the newest is solver@3" in said.stderr
+    assert not any(run.exists(layout.retired("solver", version)) for version in range(4))
+
+
+@pytest.mark.parametrize("change", ["--freeze", "--thaw"])
+def test_gc_does_not_freeze_or_thaw_where_it_shall_delete(store: str, change: str) -> None:
+    run = _create_run(store, "tiny-1")
+    retention.freeze(run)
+    if change == "--freeze":
+        retention.thaw(run)
+    before = retention.is_frozen(run)
+    said = _call("gc", "tiny-1", change, "--delete")
+    assert said.exit_code == 2
+    assert f"{change} deletes nothing; give --delete in a call of its own" in said.stderr
+    assert retention.is_frozen(run) is before
+
+
+def test_gc_of_a_frozen_run_says_how_to_thaw_it_and_not_how_to_delete(store: str) -> None:
+    run = _create_run(store, "tiny-1")
+    weights.publish(run, "solver", 0, builders.tensors())
+    assert _call("gc", "tiny-1", "--freeze").exit_code == 0
+    said = _call("gc", "tiny-1")
+    assert said.exit_code == 0
+    assert "of tiny-1 would go if it were not frozen; `astraflow gc tiny-1 --thaw` takes the freeze back" in said.output
+    assert "--delete" not in said.output
+    assert _call("gc", "tiny-1", "--thaw").exit_code == 0
+    assert "nothing is deleted yet, add --delete to do it" in _call("gc", "tiny-1").output
 
 
 def test_a_piped_list_of_runs_holds_whole_lines(store: str) -> None:

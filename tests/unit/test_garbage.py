@@ -7,6 +7,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.logging import disable_run_logger
 
 from flows import run_gc
+from rollout.config import RegionConfig
 from storage import layout, mirrors, retention, runs, weights
 from storage.backends.local_files import LocalFiles
 from storage.errors import ConfigError, NotFoundError, TransientError
@@ -112,8 +113,10 @@ def test_a_mirror_keeps_what_home_has_not_recorded_as_retired(store: ObjectStore
 
 def test_two_regions_that_share_a_mirror_count_it_once(store: ObjectStore, tmp_path: Path) -> None:
     run, _ = make_run(store, "one")
-    both = {f"rollout.regions.{region}.mirror": str(tmp_path / "eu") for region in ("eu-west", "us-east")}
-    config = recipes.load("single_policy_tiny", both)
+    config = recipes.load("single_policy_tiny")
+    shared = RegionConfig(mirror=str(tmp_path / "eu"))  # a run that was started when recipes might still say so
+    regions = config.rollout.model_copy(update={"regions": {"us-east": shared, "eu-west": shared}})
+    config = config.model_copy(update={"rollout": regions})
     copy_all(run, tmp_path / "eu")
     assert [place.name for place in garbage.survey(run, "one", config, WANTED).mirrors] == ["us-east, eu-west"]
 
@@ -191,6 +194,17 @@ def test_a_version_to_keep_is_kept_in_every_run_that_has_its_policy_and_a_misspe
     assert data(one) == data(two) == list(range(LAST + 1))
     garbage.collect(store, [], WANTED, ["solver@4"], apply=True)
     assert data(one) == data(two) == [0, 4, LAST - 1, LAST]
+
+
+def test_a_version_to_keep_that_one_of_many_runs_lacks_holds_up_none_of_them(store: ObjectStore) -> None:
+    short, _ = make_run(store, "short")
+    long, _ = make_run(store, "long")
+    weights.publish(long, "solver", LAST + 1, builders.tensors(LAST + 1))
+    weights.publish(long, "solver", LAST + 2, builders.tensors(LAST + 2))
+    done = garbage.collect(store, [], Retention(last=1, every=0, grace_s=0.0), [f"solver@{LAST + 1}"], apply=True)
+    assert done.skipped == {}
+    assert data(short) == [0, LAST]
+    assert data(long) == [0, LAST + 1, LAST + 2]
 
 
 def test_the_flow_writes_its_table_and_fails_with_the_runs_that_it_skipped(

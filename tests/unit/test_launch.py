@@ -1,13 +1,17 @@
+import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from deployments import launch, record
+from deployments import flow_runs, launch, record, register
+from deployments.flow_runs import FlowRun
 from deployments.follow import Followed
 from deployments.home import Home
 from deployments.processes import Process
@@ -56,6 +60,76 @@ def test_a_stack_that_runs_with_another_store_refuses_the_run(tmp_path: Path, mo
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "elsewhere"))
     with pytest.raises(ConfigError, match=r"ASTRAFLOW_STORE now asks for .*elsewhere"):
         launch.start(home, launch.prepare("multi-policy", None, [], None), print)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
+    """The parameters of every flow run that is started, on a server that has what `astraflow deploy` registers."""
+    found: list[Mapping[str, Any]] = []
+    names = [f"{one.flow}/{one.name}" for one in register.DEPLOYMENTS]
+
+    def start(api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]) -> FlowRun:
+        found.append(parameters)
+        return FlowRun(id="f", state="Scheduled", final=False, message="")
+
+    monkeypatch.setattr(flow_runs, "start", start)
+    monkeypatch.setattr(flow_runs, "deployments_of", lambda api_url, flow: [one for one in names if one.startswith(f"{flow}/")])
+    return found
+
+
+def stack_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own_server: bool) -> Home:
+    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", (tmp_path / "store").as_uri(), own_server)
+    monkeypatch.setattr(launch, "_stack", lambda home, say: up)
+    return Home(tmp_path / "home")
+
+
+def write_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The person's folder, from which two prompt files are named."""
+    folder.mkdir()
+    for name in ("recipes.jsonl", "own.jsonl"):
+        (folder / name).write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    (folder / "mine.yaml").write_text("extends: single_policy_tiny\ndata: {prompts: {path: recipes.jsonl}}\n")
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "file"),
+    [
+        ([], "recipes.jsonl"),
+        (["data.prompts.path=own.jsonl"], "own.jsonl"),
+        (["prompts.path=own.jsonl", "steps=3"], "own.jsonl"),
+        (["data.prompts.path=recipes.jsonl", "data.prompts={path: own.jsonl}"], "own.jsonl"),
+        (["prompts.builtin=chained_addition"], None),
+    ],
+)
+def test_a_supervisor_in_another_folder_of_this_machine_reads_the_files_that_the_person_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[Mapping[str, Any]],
+    assignments: list[str],
+    file: str | None,
+) -> None:
+    write_prompts(tmp_path / "person", monkeypatch)
+    home = stack_here(tmp_path, monkeypatch, own_server=True)
+    mirrored = [*assignments, "rollout.regions.us-east.mirror=near"]
+    wanted = launch.prepare("single-policy", "mine.yaml", mirrored, None)
+    launch.start(home, wanted, print)
+    (tmp_path / "clone").mkdir()
+    monkeypatch.chdir(tmp_path / "clone")
+    read = recipes.load(sent[0]["recipe"], sent[0]["overrides"])
+    assert read == wanted.config
+    assert read.data.prompts.path == (None if file is None else str(tmp_path / "person" / file))
+    assert read.rollout.regions["us-east"].mirror == str(tmp_path / "person" / "near")
+
+
+def test_a_supervisor_elsewhere_is_sent_what_the_person_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: list[Mapping[str, Any]]
+) -> None:
+    write_prompts(tmp_path / "person", monkeypatch)
+    home = stack_here(tmp_path, monkeypatch, own_server=False)
+    launch.start(home, launch.prepare("single-policy", "mine.yaml", ["data.prompts.path=own.jsonl"], None), print)
+    launch.start(home, launch.prepare("theirs/special", None, ["data.prompts.path=own.jsonl"], None), print)
+    assert [each["overrides"] for each in sent] == [{"data.prompts.path": "own.jsonl"}] * 2
 
 
 def test_the_stack_is_said_to_stay_up_only_while_it_does(tmp_path: Path) -> None:

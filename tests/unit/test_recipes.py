@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ConfigError
-from tasks.recipes import filled, known_recipes, load
+from tasks.recipes import absolute_paths, filled, known_recipes, load
 
 RECIPE = """\
 name: mine
@@ -276,3 +276,42 @@ def test_a_mirror_in_a_folder_is_the_same_folder_for_every_service(tmp_path: Pat
         RECIPE, {"rollout.regions.us-east.mirror": "near", "rollout.regions.eu-west.mirror": "s3://eu/x"}
     ).rollout.regions
     assert (regions["us-east"].mirror, regions["eu-west"].mirror) == (str(tmp_path / "near"), "s3://eu/x")
+
+
+def test_a_mirror_that_two_regions_name_is_refused_at_the_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    near, far = "rollout.regions.us-east.mirror", "rollout.regions.eu-west.mirror"
+    for one, other in (("s3://eu/x?profile=eu", "s3://eu/x/?profile=eu"), ("near", (tmp_path / "near").as_uri())):
+        assert complaint(RECIPE, **{near: one, far: other}) == (
+            f"--set {far}: is the mirror of us-east too, and both would copy into it; give each region its own bucket or prefix"
+        )
+    regions = load(
+        RECIPE, {near: "s3://eu/x", far: "s3://eu/y", "rollout.regions.a": {}, "rollout.regions.b": {}}
+    ).rollout.regions
+    assert len(regions) == 4
+
+
+def test_the_paths_of_a_recipe_as_overrides_mean_the_same_files_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (here / "base").mkdir(parents=True)
+    elsewhere.mkdir()
+    (here / "base/config.json").write_text("{}")
+    for name in ("train.jsonl", "held.jsonl"):
+        (here / name).write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    text = RECIPE.replace("{tiny: {}}", "{path: base}").replace("{builtin: chained_addition}", "{path: train.jsonl}")
+    text += "  regions: {us-east: {mirror: near}, eu-west: {mirror: 's3://eu/x'}, mars: {}}\n"
+    text += "evaluation: {prompts: {path: held.jsonl}}\n"
+    monkeypatch.chdir(here)
+    config = load(text)
+    paths = absolute_paths(config)
+    assert paths == {
+        "data.prompts.path": str(here / "train.jsonl"),
+        "evaluation.prompts.path": str(here / "held.jsonl"),
+        "policies.solver.model.path": str(here / "base"),
+        "rollout.regions.us-east.mirror": str(here / "near"),
+    }
+    monkeypatch.chdir(elsewhere)
+    assert load(text, paths) == config
+    assert absolute_paths(load("multi_policy_tiny")) == {}

@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from storage.errors import ConfigError, NotFoundError
 from storage.heartbeats import Pulse
 from storage.json_objects import seal
 from storage.objects import ObjectStore
-from storage.records import FileInfo, HostTensor, Merged, Step
+from storage.records import FileInfo, HostTensor, Manifest, Merged, Step
 from storage.retention import Retention
 from storage.tensors import weights_digest
 from storage.weights import Held
@@ -71,9 +72,18 @@ def test_versions_are_named_by_policy_and_number() -> None:
         "solver": {4, 7},
         "verifier": {4},
     }
-    for word in ("solver", "solver@", "solver@x", "slover@4"):
+    for word in ("solver", "solver@", "solver@x", "solver@²", "slover@4"):
         with pytest.raises(ConfigError, match=f"'{word}' names no version; write POLICY@VERSION, the policy one of solver"):
             retention.named([word], ["solver"])
+
+
+def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(run: ObjectStore) -> None:
+    retention.refuse_absent(run, {"solver": {0, VERSIONS - 1}})
+    retention.refuse_absent(run, {})
+    with pytest.raises(ConfigError, match=f"there is no solver@{VERSIONS} to keep; the newest is solver@{VERSIONS - 1}"):
+        retention.refuse_absent(run, {"solver": {3, VERSIONS}})
+    with pytest.raises(ConfigError, match="there is no verifier@0 to keep; verifier has no version yet"):
+        retention.refuse_absent(run, {"verifier": {0}})
 
 
 def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) -> None:
@@ -174,6 +184,17 @@ def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement
     assert audited(run) == []
     run.put(planned.retired[11][0], bodies[11][:-1] + bytes([bodies[11][-1] ^ 1]))
     assert audited(run) == [layout.weights("solver", 11)]
+
+
+def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifests(run: ObjectStore) -> None:
+    alive: list[int] = []
+
+    def progress(what: str, share: float) -> None:
+        alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
+
+    digests = audit_weights(run, "solver", -1, lambda invariant, where, what: None, progress)
+    assert digests == {version: weights_digest(model(version)) for version in range(VERSIONS)}
+    assert max(alive) <= alive[0] + 2
 
 
 def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(memory_store: ObjectStore) -> None:

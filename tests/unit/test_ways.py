@@ -209,6 +209,20 @@ def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_th
 
 
 @pytest.mark.usefixtures("pays")
+def test_the_audit_goes_every_way_from_a_version_that_several_start_from(memory_store: ObjectStore) -> None:
+    publish(memory_store, models(17))
+    damaged = []
+    for version in (8, 16):
+        assert merges.merge(memory_store, "solver", version, 0)
+        damaged.append(layout.weights("solver", version))
+        key = f"{damaged[-1]}/{weights.read_merged(memory_store, 'solver', version, 0).step.files[0].name}"
+        body = bytearray(memory_store.get(key))
+        body[-50] ^= 1
+        memory_store.put(key, bytes(body))
+    assert [place for _, place in audited(memory_store)] == damaged
+
+
+@pytest.mark.usefixtures("pays")
 def test_the_audit_goes_every_way_to_a_version(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(25))
     assert merges.merge(memory_store, "solver", 24, 16)

@@ -1,16 +1,22 @@
+import gc
 import io
+from dataclasses import replace
 
 import numpy as np
+import pytest
 from rich.console import Console
 
 from deployments import tables
 from storage import layout, retention, weights
+from storage.backends.backend import Backend
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
-from storage.records import HostTensor
+from storage.records import HostTensor, Manifest
 from storage.retention import Retention
 from storage.weights import Held
+from tasks import weights_history
 from tasks.weights_history import history
+from tests import builders
 
 
 def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: ObjectStore) -> None:
@@ -53,3 +59,31 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
     whole = weights.publish(memory_store, "solver", 4, tensors, base=held, anchor=True)
     last = history(memory_store, "solver")[4]
     assert (last.kind, last.delta_bytes, last.num_bytes) == ("anchor", 0, whole.files[0].num_bytes)
+
+
+class CountsManifests:
+    """A backend that counts the manifests in memory whenever it is asked whether a version is retired."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.alive: list[int] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.backend, name)
+
+    def exists(self, key: str) -> bool:
+        if key.endswith(layout.RETIRED):
+            self.alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
+        return self.backend.exists(key)
+
+
+def test_no_more_manifests_are_held_than_are_read_at_once(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_history, "READ_THREADS", 1)
+    for version in range(12):
+        weights.publish(memory_store, "solver", version, builders.tensors(version))
+    counting = CountsManifests(memory_store.backend)
+    before = sum(type(one) is Manifest for one in gc.get_objects())
+    store = replace(memory_store, backend=counting)  # type: ignore[arg-type]  # the rest is delegated
+    assert [one.version for one in history(store, "solver")] == list(range(12))
+    assert len(counting.alive) == 12
+    assert max(counting.alive) <= before + 1
