@@ -252,16 +252,17 @@ def export(
     run: Annotated[str, typer.Argument(help="Run id.")],
     policy: Annotated[str, typer.Argument(help="Name of the policy.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    version: Annotated[int | None, typer.Option(help="Which weights; the newest when left out.")] = None,
+    version: Annotated[str | None, typer.Option(help="Which weights, by number or tag; the newest when left out.")] = None,
 ) -> None:
     """Write a policy's weights as a folder that transformers' `AutoModelForCausalLM.from_pretrained` loads.
 
     Example:  astraflow export tiny-20260101-120000-ab12 solver --out ./solver
     """
-    from storage import runs as stored_runs
+    from storage import tags
     from tasks.export import export_model
 
-    written = export_model(stored_runs.open_run(_store(), run), policy, version, out)
+    stored, _ = _policies(run, policy)
+    written = export_model(stored, policy, None if version is None else tags.resolve(stored, policy, version), out)
     _say(f"{policy} version {written} is in {out}")
 
 
@@ -282,6 +283,38 @@ def weights(
     found = [version for name in policies for version in history(stored, name)]
     console = _console()
     _print([one.model_dump(mode="json") for one in found] if as_json else tables.weights_table(found, console.width), as_json)
+
+
+@_command
+def tag(
+    run: Annotated[str, typer.Argument(help="Run id.")],
+    version: Annotated[str | None, typer.Argument(help="POLICY@VERSION; all tags are listed when left out.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Its name: letters, digits, - and _.")] = None,
+    remove: Annotated[str | None, typer.Option(metavar="NAME", help="Take this name away.")] = None,
+) -> None:
+    """Name a version: gc keeps a tagged one, with all that leads to it, and `export --version NAME` finds it.
+
+    Example:  astraflow tag tiny-20260101-120000-ab12 solver@40 best
+    """
+    from deployments import tables
+    from storage import runs as stored_runs
+    from storage import tags
+
+    stored = stored_runs.open_run(_store(), run)
+    if remove is not None:
+        taken = tags.take(stored, remove)
+        _say(f"{taken.policy}@{taken.version} is not tagged {remove} any more")
+    if version is not None:
+        if name is None:
+            raise ConfigError(f"name {version} too: astraflow tag {run} {version} NAME")
+        tags.give(stored, name, *tags.parse(version))
+        _say(f"{version} is tagged {name}")
+    elif remove is None:
+        found = tags.read_all(stored)
+        _print(
+            tables.tags_table(found) if found else f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` gives one",
+            False,
+        )
 
 
 @_command

@@ -5,7 +5,6 @@ import datetime
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -65,7 +64,7 @@ def start(home: Home, wanted: Wanted, say: Say) -> Followed:
     stood = _refuse_what_cannot_start(wanted, up, store)
     parameters: dict[str, Any] = {"run_id": wanted.run_id, "overrides": _overrides(wanted, up)}
     if wanted.recipe is not None:
-        parameters["recipe"] = _portable(wanted.recipe, up)
+        parameters["recipe"] = recipes.portable(wanted.recipe, elsewhere=not up.own_server)
     tags = [register.TAG, f"run:{wanted.run_id}"]
     flow_run = flow_runs.start(up.prefect_url, wanted.deployment, parameters, wanted.run_id, tags)
     links = {
@@ -137,10 +136,3 @@ def _overrides(wanted: Wanted, up: Stack) -> dict[str, Any]:
         return wanted.overrides
     paths = recipes.absolute_paths(wanted.config)
     return {key: value for key, value in wanted.overrides.items() if key not in paths} | paths
-
-
-def _portable(recipe: str, up: Stack) -> str:
-    """A recipe's file is sent by its path to a supervisor on this machine, and as its text to one elsewhere."""
-    if not Path(recipe).is_file():
-        return recipe
-    return str(Path(recipe).resolve()) if up.own_server else Path(recipe).read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """What the commands print: tables for people, and the JSON form of a verdict for programs."""
 
+import datetime
 import time
 from typing import Any
 
@@ -10,6 +11,7 @@ from rich.text import Text
 from deployments import live
 from deployments.doctor import Check
 from storage.audit.verify import Verdict
+from storage.tags import Tag
 from tasks import garbage, sizes
 from tasks.garbage import Survey
 from tasks.status import RunSummary, Status
@@ -68,7 +70,7 @@ def weights_table(versions: list[Version], width: int) -> Table:
     table.add_column("served by (refreshed in)", overflow="fold")
     for one in versions:
         cells = {
-            "version": str(one.version),
+            "version": " ".join([*one.tags, str(one.version)]),
             "kind": "retired" if one.retired else one.kind,
             "bytes": sizes.spelled(one.num_bytes),
             "delta": "–" if one.delta_bytes is None else sizes.spelled(one.delta_bytes),
@@ -86,6 +88,15 @@ def weights_table(versions: list[Version], width: int) -> Table:
 
 def _seconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds:.3f} s"
+
+
+def tags_table(found: list[Tag]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for header in ("policy", "version", "tag", "given"):
+        table.add_column(header, justify="right" if header == "version" else "left", no_wrap=True)
+    for tag in found:
+        table.add_row(tag.policy, str(tag.version), tag.name, f"{datetime.datetime.fromtimestamp(tag.at_s):%Y-%m-%d %H:%M}")
+    return table
 
 
 def retention_table(found: Survey) -> Table:

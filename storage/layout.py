@@ -10,6 +10,7 @@ runs/{run id}/                       models/{build digest}/          (shared by 
   checkpoints/solver/00000003/manifest.json
   evals/solver-00000020_verifier-00000020.arrow
   heartbeats/rollout/rollout-us-east-0.json
+  tags/best.json
   quarantine/shards/00000007.arrow + .json
 """
 
@@ -24,12 +25,13 @@ RUN = "run.json"
 STOP = "stop.json"
 ORDERS, SHARDS, BATCHES, WEIGHTS = "orders", "shards", "batches", "weights"
 LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = "leases", "checkpoints", "evals", "heartbeats", "quarantine"
+TAGS = "tags"
 REPORT = "report.html"
 FROZEN = "frozen.json"
 """While it stands, nothing of the run is retired."""
 RETIRED = "retired.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-"""What policies and members may be called, because their names are parts of keys."""
+"""What policies, members and tags may be called, because their names are parts of keys."""
 _NUMBER = re.compile(r"\d{8,}")
 _MERGED = re.compile(r"/(\d{8,})/since-(\d{8,})\.json")
 
@@ -115,15 +117,19 @@ def heartbeat(kind: str, member: str) -> str:
     return f"{HEARTBEATS}/{kind}/{_named(member)}.json"
 
 
+def tag(name: str) -> str:
+    return f"{TAGS}/{_named(name)}.json"
+
+
 def quarantine(key: str) -> str:
     """Where a copy of the unreadable object `key` goes; its reason stands beside it in `{this}.json`."""
     return f"{QUARANTINE}/{key}"
 
 
 def _named(name: str) -> str:
-    """The policy or member, fit to be a part of a key; ConfigError when it is not."""
+    """The name, fit to be a part of a key; ConfigError when it is not."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot name a policy or a member; use letters, digits, '_' and '-'")
+        raise ConfigError(f"{name!r} cannot name a policy, a member or a tag; use letters, digits, '_' and '-'")
     return name
 
 

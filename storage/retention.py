@@ -4,8 +4,9 @@ every digest, parent and batch can still be verified; what goes is the data.
     plan   kept versions ──closure over bases──▶ needed data       everything else of a version is retired
     retire `retired.json` beside the manifest, created once ──▶ then the data files are deleted; in mirrors after home
 
-Kept are version 0, the newest ones, every n-th, those a person names, those younger than the grace period or newer than what a
-living worker holds (its chain goes on from there), and whatever these need to be reached. Knows nothing of training.
+Kept are version 0, the newest ones, every n-th, those a person names or has tagged, those younger than the grace period or
+newer than what a living worker holds (its chain goes on from there), and whatever these need to be reached. Knows nothing of
+training.
 """
 
 import time
@@ -16,12 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from storage import heartbeats, layout, weights
+from storage import heartbeats, layout, tags, weights
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.json_numbers import Number
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
 from storage.records import FileInfo, Manifest
+from storage.tags import Tag
 from storage.tensor_folders import MANIFEST
 
 READ_THREADS = 16
@@ -65,16 +67,18 @@ class Plan:
     """version → keys of its data files that are still there, those of writers that were cut off included."""
     num_bytes: int
     """Bytes that go, as far as manifests tell."""
+    tags: tuple[Tag, ...] = ()
+    """Those that were heeded."""
 
 
 def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[int]]:
     """`["solver@40"]` → `{"solver": {40}}`; ConfigError for what does not read like this, or names another policy."""
     found: dict[str, set[int]] = defaultdict(set)
     for word in versions:
-        policy, _, version = word.rpartition("@")
-        if policy not in policies or not version.isdecimal():
+        policy, version = tags.parse(word)
+        if policy not in policies:
             raise ConfigError(f"{word!r} names no version; write POLICY@VERSION, the policy one of {', '.join(policies)}")
-        found[policy].add(int(version))
+        found[policy].add(version)
     return dict(found)
 
 
@@ -111,7 +115,8 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> P
         return Plan(policy, {}, {}, 0)
     with ThreadPoolExecutor(READ_THREADS) as pool:
         manifests = list(pool.map(lambda version: _bare(weights.read_manifest(run, policy, version)), range(newest + 1)))
-    kept = _wanted(run, manifests, retention, now_s)
+    tagged = tags.read_all(run)
+    kept = _wanted(run, manifests, retention, tagged, now_s)
     for version in sorted(kept, reverse=True):
         base = manifests[version].base
         while base is not None and base not in kept:
@@ -126,16 +131,27 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> P
         version: tuple(data.get(version, ())) for version in going
     }  # also of a delta that changes nothing: its base goes
     num_bytes = _num_bytes(run, [manifests[version] for version in retired], retired)
-    return Plan(policy, {version: kept[version] for version in sorted(kept) if version not in gone}, retired, num_bytes)
+    reasons = {version: kept[version] for version in sorted(kept) if version not in gone}
+    return Plan(policy, reasons, retired, num_bytes, tuple(tagged))
 
 
 def retire(run: ObjectStore, planned: Plan) -> None:
     """Carry the plan out: first the record, then the data, so that a reader never takes what was let go for damage. Killed in
-    between, the next `retire` of a new plan deletes the rest. ConfigError when the run is frozen."""
+    between, the next `retire` of a new plan deletes the rest. ConfigError when the run is frozen, or a version was tagged since
+    the plan was made."""
     if is_frozen(run):
         raise ConfigError(f"{run.url} is frozen; thaw it first (astraflow gc RUN --thaw)")
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        list(pool.map(lambda item: _retire(run, planned.policy, *item), planned.retired.items()))
+        told = list(pool.map(partial(_tell, run, planned.policy), planned.retired))
+        # Whoever tags a version looks for its record after the tag stands: one of the two sees the other.
+        if late := [tag for tag in tags.read_all(run) if tag not in planned.tags and tag.policy == planned.policy]:
+            list(pool.map(run.delete, (key for key in told if key)))
+            raise ConfigError(
+                f"{late[0].policy}@{late[0].version} was tagged {late[0].name} while this was planned; run gc again"
+            )
+        keys = [key for of_version in planned.retired.values() for key in of_version]
+        for named_first in (True, False):  # what names files goes before them
+            list(pool.map(run.delete, (key for key in keys if key.endswith(".json") is named_first)))
 
 
 def plan_mirror(home: ObjectStore, mirror: ObjectStore, planned: Plan) -> Plan:
@@ -179,8 +195,11 @@ def read_retired(run: ObjectStore, policy: str, version: int) -> Retired | None:
         return None
 
 
-def _wanted(run: ObjectStore, manifests: list[Manifest], retention: Retention, now_s: float) -> dict[int, str]:
+def _wanted(
+    run: ObjectStore, manifests: list[Manifest], retention: Retention, tagged: Iterable[Tag], now_s: float
+) -> dict[int, str]:
     newest, policy = len(manifests) - 1, manifests[0].policy
+    tag_names = {tag.version: tag.name for tag in tagged if tag.policy == policy}
     named = (retention.versions or {}).get(policy, ())
     held = _oldest_held(run, policy, now_s)
     kept: dict[int, str] = {}
@@ -188,6 +207,8 @@ def _wanted(run: ObjectStore, manifests: list[Manifest], retention: Retention, n
         version = manifest.version
         if version == 0:
             kept[version] = "the base model"
+        elif version in tag_names:
+            kept[version] = f"tagged {tag_names[version]}"
         elif version in named:
             kept[version] = "named"
         elif version > newest - retention.last:
@@ -213,12 +234,15 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
     return min(versions, default=None)
 
 
-def _retire(run: ObjectStore, policy: str, version: int, keys: tuple[str, ...]) -> None:
+def _tell(run: ObjectStore, policy: str, version: int) -> str:
+    """Record that the version's data goes; the record's key, empty where it was told before."""
     num_bytes = sum(file.num_bytes for file in _files(weights.read_manifest(run, policy, version)))
-    with suppress(ConflictError):  # another one retires the same version
-        run.create(layout.retired(policy, version), seal(Retired(policy, version, time.time(), num_bytes)))
-    for key in sorted(keys, key=lambda key: not key.endswith(".json")):  # what names files goes before them
-        run.delete(key)
+    key = layout.retired(policy, version)
+    try:
+        run.create(key, seal(Retired(policy, version, time.time(), num_bytes)))
+    except ConflictError:  # another one retires the same version, or began to
+        return ""
+    return key
 
 
 def _by_version(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:

@@ -92,6 +92,17 @@ def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
     return merged
 
 
+def find(recipe: str, folders: tuple[Path, ...]) -> Path | None:
+    """The file that a name or a path means; None for YAML text. Raises ConfigError where there is none."""
+    if "\n" in recipe:
+        return None
+    for candidate in (Path(recipe), *(folder / f"{recipe}.yaml" for folder in folders), *(f / recipe for f in folders)):
+        if candidate.is_file():
+            return candidate
+    known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    raise ConfigError(f"{recipe}: no such recipe; give a file, or one of {', '.join(known) or '(none found)'}")
+
+
 def parse(text: str, name: str) -> Source:
     """YAML text as plain data with places; raises ConfigError naming the line of a syntax error or of a repeated key."""
     loader = _Loader(text)
@@ -147,16 +158,13 @@ def parse_assignments(assignments: tuple[str, ...] | list[str]) -> dict[str, Any
 
 def _open(recipe: str, folders: tuple[Path, ...]) -> tuple[str, str, Path | None]:
     """Name for messages, text, and the folder that the recipe's own `extends` is looked up in first."""
-    if "\n" in recipe:
+    file = find(recipe, folders)
+    if file is None:
         return "recipe", recipe, None
-    for candidate in (Path(recipe), *(folder / f"{recipe}.yaml" for folder in folders), *(f / recipe for f in folders)):
-        if candidate.is_file():
-            try:
-                return _shown(candidate), candidate.read_text(encoding="utf-8"), candidate.resolve().parent
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{candidate}: cannot be read as text: {error}") from None
-    known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    raise ConfigError(f"{recipe}: no such recipe; give a file, or one of {', '.join(known) or '(none found)'}")
+    try:
+        return _shown(file), file.read_text(encoding="utf-8"), file.resolve().parent
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read as text: {error}") from None
 
 
 def _shown(path: Path) -> str:

@@ -6,6 +6,7 @@ Where a key was written is `recipe_source.py`'s knowledge; what no single field 
 """
 
 import difflib
+import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from storage.errors import ConfigError
 from storage.records import Json
 from tasks.config import RunConfig
 from tasks.recipe_checks import Problem, problems
-from tasks.recipe_source import KeyPath, Source, override, read_source
+from tasks.recipe_source import KeyPath, Source, find, override, read_source
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 MESSAGES = {
@@ -44,7 +45,7 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     `{"policies.solver.train.lr": 1e-4}`, with `*` for every policy. Prompt and model paths come out absolute, since the
     services of a run may start in other folders. Raises ConfigError with one line for each mistake.
     """
-    source = read_source(recipe, (Path.cwd() / "recipes", RECIPES))
+    source = read_source(recipe, _folders())
     override(source, overrides or {})
     _make_absolute(source.data)
     try:
@@ -54,6 +55,17 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     if found := problems(config):
         raise _complaint(source, found)
     return config
+
+
+def portable(recipe: str, elsewhere: bool) -> str:
+    """What to call a recipe so that a process in another folder, or even on another machine (`elsewhere`), loads the same: the
+    name of one that every installation has, else the path of its file, else all of its text, with what it extends."""
+    file = find(recipe, _folders())
+    if file is None or (file != Path(recipe) and file.resolve().parent == RECIPES):
+        return recipe
+    if not elsewhere:
+        return str(file.resolve())
+    return json.dumps(read_source(recipe, _folders()).data, indent=2, default=str)  # JSON is YAML, and reads back as it was
 
 
 def filled(config: Json) -> Json:
@@ -75,7 +87,11 @@ def absolute_paths(config: RunConfig) -> dict[str, str]:
 
 def known_recipes() -> list[str]:
     """Names that `load` finds without a path."""
-    return sorted({path.stem for folder in (Path.cwd() / "recipes", RECIPES) for path in folder.glob("*.yaml")})
+    return sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")})
+
+
+def _folders() -> tuple[Path, ...]:
+    return Path.cwd() / "recipes", RECIPES
 
 
 def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:

@@ -10,9 +10,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
-from storage import heartbeats, layout, tensors, ways, weights
+from storage import heartbeats, layout, tags, tensors, ways, weights
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
+from storage.tags import Tag
 
 READ_THREADS = 16
 
@@ -44,6 +45,8 @@ class Version(BaseModel):
     """Workers that serve it, and how long each took from seeing it to serving it: fetched, applied, verified, swapped. Null
     for one that began with it."""
     retired: bool
+    tags: list[str]
+    """Its names."""
 
 
 class _Read(NamedTuple):
@@ -60,14 +63,15 @@ def history(run: ObjectStore, policy: str) -> list[Version]:
     newest = weights.latest(run, policy)
     numbers = range(0 if newest is None else newest + 1)
     beats = [beat for beat in heartbeats.read_all(run) if beat.kind == "rollout"]
+    tagged = [tag for tag in tags.read_all(run) if tag.policy == policy]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        found = list(pool.map(partial(_read, run, policy, beats), numbers))
+        found = list(pool.map(partial(_read, run, policy, beats, tagged), numbers))
     for before, after in pairwise(found):
         before.version.publish_s, before.version.publish_wait_s = after.publish_s, after.publish_wait_s
     return [one.version for one in found]
 
 
-def _read(run: ObjectStore, policy: str, beats: list[Heartbeat], number: int) -> _Read:
+def _read(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int) -> _Read:
     manifest = weights.read_manifest(run, policy, number)
     legs = ways.legs(manifest)
     delta_bytes = next((leg.num_bytes for leg in legs if leg.base is not None), None)
@@ -88,5 +92,6 @@ def _read(run: ObjectStore, policy: str, beats: list[Heartbeat], number: int) ->
         created_s=manifest.created_s,
         held_by={beat.id: beat.rates.get(f"refresh_s_{policy}") for beat in beats if beat.versions.get(policy) == number},
         retired=run.exists(layout.retired(policy, number)),
+        tags=[tag.name for tag in tagged if tag.version == number],
     )
     return _Read(version, told.get("trainer/publish_s"), told.get("trainer/publish_wait_s"))

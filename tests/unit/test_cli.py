@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from storage.objects import open_store
 from tasks import recipes
 from tests import builders
 
-COMMANDS = ("up", "down", "deploy", "run", "cancel", "status", "runs", "verify", "report", "export", "gc", "doctor")
+COMMANDS = ("up", "down", "deploy", "run", "cancel", "status", "runs", "verify", "report", "export", "tag", "gc", "doctor")
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +141,31 @@ def test_cancelling_a_run_writes_its_stop_and_a_second_time_says_how_it_stands(s
     assert (stop.state, stop.reason) == ("cancelled", "cancelled from the command line")
     assert "tiny-1 is cancelled already: cancelled from the command line" in _call("cancel", "tiny-1").output
     assert _call("cancel", "tiny-9").exit_code == 2
+
+
+def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(store: str, tmp_path: Path) -> None:
+    run = _create_run(store, "tiny-1")
+    for version in range(3):
+        weights.publish(run, "solver", version, builders.tensors(version))
+    assert "tiny-1 has no tags; `astraflow tag tiny-1 POLICY@VERSION NAME` gives one" in _call("tag", "tiny-1").output
+    assert _call("tag", "tiny-1", "solver@1", "best").output == "solver@1 is tagged best\n"
+    assert re.search(r"solver +1 +best", _call("tag", "tiny-1").output)
+    assert re.search(r"solver +best 1 +anchor", _call("weights", "tiny-1", "solver").output)
+    assert (
+        "solver version 1 is in"
+        in _call("export", "tiny-1", "solver", "--version", "best", "--out", str(tmp_path / "m")).output
+    )
+    said = _call("export", "tiny-1", "solver", "--version", "worst", "--out", str(tmp_path / "m"))
+    assert (said.exit_code, "'worst' is no version of solver and none of its tags; those are best" in said.stderr) == (2, True)
+    assert "tagged best" in _call("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0").output
+    assert _call("tag", "tiny-1", "--remove", "best").output == "solver@1 is not tagged best any more\n"
+    assert "tagged" not in _call("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0").output
+
+
+def test_a_tag_without_a_name_or_a_version_is_told_how_to_be_given(store: str) -> None:
+    _create_run(store, "tiny-1")
+    said = _call("tag", "tiny-1", "solver@1")
+    assert (said.exit_code, "astraflow tag tiny-1 solver@1 NAME" in said.stderr) == (2, True)
 
 
 def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> None:

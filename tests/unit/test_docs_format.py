@@ -291,6 +291,7 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         "run_id": "tiny-1",
         "build_digest": "8c1f",
         "versions": "solver-00000004",
+        "tag": "best",
     }
     told = {pattern.format(**named, key=layout.shard(7)) for pattern in table(section("Store and keys"), "key")}
     folders = [layout.weights("solver", 4), layout.checkpoint("solver", 3)]
@@ -310,6 +311,7 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.quarantine: [layout.quarantine(layout.shard(7)), layout.quarantine(layout.shard(7)) + ".json"],
         layout.retired: [layout.retired("solver", 4)],
         layout.merged: [layout.merged("solver", 4, 0)],
+        layout.tag: [layout.tag("best")],
         layout.numbers: [],
         layout.merges: [],
         layout.is_shard: [],

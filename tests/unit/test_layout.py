@@ -9,15 +9,15 @@ BAD = ["", "a/b", "..", "../../runs", "a.b", "-x", "a b", "solver\n"]
 @pytest.mark.parametrize("name", BAD)
 def test_a_policy_whose_name_cannot_be_part_of_a_key_is_refused_everywhere(name: str) -> None:
     for key in (layout.batch, layout.weights, layout.checkpoint):
-        with pytest.raises(ConfigError, match="cannot name a policy or a member; use letters, digits, '_' and '-'"):
+        with pytest.raises(ConfigError, match="cannot name a policy, a member or a tag; use letters, digits, '_' and '-'"):
             key(name, 1)
-    with pytest.raises(ConfigError, match="cannot name a policy or a member"):
+    with pytest.raises(ConfigError, match="cannot name a policy, a member or a tag"):
         layout.evaluation({"solver": 1, name: 1})
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_member_whose_name_cannot_be_part_of_a_key_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot name a policy or a member"):
+    with pytest.raises(ConfigError, match="cannot name a policy, a member or a tag"):
         layout.heartbeat("rollout", name)
 
 

@@ -1,10 +1,11 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from storage.errors import ConfigError
-from tasks.recipes import absolute_paths, filled, known_recipes, load
+from tasks.recipes import absolute_paths, filled, known_recipes, load, portable
 
 RECIPE = """\
 name: mine
@@ -315,3 +316,30 @@ def test_the_paths_of_a_recipe_as_overrides_mean_the_same_files_in_another_folde
     monkeypatch.chdir(elsewhere)
     assert load(text, paths) == config
     assert absolute_paths(load("multi_policy_tiny")) == {}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("named", ["mine", "mine.yaml", "sub/other.yaml", "multi_policy_tiny"])
+def test_a_recipe_means_the_same_to_a_process_in_another_folder(
+    named: str, elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "recipes").mkdir(parents=True)
+    (here / "sub").mkdir()
+    (here / "recipes" / "mine.yaml").write_text("extends: base\nname: mine\npolicies: {solver: {train: {lr: 5e-5}}}\n")
+    (here / "recipes" / "base.yaml").write_text("extends: single_policy_tiny\nsteps: 7\n")
+    (here / "mine.yaml").write_text("extends: recipes/base.yaml\nname: in-the-folder\n")
+    (here / "sub" / "other.yaml").write_text("extends: multi_policy_tiny\nseed: 5\n")
+    monkeypatch.chdir(here)
+    sent, meant = portable(named, elsewhere), load(named)
+    if elsewhere:
+        shutil.rmtree(here / "sub")
+        shutil.rmtree(here / "recipes")
+    monkeypatch.chdir(tmp_path)
+    assert load(sent) == meant
+    assert (sent == named) == (named == "multi_policy_tiny")
+
+
+def test_a_recipe_that_is_text_is_sent_as_it_is() -> None:
+    text = "extends: multi_policy_tiny\nsteps: 4\n"
+    assert portable(text, elsewhere=True) == portable(text, elsewhere=False) == text
