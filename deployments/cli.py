@@ -309,12 +309,10 @@ def tag(
             raise ConfigError(f"name {version} too: astraflow tag {run} {version} NAME")
         tags.give(stored, name, *tags.parse(version))
         _say(f"{version} is tagged {name}")
+    elif remove is None and (found := tags.read_all(stored)):
+        _print(tables.tags_table(found), as_json=False)
     elif remove is None:
-        found = tags.read_all(stored)
-        _print(
-            tables.tags_table(found) if found else f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` gives one",
-            False,
-        )
+        _say(f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` gives one")
 
 
 @_command
