@@ -30,6 +30,7 @@ from storage.backends import counting
 from storage.backends.counting import Counting
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
+from storage.near_first import near_first
 from storage.objects import ObjectStore
 from storage.records import Episode, Group, Order, Shard
 from storage.weights import Held
@@ -99,7 +100,7 @@ def _weights_of(run: ObjectStore, config: RolloutConfig, region: str) -> tuple[O
     if not (spec and spec.mirror):
         return run, None
     mirror, at_mirror = counting.counted(mirrors.of_run(run, spec.mirror))
-    return mirrors.near_first(run, mirror), at_mirror
+    return near_first(run, mirror), at_mirror
 
 
 async def _opened(

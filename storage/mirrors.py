@@ -1,158 +1,34 @@
 """Regional mirrors: a region's own copy of every version's weights, so that each crosses the ocean once, however many workers
 there are.
 
-    home ──copy: data files, then the manifest──▶ mirror ──▶ workers of the region; what it lacks or has wrong ──▶ home
+    home ──1. what changed, the manifest──▶ mirror ──▶ workers of the region; what it lacks or has wrong ──▶ home
+         ──2. whole tensors of anchors ───▶
 
-A mirror holds the same keys as home. It is a cache that nobody has to trust: what versions there are and what they must be is
-read at home, a mirror that falls behind is passed over, and an object that is read a second time, because its digest was wrong,
-is read from home. Knows nothing of services.
+A mirror holds the same keys as home. It shows an anchor as soon as it has what those need who hold the version before; the
+anchor's whole tensors, which cross for a minute where the model is large, follow file by file while nothing newer is there.
+How one reads from it is `near_first.py`'s knowledge. Knows nothing of services.
 """
 
 import logging
-import math
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from storage import layout, weights
-from storage.backends.backend import Backend, Keys
 from storage.delta_files import TRANSFERS_MAX
-from storage.errors import AstraFlowError, ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
 from storage.in_order import in_order
 from storage.merges import Merging
 from storage.objects import ObjectStore, open_store
-from storage.records import FileInfo
-from storage.tensor_folders import MANIFEST
+from storage.records import FileInfo, Manifest
 
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 0.2
-ASKED_MAX = 10_000
-"""Reads that are remembered."""
 BACKOFF_S_MAX = 10.0
 """Longest pause after failure upon failure."""
-AWAY_S = 30.0
-"""So long a mirror that failed is not asked again."""
-LAG_MAX_S = 10.0
-"""How long a mirror may be behind before a worker goes home for what it lacks."""
-
-
-@dataclass
-class NearFirst:
-    """A `Backend` that reads from a mirror where it can. Everything else is home's."""
-
-    near: Backend
-    home: Backend
-    near_path: Callable[[str], str]
-    lag_max_s: float = LAG_MAX_S
-    clock: Callable[[], float] = time.monotonic
-    away_s: float = AWAY_S
-    _behind: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """policy → the first version's manifest that home had and the mirror had not, and since when the mirror is behind."""
-    _away_until_s: float = -math.inf
-    _asked: set[tuple[str, int]] = field(default_factory=set)
-    """What was read from the mirror before, and from which byte on: who reads it again found it wrong."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def read(self, key: str) -> bytes:
-        return self._read(key, 0, lambda backend, path: backend.read(path))
-
-    def read_part(self, key: str, start: int, end: int) -> bytes:
-        return self._read(key, start, lambda backend, path: backend.read_part(path, start, end))
-
-    def _read(self, key: str, start: int, read: Callable[[Backend, str], bytes]) -> bytes:
-        """Manifests come from home: they say what the rest must be."""
-        with self._lock:
-            near_may_have_it = not key.endswith(f"/{MANIFEST}") and (key, start) not in self._asked
-            if len(self._asked) >= ASKED_MAX:
-                self._asked.clear()  # what is asked for again soon was asked for just now
-            self._asked.add((key, start))
-        if near_may_have_it and not self._is_away():
-            try:
-                return read(self.near, self.near_path(key))
-            except NotFoundError:
-                pass
-            except AstraFlowError as error:
-                self._pass_over(key, error)
-        return read(self.home, key)
-
-    def exists(self, key: str) -> bool:
-        """Whether home has it. A version must stand in the mirror too, unless that is away, or has been behind for
-        `lag_max_s`."""
-        if not key.endswith(f"/{MANIFEST}"):
-            return self.home.exists(key)
-        policy = key.split("/")[-3]
-        at_home = self.home.exists(key)
-        if self._is_away():
-            return at_home
-        try:
-            if not at_home:
-                self._forget_if_caught_up(policy)
-                return False
-            return self.near.exists(self.near_path(key)) or self._behind_s(policy, key) >= self.lag_max_s
-        except AstraFlowError as error:
-            self._pass_over(key, error)
-            return at_home
-
-    def _behind_s(self, policy: str, key: str) -> float:
-        """Since when the mirror is behind, which lacks `key`. One that only ever lacks the newest version is not."""
-        with self._lock:
-            behind = self._behind.get(policy)
-        if behind is None or self.near.exists(self.near_path(behind[0])):
-            goes_on = behind is not None and self.home.exists(_following(key))
-            behind = key, behind[1] if behind and goes_on else self.clock()
-            with self._lock:
-                self._behind[policy] = behind
-        return self.clock() - behind[1]
-
-    def _forget_if_caught_up(self, policy: str) -> None:
-        with self._lock:
-            behind = self._behind.get(policy)
-        if behind and self.near.exists(self.near_path(behind[0])):
-            with self._lock:
-                self._behind.pop(policy, None)
-
-    def _is_away(self) -> bool:
-        with self._lock:
-            return self.clock() < self._away_until_s
-
-    def _pass_over(self, key: str, error: AstraFlowError) -> None:
-        """Home is asked for everything for a while: each call to a mirror that does not answer costs its timeout."""
-        log.warning("the mirror fails, home is asked for %s and what follows for %.0f s: %s", key, self.away_s, error)
-        with self._lock:
-            self._away_until_s = self.clock() + self.away_s
-
-    def create(self, key: str, body: bytes) -> bool:
-        return self.home.create(key, body)
-
-    def write(self, key: str, body: bytes) -> None:
-        self.home.write(key, body)
-
-    def list(self, prefix: str, start_after: str) -> Keys:
-        return self.home.list(prefix, start_after)
-
-    def folders(self, prefix: str) -> Keys:
-        return self.home.folders(prefix)
-
-    def delete(self, key: str) -> None:
-        self.home.delete(key)
-
-
-def _following(key: str) -> str:
-    """The key of the next version's manifest."""
-    policy, version = key.split("/")[-3:-1]
-    run = key.removesuffix(layout.manifest(layout.weights(policy, int(version))))
-    return run + layout.manifest(layout.weights(policy, int(version) + 1))
-
-
-def near_first(home: ObjectStore, mirror: ObjectStore) -> ObjectStore:
-    """`home`, read from `mirror` where that has it. Both are the prefix of one run."""
-    backend = NearFirst(mirror.backend, home.backend, lambda key: mirror.prefix + key.removeprefix(home.prefix))
-    return replace(home, backend=backend)
 
 
 def of_run(home: ObjectStore, url: str) -> ObjectStore:
@@ -160,65 +36,121 @@ def of_run(home: ObjectStore, url: str) -> ObjectStore:
     return open_store(url).sub(home.prefix.rstrip("/"))
 
 
-def keep(home: ObjectStore, mirror: ObjectStore, policies: Iterable[str], pulse: Pulse, leave: Callable[[float], bool]) -> None:
-    """Copy every version as it appears, until `leave(pause_s)`, asked with the pause until the next look, says so.
+class Copied(NamedTuple):
+    """A version that a mirror shows now."""
+
+    version: int
+    num_bytes: int
+    """That crossed."""
+    left: tuple[FileInfo, ...]
+    """An anchor's whole tensors, which are still to cross."""
+
+
+def keep(
+    home: ObjectStore,
+    mirror: ObjectStore,
+    policies: Iterable[str],
+    pulse: Pulse,
+    leave: Callable[[float], bool],
+    last: int | None = None,
+) -> None:
+    """Copy every version as it appears, until version `last` of every policy is there with all before it, or `leave(pause_s)`,
+    asked with the pause until the next look, says so.
 
     A store that is away is waited for; damage at home is told and tried again. ConfigError for a mirror that cannot be used
     from the start; one that was used and lost its bucket or its keys is waited for too. Changes are merged in the mirror.
     """
-    next_version = dict.fromkeys(policies, 0)
+    copies = [_Copy(home, mirror, policy) for policy in policies]
     crossed: Counter[str] = Counter()
     pause_s, failures, answered = 0.0, 0, False
     with closing(Merging(mirror)) as merging:
         while not leave(pause_s):
             pause_s = LOOK_INTERVAL_S
-            for policy, start in next_version.items():
+            for copy in copies:
                 try:
                     with pulse.span("mirror"):
-                        if start == 0:
-                            _refuse_another_run(home, mirror, policy)
-                        num_bytes = copy_next(home, mirror, policy, start)
+                        num_bytes = copy.go_on()
                     answered = True
                 except (TransientError, CorruptError, NotFoundError, ConfigError) as error:
                     if isinstance(error, ConfigError) and not answered:
                         raise
                     failures += 1
                     pause_s = min(LOOK_INTERVAL_S * 2**failures, BACKOFF_S_MAX)
-                    pulse.update(state="waiting", note=f"{policy} is not mirrored: {error}")
-                    log.warning("%s is not mirrored: %s", policy, error)
+                    pulse.update(state="waiting", note=f"{copy.policy} is not mirrored: {error}")
+                    log.warning("%s is not mirrored: %s", copy.policy, error)
                     continue
                 if num_bytes is None:
                     continue
                 pause_s, failures = 0.0, 0
-                next_version[policy] = weights.latest(mirror, policy, start) or 0
-                crossed[f"mirrored_bytes_{policy}"] += num_bytes
-                pulse.update(state="working", note="", progress=crossed, versions={policy: next_version[policy]})
-                merging.after(policy, next_version[policy])
+                crossed[f"mirrored_bytes_{copy.policy}"] += num_bytes
+                pulse.update(state="working", note="", progress=crossed, versions={copy.policy: copy.newest})
+                merging.after(copy.policy, copy.newest)
+            if last is not None and all(copy.newest >= last and not copy.left for copy in copies):
+                return
 
 
-def _refuse_another_run(home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
-    """ConfigError when the mirror's version 0 is not home's: a run of this name was mirrored there before."""
-    key = layout.manifest(layout.weights(policy, 0))
-    if mirror.exists(key) and home.exists(key) and mirror.get(key) != home.get(key):
-        raise ConfigError(f"{mirror.url} mirrors another run of this name; empty it, or name another mirror")
+class _Copy:
+    """One policy's, as far as it has come."""
+
+    def __init__(self, home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
+        self._home, self._mirror, self.policy = home, mirror, policy
+        self.newest = -1
+        self.left: deque[tuple[int, FileInfo]] = deque()
+        """Whole tensors of anchors that the mirror shows, and their versions."""
+
+    def go_on(self) -> int | None:
+        """Copy the next version, else one more file that is left; the bytes that crossed, None when there is nothing to do."""
+        if self.newest < 0:
+            self._begin()
+        if (copied := copy_next(self._home, self._mirror, self.policy, max(0, self.newest))) is not None:
+            self.newest = copied.version
+            self.left += ((copied.version, file) for file in copied.left)
+            return copied.num_bytes
+        if not self.left:
+            return None
+        version, file = self.left[0]
+        num_bytes = copy_files(self._home, self._mirror, self.policy, version, [file])
+        self.left.popleft()
+        return num_bytes
+
+    def _begin(self) -> None:
+        """From what stands in the mirror. Of its newest anchor files may be missing."""
+        _refuse_another_run(self._home, self._mirror, self.policy)
+        version = weights.latest(self._mirror, self.policy)
+        if version is None:
+            return
+        self.newest = version
+        anchor = weights.nearest_anchor(self._mirror, self.policy, version)
+        self.left += ((anchor.version, file) for file in _left(anchor))
 
 
-def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -> int | None:
-    """Copy the first version from `start` on that the mirror lacks; the number of bytes that crossed, None when there is none.
+def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -> Copied | None:
+    """Copy the first version from `start` on that the mirror lacks; None when there is none.
 
-    Data files first, the manifest last, so that a mirror never shows half a version. Bytes go as they are: whoever reads them
-    checks them. Files of a version that was retired are left out.
+    What comes from the version before first, or an anchor that does not tell that; then the manifest, so that a mirror never
+    shows a version without a way to it. Bytes go as they are: whoever reads them checks them.
     """
     version = (newest + 1) if (newest := weights.latest(mirror, policy, start)) is not None else start
-    folder = layout.weights(policy, version)
+    key = layout.manifest(layout.weights(policy, version))
     try:
-        body = home.get(layout.manifest(folder))
+        body = home.get(key)
     except NotFoundError:
         return None
     manifest = weights.parse_manifest(body, policy, version)
+    num_bytes = copy_files(home, mirror, policy, version, manifest.step.files if manifest.step else manifest.files)
+    try:
+        mirror.create(key, body)
+    except ConflictError:
+        log.info("another mirror of %s was faster with version %d", policy, version)
+    return Copied(version, num_bytes + len(body), _left(manifest))
+
+
+def copy_files(home: ObjectStore, mirror: ObjectStore, policy: str, version: int, files: Sequence[FileInfo]) -> int:
+    """Copy files of a version, many at once, those that the mirror has and those that were retired left out; the bytes that
+    crossed."""
 
     def copy(file: FileInfo) -> int:
-        key = f"{folder}/{file.name}"
+        key = f"{layout.weights(policy, version)}/{file.name}"
         if mirror.exists(key):  # from a copy that was cut off; the name holds its writer's id
             return 0
         try:
@@ -229,11 +161,16 @@ def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -
             raise
         return file.num_bytes
 
-    files = manifest.files + (manifest.step.files if manifest.step else ())
     budget = weights.MEMORY_BYTES
-    num_bytes = sum(in_order(copy, files, threads=TRANSFERS_MAX, budget=budget, cost=lambda file: file.num_bytes))
-    try:
-        mirror.create(layout.manifest(folder), body)
-    except ConflictError:
-        log.info("another mirror of %s was faster with version %d", policy, version)
-    return num_bytes + len(body)
+    return sum(in_order(copy, files, threads=TRANSFERS_MAX, budget=budget, cost=lambda file: file.num_bytes))
+
+
+def _left(manifest: Manifest) -> tuple[FileInfo, ...]:
+    return manifest.files if manifest.step else ()
+
+
+def _refuse_another_run(home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
+    """ConfigError when the mirror's version 0 is not home's: a run of this name was mirrored there before."""
+    key = layout.manifest(layout.weights(policy, 0))
+    if mirror.exists(key) and home.exists(key) and mirror.get(key) != home.get(key):
+        raise ConfigError(f"{mirror.url} mirrors another run of this name; empty it, or name another mirror")

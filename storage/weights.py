@@ -205,6 +205,11 @@ def read_merged(run: ObjectStore, policy: str, version: int, base: int) -> Merge
     return merged
 
 
+def nearest_anchor(run: ObjectStore, policy: str, version: int) -> Manifest:
+    """The manifest of the newest anchor up to `version`, which exists. CorruptError where the chain to it is broken."""
+    return _back_to_anchor(run, policy, version, ())[0]
+
+
 def is_gone(run: ObjectStore, manifest: Manifest) -> bool:
     """Whether data of the version was let go on purpose. A retirement that was cut off may have left all of it."""
     folder = layout.weights(manifest.policy, manifest.version)

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 from prefect.client.schemas.objects import State
 
 from data_ops.config import PolicyData
-from storage import heartbeats, mirrors, objects, runs, weights
+from storage import heartbeats, mirrors, objects, runs
 from storage.errors import ConfigError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
@@ -120,13 +120,11 @@ def run_mirror(run_id: str, member: str, attempt: int, region: str) -> Ended:
 
         def leave(pause_s: float) -> bool:
             try:
-                if stop.wait(pause_s) or ((ended := runs.read_stop(run)) and ended.state != "completed"):
-                    return True
-                return all(weights.exists(mirror, policy, config.steps) for policy in config.policies)
+                return stop.wait(pause_s) or ((ended := runs.read_stop(run)) is not None and ended.state != "completed")
             except TransientError:
                 return False  # a store that is away is waited for
 
-        mirrors.keep(run, mirror, list(config.policies), service.pulse, leave)
+        mirrors.keep(run, mirror, list(config.policies), service.pulse, leave, config.steps)
     return service.ended()
 
 

@@ -24,6 +24,7 @@ from benchmarks import weight_steps
 from benchmarks.delta_formats import AstraFlowFormat
 from storage import mirrors, weights
 from storage.heartbeats import Pulse
+from storage.near_first import near_first
 from storage.objects import ObjectStore, open_store
 from storage.records import HostTensor, Json, Manifest
 from storage.tensors import weights_digest
@@ -76,7 +77,7 @@ class Worker:
 
     def __init__(self, spec: Json) -> None:
         run = open_store(spec["home"]).sub(spec["run"])
-        self._run = mirrors.near_first(run, mirrors.of_run(run, spec["mirror"])) if spec["mirror"] else run
+        self._run = near_first(run, mirrors.of_run(run, spec["mirror"])) if spec["mirror"] else run
         self._interval_s = spec["interval_s"]
         self._held: Held | None = None
         self._spare: Held | None = None

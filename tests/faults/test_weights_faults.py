@@ -18,6 +18,7 @@ from rollout.refresh import Refresher
 from storage import layout, mirrors, weights
 from storage.errors import CorruptError, NotFoundError
 from storage.heartbeats import Pulse
+from storage.near_first import LAG_MAX_S, NearFirst, near_first
 from storage.objects import ObjectStore, open_store
 from storage.tensors import weights_digest
 from storage.weights import Held
@@ -308,9 +309,9 @@ def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: Object
         for key in data_keys(mirror, version):
             _flip(mirror, key, "")
         mirror.put(layout.manifest(layout.weights("solver", version)), b"{}")
-    store = mirrors.near_first(home, mirror)
+    store = near_first(home, mirror)
     assert right(store, 3)
-    assert right(mirrors.near_first(home, mirror), 3, held[1])
+    assert right(near_first(home, mirror), 3, held[1])
 
 
 def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore) -> None:
@@ -318,13 +319,13 @@ def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore)
     held = publish(home, models(4, size=3000))
     for _ in range(2):
         mirrors.copy_next(home, mirror, "solver", 0)
-    store = mirrors.near_first(home, mirror)
-    assert isinstance(store.backend, mirrors.NearFirst)
+    store = near_first(home, mirror)
+    assert isinstance(store.backend, NearFirst)
     now_s = 0.0
     store.backend.clock = lambda: now_s
     assert weights.newer(store, "solver", 0) == held[1].manifest
     assert weights.newer(store, "solver", 1) is None
-    now_s = mirrors.LAG_MAX_S
+    now_s = LAG_MAX_S
     assert weights.newer(store, "solver", 1) == held[3].manifest
     assert right(store, 3, held[1])
 

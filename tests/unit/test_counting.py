@@ -2,6 +2,7 @@ from dataclasses import replace
 
 from storage import layout, mirrors, shards, weights
 from storage.backends import counting
+from storage.near_first import near_first
 from storage.objects import ObjectStore, open_store
 from tests import builders
 
@@ -37,7 +38,7 @@ def test_home_and_mirror_count_apart_below_a_reader_that_goes_near_first() -> No
     assert mirrors.copy_next(home, mirror, "solver", 0)
     far, at_home = counting.counted(home)
     near, at_mirror = counting.counted(replace(mirror, patience_s=1e-6))
-    weights.fetch(mirrors.near_first(far, near), "solver", 0)
+    weights.fetch(near_first(far, near), "solver", 0)
     (data,) = (key for key in home.list("weights/solver") if key.endswith(".safetensors"))
     assert counting.progress(at_home, at_mirror) == {
         "weights_bytes_home_solver": len(home.get("weights/solver/00000000/manifest.json")),

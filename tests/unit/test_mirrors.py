@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -10,7 +10,7 @@ from storage import layout, mirrors, retention, weights
 from storage.backends.counting import Counting, counted
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.heartbeats import Pulse
-from storage.mirrors import NearFirst
+from storage.near_first import AWAY_S, LAG_MAX_S, NearFirst, near_first
 from storage.objects import ObjectStore, open_store
 from storage.records import HostTensor
 from storage.retention import Retention
@@ -38,15 +38,16 @@ class World:
 
     def copy_all(self) -> int:
         num_bytes = 0
-        while (crossed := mirrors.copy_next(self.home, self.mirror, "solver", 0)) is not None:
-            num_bytes += crossed
+        while (copied := mirrors.copy_next(self.home, self.mirror, "solver", 0)) is not None:
+            num_bytes += copied.num_bytes
+            num_bytes += mirrors.copy_files(self.home, self.mirror, "solver", copied.version, copied.left)
         return num_bytes
 
     def near(self, mirror: ObjectStore | None = None) -> tuple[ObjectStore, Counting, Counting]:
         """What a worker of the region reads from, and what counts at home and at the mirror."""
         home, at_home = counted(self.home)
         near, at_mirror = counted(mirror or self.mirror)
-        store = mirrors.near_first(home, near)
+        store = near_first(home, near)
         assert isinstance(store.backend, NearFirst)
         store.backend.clock = lambda: self.now_s
         return store, at_home, at_mirror
@@ -89,7 +90,7 @@ def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> 
     weights.publish(world.home, "solver", 2, tensors, base=held)
     store, at_home, _ = world.near()
     assert weights.latest(store, "solver", 1) == 1
-    world.now_s = mirrors.LAG_MAX_S + 1
+    world.now_s = LAG_MAX_S + 1
     assert weights.latest(store, "solver", 1) == 2
     assert weights_digest(weights.read(store, "solver", 2, held).tensors) == weights_digest(tensors)
     assert at_home.weights()["solver"] > sum(file.num_bytes for file in weights.read_manifest(world.home, "solver", 2).files)
@@ -170,7 +171,7 @@ def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_ver
     mirrors.copy_next(world.home, world.mirror, "solver", 0)
     store, *_ = world.near()
     assert weights.latest(store, "solver") == 0
-    world.now_s = mirrors.LAG_MAX_S + 1
+    world.now_s = LAG_MAX_S + 1
     assert weights.latest(store, "solver") == 7
     world.copy_all()
     assert weights.latest(store, "solver") == 7
@@ -209,7 +210,7 @@ def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_o
         if found := weights.newer(store, "solver", held.manifest.version):
             held = weights.read(store, "solver", found.version, held)
         furthest = max(furthest, second - held.manifest.version)
-    assert furthest <= mirrors.LAG_MAX_S + 2
+    assert furthest <= LAG_MAX_S + 2
     assert held.manifest.version >= 39
 
 
@@ -247,7 +248,7 @@ def test_a_mirror_that_does_not_answer_is_asked_again_only_after_a_while(world: 
     assert weights.latest(store, "solver") == 2
     assert weights_digest(weights.fetch(store, "solver", 2)) == weights_digest(model(2))
     assert len(asked) == 1
-    world.now_s = mirrors.AWAY_S
+    world.now_s = AWAY_S
     assert weights.latest(store, "solver") == 2
     assert len(asked) == 2
 
@@ -305,3 +306,89 @@ def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one
     broken[0] = True
     with pytest.raises(ConfigError, match="bucket eu"):
         mirrors.keep(world.home, mirror, ["solver"], pulse, lambda pause_s: False)
+
+
+def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
+    """Goes on after the version before the first of `versions`."""
+    held = weights.read(home, "solver", versions[0] - 1)
+    for version in versions:
+        tensors = model(version)
+        held = Held(weights.publish(home, "solver", version, tensors, base=held, anchor=version in anchors), tensors)
+
+
+def kept(world: World, leave: Callable[[float], bool], last: int | None = None) -> Pulse:
+    pulse = Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)
+    mirrors.keep(world.home, world.mirror, ["solver"], pulse, leave, last)
+    return pulse
+
+
+def weights_keys(store: ObjectStore) -> set[str]:
+    return set(store.list(layout.WEIGHTS))
+
+
+def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind_newer_versions(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 4), anchors=range(3, 4))
+    anchor = weights.read_manifest(world.home, "solver", 3)
+    whole = {f"{layout.weights('solver', 3)}/{file.name}" for file in anchor.files}
+    shown: list[tuple[int | None, bool]] = []
+
+    def leave(pause_s: float) -> bool:
+        shown.append((weights.latest(world.mirror, "solver"), whole <= weights_keys(world.mirror)))
+        if len(shown) == 2:
+            publish_more(world.home, range(4, 6), anchors=range(0))
+        return False
+
+    pulse = kept(world, leave, last=5)
+    assert shown == [(2, False), (3, False), (4, False), (5, False)]
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+    assert pulse.last.progress["mirrored_bytes_solver"] == sum(
+        len(world.home.get(key)) for key in weights_keys(world.home) if int(key.split("/")[2]) >= 3
+    )
+
+
+def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_starts_goes_home(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 4), anchors=range(3, 4))
+    assert mirrors.copy_next(world.home, world.mirror, "solver", 0) is not None
+    store, at_home, _ = world.near()
+    held = weights.read(store, "solver", 2)
+    before = at_home.weights()["solver"]
+    assert weights_digest(weights.read(store, "solver", 3, held).tensors) == weights_digest(model(3))
+    manifest_bytes = len(world.home.get(layout.manifest(layout.weights("solver", 3))))
+    assert at_home.weights()["solver"] - before == manifest_bytes
+    store, at_home, _ = world.near()
+    assert weights_digest(weights.fetch(store, "solver", 3)) == weights_digest(model(3))
+    assert at_home.weights()["solver"] > manifest_bytes
+
+
+def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is_back(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 5), anchors=range(3, 4))
+    for _ in range(2):
+        mirrors.copy_next(world.home, world.mirror, "solver", 0)
+    assert len(weights_keys(world.home) - weights_keys(world.mirror)) == 1
+    kept(world, lambda pause_s: False, last=4)
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+
+
+def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_nothing(world: World) -> None:
+    world.publish(3)
+    publish_more(world.home, range(3, 4), anchors=range(3, 4))
+    publish_more(world.home, range(4, 6), anchors=range(5, 6))
+    looks = 0
+
+    def leave(pause_s: float) -> bool:
+        nonlocal looks
+        looks += 1
+        if weights.latest(world.mirror, "solver") == 5 and not retention.read_retired(world.home, "solver", 3):
+            wanted = Retention(last=1, every=0, grace_s=0.0)
+            retention.retire(world.home, retention.plan(world.home, "solver", wanted, 4e9))
+        return False
+
+    kept(world, leave, last=5)
+    assert weights_digest(weights.fetch(world.mirror, "solver", 5)) == weights_digest(model(5))
+    assert looks < 20

@@ -80,7 +80,7 @@ def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: Obje
         progress = worker.join().progress
     manifest_bytes = len(run.get(layout.manifest(layout.weights("solver", 0))))
     assert copied is not None
-    assert progress["weights_bytes_mirror_solver"] == copied - manifest_bytes
+    assert progress["weights_bytes_mirror_solver"] == copied.num_bytes - manifest_bytes
     assert progress["weights_bytes_home_solver"] == 2 * manifest_bytes
     assert progress["shard_bytes"] == len(run.get(layout.shard(0)))
 
