@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,12 +44,22 @@ class Ours:
         self.compact, self.threads = compact, threads
 
     def encode(self, old: Any, new: Any) -> list[bytes]:
-        base, tensors = {"w": HostTensor("BF16", old.shape, old)}, {"w": HostTensor("BF16", new.shape, new)}
-        (change,) = deltas.encode(base, tensors, {"w": "w"}, compact=self.compact, threads=self.threads)
-        return [change.blob]
+        base, tensors = self._cut(old), self._cut(new)
+        sources = {name: name for name in base}
+        return [change.blob for change in deltas.encode(base, tensors, sources, compact=self.compact, threads=self.threads)]
 
-    def apply(self, bits: Any, blob: list[bytes]) -> None:
-        deltas.apply_in_place(bits, "BF16", memoryview(blob[0]), threads=self.threads)
+    def apply(self, bits: Any, blobs: list[bytes]) -> None:
+        def apply(one: tuple[HostTensor, bytes]) -> None:
+            deltas.apply(one[0], memoryview(one[1]), in_place=True)
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            list(pool.map(apply, zip(self._cut(bits).values(), blobs, strict=True)))
+
+    def _cut(self, bits: Any) -> dict[str, HostTensor]:
+        """A tensor for each thread: what is applied side by side are tensors."""
+        return {
+            str(number): HostTensor("BF16", part.shape, part) for number, part in enumerate(np.array_split(bits, self.threads))
+        }
 
 
 @dataclass

@@ -9,7 +9,7 @@ What is read of an anchor has the same form: there every tensor is there as a wh
 
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, TensorInfo
 from storage.second_reads import read_twice
 from storage.tensor_folders import Contents
-from storage.tensors import digest, file_digest, from_safetensors, to_safetensors
+from storage.tensors import Digest, digest, file_digest, from_safetensors, to_safetensors
 
 CODEC = {"format": "astraflow.delta", "codec": "steps", "version": "1"}
 FILE_BYTES_MIN, FILE_BYTES_MAX = 2**18, 2**22
@@ -38,6 +38,8 @@ TRANSFERS_MAX = 32
 """Files of a delta that are on their way at once."""
 
 
+Entry: TypeAlias = tuple[str, str]
+"""File, and name in it."""
 Room: TypeAlias = dict[tuple[str, tuple[int, ...]], list[Bits]]
 """dtype and shape → arrays that may be written over."""
 
@@ -148,33 +150,51 @@ def apply(
     base: Mapping[str, HostTensor],
     own: Collection[int],
     room: Room,
+    digested: dict[str, str] | None = None,
 ) -> dict[str, HostTensor]:
     """The tensors that the files, which are taken one after the other, make of `base`.
 
     Unchanged tensors are the base's own, unless those are parts of a file's memory. Tensors of the base whose `id` is among
     `own` are nobody else's: they may be changed in place. The others take up `room`. Whether the base was the right one, the
-    tensors' digests tell.
+    tensors' digests tell; those of tensors that were changed here are laid into `digested`, by name.
     """
     threads = os.cpu_count() or 1
     entries = {name: (info.file, info.entry or name) for name, info in infos.items()}
     first = {entry: name for name, entry in reversed(entries.items())}
     uses = Counter(id(base.get(info.source)) for name, info in infos.items() if not info.file or first[entries[name]] == name)
-    made: dict[tuple[str, str], HostTensor] = {}
-    for file, contents in stored:
-        place = f"{where}/{file.name}"
+    by_file: dict[str, list[Entry]] = defaultdict(list)
+    for entry in first:
+        by_file[entry[0]].append(entry)
 
-        def make(entry: tuple[str, str], contents: Mapping[str, HostTensor] = contents, place: str = place) -> HostTensor:
-            info = infos[first[entry]]
-            source = _source(place, info, base) if info.source else None
-            alone = source is not None and id(source) in own and uses[id(source)] == 1
-            if source is None:
-                return _whole(place, contents.get(entry[1]), info)
-            blob = _stored(place, contents.get(entry[1])).bits.reshape(-1).data
-            return deltas.apply(source, blob, in_place=alone, into=None if alone else _taken(room, source), threads=threads)
+    def make(one: tuple[Entry, HostTensor | None]) -> tuple[Entry, HostTensor, str]:
+        entry, found = one
+        info, place = infos[first[entry]], f"{where}/{entry[0]}"
+        if not info.source:
+            return entry, _whole(place, found, info), ""
+        source = _source(place, info, base)
+        alone = id(source) in own and uses[id(source)] == 1
+        made_digest = Digest()
+        tensor = deltas.apply(
+            source,
+            _stored(place, found).bits.reshape(-1).data,
+            in_place=alone,
+            into=None if alone else _taken(room, source),
+            tell=_nobody if digested is None else made_digest.add,
+        )
+        return entry, tensor, str(made_digest)
 
-        here = [entry for entry in first if entry[0] == file.name]
-        made |= zip(here, in_order(make, here, threads=threads, budget=2 * threads), strict=True)
+    given = ((entry, contents.get(entry[1])) for file, contents in stored for entry in by_file[file.name])
+    made: dict[Entry, HostTensor] = {}
+    digests: dict[Entry, str] = {}
+    for entry, tensor, told in in_order(make, given, threads=threads, budget=2 * threads):
+        made[entry], digests[entry] = tensor, told
+    if digested is not None:
+        digested |= {name: digests[entries[name]] for name, info in infos.items() if info.file and info.source}
     return {name: made[entries[name]] if info.file else _owned(_source(where, info, base)) for name, info in infos.items()}
+
+
+def _nobody(new: Bits) -> None:
+    """Whom it is told when nobody asks for digests."""
 
 
 def room(tensors: Iterable[HostTensor]) -> Room:

@@ -65,7 +65,7 @@ def merge(run: ObjectStore, policy: str, version: int, base: int, memory_bytes: 
             continue
         if start is not None:
             for blob in blobs:
-                start = deltas.apply(start, blob.bits.reshape(-1).data, threads=threads)
+                start = deltas.apply(start, blob.bits.reshape(-1).data)
             whole[name] = start
         elif blobs:
             try:

@@ -34,7 +34,7 @@ PATIENCE_S = 45.0
 TRIES_MAX = 16
 """Most tries of one call within that time."""
 CHECK_PATIENCE_S = 5.0
-PART_BYTES_MIN, PART_BYTES_MAX = 2**21, 2**23
+PART_BYTES_MIN, PART_BYTES_MAX = 2**19, 2**23
 """Objects that are larger are fetched in parts: over an ocean one connection carries 8 MB/s, whatever the link."""
 PARTS_MAX = 32
 """Parts of one object that are fetched at once."""

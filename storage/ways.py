@@ -87,8 +87,9 @@ def follow(
     held: Mapping[str, HostTensor],
     memory_bytes: int,
     spare: Mapping[str, HostTensor] = NOTHING,
-) -> dict[str, HostTensor]:
-    """The tensors at the end of the way; `held` stay as they are, and what does not change is shared with them.
+) -> tuple[dict[str, HostTensor], dict[str, str]]:
+    """The tensors at the end of the way, and the digests, by name, of those that its last leg changed; `held` stay as they are,
+    and what does not change is shared with them.
 
     The memory of `spare` is written over, but for what is held. About `memory_bytes` of files lie in memory at once.
     DamagedLegError for a file that is not what is listed, twice. Whether the right tensors come out, `check` tells.
@@ -102,6 +103,7 @@ def follow(
         cost=lambda one: one[1].num_bytes,
     )
     tensors = dict(held)
+    digested: dict[str, str] = {}
     foreign = {id(tensor) for tensor in held.values()}
     room = delta_files.room([tensor for tensor in spare.values() if id(tensor) not in foreign])
     for leg, of_leg in zip(way, listed, strict=True):
@@ -109,18 +111,23 @@ def follow(
         stored = islice(fetched, len(of_leg))
         base = tensors if leg.base is not None else {}
         try:
-            tensors = delta_files.apply(f"{run.url}/{leg.folder}", leg.tensors, stored, base, own, room)
+            last = digested if leg is way[-1] else None
+            tensors = delta_files.apply(f"{run.url}/{leg.folder}", leg.tensors, stored, base, own, room, last)
         except CorruptError as error:
             raise DamagedLegError(leg, str(error)) from error
-    return tensors
+    return tensors, digested
 
 
-def check(manifest: Manifest, tensors: Mapping[str, HostTensor], known: Mapping[int, str]) -> None:
-    """CorruptError unless every tensor is the one that the manifest lists; `known` are digests by `id` of tensors that were
-    checked before."""
+def check(manifest: Manifest, tensors: Mapping[str, HostTensor], digested: Mapping[str, str], known: Mapping[int, str]) -> None:
+    """CorruptError unless every tensor is the one that the manifest lists. `digested` are digests by name that were made with
+    the tensors, `known` those by `id` of tensors that were checked before."""
+
+    def own(one: tuple[str, HostTensor]) -> tuple[str, tuple[str, tuple[int, ...], str]]:
+        name, tensor = one
+        return name, (tensor.dtype, tensor.shape, digested.get(name) or known.get(id(tensor)) or digest(tensor))
+
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        digests = pool.map(lambda tensor: known.get(id(tensor)) or digest(tensor), tensors.values())
-        found = {name: (tensor.dtype, tensor.shape, own) for (name, tensor), own in zip(tensors.items(), digests, strict=True)}
+        found = dict(pool.map(own, tensors.items()))
     where = layout.weights(manifest.policy, manifest.version)
     for name, info in manifest.tensors.items():
         if found.get(name) != (info.dtype, info.shape, info.digest):

@@ -190,9 +190,9 @@ def go(
     spare: Held | None = None,
 ) -> Held:
     """The version of `manifest`, by just this way; CorruptError when it does not lead there."""
-    tensors = ways.follow(run, way, held.tensors if held else {}, memory_bytes, spare.tensors if spare else {})
+    tensors, digested = ways.follow(run, way, held.tensors if held else {}, memory_bytes, spare.tensors if spare else {})
     known = {id(tensor): held.manifest.tensors[name].digest for name, tensor in held.tensors.items()} if held else {}
-    ways.check(manifest, tensors, known)
+    ways.check(manifest, tensors, digested, known)
     return Held(manifest, tensors)
 
 

@@ -12,7 +12,9 @@ ones; the bytes are the same. `apply` changes the old bits in place: twice is wr
 """
 
 import struct
-from typing import Any
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +26,11 @@ from storage.errors import CorruptError
 BLOCK_ELEMENTS = 2**22
 COMPILED_FROM = 2**18
 """Elements from which on the compiled loops are worth loading: numba itself takes a second to import."""
+PART_ELEMENTS = 2**18
+"""Copied, changed and told one after the other: so many elements stay in a core's own cache meanwhile."""
 STEPS, PLANES = 1, 2
 CLASSES_MAX = 8
+Tell: TypeAlias = Callable[[Bits], object]
 _BLOCK, _RUN = struct.Struct("<IIBBH"), struct.Struct("<IB3x6I")
 _ZSTD = pa.Codec("zstd", compression_level=1)
 _CLASS_COST_BITS = 8 * (_RUN.size + 40)
@@ -110,23 +115,58 @@ def add(bits: Bits, positions: Positions, steps: Bits) -> None:
     _loops(len(bits)).add(bits, positions, steps)
 
 
-def apply(bits: Bits, block: memoryview, exponents: tuple[int, int] | None) -> None:
-    """Turn the old bits into the new ones, in place. CorruptError for what cannot be a block of these elements; whether it was
-    the right one, the tensor's digest tells."""
+def apply(
+    bits: Bits, block: memoryview, exponents: tuple[int, int] | None, *, old: Bits | None = None, tell: Tell = lambda new: None
+) -> None:
+    """Turn the old bits into the new ones, in place, or from `old` into `bits`; `tell` is told the new ones, part by part in
+    their order. CorruptError for what cannot be a block of these elements; whether it was the right one, the tensor's digest
+    tells."""
     try:
         _, _, method, num_classes, _ = _BLOCK.unpack_from(block)
         rest = block[_BLOCK.size :]
+        if method == STEPS and num_classes == 1:
+            _apply_plain_steps(bits, rest, old, tell)
+            return
+        if old is not None:
+            np.copyto(bits, old)
         if method == PLANES:
             bits += _from_planes(rest, bits)
-        elif method == STEPS and (num_classes == 1 or exponents):
-            _apply_steps(bits, rest, num_classes, exponents or (0, 0))
+        elif method == STEPS and exponents:
+            _apply_ranked_steps(bits, rest, num_classes, exponents)
         else:
             raise ValueError(f"unknown method {method} with {num_classes} classes")
+        tell(bits)
     except (ValueError, IndexError, OSError, struct.error, pa.ArrowException) as error:
         raise CorruptError(f"a block of a delta cannot be applied: {error}") from error
 
 
-def _apply_steps(bits: Bits, body: memoryview, num_classes: int, exponents: tuple[int, int]) -> None:
+def unchanged(bits: Bits, old: Bits | None, tell: Tell) -> None:
+    """`apply` of a block that is not there."""
+    for start in range(0, len(bits), PART_ELEMENTS):
+        part = slice(start, start + PART_ELEMENTS)
+        if old is not None:
+            np.copyto(bits[part], old[part])
+        tell(bits[part])
+
+
+def _apply_plain_steps(bits: Bits, body: memoryview, old: Bits | None, tell: Tell) -> None:
+    loops = _loops(len(bits))
+    positions, steps, rest = _read_run(loops, body, bits.dtype)
+    if len(rest):
+        raise ValueError(f"{len(rest)} bytes too many")
+    if len(positions) and positions[-1] >= len(bits):
+        raise ValueError(f"position {positions[-1]} of {len(bits)} elements")
+    starts = np.arange(0, len(bits), PART_ELEMENTS, dtype=positions.dtype)
+    cuts = [*np.searchsorted(positions, starts), len(positions)]
+    for start, (first, end) in zip(starts, pairwise(cuts), strict=True):
+        part = slice(start, start + PART_ELEMENTS)
+        if old is not None:
+            np.copyto(bits[part], old[part])
+        loops.add(bits, positions[first:end], steps[first:end])
+        tell(bits[part])
+
+
+def _apply_ranked_steps(bits: Bits, body: memoryview, num_classes: int, exponents: tuple[int, int]) -> None:
     loops = _loops(len(bits))
     bounds = struct.unpack_from(f"<{num_classes - 1}H", body)
     body = body[2 * len(bounds) :]
@@ -136,10 +176,7 @@ def _apply_steps(bits: Bits, body: memoryview, num_classes: int, exponents: tupl
         runs.append((positions, steps))
     if len(body):
         raise ValueError(f"{len(body)} bytes too many")
-    if num_classes == 1:
-        loops.add(bits, *runs[0])
-    else:
-        loops.add_ranked(bits, _ranking(bounds, exponents), [run[0] for run in runs], [run[1] for run in runs])
+    loops.add_ranked(bits, _ranking(bounds, exponents), [run[0] for run in runs], [run[1] for run in runs])
 
 
 def _loops(num_elements: int) -> Any:

@@ -2,8 +2,10 @@
 
     base tensors, new tensors ──encode──▶ Change per tensor        base tensor, blob ──apply──▶ new tensor
 
-Tensors are cut into blocks, which run on as many threads as there are cores; only a bounded number of blocks is in work at
-once. This module knows neither stores nor manifests; what a block's bytes mean stands in `delta_blocks.py`.
+Tensors are cut into blocks, which are encoded on as many threads as there are cores; only a bounded number of blocks is in work
+at once. A tensor's blocks are applied one after the other, so that whoever digests it sees each while it is in the cache: what
+runs side by side are tensors. This module knows neither stores nor manifests; what a block's bytes mean stands in
+`delta_blocks.py`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.codec import delta_blocks
-from storage.codec.delta_blocks import BLOCK_ELEMENTS
+from storage.codec.delta_blocks import BLOCK_ELEMENTS, Tell
 from storage.codec.delta_numpy import Bits, Positions
 from storage.errors import CorruptError
 from storage.in_order import in_order
@@ -92,17 +94,30 @@ def moved(base: HostTensor, positions: NDArray[np.uint64], steps: Bits, *, threa
     return made
 
 
-def apply(base: HostTensor, blob: memoryview, *, threads: int, in_place: bool = False, into: Bits | None = None) -> HostTensor:
+def apply(
+    base: HostTensor,
+    blob: memoryview,
+    *,
+    in_place: bool = False,
+    into: Bits | None = None,
+    tell: Tell = lambda new: None,
+) -> HostTensor:
     """The new tensor, in the memory `into` where there is such; the base's bits stay as they are unless they may change
-    `in_place`, and then are neither old nor new when it fails. CorruptError when `blob` is no change of such a tensor."""
+    `in_place`, and then are neither old nor new when it fails. `tell` is told the new bits, part by part in their order, while
+    they lie in the cache. CorruptError when `blob` is no change of such a tensor."""
     if in_place and base.bits.flags.writeable:
-        made = base
-    elif into is None:
-        made = HostTensor(base.dtype, base.shape, base.bits.copy())
+        made, old = base, None
     else:
-        np.copyto(into, base.bits)
-        made = HostTensor(base.dtype, base.shape, into)
-    apply_in_place(flat(made.bits), base.dtype, blob, threads=threads)
+        made, old = HostTensor(base.dtype, base.shape, np.empty_like(base.bits) if into is None else into), flat(base.bits)
+    bits, exponents, blocks = flat(made.bits), EXPONENTS.get(base.dtype), delta_blocks.cut(blob)
+    if blocks and max(blocks) * BLOCK_ELEMENTS >= len(bits):
+        raise CorruptError(f"a delta has a block {max(blocks)} of {BLOCK_ELEMENTS} elements; the tensor has {len(bits)}")
+    for number in range(-(-len(bits) // BLOCK_ELEMENTS)):
+        new, before = _block(bits, number), None if old is None else _block(old, number)
+        if number in blocks:
+            delta_blocks.apply(new, blocks[number], exponents, old=before, tell=tell)
+        else:
+            delta_blocks.unchanged(new, before, tell)
     return made
 
 
@@ -128,15 +143,6 @@ def merge(blobs: Sequence[memoryview], dtype: str, num_elements: int, *, threads
 
     merged = list(_mapped(merge_block, numbers, threads))
     return b"".join(block for block, _ in merged), sum(count for _, count in merged)
-
-
-def apply_in_place(bits: Bits, dtype: str, blob: memoryview, *, threads: int) -> None:
-    """The same on flat unsigned bits, which are neither old nor new when it fails."""
-    exponents, blocks = EXPONENTS.get(dtype), delta_blocks.cut(blob)
-    if blocks and max(blocks) * BLOCK_ELEMENTS >= len(bits):
-        raise CorruptError(f"a delta has a block {max(blocks)} of {BLOCK_ELEMENTS} elements; the tensor has {len(bits)}")
-    for _ in _mapped(lambda one: delta_blocks.apply(_block(bits, one[0]), one[1], exponents), blocks.items(), threads):
-        pass
 
 
 def _block(bits: Bits, number: int) -> Bits:

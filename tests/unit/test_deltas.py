@@ -107,13 +107,17 @@ def test_tensors_of_any_dtype_and_shape_come_out_exactly(dtype: str, kind: Any, 
     new = np.where(draw(1).random(shape) < 0.3, draw(2).integers(0, 2, shape), old).astype(kind)
     base, wanted = {"w": tensor(old, dtype)}, {"w": tensor(new, dtype)}
     (change,) = deltas.encode(base, wanted, {"w": "w"}, compact=compact, threads=1)
-    made = deltas.apply(base["w"], memoryview(change.blob), threads=1)
+    told: list[Any] = []
+    made = deltas.apply(base["w"], memoryview(change.blob), tell=lambda part: told.extend(part.copy()))
     assert (made.dtype, made.shape, made.bits.dtype) == (dtype, shape, new.dtype)
     assert (made.bits == new).all()
+    assert told == deltas.flat(new).tolist()
     assert (base["w"].bits == old).all()
 
 
-def test_blocks_of_one_tensor_are_coded_and_applied_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(deltas, "BLOCK_ELEMENTS", 1000)  # for writer and reader alike: many blocks in a small tensor
     old, new = trained(25_500, 1e-5)
     new[3000:5000] = old[3000:5000]  # two blocks without a change
@@ -121,12 +125,16 @@ def test_blocks_of_one_tensor_are_coded_and_applied_on_any_number_of_threads(mon
     for threads in (1, 2, 7):
         (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, compact=False, threads=threads)
         blobs.add(change.blob)
-        assert (deltas.apply(tensor(old), memoryview(change.blob), threads=threads).bits == new).all()
     assert len(blobs) == 1
+    for in_place in (False, True):
+        told: list[Any] = []
+        made = deltas.apply(tensor(old.copy()), memoryview(change.blob), in_place=in_place, tell=told.append)
+        assert (made.bits == new).all()
+        assert (np.concatenate(told) == new).all()
     with pytest.raises(CorruptError, match="a block 25 of 1000 elements; the tensor has 25000"):
-        deltas.apply(tensor(old[:25_000]), memoryview(change.blob), threads=1)
+        deltas.apply(tensor(old[:25_000]), memoryview(change.blob))
     with pytest.raises(CorruptError, match="wrong block"):
-        deltas.apply(tensor(old), memoryview(change.blob + change.blob), threads=1)
+        deltas.apply(tensor(old), memoryview(change.blob + change.blob))
 
 
 def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
@@ -322,7 +330,7 @@ def test_a_known_difference_spares_the_comparison_and_counts_only_for_the_very_t
     (wanted,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, compact=False, threads=1)
     twin, other = tensor(old.copy()), tensor(new[::-1].copy())
     (moved,) = deltas.encode({"w": other}, {"w": told}, {"w": "w"}, compact=False, threads=1)
-    assert (deltas.apply(other, memoryview(moved.blob), threads=1).bits == new).all()
+    assert (deltas.apply(other, memoryview(moved.blob)).bits == new).all()
     monkeypatch.setattr(delta_numpy, "find", None)
     assert list(deltas.encode({"w": base}, {"w": told}, {"w": "w"}, compact=False, threads=1)) == [wanted]
     with pytest.raises(TypeError, match="not callable"):
