@@ -5,7 +5,9 @@
 that of a code that knows nothing of the weights: positions of independent changes plus the distribution of the steps; `compact`
 goes below it, because it reads the old exponents. All run on one thread, tensor by tensor; `ours` runs once more on two.
 
-CPU seconds count (process time of all threads); GB are those of the model in bf16. `scan` is the codec's first loop alone,
+CPU seconds count (process time of all threads); GB are those of the model in bf16. `apply` changes the old bits in place and
+proves nothing; `renew` is what a rollout worker does, who goes on generating with the old weights: the new ones are made beside
+them, in memory that was used before, and digested. `scan` is the codec's first loop alone,
 `read_gb_per_s` the machine's own speed at reading memory on one thread, so `scan`, which reads old and new bits, can at best
 reach half of it.
 """
@@ -30,7 +32,7 @@ from benchmarks.delta_formats import AstraFlowFormat, PulseFormat
 from storage.codec import delta_loops, deltas
 from storage.codec.delta_blocks import BLOCK_ELEMENTS
 from storage.records import HostTensor, Json
-from storage.tensors import from_safetensors
+from storage.tensors import Digest, digest, from_safetensors
 
 TENSOR_ELEMENTS = 2**26
 """Made-up weights are cut into tensors of this size: 134 MB of bf16, an embedding of a mid-sized model."""
@@ -49,17 +51,33 @@ class Ours:
         return [change.blob for change in deltas.encode(base, tensors, sources, compact=self.compact, threads=self.threads)]
 
     def apply(self, bits: Any, blobs: list[bytes]) -> None:
-        def apply(one: tuple[HostTensor, bytes]) -> None:
-            deltas.apply(one[0], memoryview(one[1]), in_place=True)
+        def apply(tensor: HostTensor, blob: bytes) -> None:
+            deltas.apply(tensor, memoryview(blob), in_place=True)
 
         with ThreadPoolExecutor(self.threads) as pool:
-            list(pool.map(apply, zip(self._cut(bits).values(), blobs, strict=True)))
+            list(pool.map(apply, self._cut(bits).values(), blobs))
+
+    def renew(self, old: Any, new: Any, blobs: list[bytes]) -> list[str]:
+        def renew(base: HostTensor, into: HostTensor, blob: bytes) -> str:
+            digest = Digest()
+            deltas.apply(base, memoryview(blob), into=into.bits, tell=digest.add)
+            return str(digest)
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            return list(pool.map(renew, self._cut(old).values(), self._cut(new).values(), blobs))
 
     def _cut(self, bits: Any) -> dict[str, HostTensor]:
         """A tensor for each thread: what is applied side by side are tensors."""
         return {
             str(number): HostTensor("BF16", part.shape, part) for number, part in enumerate(np.array_split(bits, self.threads))
         }
+
+
+def renew_in_turn(format: Any, old: Any, new: Any, blobs: list[bytes]) -> list[str]:
+    """The other formats' `renew`: a copy, the changes, the digest."""
+    np.copyto(new, old)
+    format.apply(new, blobs)
+    return [digest(HostTensor("BF16", new.shape, new))]
 
 
 @dataclass
@@ -69,6 +87,7 @@ class Measured:
     encode_s: float = 0.0
     apply_cpu_s: float = 0.0
     apply_s: float = 0.0
+    renew_cpu_s: float = 0.0
     bit_exact: bool = True
 
 
@@ -82,6 +101,10 @@ def measure(pairs: Mapping[str, Pair], format: Any, progress: Callable[[], None]
         bits = old.copy()
         _, cpu_s, wall_s = _timed(partial(format.apply, bits, blob))
         found.apply_cpu_s, found.apply_s = found.apply_cpu_s + cpu_s, found.apply_s + wall_s
+        found.bit_exact &= bool((bits == new).all())
+        bits[:] = 0
+        _, cpu_s, _ = _timed(partial(getattr(format, "renew", partial(renew_in_turn, format)), old, bits, blob))
+        found.renew_cpu_s += cpu_s
         found.bit_exact &= bool((bits == new).all())
         progress()
     return found
@@ -114,6 +137,7 @@ def report(pairs: Mapping[str, Pair], progress: Callable[[], None]) -> Json:
         "bytes_per_change": {name: each.num_bytes / num_changes for name, each in found.items()},
         "encode_gb_per_cpu_s": {name: gb / each.encode_cpu_s for name, each in found.items()},
         "apply_gb_per_cpu_s": {name: gb / each.apply_cpu_s for name, each in found.items()},
+        "renew_gb_per_cpu_s": {name: gb / each.renew_cpu_s for name, each in found.items()},
         "scan_gb_per_cpu_s": gb / scan_cpu_s,
         "read_gb_per_s": read_speed(),
         "two_threads": {"encode": one.encode_s / two.encode_s, "apply": one.apply_s / two.apply_s},
@@ -184,11 +208,12 @@ def show(found: Json) -> None:
         f"({found['made_by']}); entropy bound {found['entropy_bound']:.3f} bytes a change; "
         f"load average {found['load_before']:.1f} before, {found['load_after']:.1f} after"
     )
-    print(f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}{'apply GB/CPU s':>18}")
+    print(f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}{'apply GB/CPU s':>18}{'renew GB/CPU s':>18}")
     for name in found["bytes_per_change"]:
         print(
             f"{name:18}{found['bytes_per_change'][name]:14.3f}"
             f"{found['encode_gb_per_cpu_s'][name]:18.2f}{found['apply_gb_per_cpu_s'][name]:18.2f}"
+            f"{found['renew_gb_per_cpu_s'][name]:18.2f}"
         )
     faster = found["two_threads"]
     print(f"\nscan alone {found['scan_gb_per_cpu_s']:.1f} GB per CPU s; memory is read at {found['read_gb_per_s']:.1f} GB/s")
