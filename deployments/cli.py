@@ -169,7 +169,10 @@ def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
         _say(f"{run} is cancelled before it began")
         return
     if (stood := stored_runs.read_stop(stored)) is not None:
-        _say(f"{run} is {stood.state} already: {stood.reason}")
+        if stood.state != "completed" and follow.cancel_before_it_began(home(), run, stood):
+            _say(f"{run} is cancelled before it went on")
+        else:
+            _say(f"{run} is {stood.state} already: {stood.reason}")
         return
     follow.cancel(stored)
     _say(f"{run} is told to end; `astraflow run --run-id {run}` with the same settings goes on with it")
@@ -300,18 +303,18 @@ def tag(
     from storage import runs as stored_runs
     from storage import tags
 
+    if version is not None and (name is None or remove is not None):
+        raise ConfigError(f"give {version} a name, in a call of its own: astraflow tag {run} {version} NAME")
     stored = stored_runs.open_run(_store(), run)
     if remove is not None:
         taken = tags.take(stored, remove)
         _say(f"{taken.policy}@{taken.version} is not tagged {remove} any more")
-    if version is not None:
-        if name is None:
-            raise ConfigError(f"name {version} too: astraflow tag {run} {version} NAME")
+    elif version is not None and name is not None:
         tags.give(stored, name, *tags.parse(version))
         _say(f"{version} is tagged {name}")
-    elif remove is None and (found := tags.read_all(stored)):
+    elif found := tags.read_all(stored):
         _print(tables.tags_table(found), as_json=False)
-    elif remove is None:
+    else:
         _say(f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` gives one")
 
 

@@ -2,7 +2,7 @@
 it say, cancel them all."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -84,16 +84,22 @@ def cancel(api_url: str, flow_run_id: str) -> None:
         client.set_flow_run_state(UUID(flow_run_id), Cancelled() if waiting else Cancelling(), force=waiting)
 
 
-def cancel_all(api_url: str, tag: str, processes_alive: bool, timeout_s: float = CANCEL_TIMEOUT_S) -> tuple[int, int]:
-    """Cancels every unfinished flow run with the tag and waits until they are gone; runs that a schedule planned for
-    later are left. Where no worker lives that could end them, they are declared cancelled at once. Returns how many
-    were cancelled, and how many of them had not ended when the time was up."""
+def cancel_all(
+    api_url: str,
+    tag: str,
+    processes_alive: bool,
+    timeout_s: float = CANCEL_TIMEOUT_S,
+    among: Callable[[Any], bool] = lambda flow_run: True,
+) -> tuple[int, int]:
+    """Cancels every unfinished flow run with the tag, `among` those that are meant, and waits until they are gone; runs that a
+    schedule planned for later are left. Where no worker lives that could end them, they are declared cancelled at once.
+    Returns how many were cancelled, and how many of them had not ended when the time was up."""
     from prefect.states import Cancelled, Cancelling
 
     deadline = time.monotonic() + timeout_s
     asked: set[UUID] = set()
     while True:
-        unfinished = _unfinished(api_url, tag)
+        unfinished = [flow_run for flow_run in _unfinished(api_url, tag) if among(flow_run)]
         with connected(api_url) as client:
             for flow_run in unfinished:
                 if flow_run.id not in asked:

@@ -180,13 +180,19 @@ def cancel(run: ObjectStore) -> Stop:
     return runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
 
 
-def cancel_before_it_began(home: Home, run_id: str) -> bool:
-    """Ends a run whose supervisor is only starting; whether Prefect knows of one."""
+def cancel_before_it_began(home: Home, run_id: str, stood: Stop | None = None) -> bool:
+    """Ends a start of the run whose supervisor has not lifted the stop `stood` yet, or not made the run; whether Prefect knows
+    of one."""
     up = stack.running(home)
     server = environment.given("PREFECT_API_URL") or (up.prefect_url if up else None)
     if server is None:
         return False
-    cancelled, _ = flow_runs.cancel_all(server, f"run:{run_id}", processes_alive=True)
+    since_s = stood.at_s if stood else 0.0
+    cancelled, _ = flow_runs.cancel_all(
+        *(server, f"run:{run_id}"),
+        processes_alive=True,
+        among=lambda flow_run: flow_run.name == run_id and flow_run.created.timestamp() > since_s,
+    )
     return cancelled > 0
 
 

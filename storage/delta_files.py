@@ -200,8 +200,8 @@ def _nobody(new: Bits) -> None:
 def room(tensors: Iterable[HostTensor]) -> Room:
     """The memory of tensors that nobody uses any more, by what fits into it; none of parts of a file's memory."""
     found: Room = {}
-    for tensor in {id(tensor): tensor for tensor in tensors}.values():
-        if tensor.bits.flags.writeable and tensor.bits.base is None:
+    for tensor in {id(tensor.bits): tensor for tensor in tensors}.values():
+        if tensor.bits.flags.writeable and tensor.bits.flags.c_contiguous and tensor.bits.base is None:
             found.setdefault((tensor.dtype, tensor.shape), []).append(tensor.bits)
     return found
 

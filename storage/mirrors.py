@@ -39,7 +39,6 @@ def of_run(home: ObjectStore, url: str) -> ObjectStore:
 class Copied(NamedTuple):
     """A version that a mirror shows now."""
 
-    version: int
     num_bytes: int
     """That crossed."""
     left: tuple[FileInfo, ...]
@@ -102,35 +101,42 @@ class _Copy:
         """Copy the next version, else one more file that is left; the bytes that crossed, None when there is nothing to do."""
         if self.newest < 0:
             self._begin()
-        if (copied := copy_next(self._home, self._mirror, self.policy, max(0, self.newest))) is not None:
-            self.newest = copied.version
-            self.left += ((copied.version, file) for file in copied.left)
+        if (copied := copy_version(self._home, self._mirror, self.policy, self.newest + 1)) is not None:
+            self.newest += 1
+            self.left += ((self.newest, file) for file in copied.left)
             return copied.num_bytes
         if not self.left:
             return None
         version, file = self.left[0]
-        num_bytes = copy_files(self._home, self._mirror, self.policy, version, [file])
+        try:
+            num_bytes = copy_files(self._home, self._mirror, self.policy, version, [file])
+        except NotFoundError as error:  # nor does home have it: whoever needs it hears of that there
+            log.warning("an anchor of %s is not mirrored as a whole: %s", self.policy, error)
+            num_bytes = 0
         self.left.popleft()
         return num_bytes
 
     def _begin(self) -> None:
-        """From what stands in the mirror. Of its newest anchor files may be missing."""
+        """From what stands in the mirror, of whose newest anchor files may be missing. Home tells which that is: a mirror may
+        be damaged."""
         _refuse_another_run(self._home, self._mirror, self.policy)
         version = weights.latest(self._mirror, self.policy)
         if version is None:
             return
+        try:
+            anchor = weights.nearest_anchor(self._home, self.policy, version)
+            self.left += ((anchor.version, file) for file in _left(anchor))
+        except (CorruptError, NotFoundError) as error:
+            log.warning("no anchor of %s is completed in the mirror: %s", self.policy, error)
         self.newest = version
-        anchor = weights.nearest_anchor(self._mirror, self.policy, version)
-        self.left += ((anchor.version, file) for file in _left(anchor))
 
 
-def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -> Copied | None:
-    """Copy the first version from `start` on that the mirror lacks; None when there is none.
+def copy_version(home: ObjectStore, mirror: ObjectStore, policy: str, version: int) -> Copied | None:
+    """Copy what the mirror lacks of a version, or None while there is no such version.
 
     What comes from the version before first, or an anchor that does not tell that; then the manifest, so that a mirror never
     shows a version without a way to it. Bytes go as they are: whoever reads them checks them.
     """
-    version = (newest + 1) if (newest := weights.latest(mirror, policy, start)) is not None else start
     key = layout.manifest(layout.weights(policy, version))
     try:
         body = home.get(key)
@@ -142,7 +148,7 @@ def copy_next(home: ObjectStore, mirror: ObjectStore, policy: str, start: int) -
         mirror.create(key, body)
     except ConflictError:
         log.info("another mirror of %s was faster with version %d", policy, version)
-    return Copied(version, num_bytes + len(body), _left(manifest))
+    return Copied(num_bytes + len(body), _left(manifest))
 
 
 def copy_files(home: ObjectStore, mirror: ObjectStore, policy: str, version: int, files: Sequence[FileInfo]) -> int:

@@ -69,6 +69,8 @@ class Plan:
     """Bytes that go, as far as manifests tell."""
     tags: tuple[Tag, ...] = ()
     """Those that were heeded."""
+    returned: tuple[int, ...] = ()
+    """Kept versions that an execution which was cut off had told to go, before any of their data went."""
 
 
 def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[int]]:
@@ -132,7 +134,8 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> P
     }  # also of a delta that changes nothing: its base goes
     num_bytes = _num_bytes(run, [manifests[version] for version in retired], retired)
     reasons = {version: kept[version] for version in sorted(kept) if version not in gone}
-    return Plan(policy, reasons, retired, num_bytes, tuple(tagged))
+    returned = tuple(v for v in sorted(kept) if v in told and not weights.is_gone(run, manifests[v]))
+    return Plan(policy, reasons, retired, num_bytes, tuple(tagged), returned)
 
 
 def retire(run: ObjectStore, planned: Plan) -> None:
@@ -142,16 +145,16 @@ def retire(run: ObjectStore, planned: Plan) -> None:
     if is_frozen(run):
         raise ConfigError(f"{run.url} is frozen; thaw it first (astraflow gc RUN --thaw)")
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        told = list(pool.map(partial(_tell, run, planned.policy), planned.retired))
+        list(pool.map(partial(_tell, run, planned.policy), planned.retired))
         # Whoever tags a version looks for its record after the tag stands: one of the two sees the other.
         if late := [tag for tag in tags.read_all(run) if tag not in planned.tags and tag.policy == planned.policy]:
-            list(pool.map(run.delete, (key for key in told if key)))
             raise ConfigError(
                 f"{late[0].policy}@{late[0].version} was tagged {late[0].name} while this was planned; run gc again"
             )
         keys = [key for of_version in planned.retired.values() for key in of_version]
         for named_first in (True, False):  # what names files goes before them
             list(pool.map(run.delete, (key for key in keys if key.endswith(".json") is named_first)))
+        list(pool.map(run.delete, (layout.retired(planned.policy, version) for version in planned.returned)))
 
 
 def plan_mirror(home: ObjectStore, mirror: ObjectStore, planned: Plan) -> Plan:
@@ -160,6 +163,7 @@ def plan_mirror(home: ObjectStore, mirror: ObjectStore, planned: Plan) -> Plan:
     policy = planned.policy
     folder = f"{layout.WEIGHTS}/{policy}"
     gone = set(layout.numbers(home.list(folder), partial(layout.retired, policy))) | planned.retired.keys()
+    gone -= set(planned.returned)
     shown = mirror.list(folder)
     told = set(layout.numbers(shown, partial(layout.retired, policy)))
     seen = set(layout.numbers(shown, lambda version: layout.manifest(layout.weights(policy, version))))
@@ -234,15 +238,11 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
     return min(versions, default=None)
 
 
-def _tell(run: ObjectStore, policy: str, version: int) -> str:
-    """Record that the version's data goes; the record's key, empty where it was told before."""
+def _tell(run: ObjectStore, policy: str, version: int) -> None:
+    """Record that the version's data goes."""
     num_bytes = sum(file.num_bytes for file in _files(weights.read_manifest(run, policy, version)))
-    key = layout.retired(policy, version)
-    try:
-        run.create(key, seal(Retired(policy, version, time.time(), num_bytes)))
-    except ConflictError:  # another one retires the same version, or began to
-        return ""
-    return key
+    with suppress(ConflictError):  # another one retires the same version, or began to
+        run.create(layout.retired(policy, version), seal(Retired(policy, version, time.time(), num_bytes)))
 
 
 def _by_version(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:

@@ -5,6 +5,7 @@ A tag is an object of the run, created once: `tags/{name}.json`. To move a name,
 
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from storage import layout, weights
@@ -13,7 +14,8 @@ from storage.json_numbers import Number
 from storage.json_objects import new_write_id, seal, unseal
 from storage.objects import ObjectStore
 
-_VERSION = re.compile(r"(.+)@(\d+)", re.ASCII)
+_VERSION = re.compile(r"(.+)@(\d{1,18})", re.ASCII)
+_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ def give(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
     Raises:
         ConfigError: the name cannot be one or belongs to another version; there is no such version, or its data was let go.
     """
+    if name.isdecimal():
+        raise ConfigError(f"{name!r} would be taken for a version; let the name begin with a letter")
     if not weights.exists(run, policy, version):
         raise ConfigError(f"{run.url} has no version {version} of {policy!r}; `astraflow weights` lists those it has")
     tag = Tag(name, policy, version, time.time(), new_write_id())
@@ -48,11 +52,11 @@ def give(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
         run.create(layout.tag(name), seal(tag))
     except ConflictError:
         stands = read(run, name)
-        if (stands.policy, stands.version) != (policy, version):
-            raise ConfigError(
-                f"the name {name} belongs to {stands.policy}@{stands.version}; choose another, or take it away first"
-            ) from None
-        tag = stands
+        if (stands.policy, stands.version) == (policy, version):
+            return stands
+        raise ConfigError(
+            f"the name {name} belongs to {stands.policy}@{stands.version}; choose another, or take it away first"
+        ) from None
     # After the tag stands: whoever retires the version now sees the tag, and whoever had begun is seen here.
     if run.exists(layout.retired(policy, version)):
         run.delete(layout.tag(name))
@@ -62,7 +66,7 @@ def give(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
 
 def resolve(run: ObjectStore, policy: str, word: str) -> int:
     """The version of the policy that a number or a tag names; ConfigError where there is no such tag."""
-    if word.isascii() and word.isdecimal():
+    if _NUMBER.fullmatch(word):
         return int(word)
     found = {tag.name: tag.version for tag in read_all(run) if tag.policy == policy}
     if word not in found:
@@ -91,5 +95,10 @@ def read(run: ObjectStore, name: str) -> Tag:
 
 def read_all(run: ObjectStore) -> list[Tag]:
     """Every tag of the run, by policy and version. CorruptError for one that is damaged: what it keeps is not known."""
-    names = [key.removeprefix(f"{layout.TAGS}/").removesuffix(".json") for key in run.list(f"{layout.TAGS}/")]
-    return sorted((read(run, name) for name in names), key=lambda tag: (tag.policy, tag.version, tag.name))
+    found = []
+    for key in run.list(f"{layout.TAGS}/"):
+        name = key.removeprefix(f"{layout.TAGS}/").removesuffix(".json")
+        if layout.NAME.fullmatch(name) and key == layout.tag(name):  # other keys are no objects of the run
+            with suppress(NotFoundError):  # taken away meanwhile
+                found.append(read(run, name))
+    return sorted(found, key=lambda tag: (tag.policy, tag.version, tag.name))

@@ -105,7 +105,8 @@ def follow(
     tensors = dict(held)
     digested: dict[str, str] = {}
     foreign = {id(tensor) for tensor in held.values()}
-    room = delta_files.room([tensor for tensor in spare.values() if id(tensor) not in foreign])
+    held_bits = {id(tensor.bits) for tensor in held.values()}
+    room = delta_files.room(tensor for tensor in spare.values() if id(tensor.bits) not in held_bits)
     for leg, of_leg in zip(way, listed, strict=True):
         own = {id(tensor) for tensor in tensors.values()} - foreign
         stored = islice(fetched, len(of_leg))

@@ -41,6 +41,13 @@ _Loader.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back as it was."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a key was written. Example: `Place("recipes/mine.yaml", 12)`; an override has no line."""
@@ -101,6 +108,11 @@ def find(recipe: str, folders: tuple[Path, ...]) -> Path | None:
             return candidate
     known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
     raise ConfigError(f"{recipe}: no such recipe; give a file, or one of {', '.join(known) or '(none found)'}")
+
+
+def dump(source: Source) -> str:
+    """The source as YAML text, without what it extended."""
+    return yaml.dump(source.data, Dumper=_Dumper, allow_unicode=True, sort_keys=False)
 
 
 def parse(text: str, name: str) -> Source:

@@ -6,7 +6,6 @@ Where a key was written is `recipe_source.py`'s knowledge; what no single field 
 """
 
 import difflib
-import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from storage.errors import ConfigError
 from storage.records import Json
 from tasks.config import RunConfig
 from tasks.recipe_checks import Problem, problems
-from tasks.recipe_source import KeyPath, Source, find, override, read_source
+from tasks.recipe_source import KeyPath, Source, dump, find, override, read_source
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 MESSAGES = {
@@ -61,11 +60,9 @@ def portable(recipe: str, elsewhere: bool) -> str:
     """What to call a recipe so that a process in another folder, or even on another machine (`elsewhere`), loads the same: the
     name of one that every installation has, else the path of its file, else all of its text, with what it extends."""
     file = find(recipe, _folders())
-    if file is None or (file != Path(recipe) and file.resolve().parent == RECIPES):
+    if file is not None and file != Path(recipe) and file.resolve().parent == RECIPES:
         return recipe
-    if not elsewhere:
-        return str(file.resolve())
-    return json.dumps(read_source(recipe, _folders()).data, indent=2, default=str)  # JSON is YAML, and reads back as it was
+    return str(file.resolve()) if file and not elsewhere else dump(read_source(recipe, _folders()))
 
 
 def filled(config: Json) -> Json:

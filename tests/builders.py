@@ -4,6 +4,8 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
+from storage import mirrors, weights
+from storage.objects import ObjectStore
 from storage.records import (
     NOBODY,
     Batch,
@@ -128,3 +130,9 @@ def tensors(value: int = 0) -> dict[str, HostTensor]:
         "model.weight": HostTensor("BF16", (2, 3), (np.arange(6, dtype=np.uint16) + value).reshape(2, 3)),
         "model.scale": HostTensor("F32", (), np.array(value, dtype=np.uint32)),
     }
+
+
+def mirror_next(home: ObjectStore, mirror: ObjectStore, policy: str = "solver") -> mirrors.Copied | None:
+    """Copies the first version that the mirror does not show."""
+    newest = weights.latest(mirror, policy)
+    return mirrors.copy_version(home, mirror, policy, 0 if newest is None else newest + 1)

@@ -105,10 +105,11 @@ def apply(
     """The new tensor, in the memory `into` where there is such; the base's bits stay as they are unless they may change
     `in_place`, and then are neither old nor new when it fails. `tell` is told the new bits, part by part in their order, while
     they lie in the cache. CorruptError when `blob` is no change of such a tensor."""
-    if in_place and base.bits.flags.writeable:
+    if in_place and base.bits.flags.writeable and base.bits.flags.c_contiguous:
         made, old = base, None
     else:
-        made, old = HostTensor(base.dtype, base.shape, np.empty_like(base.bits) if into is None else into), flat(base.bits)
+        made = HostTensor(base.dtype, base.shape, np.empty(base.bits.shape, base.bits.dtype) if into is None else into)
+        old = flat(base.bits)
     bits, exponents, blocks = flat(made.bits), EXPONENTS.get(base.dtype), delta_blocks.cut(blob)
     if blocks and max(blocks) * BLOCK_ELEMENTS >= len(bits):
         raise CorruptError(f"a delta has a block {max(blocks)} of {BLOCK_ELEMENTS} elements; the tensor has {len(bits)}")

@@ -86,6 +86,10 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: L
     assert laptop.astraflow("cancel", "twice").returncode == 0
     assert laptop.wait_for_end(first, LEAVE_LIMIT_S) == "Cancelled"
 
+    again = laptop.start("twice", *ENDLESSLY)
+    assert laptop.astraflow("cancel", "twice").stdout == "twice is cancelled before it went on\n"
+    assert laptop.wait_for_end(again) == "Cancelled"
+
     never = laptop.start("never", *SLOWLY)
     said = laptop.astraflow("cancel", "never")
     assert (said.returncode, said.stdout) == (0, "never is cancelled before it began\n")

@@ -15,13 +15,14 @@ import pytest
 
 from rollout.config import EngineConfig
 from rollout.refresh import Refresher
-from storage import layout, mirrors, weights
+from storage import layout, weights
 from storage.errors import CorruptError, NotFoundError
 from storage.heartbeats import Pulse
 from storage.near_first import LAG_MAX_S, NearFirst, near_first
 from storage.objects import ObjectStore, open_store
 from storage.tensors import weights_digest
 from storage.weights import Held
+from tests.builders import mirror_next
 from tests.fakes import ScriptedEngine
 from tests.faults.flaky_proxy import FlakyProxy
 from tests.s3_process import s3_process
@@ -303,7 +304,7 @@ async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(proxy: FlakyP
 def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: ObjectStore) -> None:
     home, mirror = run.sub("home"), run.sub("mirror")
     held = publish(home, models(4, size=3000))
-    while mirrors.copy_next(home, mirror, "solver", 0) is not None:
+    while mirror_next(home, mirror) is not None:
         pass
     for version in range(4):
         for key in data_keys(mirror, version):
@@ -318,7 +319,7 @@ def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore)
     home, mirror = run.sub("home"), run.sub("mirror")
     held = publish(home, models(4, size=3000))
     for _ in range(2):
-        mirrors.copy_next(home, mirror, "solver", 0)
+        mirror_next(home, mirror)
     store = near_first(home, mirror)
     assert isinstance(store.backend, NearFirst)
     now_s = 0.0

@@ -164,8 +164,9 @@ def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(
 
 def test_a_tag_without_a_name_or_a_version_is_told_how_to_be_given(store: str) -> None:
     _create_run(store, "tiny-1")
-    said = _call("tag", "tiny-1", "solver@1")
-    assert (said.exit_code, "astraflow tag tiny-1 solver@1 NAME" in said.stderr) == (2, True)
+    for words in (["solver@1"], ["solver@1", "best", "--remove", "good"]):
+        said = _call("tag", "tiny-1", *words)
+        assert (said.exit_code, "astraflow tag tiny-1 solver@1 NAME" in said.stderr) == (2, True)
 
 
 def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> None:

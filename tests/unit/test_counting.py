@@ -1,10 +1,11 @@
 from dataclasses import replace
 
-from storage import layout, mirrors, shards, weights
+from storage import layout, shards, weights
 from storage.backends import counting
 from storage.near_first import near_first
 from storage.objects import ObjectStore, open_store
 from tests import builders
+from tests.builders import mirror_next
 
 
 def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(memory_store: ObjectStore) -> None:
@@ -35,7 +36,7 @@ def test_shards_count_once_and_a_twin_that_lost_does_not(memory_store: ObjectSto
 def test_home_and_mirror_count_apart_below_a_reader_that_goes_near_first() -> None:
     home, mirror = (open_store(f"memory://counting-{name}").sub("runs/one") for name in ("home", "mirror"))
     weights.publish(home, "solver", 0, builders.tensors(0))
-    assert mirrors.copy_next(home, mirror, "solver", 0)
+    assert mirror_next(home, mirror)
     far, at_home = counting.counted(home)
     near, at_mirror = counting.counted(replace(mirror, patience_s=1e-6))
     weights.fetch(near_first(far, near), "solver", 0)

@@ -17,6 +17,7 @@ from storage.retention import Retention
 from tasks import garbage, recipes
 from tasks.config import RunConfig
 from tests import builders
+from tests.builders import mirror_next
 
 LAST = 9
 WANTED = Retention(last=2, every=0, grace_s=0.0)
@@ -39,7 +40,7 @@ def make_run(store: ObjectStore, run_id: str, mirror: Path | None = None) -> tup
 
 def copy_all(run: ObjectStore, mirror: Path) -> ObjectStore:
     copy = mirrors.of_run(run, str(mirror))
-    while mirrors.copy_next(run, copy, "solver", 0) is not None:
+    while mirror_next(run, copy) is not None:
         pass
     return copy
 

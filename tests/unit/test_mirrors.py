@@ -16,6 +16,7 @@ from storage.records import HostTensor
 from storage.retention import Retention
 from storage.tensors import weights_digest
 from storage.weights import Held
+from tests.builders import mirror_next
 
 
 def model(version: int) -> Mapping[str, HostTensor]:
@@ -38,9 +39,9 @@ class World:
 
     def copy_all(self) -> int:
         num_bytes = 0
-        while (copied := mirrors.copy_next(self.home, self.mirror, "solver", 0)) is not None:
-            num_bytes += copied.num_bytes
-            num_bytes += mirrors.copy_files(self.home, self.mirror, "solver", copied.version, copied.left)
+        while (copied := mirror_next(self.home, self.mirror)) is not None:
+            newest = weights.latest(self.mirror, "solver") or 0
+            num_bytes += copied.num_bytes + mirrors.copy_files(self.home, self.mirror, "solver", newest, copied.left)
         return num_bytes
 
     def near(self, mirror: ObjectStore | None = None) -> tuple[ObjectStore, Counting, Counting]:
@@ -168,7 +169,7 @@ def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed
 
 def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_version(world: World) -> None:
     world.publish(8)
-    mirrors.copy_next(world.home, world.mirror, "solver", 0)
+    mirror_next(world.home, world.mirror)
     store, *_ = world.near()
     assert weights.latest(store, "solver") == 0
     world.now_s = LAG_MAX_S + 1
@@ -206,7 +207,7 @@ def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_o
             base=Held(weights.read_manifest(world.home, "solver", second - 1), model(second - 1)),
         )
         if second % 4 == 0:
-            mirrors.copy_next(world.home, world.mirror, "solver", 0)
+            mirror_next(world.home, world.mirror)
         if found := weights.newer(store, "solver", held.manifest.version):
             held = weights.read(store, "solver", found.version, held)
         furthest = max(furthest, second - held.manifest.version)
@@ -225,7 +226,7 @@ def test_a_mirror_one_version_behind_is_in_time_however_long(world: World) -> No
         weights.publish(world.home, "solver", second, model(second), base=before)
         if found := weights.newer(store, "solver", held.manifest.version):
             held = weights.read(store, "solver", found.version, held)
-        mirrors.copy_next(world.home, world.mirror, "solver", 0)  # just after the worker looked
+        mirror_next(world.home, world.mirror)  # just after the worker looked
     assert held.manifest.version == 58
     read = sum(len(world.home.get(key)) for key in world.home.list("weights/solver") if key.endswith("/manifest.json"))
     assert at_home.weights()["solver"] <= 2 * read  # manifests alone
@@ -317,7 +318,7 @@ def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
 
 
 def kept(world: World, leave: Callable[[float], bool], last: int | None = None) -> Pulse:
-    pulse = Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)
+    pulse = a_pulse(world)
     mirrors.keep(world.home, world.mirror, ["solver"], pulse, leave, last)
     return pulse
 
@@ -352,7 +353,7 @@ def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_s
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
-    assert mirrors.copy_next(world.home, world.mirror, "solver", 0) is not None
+    assert mirror_next(world.home, world.mirror) is not None
     store, at_home, _ = world.near()
     held = weights.read(store, "solver", 2)
     before = at_home.weights()["solver"]
@@ -369,7 +370,7 @@ def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is
     world.copy_all()
     publish_more(world.home, range(3, 5), anchors=range(3, 4))
     for _ in range(2):
-        mirrors.copy_next(world.home, world.mirror, "solver", 0)
+        mirror_next(world.home, world.mirror)
     assert len(weights_keys(world.home) - weights_keys(world.mirror)) == 1
     kept(world, lambda pause_s: False, last=4)
     assert weights_keys(world.mirror) == weights_keys(world.home)
@@ -392,3 +393,83 @@ def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_not
     kept(world, leave, last=5)
     assert weights_digest(weights.fetch(world.mirror, "solver", 5)) == weights_digest(model(5))
     assert looks < 20
+
+
+def test_a_mirror_that_cannot_be_asked_at_first_completes_its_anchor_later(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 4), anchors=range(3, 4))
+    mirror_next(world.home, world.mirror)
+    outage = Flaky(world.home.backend, fails=1)
+    home = replace(world.home, backend=outage, patience_s=1e-6)  # type: ignore[arg-type]  # it passes every verb on
+    mirrors.keep(home, world.mirror, ["solver"], a_pulse(world), no_leave, last=3)
+    assert outage.failed
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+
+
+def test_a_damaged_manifest_in_the_mirror_holds_up_no_newer_version(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    world.mirror.put(layout.manifest(layout.weights("solver", 2)), b"{}")
+    publish_more(world.home, range(3, 5), anchors=range(0))
+    kept(world, no_leave, last=4)
+    assert weights.latest(world.mirror, "solver") == 4
+
+
+def test_anchors_that_a_twin_showed_meanwhile_are_completed_too(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 6), anchors=range(3, 4))
+    looks = 0
+
+    def leave(pause_s: float) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            mirror_next(world.home, world.mirror)
+            mirror_next(world.home, world.mirror)
+        return False
+
+    kept(world, leave, last=5)
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+
+
+def test_an_anchors_file_that_home_lacks_holds_up_nothing(world: World) -> None:
+    world.publish(3)
+    publish_more(world.home, range(3, 5), anchors=range(3, 4))
+    (file,) = weights.read_manifest(world.home, "solver", 3).files
+    world.home.delete(f"{layout.weights('solver', 3)}/{file.name}")
+    pauses: list[float] = []
+
+    def leave(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return False
+
+    kept(world, leave, last=4)
+    assert weights.latest(world.mirror, "solver") == 4
+    assert max(pauses) <= mirrors.LOOK_INTERVAL_S
+
+
+class Flaky:
+    """A backend whose first reads of manifests of deltas fail."""
+
+    def __init__(self, backend: Any, fails: int) -> None:
+        self._backend, self._fails, self.failed = backend, fails, False
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._backend, verb)
+
+    def read(self, key: str) -> bytes:
+        if self._fails and key.endswith("00000003/manifest.json"):
+            self._fails, self.failed = self._fails - 1, True
+            raise TransientError("the store is away")
+        body: bytes = self._backend.read(key)
+        return body
+
+
+def no_leave(pause_s: float) -> bool:
+    return False
+
+
+def a_pulse(world: World) -> Pulse:
+    return Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)

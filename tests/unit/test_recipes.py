@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ConfigError
+from tasks.recipe_source import dump, parse
 from tasks.recipes import absolute_paths, filled, known_recipes, load, portable
 
 RECIPE = """\
@@ -340,6 +341,27 @@ def test_a_recipe_means_the_same_to_a_process_in_another_folder(
     assert (sent == named) == (named == "multi_policy_tiny")
 
 
-def test_a_recipe_that_is_text_is_sent_as_it_is() -> None:
-    text = "extends: multi_policy_tiny\nsteps: 4\n"
-    assert portable(text, elsewhere=True) == portable(text, elsewhere=False) == text
+def test_a_recipe_that_is_text_is_sent_with_what_it_extends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.yaml").write_text("extends: single_policy_tiny\nsteps: 7\n")
+    text = "extends: mine\nname: text\npolicies: {solver: {train: {lr: 5e-5}}}\n"
+    monkeypatch.chdir(tmp_path)
+    meant, sent = load(text), portable(text, elsewhere=False)
+    assert portable(text, elsewhere=True) == sent
+    monkeypatch.chdir("/")
+    assert load(sent) == meant
+
+
+def test_what_a_recipe_holds_is_sent_as_it_was() -> None:
+    values = {
+        "words": "😀 ä",
+        "number": "1e-4",
+        "small": 5e-05,
+        "endless": float("inf"),
+        "no": None,
+        "yes": "yes",
+        "list": [1, "2"],
+    }
+    source = parse("a: 1\n", "x")
+    source.data = {"data": values}
+    assert parse(dump(source), "y").data == {"data": values}

@@ -56,6 +56,7 @@ def test_a_name_belongs_to_one_version(run: ObjectStore) -> None:
         ("best", "solver", 6, "has no version 6 of 'solver'; `astraflow weights` lists"),
         ("best", "prover", 4, "has no version 4 of 'prover'"),
         ("best", "../x", 4, "'../x' cannot name"),
+        ("40", "solver", 4, "'40' would be taken for a version"),
     ],
 )
 def test_what_cannot_be_tagged_is_named(run: ObjectStore, name: str, policy: str, version: int, words: str) -> None:
@@ -72,7 +73,7 @@ def test_taking_away_what_nobody_gave_tells_the_tags_there_are(run: ObjectStore)
         tags.take(run, "best")
 
 
-@pytest.mark.parametrize("word", ["solver", "solver@", "@4", "solver@4x", "solver@-1", "solver@٤"])
+@pytest.mark.parametrize("word", ["solver", "solver@", "@4", "solver@4x", "solver@-1", "solver@٤", "solver@" + "9" * 5000])
 def test_a_word_that_names_no_version_is_told(word: str) -> None:
     with pytest.raises(ConfigError, match="names no version; write POLICY@VERSION"):
         tags.parse(word)
@@ -100,7 +101,19 @@ def test_a_tag_given_after_the_plan_stops_its_execution_before_data_is_deleted(r
     with pytest.raises(ConfigError, match="solver@2 was tagged good while this was planned; run gc again"):
         retention.retire(run, planned)
     assert weights_digest(weights.fetch(run, "solver", 2)) == weights_digest(model(2))
+    assert tags.give(run, "good", "solver", 2) == tags.read(run, "good"), "what was begun takes no tag away"
+    again = retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
+    assert again.returned == (1, 2)
+    retention.retire(run, again)
+    assert weights_digest(weights.fetch(run, "solver", 2)) == weights_digest(model(2))
     assert [key for key in run.list(layout.WEIGHTS) if key.endswith(layout.RETIRED)] == []
+
+
+def test_keys_that_are_no_tags_of_ours_and_tags_taken_away_meanwhile_hold_up_nothing(run: ObjectStore) -> None:
+    tags.give(run, "good", "solver", 2)
+    for stray in ("tags/.DS_Store", "tags/best", "tags/best.json.old", "tags/sub/best.json"):
+        run.put(stray, b"")
+    assert [tag.name for tag in tags.read_all(run)] == ["good"]
 
 
 def test_a_tag_that_cannot_be_read_lets_nothing_go(run: ObjectStore) -> None:

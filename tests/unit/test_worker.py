@@ -12,6 +12,7 @@ from storage.json_objects import encode
 from storage.objects import ObjectStore
 from storage.records import NOBODY, Lease, Stop
 from tests import builders
+from tests.builders import mirror_next
 from tests.fakes import publish_base
 from tests.workers import RunningWorker, answered, config, until, write_orders
 
@@ -73,7 +74,7 @@ def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: Obje
     run, url = memory_store.sub("runs/one"), "memory://a-mirror-of-a-worker"
     publish_base(run, ["solver"])
     write_orders(run, 1)
-    copied = mirrors.copy_next(run, mirrors.of_run(run, url), "solver", 0)
+    copied = mirror_next(run, mirrors.of_run(run, url))
     with RunningWorker(run, config(regions={"us-east": RegionConfig(mirror=url)})) as worker:
         until(answered(run, 1))
         worker.stop()
