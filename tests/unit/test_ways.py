@@ -295,6 +295,42 @@ def spoil(run: ObjectStore, key: str) -> None:
     run.put(key, body[:-60] + bytes([body[-60] ^ 1]) + body[-59:])
 
 
+def full(number: int) -> HostTensor:
+    return bf16(np.full((60, 50), number, dtype=np.uint16))
+
+
+def bumped(tensors: Model) -> dict[str, HostTensor]:
+    made = {name: tensor.bits.copy() for name, tensor in tensors.items()}
+    for bits in made.values():
+        bits[0, :5] += 1
+    return {name: bf16(bits) for name, bits in made.items()}
+
+
+@pytest.mark.parametrize("which", ["held", "spare"])
+def test_memory_whose_elements_do_not_lie_in_their_order_is_read_right_and_not_written(
+    memory_store: ObjectStore, which: str
+) -> None:
+    tensors = {"a": full(1)}
+    held = Held(weights.publish(memory_store, "solver", 0, tensors), tensors)
+    weights.publish(memory_store, "solver", 1, bumped(tensors), base=held)
+    turned = Held(held.manifest, {"a": bf16(np.asfortranarray(full(1).bits))})
+    found = weights.read(memory_store, "solver", 1, *([turned] if which == "held" else [held]), spare=turned)
+    assert weights_digest(found.tensors) == found.manifest.digest
+    assert (turned.tensors["a"].bits == 1).all()
+
+
+def test_an_array_that_is_spare_twice_or_held_as_well_is_not_written_twice(memory_store: ObjectStore) -> None:
+    tensors = {name: full(number) for number, name in enumerate("abc")}
+    held = Held(weights.publish(memory_store, "solver", 0, tensors), tensors)
+    weights.publish(memory_store, "solver", 1, bumped(tensors), base=held)
+    array = np.empty((60, 50), dtype=np.uint16)
+    for bits in ([array] * 3, [tensor.bits for tensor in held.tensors.values()]):
+        spare = Held(held.manifest, dict(zip("abc", map(bf16, bits), strict=True)))
+        found = weights.read(memory_store, "solver", 1, held, spare=spare)
+        assert weights_digest(found.tensors) == found.manifest.digest
+        assert weights_digest(held.tensors) == held.manifest.digest
+
+
 def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(43, size=2000))
     for key in memory_store.list(layout.weights("solver", 21)):
