@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +91,12 @@ class Laptop:
 
     def flow_processes(self) -> list[int]:
         """Processes of flow runs that live."""
-        return [one.pid for one in processes.marked(str(self.home.root)) if "deployments.flow_process" in one.cmdline()]
+        found = []
+        for one in processes.marked(str(self.home.root)):
+            with suppress(psutil.NoSuchProcess):  # it ends at this moment; a zombie counts as ended
+                if "deployments.flow_process" in one.cmdline():
+                    found.append(one.pid)
+        return found
 
     def flow_log(self, flow_run_id: str) -> str:
         """What the process of a flow run printed."""
