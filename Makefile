@@ -1,30 +1,42 @@
 # make run     a fresh clone trains two policies: makes .venv, installs, starts the local stack, shows the run
 # make test    the whole test suite
-# make check   what CI runs: lint, types, the rooms' borders, tests
+# make check   what CI runs: lint, dependencies, types, the rooms' borders, tests
 #
-# The versions stand in constraints.txt; pip takes them from the index this machine is configured for. torch comes from
-# there as well: on Linux that is a build with CUDA, of several GB. Who wants the small CPU build sets the environment
-# variable PIP_EXTRA_INDEX_URL to PyTorch's CPU index before the first `make`.
+# Packages are installed at exact versions, each file checked against the SHA-256 in requirements/locked.txt, from the index that
+# this machine's pip is configured for; nothing is built from source. Only torch is installed by its version alone: its
+# wheels differ between PyPI (on Linux a build with CUDA, of several GB), PyTorch's own indexes and mirrors, so that no list
+# of hashes fits all of them. It is installed without its dependencies, which locked.txt has, and those that only
+# a build with CUDA needs stand in requirements/cuda.txt. For the small build without CUDA, name PyTorch's CPU index:
+#
+#   make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
+#
+# That index is asked for torch and for nothing else.
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip install --quiet
+HASHED := $(PIP) --require-hashes --only-binary :all:
+FROM_TORCH_INDEX := $(if $(TORCH_INDEX),PIP_INDEX_URL=$(TORCH_INDEX))
+NEEDS_CUDA := import sys, importlib.metadata as m; sys.exit(not any("nvidia" in one or "cuda" in one for one in m.requires("torch") or []))
 ARGS ?=
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(SUPPORTED)' 2>/dev/null; then echo $$python; break; fi; done)
 
-.PHONY: help install run up down test check lint format types borders clean
+.PHONY: help install run up down test check lint deps format types borders lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run      train two policies together, on this machine (ARGS='--set steps=40' changes the recipe)"
 	@echo "make test     run the whole test suite (ARGS='-k leases' selects)"
-	@echo "make check    lint, types, import rules and tests: what CI runs"
+	@echo "make check    lint, dependencies, types, import rules and tests: what CI runs"
 	@echo "make up       start the local stack;  make down  stop it"
 	@echo "make format   put the code in its standard form"
+	@echo "make lock     write requirements/*.txt anew from pyproject.toml, keeping their versions where it allows; needs uv"
 	@echo "make clean    remove the environment and all caches; runs in .astraflow stay"
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "Python 3.11, 3.12 or 3.13 is needed; found: $$(python3 --version 2>&1 || echo none). Install one, or name it: make PYTHON=/path/to/python" >&2; \
 		exit 1; \
@@ -32,8 +44,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c '$(SUPPORTED)' || { \
 		echo "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,s3]"
+	$(HASHED) -r requirements/locked.txt
+	$(FROM_TORCH_INDEX) $(PIP) --no-deps --only-binary :all: -r requirements/torch.txt
+	if $(BIN)/python -c '$(NEEDS_CUDA)'; then \
+		$(if $(TORCH_INDEX),$(FROM_TORCH_INDEX) $(PIP) --only-binary :all: -r requirements/torch.txt,$(HASHED) -r requirements/cuda.txt); fi
+	$(PIP) --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check
 	@touch $@
 
 install: $(INSTALLED)
@@ -47,7 +63,7 @@ up down: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
 
-check: lint types borders test
+check: lint deps types borders test
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -57,11 +73,17 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+deps: $(INSTALLED)
+	$(BIN)/deptry .
+
 types: $(INSTALLED)
 	$(BIN)/mypy
 
 borders: $(INSTALLED)
 	$(BIN)/lint-imports
+
+lock:
+	$(PYTHON) requirements/lock.py $(ARGS)
 
 clean:
 	@if [ -x $(BIN)/astraflow ]; then $(BIN)/astraflow down; fi

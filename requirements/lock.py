@@ -1,0 +1,60 @@
+"""Writes the files of exact versions beside it from pyproject.toml: `make lock`. Needs uv.
+
+    pyproject.toml ──uv──▶ one resolution ─┬▶ locked.txt  every package but torch, with the SHA-256 of each of its files
+                                           ├▶ cuda.txt    the same for what only a build of torch with CUDA needs
+                                           └▶ torch.txt   torch's version alone: its files differ from index to index
+
+One resolution holds for Linux and macOS and for every Python that pyproject.toml allows. A version stays as it is in the
+files until pyproject.toml excludes it; remove its line, or give `--upgrade`, to get a newer one.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+PYPROJECT = FOLDER.parent / "pyproject.toml"
+FILES = ("locked.txt", "cuda.txt", "torch.txt")
+EXTRAS = ("dev", "s3")
+OLDEST_PYTHON = "3.11"
+CUDA = re.compile(r"(nvidia-|cuda-|triton$)")
+"""Names of packages that only a build of torch with CUDA depends on."""
+HEADERS = {
+    "locked.txt": "# Written by `make lock`. Every package but torch, for `pip install --require-hashes -r`.\n",
+    "cuda.txt": "# Written by `make lock`. What a torch with CUDA needs besides, for `pip install --require-hashes -r`.\n",
+    "torch.txt": "# Written by `make lock`. Without hashes: the files of one version differ from index to index.\n",
+}
+
+
+def main(options: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, resolved = Path(folder) / "build.in", Path(folder) / "resolved.txt"
+        wanted.write_text("\n".join(tomllib.loads(PYPROJECT.read_text())["build-system"]["requires"]))
+        resolved.write_text("".join((FOLDER / name).read_text() for name in FILES))
+        extras = [part for extra in EXTRAS for part in ("--extra", extra)]
+        command = ["uv", "pip", "compile", "--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes", "--no-header"]
+        command += ["--no-annotate", "--only-binary", ":all:", *extras, *options, "--output-file", str(resolved)]
+        subprocess.run([*command, str(PYPROJECT), str(wanted)], check=True, stdout=subprocess.DEVNULL)
+        entries = re.split(r"^(?=[A-Za-z])", resolved.read_text(), flags=re.MULTILINE)
+    for name, text in split(entry for entry in entries if entry).items():
+        (FOLDER / name).write_text(HEADERS[name] + text)
+
+
+def split(entries: Iterable[str]) -> dict[str, str]:
+    """File → its entries, of requirements with hashes such as `torch==2.13.0 \\\n    --hash=sha256:…`."""
+    texts = dict.fromkeys(FILES, "")
+    for entry in entries:
+        name = entry.partition("==")[0]
+        if name == "torch":
+            texts["torch.txt"] += entry.split()[0] + "\n"
+        else:
+            texts["cuda.txt" if CUDA.match(name) else "locked.txt"] += entry
+    return texts
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
