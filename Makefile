@@ -16,7 +16,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet
-HASHED := $(PIP) --require-hashes --only-binary :all:
+HASHED := $(PIP) --require-hashes --no-deps --only-binary :all:
 FROM_TORCH_INDEX := $(if $(TORCH_INDEX),PIP_INDEX_URL=$(TORCH_INDEX))
 NEEDS_CUDA := import sys, importlib.metadata as m; sys.exit(not any("nvidia" in one or "cuda" in one for one in m.requires("torch") or []))
 ARGS ?=
