@@ -70,6 +70,18 @@ def is_alive(process: Process) -> bool:
     return _find(process) is not None
 
 
+def cpu_s(process: Process) -> float:
+    """CPU time of the process, of its finished children and of its living descendants; 0 when it is gone."""
+    found = _find(process)
+    total = 0.0
+    for one in (found, *_descendants(found)) if found else ():
+        with contextlib.suppress(psutil.Error):
+            times = one.cpu_times()
+            total += times.user + times.system
+            total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+    return total
+
+
 def listens(process: Process, port: int) -> bool:
     """Whether it is this process, or a descendant of it, that listens on a TCP port: another may have been faster."""
     found = _find(process)

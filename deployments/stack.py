@@ -23,11 +23,14 @@ from deployments.start import Say, bring_up
 from storage import objects
 from storage.errors import AstraFlowError, ConfigError
 
-LOCK_TIMEOUT_S = 180.0
+LOCK_TIMEOUT_S = 1800.0
+"""Starting takes minutes on a busy machine; the lock of a command that died is free at once."""
 STOP_GRACE_S = 10.0
 DRAIN_GRACE_S = 45.0
 ANSWER_PATIENCE_S = 20.0
-"""For a busy Prefect server, before its flow runs are given up instead of being cancelled."""
+"""A Prefect server that neither answers nor works for so long is not asked to cancel its flow runs."""
+ANSWER_CPU_S = 60.0
+"""The same for one that has used so much CPU time without an answer."""
 
 
 def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
@@ -106,7 +109,7 @@ def _end_flow_runs(stack: Stack, say: Say) -> None:
         return
     try:
         answers = partial(readiness.answers, f"{stack.prefect_url}/health")
-        readiness.wait_until(answers, "the Prefect server", ANSWER_PATIENCE_S, server)
+        readiness.wait_until(answers, "the Prefect server", server, say, ANSWER_PATIENCE_S, ANSWER_CPU_S)
         cancelled, left = flow_runs.cancel_all(stack.prefect_url, register.TAG, processes_alive=bool(workers))
     except ConfigError:
         _tell_uncancelled(stack, "the Prefect server does not answer", say)

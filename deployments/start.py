@@ -15,9 +15,6 @@ from deployments.home import PROJECT, Home
 from deployments.record import MLFLOW, SERVER, Stack
 from storage.errors import ConfigError
 
-SERVER_TIMEOUT_S = 120.0
-MLFLOW_TIMEOUT_S = 120.0
-WORKER_TIMEOUT_S = 90.0
 FLOW_LOGS_MAX = 300
 """Logs of flow runs' processes that are kept."""
 
@@ -32,7 +29,7 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
     deployed = _deployment_digest(home, stack, ceiling)
     if deployed != stack.deployed:
         register.import_flows()  # a second or two of work while the server starts
-    _wait_for_prefect(stack)
+    _wait_for_prefect(stack, say)
     if deployed != stack.deployed:
         shared = environment.of_pool(environment.of_stack(home, stack, ceiling))
         pools.create(stack.prefect_url, sys.executable, shared)
@@ -40,12 +37,12 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
     if deployed != stack.deployed:
         register.register(stack.prefect_url)
         stack = record.save(home, replace(stack, deployed=deployed))
-    _wait_for_workers(stack, started)
+    _wait_for_workers(stack, started, say)
     if stack.own_server and not prefect_toml.write(home.prefect_toml, stack.prefect_url):
         say(f"{home.prefect_toml} is not ours and stays; for `prefect`, set PREFECT_API_URL={stack.prefect_url}")
     _prune_flow_logs(home)
     if wait_for_mlflow and stack.own_mlflow:
-        _wait_for_server(stack, MLFLOW, stack.mlflow_url, "MLflow", MLFLOW_TIMEOUT_S)
+        _wait_for_server(stack, MLFLOW, stack.mlflow_url, "MLflow", say)
     return record.save(home, replace(stack, ready=True))
 
 
@@ -62,9 +59,9 @@ def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
     return stack
 
 
-def _wait_for_prefect(stack: Stack) -> None:
+def _wait_for_prefect(stack: Stack, say: Say) -> None:
     if stack.own_server:
-        _wait_for_server(stack, SERVER, stack.prefect_url, "the Prefect server", SERVER_TIMEOUT_S)
+        _wait_for_server(stack, SERVER, stack.prefect_url, "the Prefect server", say)
     elif trouble := readiness.prefect_trouble(stack.prefect_url):
         raise ConfigError(
             f"the Prefect server at {stack.prefect_url} does not answer ({trouble}); "
@@ -72,14 +69,14 @@ def _wait_for_prefect(stack: Stack) -> None:
         )
 
 
-def _wait_for_server(stack: Stack, name: str, url: str, what: str, timeout_s: float) -> None:
+def _wait_for_server(stack: Stack, name: str, url: str, what: str, say: Say) -> None:
     """Until it answers, and it is ours that answers: two stacks that start at once may have found the same port free."""
     server = next(process for process in stack.processes if process.name == name)
 
     def serves() -> bool:
         return readiness.answers(f"{url}/health") and processes.listens(server, _port(url))
 
-    readiness.wait_until(serves, what, timeout_s, server)
+    readiness.wait_until(serves, what, server, say)
 
 
 def _start_workers(home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say) -> tuple[Stack, Mapping[str, str | None]]:
@@ -94,7 +91,7 @@ def _start_workers(home: Home, stack: Stack, ceiling: Mapping[str, str], say: Sa
     return stack, {name: before.get((name, programs.worker_name(name))) for name in idle}
 
 
-def _wait_for_workers(stack: Stack, before: Mapping[str, str | None]) -> None:
+def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) -> None:
     """Until Prefect shows each as ONLINE with a heartbeat that it did not have before the worker was started."""
     for pool, old_beat in before.items():
 
@@ -102,7 +99,7 @@ def _wait_for_workers(stack: Stack, before: Mapping[str, str | None]) -> None:
             beat = readiness.worker_beats(stack.prefect_url, [pool]).get((pool, programs.worker_name(pool)))
             return beat is not None and beat != old_beat
 
-        readiness.wait_until(beats, f"the worker of pool {pool}", WORKER_TIMEOUT_S, stack.process(_worker(pool)))
+        readiness.wait_until(beats, f"the worker of pool {pool}", stack.process(_worker(pool)), say)
 
 
 def _start(home: Home, stack: Stack, name: str, command: Sequence[str], extra: Mapping[str, str]) -> Stack:

@@ -3,7 +3,8 @@ pure function, so that every case can be tested as a table.
 
     member  ─ is its work done? (the store says)          ┐
             ─ its newest flow run (Prefect says)          ├─▶ decide ─▶ launch | lost | retire | keep
-            ─ how long has its heartbeat been silent?     ┘
+            ─ how long has its heartbeat been silent?     │
+            ─ does its process work? (this machine says)  ┘
 """
 
 from collections.abc import Mapping
@@ -83,6 +84,11 @@ class Phase(Enum):
     ENDED = "ended"
 
 
+SLOW_FACTOR = 10
+"""A silent member whose process works is given so many times the limit of silence: on a machine with ten times the work that it
+has cores for, everything takes ten times as long. One whose process is gone or idle is not."""
+
+
 class Decision(Enum):
     LAUNCH = "launch"
     LOST = "lost"
@@ -103,6 +109,8 @@ class Seen:
     silent_s: float | None
     """Since the attempt's heartbeat last changed, on the supervisor's clock; None before its first beat."""
     since_done_s: float = 0.0
+    works: bool = False
+    """Its process was found on this machine and used CPU time lately."""
 
 
 def decide(seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, stop_timeout_s: float) -> Decision:
@@ -112,8 +120,8 @@ def decide(seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, sto
         return Decision.RETIRE if active and seen.since_done_s > stop_timeout_s else Decision.KEEP
     if seen.phase in (Phase.NONE, Phase.ENDED):
         return Decision.LAUNCH
+    if seen.phase is Phase.SCHEDULED:
+        return Decision.KEEP  # another flow run would wait for the same worker
     limit_s = launch_timeout_s if seen.silent_s is None else heartbeat_limit_s
     silent_s = seen.since_launch_s if seen.silent_s is None else seen.silent_s
-    if active and silent_s > limit_s:
-        return Decision.LOST
-    return Decision.KEEP
+    return Decision.LOST if silent_s > (SLOW_FACTOR * limit_s if seen.works else limit_s) else Decision.KEEP

@@ -18,6 +18,7 @@ from storage.objects import ObjectStore
 from storage.records import Heartbeat, Stop
 from tasks import recipes
 from tasks.config import RunConfig
+from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import Decision, Member, Phase, Seen, decide, is_done, members_of
 
@@ -63,11 +64,18 @@ class _Watch:
     """This supervisor saw a flow run of it that had not ended; before that, what ended may have been cancelled long ago."""
     last_words: str = ""
     """The note of its last heartbeat."""
+    called_slow: str = ""
+    """The flow run that was last logged as slow."""
 
     @property
     def attempt(self) -> int:
         """The newest that Prefect or the store knows of; -1 before the first."""
         return max(self.launched.attempt if self.launched else -1, self.beat[0] if self.beat else -1)
+
+    @property
+    def has_beaten(self) -> bool:
+        """Whether the newest attempt has."""
+        return self.beat is not None and self.launched is not None and self.beat[0] == self.launched.attempt
 
     def hear(self, beat: Heartbeat, now: float) -> None:
         """An older attempt that lives on says nothing of the newest one."""
@@ -82,6 +90,7 @@ class Supervisor:
     pulse: Pulse
     launcher: Launcher
     clock: Callable[[], float] = time.monotonic
+    processes: FlowProcesses = field(default_factory=FlowProcesses)
     watches: dict[str, _Watch] = field(init=False)
 
     leave_within_s: float = field(init=False)
@@ -187,13 +196,14 @@ class Supervisor:
         if watch.abandoned or now < watch.not_before:
             return None
         launched = watch.launched
-        mine = watch.beat is not None and launched is not None and watch.beat[0] == launched.attempt
+        silent_s = now - watch.beat_at if watch.has_beaten else None
         seen = Seen(
             done=watch.done,
             phase=launched.phase if launched else Phase.NONE,
             since_launch_s=now - watch.launched_at,
-            silent_s=now - watch.beat_at if mine else None,
+            silent_s=silent_s,
             since_done_s=now - watch.done_at,
+            works=await self._works(watch, now),
         )
         decision = decide(
             seen,
@@ -211,6 +221,23 @@ class Supervisor:
             launches[watch.member.deployment] = launches.get(watch.member.deployment, 0) + 1
             return await self._launch(watch)
         return None
+
+    async def _works(self, watch: _Watch, now: float) -> bool:
+        """Whether a member that is silent for half of its limit has a process here that works. Before that nobody asks."""
+        settings, launched = self.config.supervise, watch.launched
+        if launched is None or watch.done:
+            return False
+        since, limit_s = (
+            (watch.beat_at, settings.heartbeat_limit_s) if watch.has_beaten else (watch.launched_at, settings.launch_timeout_s)
+        )
+        if launched.phase not in (Phase.PENDING, Phase.RUNNING) or now - since <= limit_s / 2:
+            self.processes.forget(launched.flow_run_id)
+            return False
+        works = await asyncio.to_thread(self.processes.works, launched.flow_run_id)
+        if works and now - since > limit_s and watch.called_slow != launched.flow_run_id:
+            watch.called_slow = launched.flow_run_id
+            log.warning("%s is silent for %.0f s, but its process works: waiting for it", watch.member.id, now - since)
+        return works
 
     async def _launch(self, watch: _Watch) -> Stop | None:
         """Start the member's next attempt, unless it keeps dying young."""

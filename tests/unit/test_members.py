@@ -19,10 +19,12 @@ LIMITS = {"launch_timeout_s": 60.0, "heartbeat_limit_s": 10.0, "stop_timeout_s":
         (False, Phase.ENDED, 5, 1, 0, Decision.LAUNCH),
         (False, Phase.ENDED, 5, None, 0, Decision.LAUNCH),
         (False, Phase.SCHEDULED, 59, None, 0, Decision.KEEP),
-        (False, Phase.SCHEDULED, 61, None, 0, Decision.LOST),
+        (False, Phase.SCHEDULED, 6100, None, 0, Decision.KEEP),
+        (False, Phase.SCHEDULED, 61, 11, 0, Decision.KEEP),
         (False, Phase.PENDING, 59, None, 0, Decision.KEEP),
         (False, Phase.PENDING, 61, None, 0, Decision.LOST),
         (False, Phase.RUNNING, 59, None, 0, Decision.KEEP),
+        (False, Phase.RUNNING, 61, None, 0, Decision.LOST),
         (False, Phase.RUNNING, 500, 9, 0, Decision.KEEP),
         (False, Phase.RUNNING, 500, 11, 0, Decision.LOST),
         (True, Phase.NONE, 0, None, 5, Decision.KEEP),
@@ -35,6 +37,22 @@ def test_decision(
     done: bool, phase: Phase, since_launch_s: float, silent_s: float | None, since_done_s: float, expected: Decision
 ) -> None:
     assert decide(Seen(done, phase, since_launch_s, silent_s, since_done_s), **LIMITS) is expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "since_launch_s", "silent_s", "expected"),
+    [
+        (Phase.PENDING, 599, None, Decision.KEEP),
+        (Phase.PENDING, 601, None, Decision.LOST),
+        (Phase.RUNNING, 5000, 99, Decision.KEEP),
+        (Phase.RUNNING, 5000, 101, Decision.LOST),
+        (Phase.ENDED, 5000, 50, Decision.LAUNCH),
+    ],
+)
+def test_a_silent_member_whose_process_works_is_slow_for_ten_times_the_limit(
+    phase: Phase, since_launch_s: float, silent_s: float | None, expected: Decision
+) -> None:
+    assert decide(Seen(False, phase, since_launch_s, silent_s, works=True), **LIMITS) is expected
 
 
 def test_the_default_recipe_has_a_trainer_for_each_policy_and_a_worker_in_each_region() -> None:

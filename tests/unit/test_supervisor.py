@@ -17,6 +17,7 @@ from storage.records import Heartbeat, Stop
 from tasks import recipes
 from tasks.config import RunConfig
 from tasks.supervision import supervisor
+from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import Member, Phase
 from tests.builders import tensors
@@ -100,12 +101,16 @@ class World:
         self.backend = Interrupted(self.run.backend)
         self.now_s = 1000.0
         self.launcher = ScriptedLauncher()
+        self.cpu_s: dict[str, float] = {}
+        """Flow run → CPU time of its process on this machine."""
         self.supervisor = self.restarted()
 
     def restarted(self) -> supervisor.Supervisor:
         pulse = Pulse(self.run, "supervisor", "supervisor", 0, 60.0)
         run = replace(self.run, backend=self.backend, patience_s=0.01)  # type: ignore[arg-type]  # it passes every verb on
-        return supervisor.Supervisor(run, self.config, pulse, self.launcher, clock=lambda: self.now_s)
+        clock = lambda: self.now_s  # noqa: E731 - two objects share it
+        processes = FlowProcesses(self.cpu_s.get, clock)
+        return supervisor.Supervisor(run, self.config, pulse, self.launcher, clock, processes)
 
     def look(self, rounds: int = 1, seconds: float = 1.0) -> Stop | None:
         stop = None
@@ -168,6 +173,61 @@ def test_a_member_whose_heart_stops_is_replaced_and_one_that_beats_is_kept(world
     world.look(seconds=limit_s - 1)
     world.look(seconds=2)
     assert world.launcher.crashed == ["trainer-verifier-0"]
+
+
+def test_a_member_that_no_worker_has_taken_is_waited_for(world: World) -> None:
+    world.look()
+    world.look(rounds=20, seconds=world.config.supervise.launch_timeout_s)
+    assert world.launcher.crashed == []
+    assert len(world.launcher.launched) == 7
+
+
+def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is_idle(world: World) -> None:
+    limit_s = world.config.supervise.heartbeat_limit_s
+    world.look()
+    world.run_all()
+    world.beat(1)
+    world.look()
+    for round_ in range(1, 16):
+        world.cpu_s["trainer-solver-0"] = 0.3 * round_
+        world.beat(1 + round_, *(member for member in world.launcher.runs if member != "trainer-solver"))
+        world.look(seconds=limit_s / 4)
+    assert world.launcher.crashed == [], "60 s of silence, three times the limit"
+    for round_ in range(2):
+        world.beat(20 + round_, *(member for member in world.launcher.runs if member != "trainer-solver"))
+        world.look(seconds=limit_s / 4)
+    assert world.launcher.crashed == ["trainer-solver-0"]
+
+
+def test_a_process_that_is_starting_is_waited_for_while_it_works(world: World) -> None:
+    limit_s = world.config.supervise.launch_timeout_s
+    world.look()
+    world.launcher.set("dataflow", Phase.PENDING)
+    world.launcher.set("evaluation", Phase.PENDING)
+    for round_ in range(12):
+        world.cpu_s["dataflow-0"] = 2.0 * round_
+        world.look(seconds=limit_s / 4)
+    assert world.launcher.crashed == ["evaluation-0"]
+
+
+def test_work_of_an_earlier_silence_says_nothing_of_this_one(world: World) -> None:
+    limit_s = world.config.supervise.heartbeat_limit_s
+    others = ["rollout-us-east-0", "rollout-eu-west-0", "trainer-verifier", "base-model", "dataflow", "evaluation"]
+    world.look(rounds=2)
+    world.run_all()
+    world.beat(1)
+    world.look()
+    world.cpu_s["trainer-solver-0"] = 1.0
+    world.beat(2, *others)
+    world.look(seconds=0.6 * limit_s)
+    world.cpu_s["trainer-solver-0"] = 100.0  # it was slow, and then went on
+    world.beat(3)
+    world.look(rounds=1, seconds=1)
+    world.beat(4, *others)
+    world.look(seconds=0.6 * limit_s)
+    world.beat(5, *others)
+    world.look(seconds=0.5 * limit_s)
+    assert world.launcher.crashed == ["trainer-solver-0"]
 
 
 def with_a_successor(world: World) -> None:
@@ -259,6 +319,7 @@ def test_an_outage_of_the_store_is_nobodys_silence(world: World) -> None:
     assert world.launcher.crashed == ["dataflow-0"]
     world.look(seconds=limit_s / 2)
     assert len(world.launcher.crashed) == 7, "after the outage, silence is silence again"
+    world.launcher.set("dataflow", Phase.RUNNING)
     world.look(seconds=world.config.supervise.launch_timeout_s + 1)
     assert "dataflow-1" in world.launcher.crashed
 
