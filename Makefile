@@ -10,7 +10,7 @@
 #
 #   make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #
-# That index is asked for torch and for nothing else.
+# That index is asked for torch, and for what only its build with CUDA needs, and for nothing else.
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
