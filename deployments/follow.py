@@ -27,7 +27,9 @@ LINE_INTERVAL_S = 5.0
 """Between two lines where there is no terminal to draw on."""
 FLOW_POLL_S = 3.0
 FINISH_TIMEOUT_S = 180.0
-"""For the supervisor's last acts, report and tracking, after the run itself has ended."""
+"""A supervisor that gave no sign of life for so long after the run's end is not waited for."""
+AWAY_LIMIT_S = 60.0
+"""A supervisor without a heartbeat has died when Prefect, too, does not answer for so long; either alone may be slow."""
 ENDED = ("completed", "cancelled", "failed")
 
 
@@ -64,6 +66,7 @@ class Follower:
         self.flow_seen = -math.inf
         self.prefect_away = False
         self.ended_at: float | None = None
+        self.lost_at: float | None = None
         self.asked = False
 
     def follow(self) -> Status | None:
@@ -123,14 +126,18 @@ class Follower:
             self.prefect_away = True
 
     def _is_over(self, seen: Status | None) -> bool:
-        """The run has ended and its supervisor with it; or its supervisor has, which then is all there will be: Prefect says
-        so, or is gone as well."""
-        if self.flow.final or (self.prefect_away and seen is not None and seen.state == "interrupted"):
+        """Whether the supervisor has ended: its flow run is final, or neither it nor Prefect answers, or it gave no sign of
+        life since the run's end."""
+        now = time.monotonic()
+        lost = self.prefect_away and seen is not None and seen.state == "interrupted"
+        self.lost_at = (self.lost_at or now) if lost else None
+        if self.flow.final or (self.lost_at is not None and now - self.lost_at >= AWAY_LIMIT_S):
             return True
         if seen is None or seen.state not in ENDED:
             return False
-        self.ended_at = self.ended_at or time.monotonic()
-        return time.monotonic() - self.ended_at > FINISH_TIMEOUT_S
+        if self.ended_at is None or seen.closing is not None:
+            self.ended_at = now
+        return now - self.ended_at > FINISH_TIMEOUT_S
 
     def _has_begun(self, run: ObjectStore) -> bool:
         """Whether the store shows this start of the run, and not only an earlier one that ended."""
@@ -217,15 +224,16 @@ def _base_model(run: ObjectStore) -> tuple[float | None, str]:
 
 
 def _lines(console: Console) -> Callable[[View], None]:
-    """Prints the addresses once, then a line every few seconds and whenever the state changes."""
-    shown_at, shown_state = -math.inf, ""
+    """Prints the addresses once, then a line every few seconds and whenever the state changes, or the step after the end."""
+    shown_at, shown_state = -math.inf, ("", "")
 
     def show(view: View) -> None:
         nonlocal shown_at, shown_state
         if shown_at < 0:
             for name, address in view.links.items():
                 console.print(f"{name:<8} {address}", highlight=False, soft_wrap=True)
-        state = view.status.state if view.status else view.flow_state
+        closing = view.status.closing.step if view.status and view.status.closing else ""
+        state = (view.status.state if view.status else view.flow_state, closing)
         if time.monotonic() - shown_at >= LINE_INTERVAL_S or state != shown_state:
             shown_at, shown_state = time.monotonic(), state
             console.print(live.line(view), highlight=False, soft_wrap=True)

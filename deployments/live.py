@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks import sizes
-from tasks.status import EvalStatus, PolicyStatus, Status
+from tasks.closing import ClosingStep
+from tasks.status import Closing, EvalStatus, PolicyStatus, Status
 from tasks.status_schema import MemberStatus
 
 BAR_WIDTH = 40
@@ -61,6 +62,10 @@ def line(view: View) -> str:
         return f"{head}  building the base models {view.base_model:.0%} {view.note}".rstrip()
     if status.state == "starting":
         return f"{head}  {status.reason or 'members are starting'}"
+    if status.closing is not None:
+        return f"{head}  {closing_words(status.closing)}"
+    if status.state in STATE_STYLES:
+        return f"{head}  its supervisor's flow run is {view.flow_state}"
     policies = [_policy_words(name, policy) for name, policy in status.policies.items()]
     tokens = sum(region.tokens_per_s for region in status.regions.values())
     workers = sum(region.workers for region in status.regions.values())
@@ -71,6 +76,19 @@ def line(view: View) -> str:
         *_newest_scores(status.evals),
     ]
     return "  ".join([*shown, status.reason] if status.state == "running" and status.reason else shown)
+
+
+def closing_words(closing: Closing) -> str:
+    """What is being done after the run's end. Example: `verifying shards 42%`."""
+    match closing.step:
+        case ClosingStep.LEAVING:
+            return f"waiting for members to leave: {closing.part}" if closing.part else "waiting for members to leave"
+        case ClosingStep.VERIFYING:
+            return f"verifying {closing.part} {closing.share:.0%}" if closing.part else "verifying every invariant"
+        case ClosingStep.REPORTING:
+            return "writing the report"
+        case ClosingStep.TRACKING:
+            return "registering metrics, report and models in MLflow"
 
 
 def policies_table(status: Status) -> Table:
@@ -164,7 +182,8 @@ def _progress(view: View) -> RenderableType:
         return _bar(view.base_model, f"building the base models, {view.base_model:.0%}  {view.note}")
     policies = view.status.policies.values()
     done, planned = min(policy.step for policy in policies), view.status.steps
-    return _bar(done / planned, f"{done} of {planned} steps  {view.status.reason}")
+    doing = closing_words(view.status.closing) if view.status.closing is not None else view.status.reason
+    return _bar(done / planned, f"{done} of {planned} steps  {doing}")
 
 
 def _bar(share: float, words: str) -> RenderableType:

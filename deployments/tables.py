@@ -31,6 +31,8 @@ def status_picture(status: Status) -> RenderableType:
         f"  {live.clock(status.elapsed_s)}  {status.reason}",
     )
     parts: list[RenderableType] = [head, live.policies_table(status), live.regions_table(status)]
+    if status.closing is not None:
+        parts.insert(1, Text(live.closing_words(status.closing)))
     parts += [Text(words, style="dim") for words in live.traffic_lines(status)]
     parts += [Text(words, style="yellow") for words in live.trouble_lines(status)]
     if status.evals:

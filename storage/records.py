@@ -339,7 +339,7 @@ class Heartbeat:
     pid: int
     host: str
     state: str
-    """`starting`, `working`, `waiting`, `draining`, `done`, `failed`."""
+    """`starting`, `working`, `waiting`, `draining`, `done`, `failed`; a supervisor's also a step after the run's end."""
     region: str = ""
     progress: Mapping[str, Number] = field(default_factory=dict)
     """Counters: `orders_done`, `episodes`, `tokens`, `step`, `closed_below`, …"""

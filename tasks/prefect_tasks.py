@@ -8,7 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage import objects, runs
-from storage.audit.verify import Verdict, verify
+from storage.audit.verify import Progress, Verdict, verify
 from storage.records import Stop
 from tasks.tracking import Tracker
 
@@ -29,9 +29,9 @@ def evaluation_task(evaluate: "Evaluate") -> "Evaluate":
 
 
 @task(name="verify", task_run_name="verify {run_id}", cache_policy=NO_CACHE, persist_result=False)
-def verify_run(run_id: str) -> Verdict:
+def verify_run(run_id: str, progress: Progress) -> Verdict:
     """Check every invariant of the run from the store alone."""
-    verdict = verify(runs.open_run(objects.default_store(), run_id))
+    verdict = verify(runs.open_run(objects.default_store(), run_id), progress)
     for violation in verdict.violations:
         log.error("invariant %d is broken at %s: %s", violation.invariant, violation.where, violation.what)
     return verdict

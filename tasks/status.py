@@ -15,11 +15,13 @@ from storage.backends import counting
 from storage.errors import CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Batch, Heartbeat, Stop
-from tasks import evals
+from tasks import closing, evals
+from tasks.closing import ClosingStep
 from tasks.config import RunConfig
-from tasks.status_schema import EvalStatus, MemberStatus, PolicyStatus, RegionStatus, RunSummary, State, Status
+from tasks.status_schema import Closing, EvalStatus, MemberStatus, PolicyStatus, RegionStatus, RunSummary, State, Status
 
 __all__ = [  # readers of a status need its types too
+    "Closing",
     "EvalStatus",
     "MemberStatus",
     "PolicyStatus",
@@ -75,6 +77,7 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
         run_id=record.run_id,
         state=state,
         reason=_reason(state, stop, beats),
+        closing=_closing(stop, beats, now, limit_s),
         deployment=record.deployment,
         started=record.created_s,
         elapsed_s=max(0.0, _end_s(state, stop, beats, now) - record.created_s),
@@ -173,6 +176,15 @@ def _reason(state: State, stop: Stop | None, beats: Iterable[Heartbeat]) -> str:
         last = f"; the last it said: {supervisor.note}" if supervisor and supervisor.note else ""
         return f"its supervisor is gone; start the run again with the same run id to go on{last}"
     return supervisor.note if supervisor else ""
+
+
+def _closing(stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> Closing | None:
+    supervisor = _beat(beats, "supervisor")
+    if stop is None or supervisor is None or not _is_alive(supervisor, now_s, limit_s):
+        return None
+    if supervisor.state not in {step.value for step in ClosingStep}:
+        return None  # it has not looked at the run since that was stopped
+    return Closing(step=ClosingStep(supervisor.state), part=supervisor.note, share=supervisor.progress.get(closing.SHARE, 0.0))
 
 
 def _end_s(state: State, stop: Stop | None, beats: Iterable[Heartbeat], now_s: float) -> float:

@@ -6,6 +6,7 @@ Filled by `status.py`.
 from typing import Literal
 
 from storage.frozen import Frozen
+from tasks.closing import ClosingStep
 
 State = Literal["starting", "running", "completed", "cancelled", "failed", "interrupted"]
 
@@ -74,11 +75,23 @@ class MemberStatus(Frozen):
     note: str
 
 
+class Closing(Frozen):
+    """What the supervisor does after the run's end."""
+
+    step: ClosingStep
+    part: str
+    """Of the step, for people; may be empty."""
+    share: float
+    """How much of the part is done, 0–1."""
+
+
 class Status(Frozen):
     run_id: str
     state: State
     reason: str
     """Why the run ended, or what it waits for."""
+    closing: Closing | None = None
+    """Null while the run goes on, and once its supervisor has left."""
     deployment: str
     started: float
     """Unix time of its creation."""

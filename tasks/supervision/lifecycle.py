@@ -23,9 +23,10 @@ from storage.errors import AstraFlowError, ConfigError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Stop
-from tasks import prefect_tasks, recipes, store_secret
+from tasks import closing, prefect_tasks, recipes, store_secret
+from tasks.closing import ClosingStep
 from tasks.config import RunConfig
-from tasks.supervision import supervisor
+from tasks.supervision import flow_processes, supervisor
 from tasks.supervision.launcher import PrefectLauncher, introduce, rival
 from tasks.termination import is_being_cancelled, sigterm_as_event
 from tasks.tracking import Tracker, tracking_uri
@@ -66,7 +67,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
         tracker = _tracker(run, name, config)
         async with _syncing(tracker, config.tracking.interval_s):
             stop = await _supervise(supervisor.Supervisor(run, config, pulse, PrefectLauncher(name)))
-        await _close(name, tracker, stop)
+        await _close(name, tracker, stop, pulse)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
     return Outcome(name, stop.state, stop.reason)
@@ -79,8 +80,9 @@ def made_up_run_id(name: str) -> str:
 
 
 async def _refuse_beside_a_living_one(run: ObjectStore, run_id: str, config: RunConfig) -> None:
-    """One run, one supervisor. One that Prefect still shows, but is not heard for the time after which a member counts as
-    lost, has died with its machine. ConfigError where another one lives."""
+    """One run, one supervisor. One that Prefect still shows, but whose process is not on this machine and whose heartbeat does
+    not change for the time after which a member counts as lost, has died with its machine. ConfigError where another one
+    lives."""
     other = await rival(run_id)
     if other is None:
         return
@@ -89,10 +91,16 @@ async def _refuse_beside_a_living_one(run: ObjectStore, run_id: str, config: Run
         await asyncio.sleep(config.supervise.heartbeat_interval_s)
         now = await asyncio.to_thread(_last_beat, run)
         if now is not None and now != before:
-            raise ConfigError(
-                f"run {run_id} is supervised already, by the flow run {other}; `astraflow status {run_id}` shows it, "
-                f"`astraflow cancel {run_id}` ends it"
-            )
+            raise _supervised(run_id, other)
+    if await asyncio.to_thread(flow_processes.cpu_seconds, other) is not None:  # it lives, and is slow
+        raise _supervised(run_id, other)
+
+
+def _supervised(run_id: str, flow_run_id: str) -> ConfigError:
+    return ConfigError(
+        f"run {run_id} is supervised already, by the flow run {flow_run_id}; `astraflow status {run_id}` shows it, "
+        f"`astraflow cancel {run_id}` ends it"
+    )
 
 
 def _last_beat(run: ObjectStore) -> tuple[float, int] | None:
@@ -157,11 +165,18 @@ async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[
             log.exception("tracking ended early; the end of the run tries once more")
 
 
-async def _close(run_id: str, tracker: Tracker | None, stop: Stop) -> None:
+async def _close(run_id: str, tracker: Tracker | None, stop: Stop, pulse: Pulse) -> None:
     """Verify, report, last tracking. Each may fail without failing the run, whose results are in the store."""
-    verdict = prefect_tasks.verify_run(run_id, return_state=True)
+
+    def verifying(part: str, share: float) -> None:
+        closing.record(pulse, ClosingStep.VERIFYING, part, share)
+
+    closing.record(pulse, ClosingStep.VERIFYING)
+    verdict = prefect_tasks.verify_run(run_id, verifying, return_state=True)
+    closing.record(pulse, ClosingStep.REPORTING)
     prefect_tasks.write_report(run_id, return_state=True)
     if tracker is not None:
+        closing.record(pulse, ClosingStep.TRACKING)
         tracked = prefect_tasks.finish_tracking(tracker, stop.state, return_state=True)
         link = await tracked.aresult(raise_on_failure=False)
         if isinstance(link, str):

@@ -16,8 +16,11 @@ from storage.errors import ConfigError, CorruptError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Heartbeat, Stop
-from tasks import recipes
+from tasks import closing, recipes
+from tasks.closing import ClosingStep
 from tasks.config import RunConfig
+from tasks.supervision.awaited import Awaited
+from tasks.supervision.awaited import words as awaited_words
 from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import Decision, Member, Phase, Seen, decide, is_done, members_of
@@ -64,6 +67,8 @@ class _Watch:
     """This supervisor saw a flow run of it that had not ended; before that, what ended may have been cancelled long ago."""
     last_words: str = ""
     """The note of its last heartbeat."""
+    state: str = ""
+    """The state of its last heartbeat."""
     called_slow: str = ""
     """The flow run that was last logged as slow."""
 
@@ -80,7 +85,8 @@ class _Watch:
     def hear(self, beat: Heartbeat, now: float) -> None:
         """An older attempt that lives on says nothing of the newest one."""
         if beat.attempt >= self.attempt and (beat.attempt, beat.beats) != self.beat:
-            self.beat, self.beat_at, self.last_words = (beat.attempt, beat.beats), now, beat.note
+            self.beat, self.beat_at = (beat.attempt, beat.beats), now
+            self.state, self.last_words = beat.state, beat.note
 
 
 @dataclass
@@ -142,8 +148,14 @@ class Supervisor:
             return Stop("completed", f"all policies reached version {self.config.steps}", time.time())
         newest = await self.launcher.newest()
         if newest is None:
+            self.pulse.update(note="waiting for the Prefect server, which does not answer")
             return None
         self._attach(newest)
+        stop = await self._act_on_all()
+        self.pulse.update(note=self._note())
+        return stop
+
+    async def _act_on_all(self) -> Stop | None:
         launches: dict[str, int] = {}
         try:
             for watch in self.watches.values():
@@ -154,6 +166,24 @@ class Supervisor:
             log.error("the run cannot go on: %s", error)
             return Stop("failed", str(error), time.time())
         return None
+
+    def _note(self) -> str:
+        """What the run waits for: the base models, then members that are not at work yet, then what the dataflow waits for."""
+        preparing = self.watches["base-model"]
+        if not preparing.done and preparing.last_words:
+            return preparing.last_words
+        now = self._now()
+        awaited = [
+            Awaited(
+                id=watch.member.id,
+                phase=watch.launched.phase if watch.launched else Phase.NONE,
+                since_s=now - watch.launched_at,
+                loading=watch.has_beaten,
+            )
+            for watch in self.watches.values()
+            if not (watch.done or watch.abandoned or (watch.has_beaten and watch.state != "starting"))
+        ]
+        return "; ".join(filter(None, (awaited_words(awaited), self.watches["dataflow"].last_words)))
 
     def _now(self) -> float:
         """The clock by which members are judged. It stands still while the store is out of sight, when nobody is heard."""
@@ -174,9 +204,6 @@ class Supervisor:
         preparing = beats.get("base-model")
         if preparing is not None and "base_model" in preparing.progress:
             self.pulse.update(progress={"base_model": preparing.progress["base_model"]})
-        # What a person should hear comes from whoever the others wait for: first the base model, then the dataflow.
-        speaker = beats.get("dataflow") if self.watches["base-model"].done else preparing
-        self.pulse.update(note=speaker.note if speaker else "")
         done = [watch.member.id for watch in self.watches.values() if watch.done]
         self.pulse.update(state="working", progress={"members": len(self.watches), "members_done": len(done)})
 
@@ -279,6 +306,7 @@ class Supervisor:
     async def _wind_down(self) -> None:
         """Members see `stop.json` and leave, also those whose process is still starting; who has not begun, or does not leave
         within the limit, is cancelled."""
+        closing.record(self.pulse, ClosingStep.LEAVING)
         found = await self.launcher.newest() or {}
         for launched in found.values():
             if launched.phase is Phase.SCHEDULED:
@@ -296,8 +324,10 @@ class Supervisor:
         deadline = self.clock() + limit_s
         while True:
             newest = await self.launcher.newest()
-            if newest is not None and all(found.phase is Phase.ENDED for found in newest.values()):
+            left = [member for member, found in (newest or {}).items() if found.phase is not Phase.ENDED]
+            if newest is not None and not left:
                 return True
+            closing.record(self.pulse, ClosingStep.LEAVING, ", ".join(sorted(left)))
             if self.clock() >= deadline:
                 return False
             await asyncio.sleep(self.config.supervise.poll_interval_s / 4)

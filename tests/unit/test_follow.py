@@ -12,9 +12,11 @@ from deployments.follow import Followed, Follower
 from deployments.home import Home
 from storage import runs
 from storage.errors import AstraFlowError, ConfigError
+from storage.heartbeats import Pulse
 from storage.objects import ObjectStore, open_store
 from storage.records import Stop
-from tasks import recipes
+from tasks import closing, recipes
+from tasks.closing import ClosingStep
 
 NOWHERE = "http://127.0.0.1:1/api"
 RUNNING = FlowRun("f", "Running", False, "")
@@ -164,11 +166,66 @@ def test_a_run_that_was_stopped_before_has_not_begun_until_its_new_supervisor_li
     assert "cancelled" not in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
 
 
-def test_a_run_that_was_left_by_its_whole_stack_is_not_watched_for_ever(followed: Followed) -> None:
+def _away() -> FlowRun:
+    raise ConfigError("the Prefect server does not answer")
+
+
+def test_a_run_whose_supervisor_and_prefect_are_slow_for_a_while_is_followed_to_its_end(followed: Followed) -> None:
+    run = _create(followed.store)
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+        return COMPLETED
+
+    last = Follower(followed, _console(False), read_flow=_script(_away, _away, _away, RUNNING, _away, end)).follow()
+    assert last is not None
+    assert last.state == "completed"
+
+
+def test_a_supervisor_that_still_works_after_the_end_is_waited_for_and_its_steps_are_shown(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "FINISH_TIMEOUT_S", 0.0)
+    run = _create(followed.store)
+    pulse = Pulse(run, "supervisor", "supervisor", 0, 3600.0)
+
+    def records(step: ClosingStep, part: str = "", share: float = 0.0) -> Callable[[], FlowRun]:
+        def act() -> FlowRun:
+            closing.record(pulse, step, part, share)
+            pulse._write()
+            return RUNNING
+
+        return act
+
+    def stop() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+        return records(ClosingStep.LEAVING, "evaluation")()
+
+    def end() -> FlowRun:
+        pulse.update(state="done")
+        pulse._write()
+        return COMPLETED
+
+    steps = [records(ClosingStep.VERIFYING, "shards", 0.42), records(ClosingStep.REPORTING), records(ClosingStep.TRACKING)]
+    console = _console(False)
+    last = Follower(followed, console, read_flow=_script(stop, *steps, end)).follow()
+    assert last is not None
+    assert last.closing is None
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    assert [line.partition("]")[2] for line in lines] == [
+        " completed  waiting for members to leave: evaluation",
+        " completed  verifying shards 42%",
+        " completed  writing the report",
+        " completed  registering metrics, report and models in MLflow",
+        " completed  its supervisor's flow run is Completed",
+    ]
+
+
+def test_a_run_that_was_left_by_its_whole_stack_is_not_watched_for_ever(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "AWAY_LIMIT_S", 0.2)
     _create(followed.store)
 
-    def away() -> FlowRun:
-        raise ConfigError("the Prefect server does not answer")
-
     with pytest.raises(AstraFlowError, match="the supervisor of tiny-1 ended before the run did"):
-        Follower(followed, _console(False), read_flow=_script(RUNNING, away)).follow()
+        Follower(followed, _console(False), read_flow=_script(RUNNING, _away)).follow()

@@ -124,6 +124,14 @@ def test_one_that_prefect_still_shows_but_nobody_hears_is_followed_by_the_next(
     assert len(looks) == 2 * silent == 12, "one look before, and one a beat until it would count as lost"
 
 
+def test_one_that_is_not_heard_but_whose_process_lives_on_this_machine_is_slow(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle.flow_processes, "cpu_seconds", {"f-1": 3.5}.get)
+    with pytest.raises(ConfigError, match="tiny-1 is supervised already, by the flow run f-1"):
+        _beside_another(memory_store, monkeypatch, lambda run: None)
+
+
 def test_one_that_leaves_meanwhile_is_followed_by_the_next(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     beats = iter([_beat(7, "working"), *[_beat(8, "done")] * 9])
 

@@ -1,8 +1,12 @@
+import io
+
+import pytest
 from rich.console import Console
 
-from deployments import live
+from deployments import live, tables
 from deployments.live import View
-from tasks.status import EvalStatus, MemberStatus, PolicyStatus, RegionStatus, Status
+from tasks.closing import ClosingStep
+from tasks.status import Closing, EvalStatus, MemberStatus, PolicyStatus, RegionStatus, Status
 
 
 def _policy(step: int, **measured: float) -> PolicyStatus:
@@ -97,6 +101,25 @@ def test_a_line_holds_steps_rewards_throughput_and_the_newest_scores() -> None:
 
 def test_a_line_before_the_run_exists_names_prefects_state() -> None:
     assert live.line(View("x", 0.0, "Scheduled", None)) == "[0:00] starting  waiting for the supervisor (Prefect: Scheduled)"
+
+
+@pytest.mark.parametrize(
+    ("closing", "words"),
+    [
+        (Closing(step=ClosingStep.LEAVING, part="", share=0.0), "waiting for members to leave"),
+        (Closing(step=ClosingStep.VERIFYING, part="", share=0.0), "verifying every invariant"),
+        (Closing(step=ClosingStep.VERIFYING, part="weights of solver", share=0.5), "verifying weights of solver 50%"),
+        (Closing(step=ClosingStep.REPORTING, part="", share=0.0), "writing the report"),
+    ],
+)
+def test_the_step_after_the_end_is_in_the_line_the_picture_and_the_status(closing: Closing, words: str) -> None:
+    status = _status("completed").model_copy(update={"closing": closing})
+    view = View("tiny-1", 65.0, "Running", status)
+    assert live.line(view) == f"[1:05] completed  {words}"
+    assert any(line.endswith(f"20 of 80 steps {words}") for line in _drawn(view))
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(tables.status_picture(status))
+    assert words in console.export_text().splitlines()
 
 
 def test_times_are_written_as_a_clock() -> None:

@@ -136,6 +136,17 @@ def test_what_stop_says_outweighs_every_heartbeat() -> None:
     assert found.elapsed_s == pytest.approx(30)
 
 
+def test_what_is_done_after_the_end_is_told_while_the_supervisor_beats() -> None:
+    made = running("status-closing")
+    made.stop("completed", "all done", made.created_s + 30)
+    assert status(made.store, RUN_ID, NOW_S).closing is None, "the supervisor has not looked yet"
+    made.beat("supervisor", "supervisor", NOW_S, state="verifying", note="shards", progress={"closing_share": 0.42})
+    found = status(made.store, RUN_ID, NOW_S + 1).closing
+    assert found is not None
+    assert (found.step, found.part, found.share) == ("verifying", "shards", 0.42)
+    assert status(made.store, RUN_ID, NOW_S + 100).closing is None, "the supervisor is gone"
+
+
 def test_a_run_that_does_not_exist_is_told_its_neighbours() -> None:
     with pytest.raises(ConfigError, match="did you mean tiny-1"):
         status(SmallRun("status-unknown").store, "tiny-2")

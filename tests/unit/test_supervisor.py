@@ -230,6 +230,60 @@ def test_work_of_an_earlier_silence_says_nothing_of_this_one(world: World) -> No
     assert world.launcher.crashed == ["trainer-solver-0"]
 
 
+def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(world: World) -> None:
+    note = lambda: world.supervisor.pulse.last.note  # noqa: E731 - read again and again
+    world.look()
+    assert note() == (
+        "waiting for: base-model (no worker has taken it yet, 0 s), dataflow (no worker has taken it yet, 0 s), "
+        "trainer-solver (no worker has taken it yet, 0 s), trainer-verifier (no worker has taken it yet, 0 s), "
+        "rollout-us-east-0 (no worker has taken it yet, 0 s), rollout-eu-west-0 (no worker has taken it yet, 0 s) and 1 more"
+    )
+    world.run_all()
+    world.launcher.set("trainer-solver", Phase.PENDING)
+    world.beat(1, *(member for member in world.launcher.runs if member not in ("trainer-solver", "rollout-us-east-0")))
+    world.look(seconds=12)
+    assert note() == (
+        "waiting for: trainer-solver (its process is starting, 12 s), rollout-us-east-0 (its process is starting, 12 s)"
+    )
+    heartbeat = Heartbeat("trainer", "trainer-solver", 0, 1, 1.0, 1.0, 1, "here", "starting")
+    world.run.put(layout.heartbeat("trainer", "trainer-solver"), encode(heartbeat))
+    world.beat(1, "rollout-us-east-0")
+    world.look(seconds=3)
+    assert note() == "waiting for: trainer-solver (loading, 15 s)"
+    world.beat(2)
+    world.look()
+    assert note() == ""
+
+
+def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_last(world: World) -> None:
+    def says(member: str, beats: int, words: str) -> None:
+        beat = Heartbeat("trainer", member, 0, beats, 1.0, 1.0, 1, "here", "working", note=words)
+        world.run.put(layout.heartbeat("trainer", member), encode(beat))
+
+    world.look()
+    world.run_all()
+    world.beat(1, *(member for member in world.launcher.runs if member != "evaluation"))
+    says("base-model", 2, "teaching the skill")
+    says("dataflow", 2, "nothing to train on")
+    world.look()
+    assert world.supervisor.pulse.last.note == "teaching the skill"
+    for policy in ("solver", "verifier"):
+        weights.publish(world.run, policy, 0, tensors())
+    world.look()
+    assert world.supervisor.pulse.last.note == ("waiting for: evaluation (its process is starting, 2 s); nothing to train on")
+
+
+def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world: World) -> None:
+    world.look()
+    world.run_all()
+    for member in world.launcher.runs:
+        if member not in ("evaluation", "dataflow"):
+            world.launcher.set(member, Phase.ENDED)
+    assert not asyncio.run(world.supervisor._all_left(0.0))
+    last = world.supervisor.pulse.last
+    assert (last.state, last.note) == ("leaving", "dataflow, evaluation")
+
+
 def with_a_successor(world: World) -> None:
     """Attempt 0 of trainer-solver fell silent, and attempt 1 has taken its place."""
     world.look()
