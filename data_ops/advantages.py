@@ -12,6 +12,14 @@ from data_ops.config import AdvantageConfig
 
 STD_EPS = 1e-5
 """Added to the standard deviation, so that a group with (almost) equal rewards does not explode."""
+EQUAL_REWARDS_TOLERANCE = 1e-6
+"""Rewards are equal when they differ by no more than this share of the largest absolute value among them.
+
+Above the rounding of float32 scores (6e-8 for each operation), and below what `STD_EPS` treats as a difference: with
+rewards of about 1 a spread of 1e-6 is divided by some 1e-5 and gives advantages below 0.1. With large rewards (and
+`reward_clip` above them) `STD_EPS` damps nothing: scores of about 1000 that differ by rounding alone (6e-5) would get
+advantages of ±0.6.
+"""
 
 Float64 = NDArray[np.float64]
 
@@ -22,17 +30,24 @@ def group_advantages(rewards: Float64, lengths: NDArray[np.int64], config: Advan
     1. DAPO's soft overlong penalty (arXiv 2503.14476): r += min(−(len − (L_max − T)) / T · f, 0), where T > 0.
     2. r = clip((r + bias) · scale, ± clip).
     3. `mean` (GRPO, arXiv 2402.03300): r − mean(r). `leave_one_out` (RLOO, arXiv 2402.14740): r_i − mean of the others.
-    4. Divided by std(r) + 1e-5, std with G − 1 degrees of freedom; not in Dr.GRPO (arXiv 2503.20783).
+    4. Divided by std(r) + 1e-5; not in Dr.GRPO (arXiv 2503.20783).
 
-    A group of one has std 1 and, having nothing to be compared with, advantage 0. Raises ValueError for other shapes.
+    std is that of the G rewards around their mean, with divisor G − 1, for both baselines: the group is a sample of
+    what the policy would get for the prompt, of which G − 1 gives the unbiased variance. `leave_one_out` divided by it
+    is `mean` times G / (G − 1). The public AstraFlow implementation takes the deviation around the means of the others
+    there, which is larger by the same factor, so that both baselines give the same. RLOO as published divides by
+    nothing: `baseline: leave_one_out` with `divide_by_std: false`.
+
+    Rewards that are equal after step 2 (`rewards_equal`), a single one among them, have nothing to be compared with:
+    advantage 0. Raises ValueError for other shapes.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     if rewards.ndim != 1 or not rewards.size or np.shape(lengths) != rewards.shape:
         raise ValueError(f"rewards and lengths must both be [G] with G ≥ 1, not {rewards.shape} and {np.shape(lengths)}")
     num_samples = rewards.size
     shaped = shape_rewards(rewards, lengths, config)
-    if num_samples == 1:
-        return np.zeros(1)
+    if rewards_equal(shaped):
+        return np.zeros(num_samples)
     centred: Float64 = shaped - shaped.mean()
     if config.baseline == "leave_one_out":
         # r_i − (S − r_i) / (G − 1) = (r_i − S / G) · G / (G − 1)
@@ -40,6 +55,14 @@ def group_advantages(rewards: Float64, lengths: NDArray[np.int64], config: Advan
     if config.divide_by_std:
         centred /= shaped.std(ddof=1) + STD_EPS
     return centred
+
+
+def rewards_equal(rewards: Float64) -> bool:
+    """Whether the rewards [G] are all the same up to rounding: max − min ≤ 1e-6 · max |r|. True for a single one.
+
+    Relative, because the rewards' scale is the workflow's choice; `0.3` equals `0.1 + 0.2`.
+    """
+    return bool(np.ptp(rewards) <= EQUAL_REWARDS_TOLERANCE * np.abs(rewards).max())
 
 
 def shape_rewards(rewards: Float64, lengths: NDArray[np.int64], config: AdvantageConfig) -> Float64:

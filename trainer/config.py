@@ -1,10 +1,13 @@
 """What a recipe says about training one policy. Free of torch."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from storage.frozen import Frozen
+
+WATER_FILLED_THRESHOLD = 0.04
+"""The threshold θ of M2PO's water-filled form where a recipe names none: that of the published code."""
 
 
 class LossConfig(Frozen):
@@ -15,14 +18,22 @@ class LossConfig(Frozen):
     """ppo_clip: 1 − clip_low is the lower bound of the ratio."""
     clip_high: float = Field(default=0.2, ge=0)
     dual_clip: float | None = Field(default=None, gt=1)
-    """ppo_clip: bound of the ratio where the advantage is negative."""
+    """Every loss: largest ratio that counts where the advantage is negative; none: no limit."""
+    m2_form: Literal["adaptive_clip", "token_mask", "water_filled"] = "adaptive_clip"
+    """m2po: which of the published forms."""
     m2_threshold: float = Field(default=0.01, gt=0)
-    """m2po: bound θ of the second moment of the log ratio."""
-    m2_form: Literal["adaptive_clip", "token_mask"] = "adaptive_clip"
+    """m2po: bound θ of the second moment of the log ratio; 0.04 where `m2_form: water_filled` names none."""
     aggregate: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """DAPO, GRPO and Dr.GRPO in turn."""
     constant_length: int | None = Field(default=None, ge=1)
     """Divisor of `aggregate: constant`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _threshold_of_the_form(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("m2_form") == "water_filled":
+            return {"m2_threshold": WATER_FILLED_THRESHOLD} | value
+        return value
 
     @model_validator(mode="after")
     def _constant_needs_length(self) -> "LossConfig":

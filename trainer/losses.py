@@ -18,6 +18,14 @@ M2_EPS_LOW_MAX = 0.95
 """M2PO's widest lower clip range: the ratio's lower bound never falls below 0.05."""
 M2_EPS_HIGH_MAX = 20.0
 """M2PO's widest upper clip range: the ratio's upper bound never exceeds 21."""
+FILLED_EPS_LOW_MIN = 0.3
+"""Narrowest lower clip range of M2PO's water-filled form: a ratio of 0.7 or more is never clipped."""
+FILLED_EPS_HIGH_MIN = 0.5
+"""Narrowest upper clip range of M2PO's water-filled form: a ratio of 1.5 or less is never clipped."""
+FILLED_UNCLIPPED_EPS_LOW = 1.0
+"""Lower clip range of the water-filled form where nothing is to be clipped: a ratio is never below 0."""
+FILLED_UNCLIPPED_EPS_HIGH = 99_999.0
+"""Upper clip range of the water-filled form where nothing is to be clipped: the ratio's upper bound is 100,000."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,21 +56,20 @@ def ppo_clip(
     """Clipped surrogate of PPO: −min(ρA, clip(ρ, 1−ε_lo, 1+ε_hi)·A).
 
     arXiv 1707.06347; asymmetric bounds: DAPO, arXiv 2503.14476. With a dual clip c > 1 (arXiv 1912.09729) the loss of a
-    token with A < 0 is at most −cA, which bounds what a huge ratio can do. Float32 or float64 [N] each.
+    token with A < 0 is at most −cA, which limits the weight of one token with a huge ratio: ε_hi never clips a token
+    with A < 0. Float32 or float64 [N] each.
     """
     _check_tokens(logprobs_N, behaviour_N, advantages_N)
-    ratio_N = torch.exp(logprobs_N - behaviour_N)
-    clipped_ratio_N = ratio_N.clamp(1.0 - bounds.eps_low, 1.0 + bounds.eps_high)
+    log_ratio_N = logprobs_N - behaviour_N
+    ratio_N = torch.exp(log_ratio_N.detach())
     free_N = -ratio_N * advantages_N
-    bound_N = -clipped_ratio_N * advantages_N
-    values_N = torch.maximum(free_N, bound_N)
-    silenced_N = bound_N > free_N
-    if dual_clip is not None:
-        ceiling_N = -dual_clip * advantages_N
-        above_N = (advantages_N < 0) & (values_N > ceiling_N)
-        values_N = torch.where(above_N, ceiling_N, values_N)
-        silenced_N = silenced_N | above_N
-    return TokenLoss(values_N, silenced_N.detach())
+    bound_N = -ratio_N.clamp(1.0 - bounds.eps_low, 1.0 + bounds.eps_high) * advantages_N
+    clipped_N = bound_N > free_N
+    if dual_clip is None:
+        return _limited(log_ratio_N, advantages_N, clipped_N, bound_N)
+    above_N = _above_dual_clip(ratio_N, advantages_N, dual_clip)
+    limit_N = torch.where(above_N, -dual_clip * advantages_N, bound_N)
+    return _limited(log_ratio_N, advantages_N, clipped_N | above_N, limit_N)
 
 
 def m2po_clip_bounds(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, threshold: float) -> ClipBounds:
@@ -85,6 +92,43 @@ def m2po_clip_bounds(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tens
     return ClipBounds(min(-math.expm1(-tau), M2_EPS_LOW_MAX), min(eps_high, M2_EPS_HIGH_MAX))
 
 
+def m2po_filled_bounds(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, threshold: float) -> ClipBounds:
+    """M2PO's water-filled bounds, for `ppo_clip` (arXiv 2510.01161, the form of the authors' published code).
+
+    T as in `m2po_clip_bounds`. When T is empty or mean(m over T) ≤ θ, nothing is clipped: (1, 99999). Otherwise τ is
+    such that the mean over T of min(m, τ²) is θ (`water_level`), ε_lo = max(1 − e^(−τ), 0.3), ε_hi = max(e^τ − 1, 0.5)
+    and at most 99999. A token beyond τ counts as if it stood at τ, where `m2po_clip_bounds` leaves it out of the mean. The
+    minima keep the bounds from falling below those of ordinary clipping. The published code takes for τ² the largest m
+    of a token that keeps the mean within θ; here the equation is solved. Constants: no gradient flows through them.
+    """
+    _check_tokens(logprobs_N, behaviour_N, advantages_N)
+    moments_T = second_moments(logprobs_N, behaviour_N)[clippable(logprobs_N, behaviour_N, advantages_N)]
+    level = water_level(moments_T, threshold)
+    if math.isinf(level):
+        return ClipBounds(FILLED_UNCLIPPED_EPS_LOW, FILLED_UNCLIPPED_EPS_HIGH)
+    tau = math.sqrt(level)
+    eps_high = math.expm1(min(tau, math.log1p(FILLED_UNCLIPPED_EPS_HIGH)))  # a huge τ would overflow
+    return ClipBounds(max(-math.expm1(-tau), FILLED_EPS_LOW_MIN), max(eps_high, FILLED_EPS_HIGH_MIN))
+
+
+def water_level(values_T: Tensor, mean: float) -> float:
+    """The level l with mean(min(v, l)) = `mean` over the values [T] ≥ 0; infinity when mean(v) ≤ `mean`, also for none.
+
+    With v ascending and s_k the sum of the k smallest, l = (mean · T − s_k) / (T − k) for the smallest k with
+    s_k + (T − k)·v_k ≥ mean · T: the first value that must be cut. Example: values 1, 2, 9 and mean 2 → level 3.
+    """
+    num_values = values_T.numel()
+    if num_values == 0 or float(values_T.mean()) <= mean:
+        return math.inf
+    sorted_T = values_T.double().sort().values
+    sums_T = torch.cat([sorted_T.new_zeros(1), sorted_T.cumsum(0)[:-1]])
+    counts_T = torch.arange(num_values, 0, -1, dtype=torch.float64, device=sorted_T.device)
+    total = mean * num_values
+    enough = torch.nonzero(sums_T + counts_T * sorted_T >= total)
+    k = int(enough[0]) if enough.numel() else num_values - 1  # none only where rounding decides
+    return (total - float(sums_T[k])) / (num_values - k)
+
+
 def m2po_keep(logprobs_N: Tensor, behaviour_N: Tensor, threshold: float) -> Tensor:
     """M2PO's token mask (arXiv 2510.01161, the form of the paper): bool [N], False on tokens to drop.
 
@@ -100,18 +144,24 @@ def m2po_keep(logprobs_N: Tensor, behaviour_N: Tensor, threshold: float) -> Tens
     return keep_N
 
 
-def masked_ratio(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, keep_N: Tensor) -> TokenLoss:
+def masked_ratio(
+    logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, keep_N: Tensor, dual_clip: float | None = None
+) -> TokenLoss:
     """The objective of M2PO's token mask: −MρA, unclipped, 0 on dropped tokens (arXiv 2510.01161, equation of J_M2PO).
 
-    Dropped tokens still count in the aggregation's divisor, as in the paper.
+    Dropped tokens still count in the aggregation's divisor, as in the paper. A dual clip c limits the loss of a kept
+    token with A < 0 to −cA, as in `ppo_clip`.
     """
     _check_tokens(logprobs_N, behaviour_N, advantages_N)
     if keep_N.dtype != torch.bool or keep_N.shape != logprobs_N.shape:
         raise ValueError(f"keep_N must be bool {list(logprobs_N.shape)}, found {keep_N.dtype} {list(keep_N.shape)}")
-    # Masking the log ratio before exp, not the product after it: inf · 0 would be NaN, also in the gradient.
-    log_ratio_N = torch.where(keep_N, logprobs_N - behaviour_N, 0.0)
-    values_N = torch.where(keep_N, -torch.exp(log_ratio_N) * advantages_N, 0.0)
-    return TokenLoss(values_N, ~keep_N)
+    log_ratio_N = logprobs_N - behaviour_N
+    nothing_N = torch.zeros_like(advantages_N)
+    if dual_clip is None:
+        return _limited(log_ratio_N, advantages_N, ~keep_N, nothing_N)
+    above_N = keep_N & _above_dual_clip(torch.exp(log_ratio_N.detach()), advantages_N, dual_clip)
+    limit_N = torch.where(above_N, -dual_clip * advantages_N, nothing_N)
+    return _limited(log_ratio_N, advantages_N, ~keep_N | above_N, limit_N)
 
 
 def second_moments(logprobs_N: Tensor, behaviour_N: Tensor) -> Tensor:
@@ -150,6 +200,18 @@ def constant_weights(lengths_B: Tensor, constant_length: int) -> Tensor:
     _check_lengths(lengths_B)
     num_sequences = max(int((lengths_B > 0).sum()), 1)
     return torch.where(lengths_B > 0, 1.0 / (num_sequences * constant_length), 0.0).float()
+
+
+def _limited(log_ratio_N: Tensor, advantages_N: Tensor, silenced_N: Tensor, limit_N: Tensor) -> TokenLoss:
+    """−ρA, and the constant `limit_N` on tokens whose gradient is taken away."""
+    # Masking the log ratio before exp, not the product after it: inf · 0 would be NaN, also in the gradient.
+    kept_N = torch.where(silenced_N, 0.0, log_ratio_N)
+    return TokenLoss(torch.where(silenced_N, limit_N, -torch.exp(kept_N) * advantages_N), silenced_N)
+
+
+def _above_dual_clip(ratio_N: Tensor, advantages_N: Tensor, dual_clip: float) -> Tensor:
+    """Bool [N]: tokens with A < 0 and ρ > c."""
+    return (advantages_N < 0) & (ratio_N > dual_clip)
 
 
 def _means_of_rest(sorted_N: Tensor) -> Tensor:

@@ -13,8 +13,10 @@ EPS = 1e-5
 def normalize(values_N: NDArray[np.float32]) -> NDArray[np.float32]:
     """(x − mean) / (std + 1e-5) over all loss tokens of a batch; mean and std (divisor N) in float64.
 
-    The whole batch, not a minibatch: how it is split must not change what a token is worth. Empty stays empty; one
-    value, or equal ones, become 0.
+    The whole batch, not a minibatch: how it is split must not change what a token is worth. The divisor is N, not
+    N − 1: the values are all there are and not a sample of more, and their mean square becomes 1 whatever N is. (The
+    public AstraFlow implementation divides by N − 1, which makes values smaller by the factor √(1 − 1/N), 5e-5 for
+    10,000 tokens.) Empty stays empty; one value, or equal ones, become 0.
     """
     if values_N.ndim != 1 or values_N.dtype != np.float32:
         raise ValueError(f"expected float32 [N], found {values_N.dtype} {list(values_N.shape)}")

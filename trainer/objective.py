@@ -17,6 +17,7 @@ from trainer.losses import (
     TokenLoss,
     constant_weights,
     m2po_clip_bounds,
+    m2po_filled_bounds,
     m2po_keep,
     masked_ratio,
     ppo_clip,
@@ -49,6 +50,8 @@ def constants(loss: LossConfig, logprobs_N: Tensor, behaviour_N: Tensor, advanta
         return Constants(bounds=ClipBounds(loss.clip_low, loss.clip_high))
     if loss.m2_form == "adaptive_clip":
         return Constants(bounds=m2po_clip_bounds(logprobs_N, behaviour_N, advantages_N, loss.m2_threshold))
+    if loss.m2_form == "water_filled":
+        return Constants(bounds=m2po_filled_bounds(logprobs_N, behaviour_N, advantages_N, loss.m2_threshold))
     return Constants(keep_N=m2po_keep(logprobs_N, behaviour_N, loss.m2_threshold))
 
 
@@ -57,11 +60,10 @@ def token_losses(
 ) -> TokenLoss:
     """The loss of each token, unweighted."""
     if fixed.keep_N is not None:
-        return masked_ratio(logprobs_N, behaviour_N, advantages_N, fixed.keep_N)
+        return masked_ratio(logprobs_N, behaviour_N, advantages_N, fixed.keep_N, loss.dual_clip)
     if fixed.bounds is None:
         raise ValueError("constants hold neither bounds nor a mask")
-    dual_clip = loss.dual_clip if loss.name == "ppo_clip" else None
-    return ppo_clip(logprobs_N, behaviour_N, advantages_N, fixed.bounds, dual_clip)
+    return ppo_clip(logprobs_N, behaviour_N, advantages_N, fixed.bounds, loss.dual_clip)
 
 
 def row_weights(loss: LossConfig, lengths: list[int]) -> list[float]:

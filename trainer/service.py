@@ -130,6 +130,8 @@ class _Trainer:
                 "does not; restore it, or start a new run"
             )
         self._standing = standing
+        if newest is not None and standing == self._step:
+            self._compare(self._engine.weights())
         self._pulse.update(versions={self._policy: standing})
         self._beat("starts from " + ("version 0" if newest is None else f"the checkpoint of step {newest.step}"))
         self._version_at_s = time.monotonic()
@@ -188,7 +190,7 @@ class _Trainer:
         self._publish(metrics)
         self._version_at_s = time.monotonic()
         self._beat("", tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
-        if self._step % self._config.checkpoint_every == 0 or self._step >= self._steps:
+        if self._step % self._config.checkpoint_every == 0:
             self._checkpoint()
 
     def _publish(self, metrics: dict[str, float]) -> None:
@@ -212,7 +214,7 @@ class _Trainer:
         elif not self._diverged:
             self._diverged = True
             note = (
-                f"training again from the checkpoint gave other bits at version {self._step} than were published. "
+                f"going on from the checkpoint gave other bits at version {self._step} than were published. "
                 f"The published versions up to {self._standing} stand; version {self._standing + 1} is the first "
                 "from this trainer's weights. On one CPU thread this should not happen"
             )

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,12 +13,14 @@ from trainer.losses import (
     clippable,
     divergence,
     m2po_clip_bounds,
+    m2po_filled_bounds,
     m2po_keep,
     masked_ratio,
     ppo_clip,
     second_moments,
     sequence_mean_weights,
     token_mean_weights,
+    water_level,
 )
 
 DIFFERENCES = st.floats(-8.0, 8.0, allow_nan=False)
@@ -39,6 +41,7 @@ def gradient(value: Tensor, logprobs: Tensor) -> Tensor:
     return torch.autograd.grad(value, logprobs)[0]
 
 
+@settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
 def test_what_the_token_mask_keeps_satisfies_the_constraint(tokens: list[tuple[float, float]], threshold: float) -> None:
     logprobs, behaviour, _ = tensors(tokens)
@@ -50,6 +53,7 @@ def test_what_the_token_mask_keeps_satisfies_the_constraint(tokens: list[tuple[f
         assert moments[~keep].min() >= moments[keep].max()
 
 
+@settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
 def test_the_token_mask_drops_no_more_than_it_must(tokens: list[tuple[float, float]], threshold: float) -> None:
     logprobs, behaviour, _ = tensors(tokens)
@@ -60,6 +64,7 @@ def test_the_token_mask_drops_no_more_than_it_must(tokens: list[tuple[float, flo
         assert with_smallest_dropped.mean().item() > threshold * (1 - 1e-12)
 
 
+@settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
 def test_dropped_tokens_have_no_gradient_and_kept_ones_that_of_their_ratio(
     tokens: list[tuple[float, float]], threshold: float
@@ -71,6 +76,7 @@ def test_dropped_tokens_have_no_gradient_and_kept_ones_that_of_their_ratio(
     assert torch.allclose(slope, expected)
 
 
+@settings(deadline=None)
 @given(TOKENS, THRESHOLDS, st.randoms())
 def test_bounds_do_not_depend_on_the_order_of_tokens(
     tokens: list[tuple[float, float]], threshold: float, random: object
@@ -83,6 +89,7 @@ def test_bounds_do_not_depend_on_the_order_of_tokens(
     assert first.eps_high == pytest.approx(second.eps_high, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
 def test_bounds_keep_within_their_caps(tokens: list[tuple[float, float]], threshold: float) -> None:
     bounds = m2po_clip_bounds(*tensors(tokens), threshold)
@@ -90,6 +97,7 @@ def test_bounds_keep_within_their_caps(tokens: list[tuple[float, float]], thresh
     assert 0.0 <= bounds.eps_high <= 20.0
 
 
+@settings(deadline=None)
 @given(TOKENS, st.floats(0.0, 0.9), st.floats(0.0, 5.0))
 def test_a_silenced_token_is_clippable_and_has_no_gradient(
     tokens: list[tuple[float, float]], eps_low: float, eps_high: float
@@ -101,6 +109,7 @@ def test_a_silenced_token_is_clippable_and_has_no_gradient(
     assert clippable(logprobs, behaviour, advantages)[loss.silenced_N].all()
 
 
+@settings(deadline=None)
 @given(TOKENS)
 def test_wide_bounds_leave_the_plain_policy_gradient(tokens: list[tuple[float, float]]) -> None:
     logprobs, behaviour, advantages = tensors(tokens)
@@ -108,15 +117,81 @@ def test_wide_bounds_leave_the_plain_policy_gradient(tokens: list[tuple[float, f
     assert torch.allclose(slope, -logprobs.detach().exp() * advantages)
 
 
+@settings(deadline=None)
 @given(TOKENS)
 def test_divergence_is_never_negative(tokens: list[tuple[float, float]]) -> None:
     logprobs, behaviour, _ = tensors(tokens)
     assert (divergence(logprobs, behaviour) >= 0).all()
 
 
+@settings(deadline=None)
 @given(LENGTHS)
 def test_weights_of_all_tokens_sum_to_one(lengths: list[int]) -> None:
     lengths_tensor = torch.tensor(lengths)
     for weights in (token_mean_weights(lengths_tensor), sequence_mean_weights(lengths_tensor)):
         total = float((weights.double() * lengths_tensor).sum())
         assert math.isclose(total, 1.0 if sum(lengths) else 0.0, abs_tol=1e-5)
+
+
+VALUES = st.lists(st.floats(0.0, 64.0, allow_nan=False), min_size=1, max_size=40)
+MEANS = st.floats(1e-4, 10.0)
+
+
+@settings(deadline=None)
+@given(VALUES, MEANS)
+def test_below_the_water_level_the_mean_is_the_given_one(values: list[float], mean: float) -> None:
+    tensor = torch.tensor(values, dtype=torch.float64)
+    level = water_level(tensor, mean)
+    if tensor.mean().item() <= mean:
+        assert level == math.inf
+    else:
+        assert tensor.clamp(max=level).mean().item() == pytest.approx(mean, rel=1e-9)
+
+
+@settings(deadline=None)
+@given(VALUES, MEANS, st.floats(1.0, 4.0))
+def test_the_water_level_rises_with_the_mean_and_falls_when_the_values_rise(
+    values: list[float], mean: float, factor: float
+) -> None:
+    tensor = torch.tensor(values, dtype=torch.float64)
+    level = water_level(tensor, mean)
+    assert water_level(tensor, mean * factor) >= level * (1 - 1e-9)
+    assert water_level(tensor * factor, mean) <= level * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(TOKENS, THRESHOLDS)
+def test_water_filled_bounds_keep_within_their_limits_and_widen_with_the_threshold(
+    tokens: list[tuple[float, float]], threshold: float
+) -> None:
+    bounds, wider = (m2po_filled_bounds(*tensors(tokens), each) for each in (threshold, 2 * threshold))
+    assert 0.3 <= bounds.eps_low <= wider.eps_low * (1 + 1e-12) <= 1.0 + 1e-9
+    assert 0.5 <= bounds.eps_high <= wider.eps_high * (1 + 1e-12) <= 99_999.0 + 1e-3
+
+
+@settings(deadline=None)
+@given(TOKENS, THRESHOLDS)
+def test_water_filled_bounds_hold_the_second_moment_of_the_clipped_ratios(
+    tokens: list[tuple[float, float]], threshold: float
+) -> None:
+    """What the form is for: of the clipped ratios over T, the mean of (log ρ)² is θ at most, up to the minima of ε."""
+    logprobs, behaviour, advantages = tensors(tokens)
+    bounds = m2po_filled_bounds(logprobs, behaviour, advantages, threshold)
+    in_t = clippable(logprobs, behaviour, advantages)
+    raised = bounds.eps_low == 0.3 or bounds.eps_high == 0.5
+    if in_t.any() and not raised:
+        ratios = logprobs.detach()[in_t].exp().clamp(1 - bounds.eps_low, 1 + bounds.eps_high)
+        assert ratios.log().square().mean().item() <= threshold * (1 + 1e-6)
+
+
+@settings(deadline=None)
+@given(TOKENS, st.floats(1.01, 10.0))
+def test_with_a_dual_clip_no_token_loses_more_than_its_limit(tokens: list[tuple[float, float]], dual_clip: float) -> None:
+    logprobs, behaviour, advantages = tensors(tokens)
+    everything = torch.ones(len(tokens), dtype=torch.bool)
+    for loss in (
+        ppo_clip(logprobs, behaviour, advantages, ClipBounds(0.2, 0.2), dual_clip),
+        masked_ratio(logprobs, behaviour, advantages, everything, dual_clip),
+    ):
+        limit = torch.where(advantages < 0, -dual_clip * advantages, math.inf)
+        assert (loss.values_N <= limit * (1 + 1e-12)).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data_ops.advantages import group_advantages, shape_rewards
+from data_ops.advantages import group_advantages, rewards_equal, shape_rewards
 from data_ops.config import AdvantageConfig
 
 SHORT = np.array([3, 3, 3, 3])
@@ -29,7 +29,8 @@ def test_leave_one_out_compares_each_with_the_mean_of_the_others() -> None:
 
 
 def test_leave_one_out_can_be_divided_by_the_deviation_too() -> None:
-    # std of 3, 0, 6 with two degrees of freedom: sqrt((0 + 9 + 9) / 2) = 3
+    # The deviation around the mean 3 with divisor G − 1: sqrt((0 + 9 + 9) / 2) = 3. Divisor G would be 2.449; the deviation
+    # around the means of the others, 3, 4.5 and 1.5, would be 4.5.
     values = group_advantages(np.array([3.0, 0.0, 6.0]), np.array([1, 1, 1]), AdvantageConfig(baseline="leave_one_out"))
     np.testing.assert_allclose(values, np.array([0.0, -4.5, 4.5]) / 3.00001, rtol=1e-12, atol=1e-12)
 
@@ -42,6 +43,46 @@ def test_a_group_of_one_has_nothing_to_be_better_than(baseline: str) -> None:
 
 def test_equal_rewards_give_zero_and_not_a_division_by_zero() -> None:
     assert group_advantages(np.array([0.5, 0.5]), np.array([1, 9]), AdvantageConfig()).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "equal"),
+    [
+        ([0.3, 0.1 + 0.2], True),
+        ([1.0], True),
+        ([0.0, 0.0], True),
+        ([-0.7, -0.7, -0.1 * 7], True),
+        ([0.0, 5e-324], False),  # relative: the scale is the workflow's choice
+        ([1.0, 1.0 + 0.9e-6], True),
+        ([1.0, 1.0 + 1.1e-6], False),
+        ([-1.0, -1.0 - 0.9e-6], True),
+        ([-1.0, -1.0 - 1.1e-6], False),
+        ([1000.0, 1000.0009], True),
+        ([1000.0, 1000.0011], False),
+        ([1e-9, 1.1e-9], False),
+        ([1.0, -1.0], False),
+        ([1.0, 1.0, 1.0, 0.0], False),
+    ],
+)
+def test_rewards_are_equal_up_to_a_millionth_of_their_scale(rewards: list[float], equal: bool) -> None:
+    assert rewards_equal(np.array(rewards)) is equal
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("divide_by_std", [True, False])
+@pytest.mark.parametrize("rewards", [[0.3, 0.1 + 0.2], [1000.0, 1000.00006], [0.1] * 7])
+def test_rewards_that_differ_by_rounding_have_no_advantage_at_all(
+    rewards: list[float], divide_by_std: bool, baseline: str
+) -> None:
+    config = AdvantageConfig.model_validate({"baseline": baseline, "divide_by_std": divide_by_std, "reward_clip": 1e6})
+    assert group_advantages(np.array(rewards), np.full(len(rewards), 3), config).tolist() == [0.0] * len(rewards)
+
+
+def test_equal_rewards_of_unequal_length_differ_by_the_overlong_penalty() -> None:
+    # 10 tokens of 10, window 4: 0.5 − 1 = −0.5; 3 tokens: 0.5. Mean 0, std sqrt(0.5) = 0.70710678
+    config = AdvantageConfig(overlong_tokens=4, overlong_max_tokens=10)
+    values = group_advantages(np.array([0.5, 0.5]), np.array([10, 3]), config)
+    np.testing.assert_allclose(values, np.array([-0.5, 0.5]) / 0.7071167811865476, rtol=1e-12)
 
 
 def test_nearly_equal_rewards_do_not_explode() -> None:

@@ -44,6 +44,12 @@ def test_zero_advantage_keeps_a_group_only_when_its_rewards_differ() -> None:
     assert not keeps(0.0, 0.0, 0.0)
 
 
+def test_zero_advantage_drops_rewards_that_differ_by_rounding_alone() -> None:
+    assert not keeps(0.3, 0.1 + 0.2)
+    assert not keeps(1000.0, 1000.00006, 1000.0)
+    assert keeps(1.0, 1.00001)
+
+
 def test_zero_advantage_drops_a_group_of_one() -> None:
     assert not keeps(1.0)
 

@@ -12,12 +12,14 @@ from trainer.losses import (
     constant_weights,
     divergence,
     m2po_clip_bounds,
+    m2po_filled_bounds,
     m2po_keep,
     masked_ratio,
     ppo_clip,
     second_moments,
     sequence_mean_weights,
     token_mean_weights,
+    water_level,
 )
 
 WIDE_OPEN = ClipBounds(0.95, 20.0)
@@ -78,6 +80,28 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens_only() -> None:
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0.0, 2.0, 0.0])
     assert loss.silenced_N.tolist() == [True, False, True]
+
+
+def test_dual_clip_begins_above_its_ratio_and_not_at_it() -> None:
+    logprobs = vector(0.0, math.log(3.0) + 1e-6).requires_grad_()
+    loss = ppo_clip(logprobs, vector(-math.log(2.0), 0.0), vector(-1.0, -1.0), ClipBounds(0.2, 0.2), dual_clip=2.0)
+    assert loss.silenced_N.tolist() == [False, True]
+    assert loss.values_N.tolist() == pytest.approx([2.0, 2.0])
+
+
+@pytest.mark.parametrize("difference", [25.0, 100.0, 1000.0])
+def test_a_ratio_of_any_size_is_limited_in_its_loss_and_gradient(difference: float) -> None:
+    """e^100 overflows float32 and e^1000 float64: the gradient of what is limited must not be 0 · inf."""
+    logprobs = torch.tensor([difference, 0.0], requires_grad=True)
+    nothing = torch.zeros(2)
+    bad = ppo_clip(logprobs, nothing, torch.tensor([-2.0, -1.0]), ClipBounds(0.2, 0.2), dual_clip=3.0)
+    kept = masked_ratio(logprobs, nothing, torch.tensor([-2.0, -1.0]), torch.tensor([True, True]), dual_clip=3.0)
+    good = ppo_clip(logprobs, nothing, torch.tensor([2.0, -1.0]), ClipBounds(0.2, 0.2))
+    for loss, value in ((bad, 6.0), (kept, 6.0), (good, -2.4)):
+        (slope,) = torch.autograd.grad(loss.values_N.sum(), logprobs)
+        assert loss.values_N.tolist() == pytest.approx([value, 1.0])
+        assert slope.tolist() == [0.0, 1.0]
+        assert loss.silenced_N.tolist() == [True, False]
 
 
 def test_ppo_clip_of_no_tokens_is_empty() -> None:
@@ -186,6 +210,81 @@ def test_a_dropped_token_with_an_infinite_ratio_leaves_no_trace() -> None:
     assert loss.values_N.tolist() == [0.0, -1.0]
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [0.0, -1.0]
+
+
+def test_dual_clip_limits_kept_tokens_with_a_negative_advantage_only() -> None:
+    logprobs = log_ratios(5.0, 2.0, 5.0, 5.0)
+    keep = torch.tensor([True, True, True, False])
+    loss = masked_ratio(logprobs, zeros(4), vector(-1.0, -1.0, 1.0, -1.0), keep, dual_clip=3.0)
+    loss.values_N.sum().backward()
+    assert loss.values_N.tolist() == pytest.approx([3.0, 2.0, -5.0, 0.0])
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, 2.0, -5.0, 0.0])
+    assert loss.silenced_N.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("values", "mean", "level"),
+    [
+        ([1.0, 2.0, 9.0], 2.0, 3.0),  # 1 + 2 + 3 = 6 = 3 · 2
+        ([9.0, 1.0, 2.0], 2.0, 3.0),
+        ([1.0, 2.0, 9.0], 5 / 3, 2.0),  # 1 + 2 + 2 = 5: the level is a value
+        ([1.0, 2.0, 9.0], 0.5, 0.5),  # all three are cut
+        ([1.0, 2.0, 9.0], 1.0, 1.0),
+        ([0.0, 0.0, 8.0], 1.0, 3.0),
+        ([4.0, 4.0], 1.0, 1.0),
+        ([5.0], 2.0, 2.0),
+        ([1.0, 2.0, 9.0], 4.0, math.inf),  # the mean itself
+        ([1.0, 2.0, 9.0], 5.0, math.inf),
+        ([], 1.0, math.inf),
+    ],
+)
+def test_the_water_level_is_where_the_mean_of_the_cut_values_is_the_given_one(
+    values: list[float], mean: float, level: float
+) -> None:
+    assert water_level(vector(*values), mean) == pytest.approx(level)
+
+
+def filled_of(differences: list[float], advantages: list[float], threshold: float) -> ClipBounds:
+    return m2po_filled_bounds(vector(*differences), zeros(len(differences)), vector(*advantages), threshold)
+
+
+def test_water_filled_bounds_hold_the_mean_of_the_cut_moments_at_the_threshold() -> None:
+    # m over T = 0.09, 1.0, 4.0 (two tokens are not in T), θ = 0.53: 0.09 + 2 τ² = 1.59, τ² = 0.75.
+    bounds = filled_of([0.3, -2.0, -1.0, 2.0, 2.0], [1.0, 1.0, -1.0, 1.0, -1.0], threshold=0.53)
+    tau = math.sqrt(0.75)
+    assert bounds.eps_low == pytest.approx(1.0 - math.exp(-tau))  # 0.579
+    assert bounds.eps_high == pytest.approx(math.exp(tau) - 1.0)  # 1.377
+
+
+def test_water_filled_bounds_never_fall_below_those_of_ordinary_clipping() -> None:
+    # τ = 0.2 would be 0.181 and 0.221; τ = 0.4 is 0.330 and 0.492: only the upper one is raised.
+    assert filled_of([1.0, 1.0], [1.0, -1.0], threshold=0.04) == ClipBounds(0.3, 0.5)
+    bounds = filled_of([1.0, 1.0], [1.0, 1.0], threshold=0.16)
+    assert (bounds.eps_low, bounds.eps_high) == (pytest.approx(1 - math.exp(-0.4)), 0.5)
+
+
+def test_water_filled_bounds_clip_nothing_up_to_a_mean_equal_to_the_threshold() -> None:
+    assert filled_of([0.5], [1.0], threshold=0.25) == ClipBounds(1.0, 99_999.0)
+    assert filled_of([-2.0, 2.0, 3.0], [1.0, -1.0, 0.0], threshold=0.01) == ClipBounds(1.0, 99_999.0)
+    assert filled_of([], [], threshold=0.01) == ClipBounds(1.0, 99_999.0)
+    assert filled_of([0.5], [1.0], threshold=0.2499) == ClipBounds(
+        pytest.approx(0.3934, abs=1e-3), pytest.approx(0.6484, abs=1e-3)
+    )
+
+
+def test_water_filled_bounds_of_a_huge_level_do_not_overflow() -> None:
+    bounds = filled_of([2000.0], [1.0], threshold=1e6)  # τ = 1000
+    assert (bounds.eps_low, bounds.eps_high) == (1.0, pytest.approx(99_999.0))
+
+
+def test_no_gradient_flows_through_water_filled_bounds() -> None:
+    logprobs = log_ratios(4.0, 1.2)
+    bounds = m2po_filled_bounds(logprobs, zeros(2), vector(1.0, 1.0), threshold=0.04)
+    ppo_clip(logprobs, zeros(2), vector(1.0, 1.0), bounds).values_N.sum().backward()
+    assert bounds == ClipBounds(0.3, 0.5)
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, -1.2])
 
 
 def test_moments_and_divergence_of_a_doubled_probability() -> None:

@@ -49,3 +49,22 @@ def test_one_that_shall_leave_tries_once_more_and_gives_up(pulse: Pulse) -> None
     with pytest.raises(TransientError):
         insist("reading", flaky, pulse, stop)
     assert flaky.calls == 1
+
+
+class NoPause(threading.Event):
+    """Remembers the pauses that are asked of it, and makes none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses_s: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses_s.append(timeout)
+        return False
+
+
+def test_pauses_double_from_half_a_second_to_ten(memory_store: ObjectStore) -> None:
+    pulse = Pulse(memory_store, "trainer", "trainer-solver", attempt=0, interval_s=60.0)
+    stop = NoPause()
+    assert insist("reading", Flaky(7, TransientError("the store is away")), pulse, stop) == 42
+    assert stop.pauses_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]

@@ -61,6 +61,16 @@ class DriftingEngine(CountingEngine):
     drift = 100
 
 
+class WideEngine(CountingEngine):
+    """Its weight is wide enough, and changes in so little, that a delta is smaller than the whole."""
+
+    def weights(self) -> dict[str, HostTensor]:
+        return wide_weight_of(self.value)
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self.value = int(tensors["weight"].bits[-1])
+
+
 BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
 """What an engine does before each step, by its seed: how a test reaches into a running trainer."""
 
@@ -83,6 +93,12 @@ class AwayBackend:
 
 def weight_of(value: int) -> dict[str, HostTensor]:
     return {"weight": HostTensor("U8", (1,), np.array([value], dtype=np.uint8))}
+
+
+def wide_weight_of(value: int) -> dict[str, HostTensor]:
+    bits = np.random.default_rng(0).integers(0, 2**16, 4096).astype(np.uint16)
+    bits[-1] = value
+    return {"weight": HostTensor("BF16", (4096,), bits)}
 
 
 @pytest.fixture
@@ -194,6 +210,47 @@ def test_versions_published_after_the_checkpoint_are_trained_through_again_and_s
     trained(run, steps=4)
     assert published(run) == [0, 1, 2, 3, 4]
     assert [weights.read_manifest(run, POLICY, version).write_id for version in (1, 2, 3)] == write_ids
+
+
+def test_after_training_again_to_the_same_bits_the_next_version_is_a_delta(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1, 2, 3)
+    for version in (1, 2):  # published before the trainer was killed, without a checkpoint
+        weights.publish(memory_store, POLICY, version, wide_weight_of(version))
+    wide = CONFIG.model_copy(update={"engine": "tests.unit.test_trainer_service:WideEngine"})
+    trained(memory_store, steps=3, config=wide)
+    assert weights.read_manifest(memory_store, POLICY, 3).kind == "delta"
+    assert int(weights.fetch(memory_store, POLICY, 3)["weight"].bits[-1]) == 3
+
+
+def test_after_a_resume_from_the_checkpoint_of_the_newest_version_the_next_one_is_a_delta(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1, 2, 3)
+    wide = CONFIG.model_copy(update={"engine": "tests.unit.test_trainer_service:WideEngine"})
+    trained(memory_store, steps=2, config=wide)
+    assert checkpoint_steps(memory_store) == [2]
+    trained(memory_store, steps=3, config=wide)
+    assert weights.read_manifest(memory_store, POLICY, 3).kind == "delta"
+    assert int(weights.fetch(memory_store, POLICY, 3)["weight"].bits[-1]) == 3
+
+
+def test_after_training_again_to_other_bits_the_next_version_is_an_anchor(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1, 2)
+    weights.publish(memory_store, POLICY, 1, wide_weight_of(77))
+    wide = CONFIG.model_copy(update={"engine": "tests.unit.test_trainer_service:WideEngine"})
+    trained(memory_store, steps=2, config=wide)
+    assert weights.read_manifest(memory_store, POLICY, 2).kind == "anchor"
+    assert [int(weights.fetch(memory_store, POLICY, each)["weight"].bits[-1]) for each in (1, 2)] == [77, 2]
+
+
+def test_a_trainer_that_was_never_resumed_publishes_deltas(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1, 2, 3, 4)
+    wide = CONFIG.model_copy(update={"engine": "tests.unit.test_trainer_service:WideEngine", "anchor_every": 3})
+    trained(memory_store, steps=4, config=wide)
+    kinds = [weights.read_manifest(memory_store, POLICY, version).kind for version in (1, 2, 3, 4)]
+    assert kinds == ["delta", "delta", "anchor", "delta"]
 
 
 def test_where_training_again_gives_other_bits_the_published_versions_stand_and_it_says_so(

@@ -1,0 +1,219 @@
+"""Training by the plainest computation: one row at a time, no padding, every formula written out, in float64.
+
+What a train engine must agree with up to float32. Written from `docs/train_engine.md`; shares no code with `trainer/`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.records import Batch, HostTensor, Row
+from tests.trainer_cases import reference_model
+from trainer.config import LossConfig, TrainConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Token:
+    """One loss token of a minibatch."""
+
+    logprob: Tensor
+    """Differentiable scalar."""
+    entropy: float
+    behaviour: float
+    advantage: float
+    row: int
+    """Place of its row in the minibatch."""
+
+    @property
+    def log_ratio(self) -> float:
+        return self.logprob.item() - self.behaviour
+
+    @property
+    def moment(self) -> float:
+        return self.log_ratio**2
+
+    @property
+    def may_be_clipped(self) -> bool:
+        return self.advantage * self.log_ratio > 0
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def adaptive_bounds(tokens: list[Token], threshold: float) -> tuple[float, float]:
+    moments = sorted((token.moment for token in tokens if token.may_be_clipped), reverse=True)
+    if not moments or mean(moments) <= threshold:
+        return 0.95, 20.0
+    within = [k for k in range(len(moments)) if mean(moments[k:]) < threshold]
+    tau = math.sqrt(moments[within[0] if within else -1])
+    return min(1 - math.exp(-tau), 0.95), min(math.exp(tau) - 1, 20.0)
+
+
+def water_filled_bounds(tokens: list[Token], threshold: float) -> tuple[float, float]:
+    """τ² by bisection."""
+    moments = [token.moment for token in tokens if token.may_be_clipped]
+    if not moments or mean(moments) <= threshold:
+        return 1.0, 99_999.0
+    low, high = 0.0, max(moments)
+    for _ in range(100):
+        middle = (low + high) / 2
+        if mean([min(moment, middle) for moment in moments]) < threshold:
+            low = middle
+        else:
+            high = middle
+    tau = math.sqrt(low)
+    return max(1 - math.exp(-tau), 0.3), max(math.exp(tau) - 1, 0.5)
+
+
+def masked(tokens: list[Token], threshold: float) -> set[int]:
+    """Numbers of the tokens that are dropped."""
+    left = sorted(range(len(tokens)), key=lambda number: tokens[number].moment)
+    while left and mean([tokens[number].moment for number in left]) > threshold:
+        left.pop()
+    return set(range(len(tokens))) - set(left)
+
+
+def token_loss(token: Token, bounds: tuple[float, float] | None, dual_clip: float | None) -> tuple[Tensor, bool]:
+    """(loss, whether a bound took its gradient away)."""
+    ratio, A = torch.exp(token.logprob - token.behaviour), token.advantage
+    loss, silenced = -ratio * A, False
+    if bounds:
+        low, high = 1 - bounds[0], 1 + bounds[1]
+        if (A > 0 and ratio > high) or (A < 0 and ratio < low):
+            loss, silenced = torch.tensor(-(high if A > 0 else low) * A, dtype=torch.float64), True
+    if dual_clip is not None and A < 0 and ratio > dual_clip:
+        loss, silenced = torch.tensor(-dual_clip * A, dtype=torch.float64), True
+    return loss, silenced
+
+
+class PlainTrainer:
+    """Adam, clipping, warm-up, minibatches and losses as the docs say them."""
+
+    def __init__(self, config: TrainConfig, weights: Mapping[str, HostTensor], seed: int) -> None:
+        self.config, self.seed = config, seed
+        self.model = reference_model(weights).double()
+        self.parameters = dict(self.model.named_parameters())
+        self.first = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.second = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.num_updates = 0
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        warm = min(1.0, batch.step / self.config.warmup_steps) if self.config.warmup_steps else 1.0
+        lr = self.config.lr * warm
+        advantages = self._advantages(batch)
+        order = np.random.default_rng([self.seed, batch.step]).permutation(len(batch.rows))
+        seen: list[Token] = []
+        silenced = 0
+        losses, norms, all_bounds = [], [], []
+        for part in np.array_split(order, self.config.minibatches):
+            tokens = [
+                token
+                for place, number in enumerate(part)
+                for token in self._tokens(batch.rows[number], advantages[number], place)
+            ]
+            loss, bounds, num_silenced = self._loss(tokens)
+            gradients = dict(zip(self.parameters, torch.autograd.grad(loss, list(self.parameters.values())), strict=True))
+            norms.append(math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values())))
+            self._adam(gradients, min(1.0, self.config.grad_clip / norms[-1]), lr)
+            losses.append(loss.item())
+            silenced += num_silenced
+            seen += tokens
+            if bounds:
+                all_bounds.append(bounds)
+        ratios = [token.log_ratio for token in seen]
+        moments = [token.moment for token in seen if token.may_be_clipped]
+        staleness = [batch.step - 1.0 - row.min_version for row in batch.rows]
+        metrics = {
+            "trainer/loss": mean(losses),
+            "trainer/kl/mean": mean([math.exp(each) - 1 - each for each in ratios]),
+            "trainer/ratio/mean": mean([math.exp(each) for each in ratios]),
+            "trainer/entropy/mean": mean([token.entropy for token in seen]),
+            "trainer/m2/mean": mean(moments) if moments else 0.0,
+            "trainer/masked_share": silenced / len(seen),
+            "trainer/grad_norm": mean(norms),
+            "trainer/lr": lr,
+            "trainer/skipped": 0.0,
+            "trainer/tokens": float(len(seen)),
+            "trainer/sequences": float(len(batch.rows)),
+            "trainer/reward/mean": mean([row.reward for row in batch.rows]),
+            "trainer/staleness/mean": mean(staleness),
+            "trainer/staleness/max": max(staleness),
+        }
+        if all_bounds:
+            metrics["trainer/clip_low"] = mean([low for low, _ in all_bounds])
+            metrics["trainer/clip_high"] = mean([high for _, high in all_bounds])
+        return metrics
+
+    def _advantages(self, batch: Batch) -> list[list[float]]:
+        """Of each row's loss tokens in turn."""
+        given = [[float(each) for each in row.advantages[row.loss_mask]] for row in batch.rows]
+        if not self.config.normalize_advantages:
+            return given
+        every = [each for row in given for each in row]
+        std = math.sqrt(mean([(each - mean(every)) ** 2 for each in every]))
+        return [[(each - mean(every)) / (std + 1e-5) for each in row] for row in given]
+
+    def _tokens(self, row: Row, advantages: list[float], place: int) -> list[Token]:
+        logits = self.model(input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False).logits[0]
+        positions = np.flatnonzero(row.loss_mask)
+        found = []
+        for position, advantage in zip(positions, advantages, strict=True):
+            logprobs = torch.log_softmax(logits[position - 1] / row.temperature, dim=-1)
+            entropy = -(logprobs.exp() * logprobs).sum().item()
+            token = logprobs[int(row.tokens[position])]
+            found.append(Token(token, entropy, float(row.logprobs[position]), advantage, place))
+        return found
+
+    def _loss(self, tokens: list[Token]) -> tuple[Tensor, tuple[float, float] | None, int]:
+        """(the minibatch's loss, its bounds, how many tokens are silenced)."""
+        loss = self.config.loss
+        bounds: tuple[float, float] | None = None
+        dropped: set[int] = set()
+        if loss.name == "ppo_clip":
+            bounds = loss.clip_low, loss.clip_high
+        elif loss.m2_form == "adaptive_clip":
+            bounds = adaptive_bounds(tokens, loss.m2_threshold)
+        elif loss.m2_form == "water_filled":
+            bounds = water_filled_bounds(tokens, loss.m2_threshold)
+        else:
+            dropped = masked(tokens, loss.m2_threshold)
+        total, num_silenced = torch.zeros((), dtype=torch.float64), len(dropped)
+        for number, token in enumerate(tokens):
+            if number not in dropped:
+                value, silenced = token_loss(token, bounds, loss.dual_clip)
+                total = total + _weight(loss, tokens, token) * value
+                num_silenced += silenced
+        return total, bounds, num_silenced
+
+    def _adam(self, gradients: Mapping[str, Tensor], scale: float, lr: float) -> None:
+        self.num_updates += 1
+        beta1, beta2 = self.config.betas
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                gradient = scale * gradients[name]
+                self.first[name] = beta1 * self.first[name] + (1 - beta1) * gradient
+                self.second[name] = beta2 * self.second[name] + (1 - beta2) * gradient**2
+                first = self.first[name] / (1 - beta1**self.num_updates)
+                second = self.second[name] / (1 - beta2**self.num_updates)
+                decay = self.config.weight_decay if parameter.dim() >= 2 else 0.0
+                parameter.mul_(1 - lr * decay)
+                parameter.sub_(lr * first / (second.sqrt() + self.config.eps))
+
+
+def _weight(loss: LossConfig, tokens: list[Token], token: Token) -> float:
+    """What the token counts; `tokens` are all of its minibatch."""
+    if loss.aggregate == "token_mean":
+        return 1 / len(tokens)
+    num_rows = len({each.row for each in tokens})
+    if loss.aggregate == "constant":
+        assert loss.constant_length is not None
+        return 1 / (num_rows * loss.constant_length)
+    return 1 / (num_rows * sum(each.row == token.row for each in tokens))
