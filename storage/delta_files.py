@@ -63,7 +63,6 @@ def write(
     write_id: str,
     *,
     bytes_max: float,
-    compact: bool,
     memory_bytes: int,
 ) -> Written | None:
     """Store what turns `base` into `tensors`; nobody sees it as long as no manifest lists it.
@@ -76,7 +75,7 @@ def write(
     whole = {name: tensors[name] for name, info in own.items() if not info.source}
     changed = {name: info.source for name, info in own.items() if info.source and info.digest != base_infos[info.source].digest}
     threads = max(1, min(os.cpu_count() or 1, memory_bytes // 2 // BLOCK_BYTES))
-    changes = deltas.encode(base, tensors, changed, compact=compact, threads=threads)
+    changes = deltas.encode(base, tensors, changed, threads=threads)
     return store(folder, infos, changes, whole, write_id, bytes_max=bytes_max, memory_bytes=memory_bytes // 2)
 
 
@@ -174,13 +173,17 @@ def apply(
         source = _source(place, info, base)
         alone = id(source) in own and uses[id(source)] == 1
         made_digest = Digest()
-        tensor = deltas.apply(
-            source,
-            _stored(place, found).bits.reshape(-1).data,
-            in_place=alone,
-            into=None if alone else _taken(room, source),
-            tell=_nobody if digested is None else made_digest.add,
-        )
+        stored_change = _stored(place, found)
+        try:
+            tensor = deltas.apply(
+                source,
+                blob_of(stored_change),
+                in_place=alone,
+                into=None if alone else _taken(room, source),
+                tell=_nobody if digested is None else made_digest.add,
+            )
+        except CorruptError as error:
+            raise CorruptError(f"{place}, the change of {first[entry]}: {error}") from error
         return entry, tensor, str(made_digest)
 
     given = ((entry, contents.get(entry[1])) for file, contents in stored for entry in by_file[file.name])
@@ -216,6 +219,13 @@ def _stored(place: str, stored: HostTensor | None) -> HostTensor:
     if stored is None:
         raise CorruptError(f"{place} does not hold a tensor that its manifest lists")
     return stored
+
+
+def blob_of(stored: HostTensor) -> memoryview:
+    """The change that an entry of a file holds; CorruptError when the entry is of another form."""
+    if stored.dtype != "U8" or len(stored.shape) != 1:
+        raise CorruptError(f"the entry is {stored.dtype} {list(stored.shape)}; a change is bytes (U8 of one dimension)")
+    return stored.bits.data
 
 
 def _whole(place: str, stored: HostTensor | None, info: TensorInfo) -> HostTensor:
