@@ -1,12 +1,12 @@
 """The delta codec against two papers' formats: size, CPU time and exactness on the same bf16 bits, in one run.
 
 `ours` is the project's codec; `astraflow_format` is u32 index and u16 value of every changed element; `pulse_format` is index
-deltas within rows, raw values, zstd and SHA-256 (benchmarks/delta_formats.py). These two are formats, written anew in NumPy in the
-cheapest way: real programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same bytes: it
-reads them from a file, sorts the indices, and scatters two bytes a change into the model's memory-mapped safetensors file (not
-counted: the start of the process of its own in which it does so, and its HTTP call to the engine, which then reads the whole file).
-The entropy bound is that of a code that knows nothing of the weights: positions of independent changes plus the distribution of the
-steps. All run on one thread, tensor by tensor; `ours` runs once more on two.
+deltas within rows, raw values, zstd and SHA-256 (benchmarks/delta_formats.py). These two are formats, written anew in NumPy in
+the cheapest way: real programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same bytes:
+it reads them from a file, sorts the indices, and scatters two bytes a change into the model's memory-mapped safetensors file
+(not counted: the process of its own in which it does so, and what the engine does with the file afterwards). The entropy bound
+is that of a code that knows nothing of the weights: positions of independent changes plus the distribution of the steps. All
+run on one thread, tensor by tensor, the worker over the whole model; `ours` runs once more on two.
 
 CPU seconds count (process time of all threads); GB are those of the model in bf16. `apply` changes the old bits in place and
 proves nothing; `renew` is what a rollout worker does, who goes on generating with the old weights: the new ones are made beside

@@ -1,5 +1,5 @@
-"""What the delta codec is measured against: the formats of two papers, written anew from what the papers say, in NumPy, and what
-one of the programs does with such bytes.
+"""What the delta codec is measured against: the formats of two papers, written anew from what the papers say, in NumPy, and
+what one of the programs does with such bytes.
 
 All take flat uint16 arrays of one tensor. `encode` returns the bytes that would travel, `apply` changes `bits` in place.
 """
@@ -34,9 +34,9 @@ class AstraFlowFormat:
 
 
 class AstraFlowWorker:
-    """What AstraFlow's program does with its format, as its public code of 2026 has it (astraflow/raas/server/apply_delta_worker.py),
-    written anew: the model lies in a safetensors file in memory; indices and values come as one file, are cut out of its bytes,
-    sorted, and scattered, two bytes a change, into the mapped model."""
+    """What AstraFlow's program does with its format, as its public code of 2026 has it (raas/server/apply_delta_worker.py),
+    written anew: the model lies in a safetensors file in memory; indices and values come as one file, are cut out of its
+    bytes, sorted, and scattered, two bytes a change, into the mapped model."""
 
     HEADER = struct.Struct("<QHHi")
     """Number of changes, bytes of an element, flags, nothing."""
