@@ -2,8 +2,8 @@
 
 `ours` is the project's codec; `astraflow_format` is u32 index and u16 value of every changed element; `pulse_format` is index
 deltas within rows, raw values, zstd and SHA-256 (benchmarks/delta_formats.py). These two are formats, written anew in NumPy in
-the cheapest way: real programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same bytes:
-it reads them from a file, sorts the indices, and scatters two bytes a change into the model's memory-mapped safetensors file
+the cheapest way: programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same bytes: it
+reads them from a file, sorts the indices, and scatters two bytes a change into the model's memory-mapped safetensors file
 (not counted: the process of its own in which it does so, and what the engine does with the file afterwards). The entropy bound
 is that of a code that knows nothing of the weights: positions of independent changes plus the distribution of the steps. All
 run on one thread, tensor by tensor, the worker over the whole model; `ours` runs once more on two.
@@ -17,6 +17,7 @@ reach half of it.
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -117,10 +118,10 @@ def measure(pairs: Mapping[str, Pair], format: Any, progress: Callable[[], None]
 
 
 def measure_worker(pairs: Mapping[str, Pair], folder: Path, progress: Callable[[], None]) -> Measured:
-    """AstraFlow's worker updates the whole model at once, in its file; there is no other `renew`."""
+    """AstraFlow's worker updates the whole model at once, in its file; there is no other `renew`. Who encodes is another."""
     worker, found = AstraFlowWorker(folder), Measured()
     old, new = (np.concatenate([pair[which] for pair in pairs.values()]) for which in (0, 1))
-    blob, found.encode_cpu_s, found.encode_s = _timed(partial(worker.encode, old, new))
+    blob = worker.encode(old, new)
     found.num_bytes = sum(map(len, blob))
     worker.store(old, blob)
     _, found.apply_cpu_s, found.apply_s = _timed(worker.update)
@@ -156,7 +157,7 @@ def report(pairs: Mapping[str, Pair], progress: Callable[[], None], folder: Path
         "changed": num_changes / elements,
         "entropy_bound": entropy_bound(pairs, num_changes, elements),
         "bytes_per_change": {name: each.num_bytes / num_changes for name, each in found.items()},
-        "encode_gb_per_cpu_s": {name: gb / each.encode_cpu_s for name, each in found.items()},
+        "encode_gb_per_cpu_s": {name: gb / each.encode_cpu_s for name, each in found.items() if each.encode_cpu_s},
         "apply_gb_per_cpu_s": {name: gb / each.apply_cpu_s for name, each in found.items()},
         "renew_gb_per_cpu_s": {name: gb / each.renew_cpu_s for name, each in found.items()},
         "scan_gb_per_cpu_s": gb / scan_cpu_s,
@@ -233,7 +234,7 @@ def show(found: Json) -> None:
     for name in found["bytes_per_change"]:
         print(
             f"{name:18}{found['bytes_per_change'][name]:14.3f}"
-            f"{found['encode_gb_per_cpu_s'][name]:18.2f}{found['apply_gb_per_cpu_s'][name]:18.2f}"
+            f"{found['encode_gb_per_cpu_s'].get(name, math.nan):18.2f}{found['apply_gb_per_cpu_s'][name]:18.2f}"
             f"{found['renew_gb_per_cpu_s'][name]:18.2f}"
         )
     faster = found["two_threads"]

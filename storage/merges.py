@@ -67,6 +67,8 @@ def merge(run: ObjectStore, policy: str, version: int, base: int, memory_bytes: 
             for blob in blobs:
                 start = deltas.apply(start, delta_files.blob_of(blob))
             whole[name] = start
+            if sum(tensor.bits.nbytes for tensor in whole.values()) > memory_bytes:
+                return False
         elif blobs:
             changes.append(_merged(name, source, info, blobs, threads))
     folder, write_id = run.sub(layout.weights(policy, version)), new_write_id()
