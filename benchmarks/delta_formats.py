@@ -1,15 +1,21 @@
-"""What the delta codec is measured against: the formats of two papers, written anew from what the papers say, in NumPy.
+"""What the delta codec is measured against: the formats of two papers, written anew from what the papers say, in NumPy, and
+what one of the programs does with such bytes.
 
-Both take flat uint16 arrays of one tensor. `encode` returns the bytes that would travel, `apply` changes `bits` in place.
+All take flat uint16 arrays of one tensor. `encode` returns the bytes that would travel, `apply` changes `bits` in place.
 """
 
 import hashlib
+import mmap
+import struct
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from storage.codec.delta_numpy import Bits
+from storage.records import HostTensor
+from storage.tensors import from_safetensors, to_safetensors
 
 ROW = 4096
 """Elements of a row in PULSE's format: the width of a typical matrix."""
@@ -25,6 +31,50 @@ class AstraFlowFormat:
 
     def apply(self, bits: Bits, blob: list[bytes]) -> None:
         bits[np.frombuffer(blob[0], dtype=np.uint32)] = np.frombuffer(blob[1], dtype=np.uint16)
+
+
+class AstraFlowWorker:
+    """What AstraFlow's program does with its format, as its public code of 2026 has it (raas/server/apply_delta_worker.py),
+    written anew: the model lies in a safetensors file in memory; indices and values come as one file, are cut out of its
+    bytes, sorted, and scattered, two bytes a change, into the mapped model."""
+
+    HEADER = struct.Struct("<QHHi")
+    """Number of changes, bytes of an element, flags, nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self._change, self._model = folder / "change.bin", folder / "model.safetensors"
+
+    def encode(self, old: Bits, new: Bits) -> list[bytes]:
+        indices = np.flatnonzero(old != new).astype(np.uint32)
+        return [self.HEADER.pack(len(indices), old.itemsize, 0, 0) + indices.tobytes() + new[indices].tobytes()]
+
+    def store(self, bits: Bits, blob: list[bytes]) -> None:
+        """The state in which `update` finds the machine: the model as a file, and the change."""
+        self._model.write_bytes(to_safetensors({"w": HostTensor("BF16", bits.shape, bits)}))
+        self._change.write_bytes(blob[0])
+
+    def update(self) -> None:
+        """What is measured."""
+        change = self._change.read_bytes()
+        count, width, _, _ = self.HEADER.unpack_from(change)
+        middle = self.HEADER.size + 4 * count
+        indices = np.frombuffer(change[self.HEADER.size : middle], dtype=np.uint32)
+        values = np.frombuffer(change[middle : middle + width * count], dtype=np.uint8).reshape(count, width)
+        with self._model.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            start = 8 + int.from_bytes(mapped[:8], "little")
+            rows = np.frombuffer(mapped, dtype=np.uint8, offset=start).reshape(-1, width)
+            order = np.argsort(indices)
+            rows[indices[order]] = values[order]
+            del rows  # the file can be unmapped only then
+
+    def updated(self) -> Bits:
+        """The model as the file has it then."""
+        return from_safetensors(self._model.read_bytes())["w"].bits
+
+    def apply(self, bits: Bits, blob: list[bytes]) -> None:
+        self.store(bits, blob)
+        self.update()
+        bits[:] = self.updated()
 
 
 class PulseFormat:
@@ -64,7 +114,7 @@ class PulseFormat:
         deltas[~is_wide], deltas[is_wide] = narrow, broad
         summed = np.cumsum(deltas)
         starts = np.append(0, np.cumsum(per_row)[:-1])
-        before = np.where(starts > 0, summed[np.maximum(starts, 1) - 1], 0)
+        before = np.append(0, summed)[starts]
         bits[rows * ROW + summed - before[rows]] = values
         if hashlib.sha256(bits.data).digest() != blob[5]:
             raise ValueError("the tensor's SHA-256 is another")

@@ -16,6 +16,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
+from storage import arrow_sizes
 from storage.errors import CorruptError
 from storage.json_objects import dump, new_write_id
 from storage.records import Json
@@ -73,11 +74,12 @@ def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -
 def read(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
     """The table, one chunk per column, and the header's JSON; CorruptError says what of the file cannot be believed."""
     try:
-        reader = pa.ipc.open_file(pa.py_buffer(body))
+        reader = pa.ipc.open_file(pa.py_buffer(body))  # reads the schema alone
         metadata = reader.schema.metadata or {}
         _check_metadata(body, metadata, kind)
         if not reader.schema.equals(schema, check_metadata=False):
             raise CorruptError(f"a {kind} file has the columns {_brief(reader.schema)}; expected {_brief(schema)}")
+        arrow_sizes.check(body)
         table = reader.read_all()
         table.validate(full=True)
         _refuse_nulls(table, kind)

@@ -8,6 +8,7 @@ What is read of an anchor has the same form: there every tensor is there as a wh
 """
 
 import os
+import reprlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,7 +28,8 @@ from storage.objects import ObjectStore
 from storage.records import FileInfo, HostTensor, TensorInfo
 from storage.second_reads import read_twice
 from storage.tensor_folders import Contents
-from storage.tensors import Digest, digest, file_digest, from_safetensors, to_safetensors
+from storage.tensors import Digest, digest, file_digest, from_safetensors, metadata_of, to_safetensors
+from storage.tensors import num_bytes as bytes_of
 
 CODEC = {"format": "astraflow.delta", "codec": "steps", "version": "1"}
 FILE_BYTES_MIN, FILE_BYTES_MAX = 2**18, 2**22
@@ -37,6 +39,10 @@ twenty-five files, which cross an ocean faster than one."""
 TRANSFERS_MAX = 32
 """Files of a delta that are on their way at once."""
 
+
+GROWTH_MAX = 4
+"""The tensors that changes are made into take at most so many times the bytes of the base's: a manifest of a few lines could
+name any number of changes, each of a whole tensor."""
 
 Entry: TypeAlias = tuple[str, str]
 """File, and name in it."""
@@ -63,7 +69,6 @@ def write(
     write_id: str,
     *,
     bytes_max: float,
-    compact: bool,
     memory_bytes: int,
 ) -> Written | None:
     """Store what turns `base` into `tensors`; nobody sees it as long as no manifest lists it.
@@ -76,7 +81,7 @@ def write(
     whole = {name: tensors[name] for name, info in own.items() if not info.source}
     changed = {name: info.source for name, info in own.items() if info.source and info.digest != base_infos[info.source].digest}
     threads = max(1, min(os.cpu_count() or 1, memory_bytes // 2 // BLOCK_BYTES))
-    changes = deltas.encode(base, tensors, changed, compact=compact, threads=threads)
+    changes = deltas.encode(base, tensors, changed, threads=threads)
     return store(folder, infos, changes, whole, write_id, bytes_max=bytes_max, memory_bytes=memory_bytes // 2)
 
 
@@ -139,8 +144,20 @@ def needed(where: str, infos: Mapping[str, TensorInfo], files: Iterable[FileInfo
 
 
 def fetch(folder: ObjectStore, file: FileInfo) -> dict[str, HostTensor]:
-    """The entries of a file, verified; CorruptError after the second try."""
-    return read_twice(lambda: from_safetensors(tensor_folders.checked_file(folder, file)))
+    """The entries of a file, verified; CorruptError after the second try, and for changes of a codec that is not known."""
+
+    def read() -> dict[str, HostTensor]:
+        body = tensor_folders.checked_file(folder, file)
+        found = metadata_of(body)
+        if found.get("format") == CODEC["format"] and any(found.get(name) != value for name, value in CODEC.items()):
+            codec, version = (reprlib.repr(found.get(name)) for name in ("codec", "version"))
+            raise CorruptError(
+                f"{folder.url}/{file.name} holds changes of the codec {codec}, version {version}; this release reads "
+                f"{CODEC['codec']} {CODEC['version']}: use the release that wrote it"
+            )
+        return from_safetensors(body)
+
+    return read_twice(read)
 
 
 def apply(
@@ -165,6 +182,12 @@ def apply(
     by_file: dict[str, list[Entry]] = defaultdict(list)
     for entry in first:
         by_file[entry[0]].append(entry)
+    made_bytes = sum(bytes_of(infos[name]) for entry, name in first.items() if entry[0] and infos[name].source)
+    base_bytes = sum(bits.nbytes for bits in {id(tensor.bits): tensor.bits for tensor in base.values()}.values())
+    if made_bytes > GROWTH_MAX * base_bytes:
+        raise CorruptError(
+            f"{where} makes {made_bytes} bytes of tensors of a base of {base_bytes}: more than {GROWTH_MAX} times"
+        )
 
     def make(one: tuple[Entry, HostTensor | None]) -> tuple[Entry, HostTensor, str]:
         entry, found = one
@@ -174,13 +197,17 @@ def apply(
         source = _source(place, info, base)
         alone = id(source) in own and uses[id(source)] == 1
         made_digest = Digest()
-        tensor = deltas.apply(
-            source,
-            _stored(place, found).bits.reshape(-1).data,
-            in_place=alone,
-            into=None if alone else _taken(room, source),
-            tell=_nobody if digested is None else made_digest.add,
-        )
+        stored_change = _stored(place, found)
+        try:
+            tensor = deltas.apply(
+                source,
+                blob_of(stored_change),
+                in_place=alone,
+                into=None if alone else _taken(room, source),
+                tell=_nobody if digested is None else made_digest.add,
+            )
+        except CorruptError as error:
+            raise CorruptError(f"{place}, the change of {first[entry]}: {error}") from error
         return entry, tensor, str(made_digest)
 
     given = ((entry, contents.get(entry[1])) for file, contents in stored for entry in by_file[file.name])
@@ -190,7 +217,9 @@ def apply(
         made[entry], digests[entry] = tensor, told
     if digested is not None:
         digested |= {name: digests[entries[name]] for name, info in infos.items() if info.file and info.source}
-    return {name: made[entries[name]] if info.file else _owned(_source(where, info, base)) for name, info in infos.items()}
+    sources = {name: _source(where, info, base) for name, info in infos.items() if not info.file}
+    kept = {key: _owned(source) for key, source in {id(source): source for source in sources.values()}.items()}
+    return {name: made[entries[name]] if info.file else kept[id(sources[name])] for name, info in infos.items()}
 
 
 def _nobody(new: Bits) -> None:
@@ -218,6 +247,13 @@ def _stored(place: str, stored: HostTensor | None) -> HostTensor:
     return stored
 
 
+def blob_of(stored: HostTensor) -> memoryview:
+    """The change that an entry of a file holds; CorruptError when the entry is of another form."""
+    if stored.dtype != "U8" or len(stored.shape) != 1:
+        raise CorruptError(f"the entry is {stored.dtype} {list(stored.shape)}; a change is bytes (U8 of one dimension)")
+    return stored.bits.data
+
+
 def _whole(place: str, stored: HostTensor | None, info: TensorInfo) -> HostTensor:
     found = _stored(place, stored)
     if (found.dtype, found.shape) != (info.dtype, info.shape):
@@ -240,7 +276,8 @@ def _source(place: str, info: TensorInfo, base: Mapping[str, HostTensor]) -> Hos
 
 
 def _origins(base: Mapping[str, TensorInfo], tensors: Mapping[str, HostTensor]) -> dict[str, TensorInfo]:
-    """Where each tensor comes from: the base's tensor of its name, else one of its very bits, else nowhere.
+    """Where each tensor comes from: one of the base's with its very bits (its namesake, if that has them), else its namesake,
+    else nowhere.
 
     Of tensors with the same bits, which are tied, only the first is stored; the others name its entry.
     """
@@ -253,10 +290,13 @@ def _origins(base: Mapping[str, TensorInfo], tensors: Mapping[str, HostTensor]) 
         namesake = base.get(name)
         if twin != name:
             origins[name] = replace(plain, entry=twin, source=origins[twin].source)
+        elif _kind(plain) in by_bits:
+            same = namesake is not None and _kind(namesake) == _kind(plain)
+            origins[name] = replace(plain, source=name if same else by_bits[_kind(plain)])
         elif namesake and (namesake.dtype, namesake.shape) == (plain.dtype, plain.shape):
             origins[name] = replace(plain, source=name)
         else:
-            origins[name] = replace(plain, source=by_bits.get(_kind(plain), ""))
+            origins[name] = plain
     return origins
 
 

@@ -1,8 +1,8 @@
-"""Floats in JSON objects: what JSON cannot write as a number stands there as a word."""
+"""Numbers in JSON objects: floats that JSON cannot write as a number stand there as a word; counts are not negative."""
 
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
@@ -13,3 +13,6 @@ def _of_word(value: Any) -> Any:
 
 Number: TypeAlias = Annotated[float, BeforeValidator(_of_word)]
 """A float of a record that is stored as JSON, where it may also be "NaN", "Infinity" or "-Infinity"."""
+
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+"""An integer of a record that is stored as JSON: a number of things, or the place of one in a row. Below 2^63, as all are."""

@@ -6,6 +6,9 @@
 The checksum is xxh3_128 over the object's bytes with its own 32 digits replaced by zeros: JSON itself would not notice a
 changed digit. What is overwritten (leases, heartbeats) decides nothing and has none. Numbers that JSON cannot write are
 words (`json_numbers.py`). This module knows the form, not what any record means.
+
+A checksum proves that an object is as it was written, not that its writer meant well: integers, nesting (by the parser) and the
+number of values are bounded before anything is built of them.
 """
 
 import re
@@ -18,12 +21,21 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from storage.errors import CorruptError
+from storage.errors import ConfigError, CorruptError
 from storage.records import Json
 
 FORMAT = 1
 """Raised when an older reader could misread the objects; readers refuse what they do not know."""
+INTEGER_BITS = 63
+"""Integers lie below 2^63, above −2^63: what follows from them is computed in 64 bits."""
+VALUES_MAX = 2**21
+"""Values of one object: a manifest of 100,000 tensors has half as many. Each takes some 300 bytes of memory when it is read."""
+FAULTS_TOLD_MAX = 1000
+"""With more wrong fields than this none is described: the descriptions would take more memory than the object."""
+TOLD_CHARACTERS_MAX = 500
 _DIGITS = re.compile("[0-9a-f]{32}")
+_LONG_NUMBER = re.compile(rb"\d{19}")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
 _ZEROS = b"0" * 32
 _PLACE = b'"checksum":"' + _ZEROS
 
@@ -36,8 +48,14 @@ def new_write_id() -> str:
 
 
 def dump(value: Any) -> bytes:
-    """`value` (records, mappings, lists, NumPy scalars) as compact JSON; ValueError for anything else."""
-    return to_json(value, inf_nan_mode="strings", fallback=_plain)
+    """`value` (records, mappings, lists, NumPy scalars) as compact JSON; ValueError for anything else, ConfigError for integers
+    that nobody would read."""
+    text = to_json(value, inf_nan_mode="strings", fallback=_plain)
+    try:
+        _refuse_large_integers(text, "what shall be stored")
+    except CorruptError as error:
+        raise ConfigError(f"{error}; use a smaller one, or text") from error
+    return text
 
 
 def seal(record: Any) -> bytes:
@@ -50,8 +68,9 @@ def unseal(record: type[R], body: bytes, what: str) -> R:
     """The dataclass `record` that a created-once object holds; CorruptError names `what` and what is wrong."""
     fields = _load(body, what)
     for name in ("write_id", "checksum"):
-        if not _DIGITS.fullmatch(str(fields.get(name))):
-            raise CorruptError(f"{what} has the {name} {fields.get(name)!r}, which is not 32 hex digits")
+        found = fields.get(name)
+        if not isinstance(found, str) or not _DIGITS.fullmatch(found):
+            raise CorruptError(f"{what} has the {name} {_brief(repr(found))}, which is not 32 hex digits")
     digits = fields["checksum"].encode()
     if _checksum(body.replace(digits, _ZEROS, 1)) != digits:
         raise CorruptError(f"{what} does not have the checksum it carries: it was changed after it was written")
@@ -74,14 +93,18 @@ def build(record: type[R], text: bytes, what: str) -> R:
 
     No value is taken for one of another type. Keys it does not know are ignored, so that fields can be added.
     """
+    _refuse_too_many_values(text, what)
+    _refuse_large_integers(text, what)
     try:
         return cast(R, _adapter(cast(Hashable, record)).validate_json(text, strict=True))
     except ValidationError as error:
-        faults = error.errors()[:3]
+        if error.error_count() > FAULTS_TOLD_MAX:
+            raise CorruptError(f"{what} is not a {record.__name__}: {error.error_count()} fields are wrong") from None
+        faults = error.errors(include_url=False, include_context=False, include_input=False)[:3]
         if faults[0]["type"] == "json_invalid":
             raise CorruptError(f"{what} is not JSON: {faults[0]['msg']}") from error
         told = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
-        raise CorruptError(f"{what} is not a {record.__name__}: {told}") from error
+        raise CorruptError(f"{what} is not a {record.__name__}: {_brief(told)}") from error
 
 
 def _headed(record: Any, **head: str) -> Json:
@@ -93,6 +116,7 @@ def _headed(record: Any, **head: str) -> Json:
 
 def _load(body: bytes, what: str) -> Json:
     """The JSON object in `body`; CorruptError names `what` when it is not one, or of another format."""
+    _refuse_too_many_values(body, what)
     try:
         fields = from_json(body)
     except ValueError as error:
@@ -101,8 +125,41 @@ def _load(body: bytes, what: str) -> Json:
         raise CorruptError(f"{what} holds a JSON {type(fields).__name__} where an object belongs")
     found = fields.get("format")
     if type(found) is not int or found != FORMAT:  # True and 1.0 equal 1, and are no format
-        raise CorruptError(f"{what} has format {found!r}; this release reads format {FORMAT}")
+        raise CorruptError(f"{what} has format {_brief(repr(found))}; this release reads format {FORMAT}")
     return fields
+
+
+def _refuse_too_many_values(text: bytes, what: str) -> None:
+    """CorruptError when more than VALUES_MAX values would be built of `text`, of which each may be only two bytes there."""
+    if _most_values(text) > VALUES_MAX and (found := _most_values(_STRING.sub(b'""', text))) > VALUES_MAX:
+        raise CorruptError(f"{what} has {found} JSON values in {len(text)} bytes; at most {VALUES_MAX} are read")
+
+
+def _most_values(text: bytes) -> int:
+    """At least as many as there are values; more when strings hold such characters."""
+    return 1 + sum(map(text.count, (b",", b"[", b"{")))
+
+
+def _refuse_large_integers(text: bytes, what: str) -> None:
+    """CorruptError when an integer anywhere in `text` needs more than INTEGER_BITS."""
+    if not _LONG_NUMBER.search(text):
+        return
+    try:
+        values = [from_json(text)]
+    except ValueError as error:
+        raise CorruptError(f"{what} is not JSON: {error}") from error
+    while values:
+        value = values.pop()
+        if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
+            raise CorruptError(f"{what} has an integer of {value.bit_length()} bits; integers lie below 2^{INTEGER_BITS}")
+        if isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= TOLD_CHARACTERS_MAX else f"{text[:TOLD_CHARACTERS_MAX]}…"
 
 
 def _checksum(body: bytes) -> bytes:

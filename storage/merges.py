@@ -65,13 +65,12 @@ def merge(run: ObjectStore, policy: str, version: int, base: int, memory_bytes: 
             continue
         if start is not None:
             for blob in blobs:
-                start = deltas.apply(start, blob.bits.reshape(-1).data)
+                start = deltas.apply(start, delta_files.blob_of(blob))
             whole[name] = start
-        elif blobs:
-            try:
-                changes.append(_merged(name, source, info, blobs, threads))
-            except ValueError:  # compact deltas, which cannot be read without the weights
+            if sum(tensor.bits.nbytes for tensor in whole.values()) > memory_bytes:
                 return False
+        elif blobs:
+            changes.append(_merged(name, source, info, blobs, threads))
     folder, write_id = run.sub(layout.weights(policy, version)), new_write_id()
     written = delta_files.store(
         folder, infos, changes, whole, write_id, bytes_max=SHARE_MAX * num_bytes, memory_bytes=memory_bytes
@@ -153,6 +152,6 @@ def _trace(fetched: Sequence[_Fetched], name: str) -> tuple[str, HostTensor | No
 
 def _merged(name: str, source: str, info: TensorInfo, blobs: Sequence[HostTensor], threads: int) -> Change:
     blob, num_changed = deltas.merge(
-        [blob.bits.reshape(-1).data for blob in blobs], info.dtype, math.prod(info.shape), threads=threads
+        [delta_files.blob_of(blob) for blob in blobs], info.dtype, math.prod(info.shape), threads=threads
     )
     return Change(name, source, blob, num_changed)

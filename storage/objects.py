@@ -10,7 +10,6 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +23,7 @@ from storage.backends.local_files import TEMPORARY, LocalFiles
 from storage.backends.memory_objects import MemoryObjects
 from storage.backends.s3_objects import S3Objects
 from storage.errors import AstraFlowError, ConfigError, ConflictError, NotFoundError, TransientError
+from storage.in_order import in_order
 from storage.json_objects import new_write_id
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,12 @@ class ObjectStore:
             end = min(start + part_bytes, num_bytes)
             return self._retried(lambda: self.backend.read_part(path, start, end))
 
-        with ThreadPoolExecutor(PARTS_MAX) as pool:
-            return b"".join(pool.map(part, range(0, num_bytes, part_bytes)))
+        parts: list[bytes] = []
+        for found in in_order(part, range(0, num_bytes, part_bytes), threads=PARTS_MAX, budget=2 * PARTS_MAX):
+            parts.append(found)
+            if len(found) < part_bytes:
+                break  # the object ends here, whatever size it was said to have
+        return b"".join(parts)
 
     def create(self, key: str, body: bytes) -> None:
         """Atomic put-if-absent; ConflictError when an object with another body stands.

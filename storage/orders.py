@@ -2,16 +2,24 @@
 them."""
 
 from storage import layout
-from storage.errors import ConflictError, CorruptError
+from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
 from storage.probing import first_absent
 from storage.records import Order, OrdersEnd
 from storage.second_reads import read_twice
 
+EPISODES_MAX = 2**16
+"""Episodes of one order. Workers make a task of each at once."""
+
 
 def commit(run: ObjectStore, order: Order) -> None:
-    """Create the order; ConflictError when its number is taken."""
+    """Create the order; ConflictError when its number is taken, ConfigError when it asks for more than EPISODES_MAX episodes."""
+    if _episodes(order) > EPISODES_MAX:
+        raise ConfigError(
+            f"an order of {_episodes(order)} episodes is too large, at most {EPISODES_MAX} are played: "
+            "make data.prompts_per_order or data.samples_per_prompt smaller"
+        )
     run.create(layout.order(order.number), seal(order))
 
 
@@ -21,7 +29,13 @@ def read(run: ObjectStore, number: int) -> Order:
     order = read_twice(lambda: unseal(Order, run.get(key), key))
     if order.number != number:
         raise CorruptError(f"{key} holds order {order.number}")
+    if _episodes(order) > EPISODES_MAX:
+        raise CorruptError(f"{key} asks for {_episodes(order)} episodes; at most {EPISODES_MAX} are played")
     return order
+
+
+def _episodes(order: Order) -> int:
+    return max(1, len(order.prompts)) * order.samples_per_prompt
 
 
 def next_number(run: ObjectStore, start: int = 0) -> int:

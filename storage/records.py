@@ -8,19 +8,26 @@ stand in `shards.py`, `batches.py`, `orders.py` and `weights.py`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from weakref import ReferenceType
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from storage.json_numbers import Number
+from storage.json_numbers import Count, Number
 
 Int8: TypeAlias = NDArray[np.int8]
 Int32: TypeAlias = NDArray[np.int32]
 Float32: TypeAlias = NDArray[np.float32]
 Bool: TypeAlias = NDArray[np.bool_]
 Json: TypeAlias = dict[str, Any]
+
+DIMENSIONS_MAX = 64
+"""NumPy's own bound."""
+Dtype: TypeAlias = Annotated[str, Field(pattern=r"\A(BF16|F(16|32|64)|F8_E4M3|F8_E5M2|[IU](8|16|32|64)|BOOL)\z")]
+"""safetensors' name, in an object that is read."""
+Shape: TypeAlias = Annotated[tuple[Count, ...], Field(max_length=DIMENSIONS_MAX)]
 
 NOBODY = -1
 """In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token, which nobody sampled."""
@@ -44,14 +51,14 @@ class Prompt:
 class Order:
     """The unit of rollout work. Example: `Order(0, (prompt,), samples_per_prompt=8, seed=0, seen=(), cursor={"next": 1})`."""
 
-    number: int
+    number: Count
     """0, 1, 2, … without gaps."""
     prompts: tuple[Prompt, ...]
-    samples_per_prompt: int
+    samples_per_prompt: Count
     """Episodes of each prompt: the size of a group."""
-    seed: int
+    seed: Count
     """Every random number of the order's episodes derives from it."""
-    seen: tuple[int, ...]
+    seen: tuple[Count, ...]
     """Orders whose shards the dataflow took in since it wrote the order before: curators fold over these, in this order."""
     cursor: Json
     """Where the prompt source stands after this order; a restarted dataflow goes on from the newest order's cursor."""
@@ -229,8 +236,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Dtype
+    shape: Shape
     digest: str
     """`xxh3_128:` + hex over the tensor's little-endian bytes."""
     file: str
@@ -244,7 +251,7 @@ class TensorInfo:
 @dataclass(frozen=True)
 class FileInfo:
     name: str
-    num_bytes: int
+    num_bytes: Count
     digest: str
     """`sha256:` + hex over the whole file."""
 
@@ -301,14 +308,14 @@ class Manifest:
 class Lease:
     """A worker's claim on an order."""
 
-    order: int
-    attempt: int
+    order: Count
+    attempt: Count
     """Leases on the order before this one, however they ended."""
     worker: str
     region: str
-    lost: int = 0
+    lost: Count = 0
     """How many of those expired: their workers were killed or cut off, maybe by the order itself."""
-    renewals: int = 0
+    renewals: Count = 0
     """Counts up at every renewal. Others judge a lease by watching this number on their own clock, so clocks need not agree."""
     released: bool = False
     """Given back: the next attempt is open at once."""

@@ -7,6 +7,7 @@ It is written here rather than by the safetensors package because bf16 has no Nu
 import hashlib
 import json
 import math
+import reprlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from storage.errors import CorruptError
-from storage.records import HostTensor, Json, TensorInfo
+from storage.records import DIMENSIONS_MAX, HostTensor, Json, TensorInfo
 
 if sys.byteorder != "little":
     raise ImportError("AstraFlow stores little-endian tensors and runs on little-endian machines only")
@@ -30,6 +31,10 @@ BITS: Mapping[str, str] = {
 
 HEADER_BYTES_MAX = 100_000_000
 """The safetensors package's own bound."""
+NUMBER_DIGITS_MAX = 19
+"""Of any number in a header: they lie below 2^63."""
+TOLD_CHARACTERS_MAX = 200
+"""Of what is wrong in a header, which may be of any length."""
 _LENGTH_BYTES = 8
 
 
@@ -105,6 +110,21 @@ def from_safetensors(body: bytes) -> dict[str, HostTensor]:
     return tensors
 
 
+def _number(digits: str) -> int:
+    if len(digits) > NUMBER_DIGITS_MAX:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Json]]) -> Json:
+    found: Json = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{_brief(name)!r} is there twice")
+        found[name] = value
+    return found
+
+
 def metadata_of(body: bytes) -> dict[str, str]:
     """The `__metadata__` of a safetensors file."""
     found = _parts(body)[0].get("__metadata__", {})
@@ -117,9 +137,10 @@ def _parts(body: bytes) -> tuple[dict[str, Json], memoryview]:
     if len(body) < _LENGTH_BYTES or length > min(HEADER_BYTES_MAX, len(body) - _LENGTH_BYTES):
         raise CorruptError(f"a safetensors file of {len(body)} bytes ends within its header")
     try:
-        header = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    except ValueError as error:
-        raise CorruptError(f"a safetensors header is not JSON: {error}") from error
+        text = body[_LENGTH_BYTES : _LENGTH_BYTES + length].decode()
+        header = json.loads(text, parse_int=_number, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"a safetensors header is not JSON as it should be: {_brief(str(error))}") from error
     if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
         raise CorruptError("a safetensors header is not an object of objects")
     return header, memoryview(body)[_LENGTH_BYTES + length :]
@@ -127,15 +148,27 @@ def _parts(body: bytes) -> tuple[dict[str, Json], memoryview]:
 
 def _tensor(name: str, entry: Json, data: memoryview) -> HostTensor:
     match entry:
-        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(end)]} if dtype in BITS:
-            sizes = tuple(size for size in shape if isinstance(size, int) and size >= 0)
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, end]} if (
+            dtype in BITS and all(type(number) is int for number in (start, end, *shape))  # True is no size
+        ):
+            pass
         case _:
-            raise CorruptError(f"the safetensors entry of {name} cannot be read: {entry}")
+            raise CorruptError(f"the safetensors entry of {_brief(name)} cannot be read: {reprlib.repr(entry)}")
     kind = np.dtype(BITS[dtype])
-    fits = len(sizes) == len(shape) and 0 <= start <= end <= len(data) and end - start == math.prod(sizes) * kind.itemsize
-    if not fits:
-        raise CorruptError(f"the tensor {name} ({dtype} {shape}) does not fit the bytes {start}..{end} of {len(data)}")
-    return HostTensor(dtype, sizes, np.frombuffer(data[start:end], dtype=kind).reshape(sizes))
+    if not 0 <= start <= end <= len(data) or not _is_shape(shape) or end - start != math.prod(shape) * kind.itemsize:
+        raise CorruptError(
+            f"the tensor {_brief(name)} ({dtype} {_brief(str(shape))}) does not fit the bytes {start}..{end} of {len(data)}"
+        )
+    return HostTensor(dtype, tuple(shape), np.frombuffer(data[start:end], dtype=kind).reshape(shape))
+
+
+def _is_shape(sizes: list[int]) -> bool:
+    """Whether NumPy can hold such an array; one without elements has limits, too."""
+    return len(sizes) <= DIMENSIONS_MAX and min(sizes, default=0) >= 0 and math.prod(filter(None, sizes)) < 2**59
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= TOLD_CHARACTERS_MAX else f"{text[:TOLD_CHARACTERS_MAX]}…"
 
 
 def _bytes(bits: NDArray[Any]) -> memoryview:

@@ -60,7 +60,6 @@ def publish(
     *,
     base: Held | None = None,
     anchor: bool = False,
-    compact: bool = False,
     memory_bytes: int = MEMORY_BYTES,
     metrics: Mapping[str, float] = _NOTHING,
     extra_files: Mapping[str, bytes] = _NO_FILES,
@@ -69,9 +68,9 @@ def publish(
 
     A delta to `base`, which must be the version before. An anchor without one, where one is asked for, and where the delta
     would not be smaller than DELTA_SHARE_MAX of the tensors; where there is a `base`, the anchor carries the delta as well.
-    `compact` spends CPU time on fewer bytes. `extra_files` (version 0 only by convention) are the model's other files:
-    `config.json`, tokenizer, … The manifest's `metrics` get `weights/…` of the publication itself. A publication that is cut
-    off leaves files nobody lists; publishing again is safe. ConfigError for no tensors at all.
+    `extra_files` (version 0 only by convention) are the model's other files: `config.json`, tokenizer, … The manifest's
+    `metrics` get `weights/…` of the publication itself. A publication that is cut off leaves files nobody lists; publishing
+    again is safe. ConfigError for no tensors at all.
     """
     if not tensors:
         raise ConfigError(f"version {version} of {policy} would have no tensors; publish those of its model")
@@ -82,7 +81,7 @@ def publish(
     folder = run.sub(layout.weights(policy, version))
     write_id = new_write_id()
     start_s = time.monotonic()
-    delta = _delta(folder, base, tensors, write_id, compact, memory_bytes) if base else None
+    delta = _delta(folder, base, tensors, write_id, memory_bytes) if base else None
     is_anchor = delta is None or anchor or bool(extra_files)
     whole = Contents({}, ())
     if is_anchor:
@@ -226,7 +225,7 @@ def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, by
 
 
 def _delta(
-    folder: ObjectStore, base: Held, tensors: Mapping[str, HostTensor], write_id: str, compact: bool, memory_bytes: int
+    folder: ObjectStore, base: Held, tensors: Mapping[str, HostTensor], write_id: str, memory_bytes: int
 ) -> Written | None:
     """A stored delta; None where an anchor is better."""
     return delta_files.write(
@@ -236,7 +235,6 @@ def _delta(
         tensors,
         write_id,
         bytes_max=DELTA_SHARE_MAX * sum(tensor.bits.nbytes for tensor in tensors.values()),
-        compact=compact,
         memory_bytes=memory_bytes,
     )
 

@@ -65,9 +65,6 @@ class TrainConfig(Frozen):
     publish_dtype: Literal["BF16", "F32"] = "BF16"
     anchor_every: int = Field(default=20, ge=1)
     """Every so-manieth version is published whole, the others as deltas to the one before; 1: all of them whole."""
-    compact_deltas: bool = False
-    """Deltas a fifth smaller, for three times the CPU time to make and to apply: for weights that cross an ocean. They are not
-    merged for workers that fall behind."""
     publish_memory_mb: int = Field(default=1024, ge=64)
     """Host memory that publishing may take beside the two versions it compares."""
     device: str = "cpu"
@@ -78,3 +75,16 @@ class TrainConfig(Frozen):
     checkpoints_keep: int = Field(default=2, ge=1)
     poll_interval_s: float = Field(default=0.1, gt=0)
     """Pause between two looks for the next batch."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_compact_deltas(cls, settings: Any) -> Any:
+        """Earlier releases stored the setting `compact_deltas` with every run: without effect where it is false."""
+        if not isinstance(settings, dict) or "compact_deltas" not in settings:
+            return settings
+        if settings["compact_deltas"] is not False:
+            raise ValueError(
+                "compact_deltas was removed: leave it out; a run that set it is read and resumed by the release that wrote it "
+                "(docs/decisions/0010-deltas-are-steps.md)"
+            )
+        return {name: value for name, value in settings.items() if name != "compact_deltas"}

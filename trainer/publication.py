@@ -81,7 +81,6 @@ class Publication:
                         tensors,
                         base=base,
                         anchor=version % self._config.anchor_every == 0,
-                        compact=self._config.compact_deltas,
                         memory_bytes=self._config.publish_memory_mb * 2**20,
                         metrics=metrics,
                     ),

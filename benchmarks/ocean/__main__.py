@@ -75,7 +75,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--workers", type=_counts, default="1,4", help="numbers of workers in the region (default: 1,4)")
     parser.add_argument("--mirror", choices=MIRRORS, default="both", help="whether the region has one (default: both)")
     parser.add_argument("--formats", type=_formats, default=",".join(FORMATS), help=f"default: {','.join(FORMATS)}")
-    parser.add_argument("--compact", action="store_true", help="publish compact deltas: fewer bytes for more CPU time")
     parser.add_argument("--rtt-ms", type=_positive, default=300.0, help="round trip of the ocean (default: 300)")
     parser.add_argument("--gbps", type=_positive, default=4.0, help="its width, each way (default: 4)")
     parser.add_argument("--interval-s", type=_positive, default=0.2, help="pause between a worker's looks (default: 0.2)")

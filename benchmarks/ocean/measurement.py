@@ -87,7 +87,7 @@ class Ocean:
         draw = random.Random(f"{self.settings.seed} {run} {version}")
         time.sleep(self.settings.pause_s + draw.uniform(1, 1.5) * (self.settings.interval_s + 4 * self.settings.rtt_ms / 1e3))
         cpu_before = psutil.cpu_times()
-        published = self.trainer.ask(run=run, version=version, format=format, compact=self.settings.compact)
+        published = self.trainer.ask(run=run, version=version, format=format)
         held = [worker.answer() for worker in workers]
         busy = figures.busy(cpu_before, psutil.cpu_times())
         crossed = link.bytes_arrived() - crossed

@@ -64,7 +64,7 @@ class Trainer:
             _publish_plain(run, version, self._bits[(version - 1) % 2], self._bits[version % 2])
         else:
             base = self._bases.get(order["run"]) if order["format"] == "delta" else None
-            manifest = weights.publish(run, POLICY, version, tensors, base=base, compact=order["compact"])
+            manifest = weights.publish(run, POLICY, version, tensors, base=base)
         published_s, cpu_s = time.monotonic(), time.process_time() - cpu_s
         if order["format"] != "plain":
             self._bases = {order["run"]: Held(manifest, tensors)}

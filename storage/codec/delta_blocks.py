@@ -1,14 +1,15 @@
 """One block of a delta: up to 2²² elements of one tensor, old bits → new bits, as bytes of their own.
 
-    block   u32 bytes of the block | u32 its number in the tensor | u8 method | u8 number of classes | u16 0 | body
-    STEPS   (classes − 1) × u16 first exponent of the next class | classes × run
-    run     u32 changes | u8 low_bits | u8 × 3 0 | 6 × u32 bytes of each stream | the streams
+    block   u32 bytes of the block | u32 its number in the tensor | u8 method | u8 1 | u16 0 | body
+    STEPS   u32 changes | u8 low_bits | u8 × 3 0 | 6 × u32 bytes of each stream | the streams
     streams gaps, lows, wide_gaps, trits, values, wide_steps
     PLANES  one zstd frame for each byte of an element, lowest first, behind a u32 with its size
 
 Numbers are little-endian; `gaps`, `trits` and `values` are zstd frames, the other streams plain. What the streams mean says
 `delta_numpy.Streams`; docs/format.md has the whole form. Small blocks take the loops of NumPy, large ones the compiled
 ones; the bytes are the same. `apply` changes the old bits in place: twice is wrong, so a retry starts from the base.
+
+No stream is decompressed to more bytes than the block has elements: a few bytes of a zstd frame could claim gigabytes.
 """
 
 import struct
@@ -20,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.codec import delta_numpy
-from storage.codec.delta_numpy import TRITS_PER_BYTE, Bits, Positions, Ranking, Streams
+from storage.codec.delta_numpy import TRITS_PER_BYTE, Bits, Positions, Streams
 from storage.errors import CorruptError
 
 BLOCK_ELEMENTS = 2**22
@@ -29,49 +30,27 @@ COMPILED_FROM = 2**18
 PART_ELEMENTS = 2**18
 """Copied, changed and told one after the other: so many elements stay in a core's own cache meanwhile."""
 STEPS, PLANES = 1, 2
-CLASSES_MAX = 8
+CLASSES = 1
+"""Earlier releases could divide a block's elements into more classes, by their old exponents."""
 Tell: TypeAlias = Callable[[Bits], object]
 _BLOCK, _RUN = struct.Struct("<IIBBH"), struct.Struct("<IB3x6I")
 _ZSTD = pa.Codec("zstd", compression_level=1)
-_CLASS_COST_BITS = 8 * (_RUN.size + 40)
-"""What a further class costs in headers and frames."""
-_SAMPLED = 16
-"""Every so-manieth element is looked at to see which exponents there are."""
 
 
-def encode(
-    number: int,
-    old: Bits,
-    new: Bits,
-    exponents: tuple[int, int] | None,
-    *,
-    compact: bool,
-    found: tuple[Positions, Bits] | None = None,
-) -> bytes:
+def encode(number: int, old: Bits, new: Bits, *, found: tuple[Positions, Bits] | None = None) -> bytes:
     """Block `number`, which turns `old` into `new` (flat, unsigned, of one length); empty when they are equal.
 
-    `exponents` are shift and width of the exponent within an element, None for what is no floating-point number. `compact`
-    spends three times the CPU time on a fifth fewer bytes. `found` is what `find` would find, where that is known already.
+    `found` is what `find` would find, where that is known already.
     """
     loops = _loops(len(old))
     positions, steps = loops.find(old, new) if found is None else found
     if not len(positions):
         return b""
     if 2 * len(positions) > len(old):
-        body, method, num_classes = _planes(old, new), PLANES, 1
+        body, method = _planes(old, new), PLANES
     else:
-        method = STEPS
-        bounds = _bounds(old, positions, exponents) if compact and exponents else ()
-        num_classes = len(bounds) + 1
-        if bounds and exponents:
-            ranking = _ranking(bounds, exponents)
-            classes, ranks, steps, sizes = loops.find_ranked(old, new, ranking)
-            members = [np.flatnonzero(classes == one) for one in range(num_classes)]
-            runs = [_run(loops, ranks[own], steps[own], int(size)) for own, size in zip(members, sizes, strict=True)]
-        else:
-            runs = [_run(loops, positions, steps, len(old))]
-        body = struct.pack(f"<{len(bounds)}H", *bounds) + b"".join(runs)
-    return _BLOCK.pack(_BLOCK.size + len(body), number, method, num_classes, 0) + body
+        body, method = _run(loops, positions, steps, len(old)), STEPS
+    return _BLOCK.pack(_BLOCK.size + len(body), number, method, CLASSES, 0) + body
 
 
 def cut(body: memoryview) -> dict[int, memoryview]:
@@ -90,24 +69,13 @@ def cut(body: memoryview) -> dict[int, memoryview]:
     return blocks
 
 
-def is_compact(block: memoryview) -> bool:
-    """Whether the old bits are needed to read the positions."""
-    return bool(_BLOCK.unpack_from(block)[3] > 1)
-
-
 def num_changed(block: bytes, old: Bits, new: Bits) -> int:
     """How many elements the block changes, which turns `old` into `new`."""
     if not block:
         return 0
-    _, _, method, num_classes, _ = _BLOCK.unpack_from(block)
-    if method == PLANES:
+    if _BLOCK.unpack_from(block)[2] == PLANES:
         return int(np.count_nonzero(old != new))
-    count, place = 0, _BLOCK.size + 2 * (num_classes - 1)
-    for _ in range(num_classes):
-        changes, _, *sizes = _RUN.unpack_from(block, place)
-        count += changes
-        place += _RUN.size + sum(sizes)
-    return count
+    return int(_RUN.unpack_from(block, _BLOCK.size)[0])
 
 
 def add(bits: Bits, positions: Positions, steps: Bits) -> None:
@@ -115,27 +83,27 @@ def add(bits: Bits, positions: Positions, steps: Bits) -> None:
     _loops(len(bits)).add(bits, positions, steps)
 
 
-def apply(
-    bits: Bits, block: memoryview, exponents: tuple[int, int] | None, *, old: Bits | None = None, tell: Tell = lambda new: None
-) -> None:
+def apply(bits: Bits, block: memoryview, *, old: Bits | None = None, tell: Tell = lambda new: None) -> None:
     """Turn the old bits into the new ones, in place, or from `old` into `bits`; `tell` is told the new ones, part by part in
     their order. CorruptError for what cannot be a block of these elements; whether it was the right one, the tensor's digest
     tells."""
     try:
         _, _, method, num_classes, _ = _BLOCK.unpack_from(block)
+        if num_classes != CLASSES:
+            raise CorruptError(
+                f"a block of a delta divides its elements into {num_classes} classes; the setting compact_deltas, which wrote "
+                "such blocks, was removed: read the version with the release that wrote it, or start from the next anchor"
+            )
         rest = block[_BLOCK.size :]
-        if method == STEPS and num_classes == 1:
-            _apply_plain_steps(bits, rest, old, tell)
-            return
-        if old is not None:
-            np.copyto(bits, old)
-        if method == PLANES:
+        if method == STEPS:
+            _apply_steps(bits, rest, old, tell)
+        elif method == PLANES:
+            if old is not None:
+                np.copyto(bits, old)
             bits += _from_planes(rest, bits)
-        elif method == STEPS and exponents:
-            _apply_ranked_steps(bits, rest, num_classes, exponents)
+            tell(bits)
         else:
-            raise ValueError(f"unknown method {method} with {num_classes} classes")
-        tell(bits)
+            raise ValueError(f"unknown method {method}")
     except (ValueError, IndexError, OSError, struct.error, pa.ArrowException) as error:
         raise CorruptError(f"a block of a delta cannot be applied: {error}") from error
 
@@ -149,11 +117,9 @@ def unchanged(bits: Bits, old: Bits | None, tell: Tell) -> None:
         tell(bits[part])
 
 
-def _apply_plain_steps(bits: Bits, body: memoryview, old: Bits | None, tell: Tell) -> None:
+def _apply_steps(bits: Bits, body: memoryview, old: Bits | None, tell: Tell) -> None:
     loops = _loops(len(bits))
-    positions, steps, rest = _read_run(loops, body, bits.dtype)
-    if len(rest):
-        raise ValueError(f"{len(rest)} bytes too many")
+    positions, steps = _read_run(loops, body, bits)
     if len(positions) and positions[-1] >= len(bits):
         raise ValueError(f"position {positions[-1]} of {len(bits)} elements")
     starts = np.arange(0, len(bits), PART_ELEMENTS, dtype=positions.dtype)
@@ -164,19 +130,6 @@ def _apply_plain_steps(bits: Bits, body: memoryview, old: Bits | None, tell: Tel
             np.copyto(bits[part], old[part])
         loops.add(bits, positions[first:end], steps[first:end])
         tell(bits[part])
-
-
-def _apply_ranked_steps(bits: Bits, body: memoryview, num_classes: int, exponents: tuple[int, int]) -> None:
-    loops = _loops(len(bits))
-    bounds = struct.unpack_from(f"<{num_classes - 1}H", body)
-    body = body[2 * len(bounds) :]
-    runs = []
-    for _ in range(num_classes):
-        positions, steps, body = _read_run(loops, body, bits.dtype)
-        runs.append((positions, steps))
-    if len(body):
-        raise ValueError(f"{len(body)} bytes too many")
-    loops.add_ranked(bits, _ranking(bounds, exponents), [run[0] for run in runs], [run[1] for run in runs])
 
 
 def _loops(num_elements: int) -> Any:
@@ -202,16 +155,18 @@ def _run(loops: Any, positions: Positions, steps: Bits, num_elements: int) -> by
     return b"".join((_RUN.pack(len(positions), low_bits, *map(len, packed)), *packed))
 
 
-def _read_run(loops: Any, body: memoryview, kind: Any) -> tuple[Positions, Bits, memoryview]:
+def _read_run(loops: Any, body: memoryview, bits: Bits) -> tuple[Positions, Bits]:
     count, low_bits, *sizes = _RUN.unpack_from(body)
+    if count > len(bits):
+        raise ValueError(f"{count} changes of {len(bits)} elements")
     if low_bits not in (0, 4, 8):
         raise ValueError(f"{low_bits} low bits")
     parts, start = [], _RUN.size
     for size in sizes:
         parts.append(body[start : start + size])
         start += size
-    if start > len(body):
-        raise ValueError(f"a run ends {start - len(body)} bytes too early")
+    if start != len(body):
+        raise ValueError(f"the streams have {start} bytes, the block {len(body)}")
     trits = _plain(parts[3], -(-count // TRITS_PER_BYTE))
     if len(parts[1]) != -(-count * low_bits // 8):
         raise ValueError(f"{len(parts[1])} bytes of low bits for {count} changes")
@@ -222,9 +177,10 @@ def _read_run(loops: Any, body: memoryview, kind: Any) -> tuple[Positions, Bits,
         wide_gaps=np.frombuffer(parts[2], dtype=np.uint32),
         trits=trits,
         values=_plain(parts[4], num_others),
-        wide_steps=np.frombuffer(parts[5], dtype=kind),
+        wide_steps=np.frombuffer(parts[5], dtype=bits.dtype),
     )
-    return *loops.join(streams, low_bits), body[start:]
+    joined: tuple[Positions, Bits] = loops.join(streams, low_bits)
+    return joined
 
 
 def _low_bits(mean_gap: float) -> int:
@@ -256,57 +212,6 @@ def _from_planes(body: memoryview, bits: Bits) -> Bits:
     one = bits.dtype.type(1)
     steps: Bits = (zigzag >> one) ^ (np.zeros_like(zigzag) - (zigzag & one))
     return steps
-
-
-def _bounds(old: Bits, positions: Positions, exponents: tuple[int, int]) -> tuple[int, ...]:
-    """First exponents of all classes but the lowest, so that coding each class's positions by themselves takes the fewest bits.
-
-    Small weights change more often, and the receiver has the old exponents: within a class the density of changes is about
-    the same everywhere. A class of N elements with n changes costs n · log₂(e · N / n) bits.
-    """
-    shift, width = exponents
-    kind = old.dtype.type
-
-    def count(bits: Bits) -> Any:
-        return np.bincount((bits >> kind(shift)) & kind(2**width - 1), minlength=2**width)
-
-    changed = count(old[positions])
-    elements = np.maximum(_SAMPLED * count(old[::_SAMPLED]), changed)
-    present = np.flatnonzero(elements)
-    num, hits = _sums_between(elements[present]), np.maximum(_sums_between(changed[present]), 0.5)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cost = np.where(num > 0, hits * np.log2(np.e * num / hits) + _CLASS_COST_BITS, np.inf)
-    return tuple(int(present[cut]) for cut in _cheapest_cuts(cost))
-
-
-def _sums_between(counts: Any) -> Any:
-    """[i, j] the sum of counts[i:j]."""
-    before = np.append(0, np.cumsum(counts))
-    return (before[None, :] - before[:, None]).astype(np.float64)
-
-
-def _cheapest_cuts(cost: Any) -> list[int]:
-    """Where to cut a line of k things into at most CLASSES_MAX segments, [i, j] of `cost` [k + 1, k + 1] being the cost of i:j.
-
-    Dynamic programming over the number of segments and their ends.
-    """
-    best, came = [cost[0]], [np.zeros(len(cost), dtype=np.intp)]
-    for _ in range(CLASSES_MAX - 1):
-        through = best[-1][:, None] + cost
-        came.append(through.argmin(axis=0))
-        best.append(through.min(axis=0))
-    segments = int(np.argmin([costs[-1] for costs in best]))
-    cuts, place = [], len(cost) - 1
-    for number in range(segments, 0, -1):
-        place = int(came[number][place])
-        cuts.append(place)
-    return cuts[::-1]
-
-
-def _ranking(bounds: tuple[int, ...], exponents: tuple[int, int]) -> Ranking:
-    shift, width = exponents
-    table = np.searchsorted(np.array(bounds), np.arange(2**width), side="right").astype(np.uint8)
-    return Ranking(table, shift, len(bounds) + 1)
 
 
 def _compressed(stream: Any) -> bytes:

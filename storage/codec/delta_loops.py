@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from storage.codec.delta_numpy import ESCAPE, OTHER, TRITS_PER_BYTE, Bits, Bytes, Positions, Ranking, Streams
+from storage.codec.delta_numpy import ESCAPE, OTHER, TRITS_PER_BYTE, Bits, Bytes, Positions, Streams
 
 _compiled: Callable[[Any], Any] = njit(nogil=True, cache=True)
 _WORD_BYTES = 8
@@ -28,15 +28,6 @@ def find(old: Bits, new: Bits) -> tuple[Positions, Bits]:
     views = (bits[: words * lanes].view(np.uint64) for bits in (old, new))
     count = _find(lanes)(*views, old, new, positions, steps)
     return positions[:count].copy(), steps[:count].copy()
-
-
-def find_ranked(old: Bits, new: Bits, ranking: Ranking) -> tuple[Bytes, Positions, Bits, Positions]:
-    classes = np.empty(len(old) + 1, dtype=np.uint8)
-    ranks = np.empty(len(old) + 1, dtype=np.uint32)
-    steps = np.empty(len(old) + 1, dtype=old.dtype)
-    seen = np.zeros(ranking.num_classes, dtype=np.uint32)
-    count = _find_ranked(old, new, ranking.table, ranking.shift, ranking.mask, seen, classes, ranks, steps)
-    return classes[:count].copy(), ranks[:count].copy(), steps[:count].copy(), seen
 
 
 def split(positions: Positions, steps: Bits, low_bits: int) -> Streams:
@@ -71,16 +62,6 @@ def add(bits: Bits, positions: Positions, steps: Bits) -> None:
     _add(bits, positions, steps)
 
 
-def add_ranked(bits: Bits, ranking: Ranking, ranks: list[Positions], steps: list[Bits]) -> None:
-    ends = np.cumsum([len(own) for own in ranks])
-    starts = np.append(0, ends)[:-1]
-    seen = np.zeros(ranking.num_classes, dtype=np.uint32)
-    every_rank, every_step = np.concatenate(ranks), np.concatenate(steps)
-    _add_ranked(bits, ranking.table, ranking.shift, ranking.mask, seen, starts, ends, every_rank, every_step)
-    if (starts != ends).any():
-        raise ValueError("a rank lies behind the elements of its class")
-
-
 @cache
 def _find(lanes: int) -> Any:
     """For elements of which `lanes` make a word: words that are equal, nearly all, cost one comparison."""
@@ -104,21 +85,6 @@ def _find(lanes: int) -> Any:
         return count
 
     return find_in_words
-
-
-@_compiled
-def _find_ranked(
-    old: Bits, new: Bits, table: Bytes, shift: int, mask: int, seen: Any, classes: Bytes, ranks: Positions, steps: Bits
-) -> int:  # pragma: no cover  # compiled
-    count = 0
-    for place in range(len(old)):
-        own = table[(int(old[place]) >> shift) & mask]
-        classes[count] = own
-        ranks[count] = seen[own]
-        steps[count] = new[place] - old[place]
-        count += old[place] != new[place]
-        seen[own] += 1
-    return count
 
 
 @_compiled
@@ -226,16 +192,3 @@ def _join_steps(trits: Bytes, values: Bytes, wide: Bits, steps: Bits) -> int:  #
 def _add(bits: Bits, positions: Positions, steps: Bits) -> None:  # pragma: no cover  # compiled
     for number in range(len(positions)):
         bits[positions[number]] += steps[number]
-
-
-@_compiled
-def _add_ranked(
-    bits: Bits, table: Bytes, shift: int, mask: int, seen: Any, starts: Any, ends: Any, ranks: Positions, steps: Bits
-) -> None:  # pragma: no cover  # compiled
-    for place in range(len(bits)):
-        own = table[(int(bits[place]) >> shift) & mask]
-        change = starts[own]
-        if change < ends[own] and ranks[change] == seen[own]:
-            bits[place] += steps[change]
-            starts[own] += 1
-        seen[own] += 1

@@ -5,9 +5,8 @@
     join     streams of bytes     ──▶ positions, steps
     add      bits += steps, at the positions
 
-Bits are flat arrays of unsigned integers; steps wrap around, so they are exact for NaN, −0.0 and everything else. Positions
-may be counted within a class of elements instead of among all: the `…_ranked` forms, where an element's class is
-`table[bits >> shift & mask]`. This module knows neither files nor tensors.
+Bits are flat arrays of unsigned integers; steps wrap around, so they are exact for NaN, −0.0 and everything else. This module
+knows neither files nor tensors.
 """
 
 from dataclasses import dataclass
@@ -51,41 +50,10 @@ class Streams:
     """Steps that were escaped."""
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Classes of elements. `table[bits >> shift & mask]` is an element's class, 0 ≤ class < num_classes."""
-
-    table: Bytes
-    shift: int
-    num_classes: int
-
-    @property
-    def mask(self) -> int:
-        return len(self.table) - 1
-
-    def of(self, bits: Bits) -> Bytes:
-        """[elements] the class of each."""
-        kind = bits.dtype.type
-        classes: Bytes = self.table[(bits >> kind(self.shift)) & kind(self.mask)]
-        return classes
-
-
 def find(old: Bits, new: Bits) -> tuple[Positions, Bits]:
     """Positions of the elements that differ, ascending, and new − old there, wrapping."""
     positions = np.flatnonzero(old != new)
     return positions.astype(np.uint32), new[positions] - old[positions]
-
-
-def find_ranked(old: Bits, new: Bits, ranking: Ranking) -> tuple[Bytes, Positions, Bits, Positions]:
-    """Of every element that differs its class, its rank among the elements of its class, its step; and the classes' sizes."""
-    positions, steps = find(old, new)
-    classes = ranking.of(old)
-    ranks = np.empty(len(positions), dtype=np.uint32)
-    own = classes[positions]
-    for number in range(ranking.num_classes):
-        members = np.flatnonzero(classes == number)
-        ranks[own == number] = np.searchsorted(members, positions[own == number])
-    return own, ranks, steps, np.bincount(classes, minlength=ranking.num_classes).astype(np.uint32)
 
 
 def split(positions: Positions, steps: Bits, low_bits: int) -> Streams:
@@ -131,16 +99,6 @@ def add(bits: Bits, positions: Positions, steps: Bits) -> None:
     if len(positions) and positions[-1] >= len(bits):
         raise ValueError(f"position {positions[-1]} of {len(bits)} elements")
     bits[positions] += steps
-
-
-def add_ranked(bits: Bits, ranking: Ranking, ranks: list[Positions], steps: list[Bits]) -> None:
-    """The same for ranks within classes: `ranks` and `steps` of each class, which the bits before the addition decide."""
-    classes = ranking.of(bits)
-    for number, (own, moves) in enumerate(zip(ranks, steps, strict=True)):
-        members = np.flatnonzero(classes == number)
-        if len(own) and own[-1] >= len(members):
-            raise ValueError(f"rank {own[-1]} of {len(members)} elements of class {number}")
-        bits[members[own]] += moves
 
 
 def _pack(lows: Bytes, low_bits: int) -> Bytes:

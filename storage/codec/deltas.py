@@ -25,8 +25,6 @@ from storage.in_order import in_order
 from storage.records import Difference, HostTensor
 from storage.tensors import BITS
 
-EXPONENTS: Mapping[str, tuple[int, int]] = {"BF16": (7, 8), "F16": (10, 5), "F32": (23, 8), "F64": (52, 11)}
-"""dtype → shift and width in bits of the exponent."""
 BLOCKS_AHEAD = 2
 """Blocks for each thread that are in work or wait, encoded, for those before them."""
 BLOCK_BYTES = 2**25
@@ -52,7 +50,6 @@ def encode(
     tensors: Mapping[str, HostTensor],
     sources: Mapping[str, str],
     *,
-    compact: bool,
     threads: int,
 ) -> Iterator[Change]:
     """The change of every tensor in `sources` (name → name in the base, of the same dtype and shape), in that order.
@@ -70,7 +67,7 @@ def encode(
         new = _block(flat(tensors[name].bits), number)
         old = _block(flat(base[sources[name]].bits), number)
         found = _found(tensors[name].difference, base[sources[name]], number)
-        block = delta_blocks.encode(number, old, new, EXPONENTS.get(tensors[name].dtype), compact=compact, found=found)
+        block = delta_blocks.encode(number, old, new, found=found)
         return block, delta_blocks.num_changed(block, old, new)
 
     encoded = _mapped(encode_block, cuts, threads)
@@ -110,13 +107,13 @@ def apply(
     else:
         made = HostTensor(base.dtype, base.shape, np.empty(base.bits.shape, base.bits.dtype) if into is None else into)
         old = flat(base.bits)
-    bits, exponents, blocks = flat(made.bits), EXPONENTS.get(base.dtype), delta_blocks.cut(blob)
+    bits, blocks = flat(made.bits), delta_blocks.cut(blob)
     if blocks and max(blocks) * BLOCK_ELEMENTS >= len(bits):
         raise CorruptError(f"a delta has a block {max(blocks)} of {BLOCK_ELEMENTS} elements; the tensor has {len(bits)}")
     for number in range(-(-len(bits) // BLOCK_ELEMENTS)):
         new, before = _block(bits, number), None if old is None else _block(old, number)
         if number in blocks:
-            delta_blocks.apply(new, blocks[number], exponents, old=before, tell=tell)
+            delta_blocks.apply(new, blocks[number], old=before, tell=tell)
         else:
             delta_blocks.unchanged(new, before, tell)
     return made
@@ -126,21 +123,21 @@ def merge(blobs: Sequence[memoryview], dtype: str, num_elements: int, *, threads
     """One blob that does what `blobs` do one after the other, and the number of elements it changes.
 
     Steps add up, whatever they are added to: the blocks are applied to zeros and the sum is encoded as a step from zeros.
-    ValueError for compact blobs, which cannot be read without the base. Empty when everything returns to what it was.
+    CorruptError for what is no change of so many elements. Empty when everything returns to what it was.
     """
     by_number = [delta_blocks.cut(blob) for blob in blobs]
     numbers = sorted({number for blocks in by_number for number in blocks})
+    if numbers and numbers[-1] * BLOCK_ELEMENTS >= num_elements:
+        raise CorruptError(f"a delta has a block {numbers[-1]} of {BLOCK_ELEMENTS} elements; the tensor has {num_elements}")
 
     def merge_block(number: int) -> tuple[bytes, int]:
         parts = [blocks[number] for blocks in by_number if number in blocks]
-        if any(delta_blocks.is_compact(part) for part in parts):
-            raise ValueError("a compact delta cannot be merged")
         size = min(BLOCK_ELEMENTS, num_elements - number * BLOCK_ELEMENTS)
         zeros = np.zeros(size, dtype=flat(np.empty(0, dtype=BITS[dtype])).dtype)
         total = zeros.copy()
         for part in parts:
-            delta_blocks.apply(total, part, None)
-        return delta_blocks.encode(number, zeros, total, None, compact=False), int(np.count_nonzero(total))
+            delta_blocks.apply(total, part)
+        return delta_blocks.encode(number, zeros, total), int(np.count_nonzero(total))
 
     merged = list(_mapped(merge_block, numbers, threads))
     return b"".join(block for block, _ in merged), sum(count for _, count in merged)

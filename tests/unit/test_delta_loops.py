@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from storage.codec import delta_loops, delta_numpy
-from storage.codec.delta_numpy import Bits, Ranking, Streams
+from storage.codec.delta_numpy import Bits, Streams
 
 KINDS = (np.uint8, np.uint16, np.uint32, np.uint64)
 SIZES = (0, 1, 3, 4, 5, 9, 1000, 20_001)
@@ -57,22 +57,6 @@ def test_compiled_and_plain_loops_agree_and_give_the_new_bits(kind: Any, size: i
         assert (bits == new).all()
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize(("kind", "shift"), [(np.uint16, 7), (np.uint32, 23)])
-def test_ranks_within_classes_agree_and_give_the_new_bits(kind: Any, shift: int, share: float) -> None:
-    old, new = changed(kind, 20_001, share)
-    ranking = Ranking(np.random.default_rng(0).integers(0, 4, 256).astype(np.uint8), shift, 4)
-    found = delta_numpy.find_ranked(old, new, ranking)
-    assert equal(delta_loops.find_ranked(old, new, ranking), found)
-    classes, ranks, steps, sizes = found
-    assert sizes.sum() == len(old)
-    members = [np.flatnonzero(classes == number) for number in range(4)]
-    for loops in (delta_numpy, delta_loops):
-        bits = old.copy()
-        loops.add_ranked(bits, ranking, [ranks[own] for own in members], [steps[own] for own in members])
-        assert (bits == new).all()
-
-
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
 def test_streams_that_do_not_fit_together_are_refused(loops: Any) -> None:
     old, new = changed(np.uint16, 20_001, 0.02)
@@ -88,5 +72,3 @@ def test_streams_that_do_not_fit_together_are_refused(loops: Any) -> None:
     positions, steps = delta_numpy.find(old, new)
     with pytest.raises(ValueError, match=r"position \d+ of 10 elements"):
         loops.add(np.zeros(10, dtype=np.uint16), positions, steps)
-    with pytest.raises(ValueError, match=r"of its class|of class"):
-        loops.add_ranked(np.zeros(10, dtype=np.uint16), Ranking(np.zeros(256, np.uint8), 7, 1), [positions], [steps])

@@ -1,6 +1,6 @@
 """Deltas as a reader and a writer of versions see them: exact for every kind of tensor, small, and never silently wrong."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,11 @@ from storage import delta_files, layout, weights
 from storage.codec import delta_blocks, delta_numpy, deltas
 from storage.delta_files import TRANSFERS_MAX
 from storage.errors import ConfigError, CorruptError
+from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import HostTensor, Manifest
-from storage.tensors import weights_digest
+from storage.tensors import file_digest, from_safetensors, to_safetensors, weights_digest
 from storage.weights import Held
-
-BF16_EXPONENTS = (7, 8)
 
 
 def tensor(bits: Any, dtype: str = "BF16") -> HostTensor:
@@ -50,63 +49,92 @@ def entropy_bytes(old: Any, new: Any) -> float:
 
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM, delta_blocks.BLOCK_ELEMENTS])
-@pytest.mark.parametrize("compact", [False, True])
-def test_a_block_gives_the_new_bits_whichever_loops_code_it(size: int, compact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_gives_the_new_bits_whichever_loops_code_it(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = trained(size, 1e-6)
-    block = delta_blocks.encode(3, old, new, BF16_EXPONENTS, compact=compact)
+    block = delta_blocks.encode(3, old, new)
     monkeypatch.setattr(delta_blocks, "COMPILED_FROM", 0 if size < delta_blocks.COMPILED_FROM else 2**62)
-    assert delta_blocks.encode(3, old, new, BF16_EXPONENTS, compact=compact) == block
+    assert delta_blocks.encode(3, old, new) == block
     bits = old.copy()
-    delta_blocks.apply(bits, memoryview(block), BF16_EXPONENTS)
+    delta_blocks.apply(bits, memoryview(block))
     assert (bits == new).all()
 
 
-def test_a_block_is_near_the_entropy_bound_and_a_compact_one_below_it() -> None:
+def test_a_block_is_near_the_entropy_bound() -> None:
     old, new = trained(2**21, 4.5e-7)
     num_changes = int((old != new).sum())
     assert 0.009 < num_changes / len(old) < 0.013
-    plain, compact = (len(delta_blocks.encode(0, old, new, BF16_EXPONENTS, compact=how)) / num_changes for how in (False, True))
-    assert plain < 1.04 * entropy_bytes(old, new)
-    assert compact < 0.85 * entropy_bytes(old, new)  # the old exponents tell where changes are likelier
+    assert len(delta_blocks.encode(0, old, new)) / num_changes < 1.04 * entropy_bytes(old, new)
 
 
 def test_special_values_and_every_share_of_change_come_out_exactly() -> None:
     special = np.array([0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x8000, 0x0000, 0x0001, 0x8001], dtype=np.uint16)  # NaN, ±inf, −0, 0 …
     pairs = np.stack(np.meshgrid(special, special), axis=-1).reshape(-1, 2)
     for old, new in ((pairs[:, 0], pairs[:, 1]), (pairs[:, 0], pairs[:, 0]), (pairs[:, 0], pairs[:, 0] ^ 0xFFFF)):
-        for compact in (False, True):
-            block = delta_blocks.encode(0, old.copy(), new.copy(), BF16_EXPONENTS, compact=compact)
-            bits = old.copy()
-            if block:
-                delta_blocks.apply(bits, memoryview(block), BF16_EXPONENTS)
-            assert (bits == new).all()
-    assert delta_blocks.encode(0, pairs[:, 0].copy(), pairs[:, 0].copy(), BF16_EXPONENTS, compact=False) == b""
+        block = delta_blocks.encode(0, old.copy(), new.copy())
+        bits = old.copy()
+        if block:
+            delta_blocks.apply(bits, memoryview(block))
+        assert (bits == new).all()
+    assert delta_blocks.encode(0, pairs[:, 0].copy(), pairs[:, 0].copy()) == b""
 
 
 def test_a_block_applied_to_other_bits_or_cut_short_is_refused_or_gives_other_bits() -> None:
     old, new = trained(5000, 1e-6)
-    block = delta_blocks.encode(0, old, new, BF16_EXPONENTS, compact=False)
+    block = delta_blocks.encode(0, old, new)
     for end in range(0, len(block), 7):
         with pytest.raises(CorruptError):
-            delta_blocks.apply(old.copy(), memoryview(block[:end]), BF16_EXPONENTS)
+            delta_blocks.apply(old.copy(), memoryview(block[:end]))
     twice = new.copy()
-    delta_blocks.apply(twice, memoryview(block), BF16_EXPONENTS)
+    delta_blocks.apply(twice, memoryview(block))
     assert (twice != new).any()  # a step, not a value: only the base the manifest names will do
     with pytest.raises(CorruptError, match="of 10 elements"):
-        delta_blocks.apply(old[:10].copy(), memoryview(block), BF16_EXPONENTS)
+        delta_blocks.apply(old[:10].copy(), memoryview(block))
+
+
+def test_a_block_of_the_removed_compact_form_is_refused_with_what_to_do() -> None:
+    old, new = trained(5000, 1e-6)
+    block = bytearray(delta_blocks.encode(0, old, new))
+    block[9] = 2  # the number of classes
+    with pytest.raises(
+        CorruptError, match=r"into 2 classes; the setting compact_deltas, .* was removed: read the version with"
+    ):
+        delta_blocks.apply(old.copy(), memoryview(block))
+
+
+def test_an_error_in_a_change_names_the_file_and_the_tensor(memory_store: ObjectStore) -> None:
+    old, new = trained(5000, 1e-5)
+    held = Held(weights.publish(memory_store, "solver", 0, {"w": tensor(old)}), {"w": tensor(old)})
+    weights.publish(memory_store, "solver", 1, {"w": tensor(new)}, base=held)
+    resealed(memory_store, 1, lambda blob: blob[:9] + b"\2" + blob[10:])
+    told = r"version 1 of solver .*weights/solver/00000001/\w+\.delta-00000\.safetensors, the change of w: .* into 2 classes"
+    with pytest.raises(CorruptError, match=told):
+        weights.read(memory_store, "solver", 1, held)
+
+
+def resealed(run: ObjectStore, version: int, change: Callable[[bytes], bytes]) -> None:
+    """The blob of the version's only change becomes another one, with true digests of its file and of the manifest."""
+    manifest = weights.read_manifest(run, "solver", version)
+    (file,) = manifest.files
+    folder = layout.weights("solver", version)
+    entries = from_safetensors(run.get(f"{folder}/{file.name}"))
+    ((name, entry),) = entries.items()
+    blob = change(entry.bits.tobytes())
+    body = to_safetensors({name: HostTensor("U8", (len(blob),), np.frombuffer(blob, dtype=np.uint8))}, delta_files.CODEC)
+    run.put(f"{folder}/{file.name}", body)
+    files = (replace(file, num_bytes=len(body), digest=file_digest(body)),)
+    run.put(f"{folder}/manifest.json", seal(replace(manifest, files=files)))
 
 
 @pytest.mark.parametrize(
     ("dtype", "kind"),
     [("BF16", np.uint16), ("F16", np.uint16), ("F32", np.uint32), ("I64", np.int64), ("U8", np.uint8), ("BOOL", np.bool_)],
 )
-@pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("shape", [(), (0, 4), (7,), (40, 30), (3, 5, 8)])
-def test_tensors_of_any_dtype_and_shape_come_out_exactly(dtype: str, kind: Any, compact: bool, shape: tuple[int, ...]) -> None:
+def test_tensors_of_any_dtype_and_shape_come_out_exactly(dtype: str, kind: Any, shape: tuple[int, ...]) -> None:
     old = draw(0).integers(0, 2, shape).astype(kind)
     new = np.where(draw(1).random(shape) < 0.3, draw(2).integers(0, 2, shape), old).astype(kind)
     base, wanted = {"w": tensor(old, dtype)}, {"w": tensor(new, dtype)}
-    (change,) = deltas.encode(base, wanted, {"w": "w"}, compact=compact, threads=1)
+    (change,) = deltas.encode(base, wanted, {"w": "w"}, threads=1)
     told: list[Any] = []
     made = deltas.apply(base["w"], memoryview(change.blob), tell=lambda part: told.extend(part.copy()))
     assert (made.dtype, made.shape, made.bits.dtype) == (dtype, shape, new.dtype)
@@ -123,7 +151,7 @@ def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_
     new[3000:5000] = old[3000:5000]  # two blocks without a change
     blobs = set()
     for threads in (1, 2, 7):
-        (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, compact=False, threads=threads)
+        (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, threads=threads)
         blobs.add(change.blob)
     assert len(blobs) == 1
     for in_place in (False, True):
@@ -305,9 +333,8 @@ def known(old: HostTensor, new: Any) -> HostTensor:
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9])
-@pytest.mark.parametrize("compact", [False, True])
 def test_a_difference_that_is_known_gives_the_bytes_of_the_comparison(
-    size: int, share: float, compact: bool, monkeypatch: pytest.MonkeyPatch
+    size: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deltas, "BLOCK_ELEMENTS", size)
     old = trained(3 * size + 77, 0.0)[0]
@@ -316,8 +343,8 @@ def test_a_difference_that_is_known_gives_the_bytes_of_the_comparison(
     base = tensor(old)
     told = known(base, new)
     assert (told.bits == new).all()
-    (compared,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, compact=compact, threads=1)
-    (found,) = deltas.encode({"w": base}, {"w": told}, {"w": "w"}, compact=compact, threads=2)
+    (compared,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, threads=1)
+    (found,) = deltas.encode({"w": base}, {"w": told}, {"w": "w"}, threads=2)
     assert found == compared
 
 
@@ -327,14 +354,14 @@ def test_a_known_difference_spares_the_comparison_and_counts_only_for_the_very_t
     old, new = trained(5000, 1e-5)
     base = tensor(old)
     told = known(base, new)
-    (wanted,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, compact=False, threads=1)
+    (wanted,) = deltas.encode({"w": base}, {"w": tensor(new)}, {"w": "w"}, threads=1)
     twin, other = tensor(old.copy()), tensor(new[::-1].copy())
-    (moved,) = deltas.encode({"w": other}, {"w": told}, {"w": "w"}, compact=False, threads=1)
+    (moved,) = deltas.encode({"w": other}, {"w": told}, {"w": "w"}, threads=1)
     assert (deltas.apply(other, memoryview(moved.blob)).bits == new).all()
     monkeypatch.setattr(delta_numpy, "find", None)
-    assert list(deltas.encode({"w": base}, {"w": told}, {"w": "w"}, compact=False, threads=1)) == [wanted]
+    assert list(deltas.encode({"w": base}, {"w": told}, {"w": "w"}, threads=1)) == [wanted]
     with pytest.raises(TypeError, match="not callable"):
-        list(deltas.encode({"w": twin}, {"w": told}, {"w": "w"}, compact=False, threads=1))
+        list(deltas.encode({"w": twin}, {"w": told}, {"w": "w"}, threads=1))
 
 
 @pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int64, np.float64])

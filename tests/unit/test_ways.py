@@ -40,12 +40,12 @@ def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dic
     return made
 
 
-def publish(run: ObjectStore, versions: list[dict[str, HostTensor]], *, compact: bool = False) -> list[Held]:
+def publish(run: ObjectStore, versions: list[dict[str, HostTensor]]) -> list[Held]:
     held: list[Held] = []
     for version, tensors in enumerate(versions):
         base = held[-1] if held else None
         anchor = version % ANCHOR_EVERY == 0
-        manifest = weights.publish(run, "solver", version, tensors, base=base, anchor=anchor, compact=compact)
+        manifest = weights.publish(run, "solver", version, tensors, base=base, anchor=anchor)
         held.append(Held(manifest, tensors))
     return held
 
@@ -164,26 +164,17 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(memory_store
 
 
 @pytest.mark.usefixtures("pays")
-def test_compact_deltas_are_not_merged_and_dense_ones_are(memory_store: ObjectStore) -> None:
-    compact, dense = memory_store.sub("compact"), memory_store.sub("dense")
+def test_deltas_of_most_elements_are_merged(memory_store: ObjectStore) -> None:
     random = np.random.default_rng(3)
-    bits = (random.standard_normal(2**18).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    is_small = (bits & 0x7FFF) < 0x3E80  # below a quarter: these change far more often, and make a class of their own
-    steps = []
-    for _ in range(9):
-        bits = bits + (random.random(len(bits)) < np.where(is_small, 0.2, 0.001)).astype(np.uint16)
-        steps.append({"w": bf16(bits)})
-    publish(compact, steps, compact=True)
-    assert not merges.merge(compact, "solver", 8, 0)
     bits, crowded = random.integers(2**14, 2**15, 50_000).astype(np.uint16), []
     for _ in range(9):
         bits = bits + random.integers(0, 3, 50_000).astype(np.uint16)  # most elements change, by little
         crowded.append({"w": bf16(bits)})
-    held = publish(dense, crowded)
+    held = publish(memory_store, crowded)
     assert [one.manifest.kind for one in held[1:]] == ["delta"] * 8
-    assert merges.merge(dense, "solver", 8, 0)
-    leg = ways.merged_leg(weights.read_merged(dense, "solver", 8, 0))
-    assert weights_digest(weights.go(dense, held[8].manifest, [leg], held[0]).tensors) == held[8].manifest.digest
+    assert merges.merge(memory_store, "solver", 8, 0)
+    leg = ways.merged_leg(weights.read_merged(memory_store, "solver", 8, 0))
+    assert weights_digest(weights.go(memory_store, held[8].manifest, [leg], held[0]).tensors) == held[8].manifest.digest
 
 
 def test_what_is_small_anyway_is_not_merged(memory_store: ObjectStore) -> None:
