@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from storage.errors import ConfigError
+from storage.written_files import write_inside
 
 Message: TypeAlias = Mapping[str, str]
 """Example: `{"role": "user", "content": "7+8-3=?"}`."""
@@ -109,9 +110,9 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
     `chat_template.jinja`, `config.json`, `generation_config.json`, … ConfigError when they make no tokenizer."""
     with tempfile.TemporaryDirectory(prefix="astraflow-chat-") as folder:
         for name, body in files.items():
-            (Path(folder) / Path(name).name).write_bytes(body)
+            write_inside(Path(folder), name, body)
         try:
-            tokenizer = _tokenizer_class(files).from_pretrained(folder, local_files_only=True)
+            tokenizer = _tokenizer_class(files).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
                 f"the base model's files ({', '.join(sorted(files)) or 'none'}) make no tokenizer: {error}; "

@@ -15,6 +15,7 @@ from storage.errors import CorruptError
 from storage.json_numbers import Number
 from storage.json_objects import new_write_id, unseal
 from storage.objects import ObjectStore
+from storage.plain_names import PartName
 from storage.records import FileInfo, HostTensor, Json, TensorInfo
 from storage.second_reads import read_twice
 from storage.tensor_folders import MANIFEST, Contents
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 class CheckpointManifest:
     """What `checkpoints/{policy}/{step}/manifest.json` says; the last object written of a checkpoint."""
 
-    policy: str
+    policy: PartName
     step: int
     state: Json
     tensors: Mapping[str, TensorInfo]

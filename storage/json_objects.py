@@ -12,7 +12,7 @@ number of values are bounded before anything is built of them.
 """
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from functools import cache
 from typing import Any, TypeVar, cast
 from uuid import uuid4
@@ -103,8 +103,13 @@ def build(record: type[R], text: bytes, what: str) -> R:
         faults = error.errors(include_url=False, include_context=False, include_input=False)[:3]
         if faults[0]["type"] == "json_invalid":
             raise CorruptError(f"{what} is not JSON: {faults[0]['msg']}") from error
-        told = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+        told = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {_words(fault)}" for fault in faults)
         raise CorruptError(f"{what} is not a {record.__name__}: {_brief(told)}") from error
+
+
+def _words(fault: Mapping[str, Any]) -> str:
+    """What is wrong, without pydantic's own word for errors that a type of ours raised."""
+    return str(fault["msg"]).removeprefix("Value error, ")
 
 
 def _headed(record: Any, **head: str) -> Json:

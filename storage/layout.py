@@ -17,6 +17,7 @@ runs/{run id}/                       models/{build digest}/          (shared by 
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+from storage import plain_names
 from storage.errors import ConfigError
 
 RUNS = "runs"
@@ -30,13 +31,16 @@ REPORT = "report.html"
 FROZEN = "frozen.json"
 """While it stands, nothing of the run is retired."""
 RETIRED = "retired.json"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+NAME = plain_names.NAME
 """What policies, members and tags may be called, because their names are parts of keys."""
 _NUMBER = re.compile(r"\d{8,}")
 _MERGED = re.compile(r"/(\d{8,})/since-(\d{8,})\.json")
 
 
 def run_prefix(run_id: str) -> str:
+    """ConfigError for what cannot be a run id."""
+    if not plain_names.RUN_ID.fullmatch(run_id):
+        raise ConfigError(f"{plain_names.shown(run_id)} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-'")
     return f"{RUNS}/{run_id}"
 
 
@@ -129,7 +133,9 @@ def quarantine(key: str) -> str:
 def _named(name: str) -> str:
     """The name, fit to be a part of a key; ConfigError when it is not."""
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot name a policy, a member or a tag; use letters, digits, '_' and '-'")
+        raise ConfigError(
+            f"{plain_names.shown(name)} cannot name a policy, a member or a tag; use up to 100 letters, digits, '_' and '-'"
+        )
     return name
 
 

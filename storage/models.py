@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from storage import layout, tensor_folders
-from storage.errors import ConflictError
+from storage import layout, plain_names, tensor_folders
+from storage.errors import ConflictError, CorruptError
 from storage.json_numbers import Number
 from storage.json_objects import new_write_id, unseal
 from storage.objects import ObjectStore
@@ -58,4 +58,7 @@ def load_model(store: ObjectStore, build_digest: str) -> tuple[dict[str, HostTen
 
 def read_model_manifest(store: ObjectStore, build_digest: str) -> ModelManifest:
     key = layout.manifest(layout.model_prefix(build_digest))
-    return read_twice(lambda: unseal(ModelManifest, store.get(key), key))
+    manifest = read_twice(lambda: unseal(ModelManifest, store.get(key), key))
+    if manifest.build_digest != build_digest:
+        raise CorruptError(f"{key} is the manifest of {plain_names.shown(manifest.build_digest)}")
+    return manifest

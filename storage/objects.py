@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import stamina
 
+from storage import plain_names
 from storage.backends import s3_urls
 from storage.backends.backend import Backend, Keys
 from storage.backends.local_files import TEMPORARY, LocalFiles
@@ -107,15 +108,17 @@ class ObjectStore:
         return self._retried(lambda: self.backend.exists(path))
 
     def list(self, prefix: str = "", start_after: str = "") -> Keys:
-        """All keys below the folder `prefix`, sorted, relative to this store; only those after `start_after`."""
+        """All keys below the folder `prefix`, sorted, relative to this store; only those after `start_after`. What a foreign
+        writer gave a name that cannot be a key is left out."""
         folder = self._folder(prefix)
         after = self.prefix + start_after if start_after else ""
-        return [key[len(self.prefix) :] for key in self._retried(lambda: self.backend.list(folder, after))]
+        found = self._retried(lambda: self.backend.list(folder, after))
+        return [key[len(self.prefix) :] for key in found if _is_key(key)]
 
     def folders(self, prefix: str = "") -> Keys:
         """Names of the folders directly below `prefix`, sorted, without walking through what lies in them."""
         folder = self._folder(prefix)
-        return self._retried(lambda: self.backend.folders(folder))
+        return [name for name in self._retried(lambda: self.backend.folders(folder)) if _is_key(name)]
 
     def delete(self, key: str) -> None:
         """Deleting what is not there is no error."""
@@ -128,9 +131,10 @@ class ObjectStore:
         return replace(self, url=f"{self.url}/{prefix.rstrip('/')}", prefix=f"{folder}/")
 
     def _path(self, key: str) -> str:
-        parts = key.split("/")
-        if any(part in ("", ".", "..") or part.startswith(TEMPORARY) or "\0" in part for part in parts):
-            raise ConfigError(f"{key!r} cannot be a key of {self.url}; its parts must be plain names joined by single slashes")
+        if not _is_key(key):
+            raise ConfigError(
+                f"{plain_names.shown(key)} cannot be a key of {self.url}; its parts must be plain names joined by single slashes"
+            )
         return self.prefix + key
 
     def _folder(self, prefix: str) -> str:
@@ -199,6 +203,12 @@ def check(store: ObjectStore) -> None:
         raise ConfigError(
             f"the store {store.address} cannot be used: {error}; correct {STORE_VARIABLE}, or start the server it names"
         ) from error
+
+
+def _is_key(key: str) -> bool:
+    """Whether all parts are plain names: none that leads elsewhere, is a temporary file's, or cannot be printed."""
+    parts = key.split("/")
+    return key.isprintable() and not any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
 
 
 def _second_create_loses(store: ObjectStore, key: str) -> None:

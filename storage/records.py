@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from storage.json_numbers import Count, Number
+from storage.plain_names import DataFileName, DataFileNameOrNone, PartName
 
 Int8: TypeAlias = NDArray[np.int8]
 Int32: TypeAlias = NDArray[np.int32]
@@ -240,7 +241,7 @@ class TensorInfo:
     shape: Shape
     digest: str
     """`xxh3_128:` + hex over the tensor's little-endian bytes."""
-    file: str
+    file: DataFileNameOrNone
     """Where its bytes, or its change, lie; empty when its bits are those of `source`."""
     entry: str = ""
     """Its name in that file, when that is not its own: tied tensors share one entry."""
@@ -250,7 +251,8 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class FileInfo:
-    name: str
+    name: DataFileName
+    """With the id of its writer: `{write id}.config.json`."""
     num_bytes: Count
     digest: str
     """`sha256:` + hex over the whole file."""
@@ -271,7 +273,7 @@ class Step:
 class Merged:
     """`weights/{policy}/{version}/since-{base}.json`: a way that passes over the versions in between. Created once."""
 
-    policy: str
+    policy: PartName
     version: int
     step: Step
     created_s: Number = 0.0
@@ -282,7 +284,7 @@ class Merged:
 class Manifest:
     """One version of one policy's weights; the last object written of it, created once."""
 
-    policy: str
+    policy: PartName
     version: int
     parent: int | None
     """version − 1; None for version 0."""
@@ -335,7 +337,7 @@ class Heartbeat:
     """What a service says of itself every few seconds. A hint: overwritten, never the base of a correctness decision."""
 
     kind: Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
-    id: str
+    id: PartName
     """`dataflow`, `trainer-solver`, `rollout-us-east-0`, …: the member's name, stable over restarts."""
     attempt: int
     """Which launch of the member this is."""

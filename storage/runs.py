@@ -2,7 +2,6 @@
 
 import difflib
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundErr
 from storage.json_numbers import Number
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
+from storage.plain_names import RUN_ID, RunId
 from storage.records import Json, Stop
 from storage.second_reads import read_twice
 
 log = logging.getLogger(__name__)
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _DIFFERENCES_MAX = 10
 """Differing settings that one error message names."""
 
@@ -30,7 +29,7 @@ Fill: TypeAlias = Callable[[Json], Json]
 class RunRecord:
     """`run.json`. Example: `RunRecord("tiny-1", 1700000000.0, "multi-policy", {"seed": 0, …})`."""
 
-    run_id: str
+    run_id: RunId
     created_s: Number
     deployment: str
     """The Prefect deployment that started the run; empty when none did."""
@@ -44,8 +43,6 @@ def create_run(
 
     `filled` writes today's defaults into a configuration that was frozen before they were there.
     """
-    if not _RUN_ID.fullmatch(run_id):
-        raise ConfigError(_no_id(run_id))
     run = store.sub(layout.run_prefix(run_id))
     body = seal(RunRecord(run_id, time.time(), deployment, config))
     try:
@@ -60,8 +57,6 @@ def check_restart(store: ObjectStore, run_id: str, config: Json | None, filled: 
 
     Raises ConfigError when the run is completed, or has another configuration than the one that is given.
     """
-    if not _RUN_ID.fullmatch(run_id):
-        raise ConfigError(_no_id(run_id))
     run = store.sub(layout.run_prefix(run_id))
     if not run.exists(layout.RUN):
         return None
@@ -75,7 +70,7 @@ def check_restart(store: ObjectStore, run_id: str, config: Json | None, filled: 
 
 def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
     """The sub-store of an existing run; ConfigError names similar runs when there is none."""
-    if _RUN_ID.fullmatch(run_id):
+    if RUN_ID.fullmatch(run_id):
         run = store.sub(layout.run_prefix(run_id))
         if run.exists(layout.RUN):
             return run
@@ -87,7 +82,10 @@ def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
 
 def read_run(run: ObjectStore) -> RunRecord:
     """The whole record of a run; NotFoundError when `run` is no run's sub-store, CorruptError when it is damaged."""
-    return read_twice(lambda: unseal(RunRecord, run.get(layout.RUN), layout.RUN))
+    record = read_twice(lambda: unseal(RunRecord, run.get(layout.RUN), layout.RUN))
+    if record.run_id != run.prefix.rstrip("/").rpartition("/")[2]:
+        raise CorruptError(f"{run.url}/{layout.RUN} is the record of run {record.run_id}")
+    return record
 
 
 def run_config(run: ObjectStore) -> Json:
@@ -98,7 +96,7 @@ def run_config(run: ObjectStore) -> Json:
 def list_runs(store: ObjectStore) -> list[str]:
     """Ids of all runs of the store, oldest first; one whose `run.json` is damaged is left out, with a warning."""
     ages: list[tuple[float, str]] = []
-    for run_id in store.folders(layout.RUNS):
+    for run_id in filter(RUN_ID.fullmatch, store.folders(layout.RUNS)):  # other folders are no runs
         try:
             ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:
@@ -128,10 +126,6 @@ def read_stop(run: ObjectStore) -> Stop | None:
 def clear_stop(run: ObjectStore) -> None:
     """Let a stopped run be resumed."""
     run.delete(layout.STOP)
-
-
-def _no_id(run_id: str) -> str:
-    return f"{run_id!r} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-'"
 
 
 def _refuse_differences(run_id: str, stands: Json, wanted: Json) -> None:

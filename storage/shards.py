@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from storage import arrow_files, layout
+from storage import arrow_files, layout, plain_names
 from storage.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.errors import ConflictError, CorruptError
 from storage.json_numbers import Count, Number
@@ -187,6 +187,9 @@ def _check_header(header: _Header) -> None:
     for policies in header.policy_sets:
         if len(set(policies)) < len(policies):
             raise CorruptError(f"a shard's policy set {list(policies)} names a policy twice")
+    for policy in {*header.weights, *(policy for policies in header.policy_sets for policy in policies)}:
+        if not layout.NAME.fullmatch(policy):
+            raise CorruptError(f"a shard names the policy {plain_names.shown(policy)}, which no policy can be called")
 
 
 def _check_places(table: Table, header: _Header) -> None:

@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from storage import layout, weights
-from storage.errors import ConfigError, ConflictError, NotFoundError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.json_numbers import Number
 from storage.json_objects import new_write_id, seal, unseal
 from storage.objects import ObjectStore
+from storage.plain_names import PartName
 
 _VERSION = re.compile(r"(.+)@(\d{1,18})", re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
@@ -22,8 +23,8 @@ _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 class Tag:
     """Example: `Tag("best", "solver", 40, 1767225600.0)`."""
 
-    name: str
-    policy: str
+    name: PartName
+    policy: PartName
     version: int
     at_s: Number
     """Unix time."""
@@ -90,7 +91,10 @@ def take(run: ObjectStore, name: str) -> Tag:
 def read(run: ObjectStore, name: str) -> Tag:
     """NotFoundError where there is none; CorruptError when it is damaged."""
     key = layout.tag(name)
-    return unseal(Tag, run.get(key), key)
+    tag = unseal(Tag, run.get(key), key)
+    if tag.name != name:
+        raise CorruptError(f"{key} is the tag {tag.name}")
+    return tag
 
 
 def read_all(run: ObjectStore) -> list[Tag]:

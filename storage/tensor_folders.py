@@ -7,11 +7,13 @@ count. Weights, checkpoints and base models are such folders; what their manifes
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
+from storage import plain_names
 from storage.errors import AstraFlowError, ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.in_order import in_order
 from storage.json_objects import seal
@@ -51,10 +53,14 @@ def write(
     """Store the data files, several at once; nobody sees them as long as no manifest lists them. Those of tensors are called
     `{stem}-00000.safetensors` and so on.
 
-    ConfigError when one of `extra_files` bears the name of a tensor file, which it would overwrite.
+    ConfigError when one of `extra_files` bears the name of a tensor file, which it would overwrite, or one that no file
+    beside a model's tensors may have (`plain_names.py`).
     """
     if reserved := [name for name in extra_files if _TENSOR_FILE.fullmatch(name)]:
         raise ConfigError(f"{reserved[0]} in {folder.url} would overwrite the tensors; store the file by another name")
+    for name in extra_files:
+        if wrong := plain_names.model_file_fault(name):
+            raise ConfigError(f"{plain_names.shown(name)} cannot be stored in {folder.url}: the name {wrong}")
 
     def store_file(name: str, body: bytes) -> FileInfo:
         folder.put(f"{write_id}.{name}", body)
@@ -101,12 +107,17 @@ def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTenso
 
 
 def read_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
-    """Every file that holds no tensors, verified, by its name without the write id."""
+    """Every file that holds no tensors, verified, by its name without the write id. CorruptError for two of one name, and
+    for a file of a kind that does not belong beside a model's tensors."""
     holders = {info.file for info in contents.tensors.values()}
     others = [info for info in contents.files if info.name not in holders]
+    names = [plain_names.own_name(info.name) for info in others]
+    for name, count in Counter(names).items():
+        if wrong := plain_names.model_file_fault(name) or ("is listed twice" if count > 1 else ""):
+            raise CorruptError(f"{folder.url}/{MANIFEST} lists the file {plain_names.shown(name)}, whose name {wrong}")
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
         bodies = list(pool.map(lambda info: read_twice(lambda: checked_file(folder, info)), others))
-    return {info.name.split(".", 1)[1]: body for info, body in zip(others, bodies, strict=True)}
+    return dict(zip(names, bodies, strict=True))
 
 
 def _parts(tensors: Mapping[str, HostTensor], bytes_max: int) -> Iterator[dict[str, HostTensor]]:

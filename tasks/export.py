@@ -6,6 +6,7 @@ from storage import weights
 from storage.errors import ConfigError, NotFoundError
 from storage.objects import ObjectStore
 from storage.tensors import to_safetensors
+from storage.written_files import write_inside
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -13,7 +14,8 @@ WEIGHTS_FILE = "model.safetensors"
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
     """Writes the weights of `version` (None: the newest) and the base model's other files into `folder`; returns the version.
 
-    Raises ConfigError when there is no such version or the folder cannot be written, CorruptError when digests differ.
+    Raises ConfigError when there is no such version or the folder cannot be written, CorruptError when digests differ or the
+    manifest lists a file that is no plain name of data.
     """
     newest = weights.latest(run, policy)
     if newest is None:
@@ -26,11 +28,10 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
         why = f"has no version {wanted}" if not 0 <= wanted <= newest else f"cannot give version {wanted}: {error}"
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, body in files.items():
-            (folder / name).write_bytes(body)
+            write_inside(folder, name, body)
         # transformers refuses a file that does not say which framework's tensors it holds
-        (folder / WEIGHTS_FILE).write_bytes(to_safetensors(tensors, {"format": "pt"}))
+        write_inside(folder, WEIGHTS_FILE, to_safetensors(tensors, {"format": "pt"}))
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
     return wanted

@@ -75,7 +75,8 @@ def _build(model_config: Json) -> Any:
     try:
         config = AutoConfig.for_model(**model_config)
         build = AutoModelForCausalLM.from_config
-        return build(config, dtype=torch.float32, attn_implementation="sdpa")  # type: ignore[no-untyped-call]  # theirs
+        # A config.json may name code of its own (auto_map): a model is data, so that is never run, nor offered to be.
+        return build(config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False)  # type: ignore[no-untyped-call]  # theirs
     except (KeyError, TypeError, ValueError) as error:
         kind = model_config.get("model_type", "unnamed")
         raise ConfigError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from storage import layout, quarantine, runs
+from storage import layout, plain_names, quarantine, runs
 from storage.audit.books import PolicyBooks, Terms, audit_books
 from storage.audit.shards import Broken, audit_shards
 from storage.audit.weights import audit_weights
@@ -94,9 +94,20 @@ def _terms(run: ObjectStore, broken: Broken) -> dict[str, Terms]:
     try:
         due = config["steps"] if _completed(run, broken) else -1
         staleness, policies = config["data"]["max_staleness"], config["policies"]
-        return {policy: Terms(policies[policy]["batch_size"], staleness, due) for policy in sorted(policies)}
+        return {
+            policy: Terms(policies[policy]["batch_size"], staleness, due)
+            for policy in sorted(policies)
+            if _can_be_a_key(policy, broken)
+        }
     except KeyError as absent:
         raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no {absent}") from absent
+
+
+def _can_be_a_key(policy: str, broken: Broken) -> bool:
+    if layout.NAME.fullmatch(policy):
+        return True
+    broken(1, layout.RUN, f"names the policy {plain_names.shown(policy)}, of which there can be no batch and no version")
+    return False
 
 
 def _completed(run: ObjectStore, broken: Broken) -> bool:

@@ -2,13 +2,18 @@
 
 Put-if-absent is `os.link` of a finished, synced temporary file: of many writers one gets the name, and nobody ever sees
 half a file. fsspec's local `mode="create"` is not atomic, and `open("xb")` leaves torn files behind a kill -9.
+
+Every path below the root is walked folder by folder through descriptors, and no symbolic link on it is followed: whoever can
+write into the store cannot make its readers and writers leave it. The root itself may be reached through links.
 """
 
 import errno
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 from storage.backends.backend import Keys
@@ -16,10 +21,13 @@ from storage.errors import AstraFlowError, ConfigError, NotFoundError, Transient
 
 TEMPORARY = ".tmp-"
 """Names of unfinished files begin so; no listing shows them."""
+DEPTH_MAX = 64
+"""Folders that are nested deeper hold no objects."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LocalFiles:
@@ -38,7 +46,9 @@ class LocalFiles:
         """`num_bytes` from `start` on, as many as there are; −1: all."""
         path = self.root / key
         try:
-            with open(path, "rb") as file:
+            with self._beside(key) as (folder, name), _reading(folder, name, path) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise ConfigError(f"{path} is no file but a pipe or a device; remove it from the store")
                 file.seek(start)
                 return file.read(num_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -50,103 +60,204 @@ class LocalFiles:
         path = self.root / key
         if self.exists(key):
             return False
-        temporary = self._temporary(path, body)
         try:
-            os.link(temporary, path)
-            _sync_folder(path.parent)
-        except FileExistsError:
-            return False
+            with self._beside(key, make=True) as (folder, name), _temporary(folder, body) as temporary:
+                try:
+                    os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                except FileExistsError:
+                    return False
+                except OSError as error:
+                    if error.errno in _NO_LINKS:
+                        raise ConfigError(
+                            f"the file system of {path.parent} has no hard links ({error.strerror}), which commits need; "
+                            "put the store on another one (ASTRAFLOW_STORE)"
+                        ) from error
+                    raise
+                os.fsync(folder)
         except OSError as error:
-            if error.errno in _NO_LINKS:
-                raise ConfigError(
-                    f"the file system of {path.parent} has no hard links ({error.strerror}), which commits need; "
-                    "put the store on another one (ASTRAFLOW_STORE)"
-                ) from error
             raise _sorted(error, path) from error
-        finally:
-            _remove(temporary)
         return True
 
     def write(self, key: str, body: bytes) -> None:
-        path = self.root / key
-        temporary = self._temporary(path, body)
         try:
-            os.replace(temporary, path)
-            _sync_folder(path.parent)
+            with self._beside(key, make=True) as (folder, name), _temporary(folder, body) as temporary:
+                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
         except OSError as error:
-            _remove(temporary)
-            raise _sorted(error, path) from error
+            raise _sorted(error, self.root / key) from error
 
     def exists(self, key: str) -> bool:
         path = self.root / key
         try:
-            return not stat.S_ISDIR(os.stat(path).st_mode)
+            with self._beside(key) as (folder, name):
+                return not stat.S_ISDIR(_refuse_link(folder, name, path).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise _sorted(error, path) from error
 
     def list(self, prefix: str, start_after: str) -> Keys:
-        keys: Keys = []
-        for folder, _, names in os.walk(self.root / prefix, onerror=_raise_unless_missing):
-            below = os.path.relpath(folder, self.root).replace(os.sep, "/")
-            start = "" if below == "." else f"{below}/"
-            keys += [start + name for name in names if not name.startswith(TEMPORARY)]
-        return sorted(key for key in keys if key > start_after)
+        found = (key for key, entry in self._entries(prefix) if not entry.name.startswith(TEMPORARY))
+        return sorted(key for key in found if key > start_after)
 
     def folders(self, prefix: str) -> Keys:
         try:
-            with os.scandir(self.root / prefix) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir())
+            with self._opened(_parts(prefix)) as folder, os.scandir(folder) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise _sorted(error, self.root / prefix) from error
 
     def delete(self, key: str) -> None:
-        path = self.root / key
         try:
-            path.unlink()
-            _sync_folder(path.parent)
+            with self._beside(key) as (folder, name):
+                os.unlink(name, dir_fd=folder)
+                os.fsync(folder)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise _sorted(error, path) from error
+            raise _sorted(error, self.root / key) from error
 
     def unfinished(self, prefix: str, before_s: float) -> dict[str, int]:
         """Key → bytes of unfinished files below `prefix` that nobody has written to since Unix time `before_s`."""
         found: dict[str, int] = {}
-        for folder, _, names in os.walk(self.root / prefix, onerror=_raise_unless_missing):
-            for path in (Path(folder, name) for name in names if name.startswith(TEMPORARY)):
+        for key, entry in self._entries(prefix):
+            if entry.name.startswith(TEMPORARY):
                 with suppress(FileNotFoundError):  # its writer was at work after all
-                    status = path.stat()
+                    status = entry.stat(follow_symlinks=False)
                     if status.st_mtime < before_s:
-                        found[path.relative_to(self.root).as_posix()] = status.st_size
+                        found[key] = status.st_size
         return found
 
-    def _temporary(self, path: Path, body: bytes) -> Path:
-        """A finished, synced file beside `path`; none is left when writing fails."""
-        temporary = path.parent / f"{TEMPORARY}{uuid4().hex}"
+    def _entries(self, prefix: str) -> "Iterator[tuple[str, os.DirEntry[str]]]":
+        """Everything below `prefix` that is neither a folder nor a symbolic link, by its key."""
+        parts = _parts(prefix)
         try:
-            _make_folder(path.parent)
-            with open(temporary, "wb") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
+            with self._opened(parts) as folder:
+                yield from _walk(folder, "".join(f"{part}/" for part in parts), DEPTH_MAX)
+        except (FileNotFoundError, NotADirectoryError):
+            return
         except OSError as error:
-            _remove(temporary)
-            raise _sorted(error, path) from error
-        return temporary
+            raise _sorted(error, self.root / prefix) from error
+
+    @contextmanager
+    def _beside(self, key: str, make: bool = False) -> Iterator[tuple[int, str]]:
+        """A descriptor of the folder that holds `key`, and the name of `key` in it."""
+        *folders, name = _parts(key)
+        with self._opened(folders, make) as folder:
+            yield folder, name
+
+    @contextmanager
+    def _opened(self, parts: Sequence[str], make: bool = False) -> Iterator[int]:
+        """A descriptor of the folder `parts` below the root; `make`: of one that is made where it is missing, each new name
+        synced, so that a power cut cannot lose a committed object's path. ConfigError for a symbolic link."""
+        if make:
+            _make_folder(self.root)
+        folder = os.open(self.root, _FOLDER)
+        try:
+            path = self.root
+            for part in parts:
+                path /= part
+                below = _open_below(folder, part, path, make)
+                os.close(folder)
+                folder = below
+            yield folder
+        finally:
+            os.close(folder)
 
 
-def _remove(temporary: Path) -> None:
-    """Tidy up after a write; what cannot be removed stays invisible to every listing."""
-    with suppress(OSError):
-        temporary.unlink()
+def _parts(key: str) -> Sequence[str]:
+    """The names that a key or a folder's prefix consists of; ConfigError for one that leads out of the store."""
+    parts = key.removesuffix("/").split("/") if key else []
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise ConfigError(f"{key!r} cannot be a key: its parts must be plain names joined by single slashes")
+    return parts
+
+
+def _open_below(folder: int, name: str, path: Path, make: bool) -> int:
+    """A descriptor of the folder `name` in `folder`; `path` says where that is."""
+    try:
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except FileNotFoundError:
+        if not make:
+            raise
+        with suppress(FileExistsError):
+            os.mkdir(name, dir_fd=folder)
+        os.fsync(folder)
+        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError:
+        _refuse_link(folder, name, path)
+        raise
+
+
+def _reading(folder: int, name: str, path: Path) -> BinaryIO:
+    """The file `name` in `folder`, opened; of a pipe, without waiting for its writer."""
+
+    def opened(_: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+
+    try:
+        return open(name, "rb", opener=opened)
+    except OSError:
+        _refuse_link(folder, name, path)
+        raise
+
+
+def _refuse_link(folder: int, name: str, path: Path) -> os.stat_result:
+    """What `name` in `folder` is; ConfigError for a symbolic link."""
+    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigError(
+            f"{path} is a symbolic link, which no part of a store may be; put a folder or a file in its place, or name the "
+            "place it leads to by ASTRAFLOW_STORE"
+        )
+    return status
+
+
+def _walk(folder: int, start: str, depth: int) -> "Iterator[tuple[str, os.DirEntry[str]]]":
+    """Everything below `folder`, whose keys begin with `start`, that is neither a folder nor a symbolic link."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                continue
+            if not entry.is_dir(follow_symlinks=False):
+                yield start + entry.name, entry
+                continue
+            if not depth:
+                continue
+            try:
+                below = os.open(entry.name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it was removed meanwhile
+            try:
+                with closing(_walk(below, f"{start}{entry.name}/", depth - 1)) as found:
+                    yield from found
+            finally:
+                os.close(below)
+
+
+@contextmanager
+def _temporary(folder: int, body: bytes) -> Iterator[str]:
+    """The name of a finished, synced file in `folder`, which is gone at the end."""
+    name = f"{TEMPORARY}{uuid4().hex}"
+
+    def opened(_: str, flags: int) -> int:
+        return os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+
+    try:
+        with open(name, "wb", opener=opened) as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        yield name
+    finally:
+        with suppress(OSError):  # renamed, or it cannot be removed: then no listing shows it
+            os.unlink(name, dir_fd=folder)
 
 
 def _make_folder(folder: Path) -> None:
-    """Make `folder` and its parents, each new name synced: a power cut cannot lose a committed object's path."""
+    """Make `folder` and its parents, each new name synced."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -160,12 +271,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _raise_unless_missing(error: OSError) -> None:
-    """For os.walk: a folder that vanished is empty, anything else is told."""
-    if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-        raise _sorted(error, Path(str(error.filename))) from error
 
 
 def _sorted(error: OSError, path: Path) -> AstraFlowError:

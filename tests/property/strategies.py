@@ -4,10 +4,11 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from storage import layout
 from storage.records import NOBODY, Batch, Entry, Episode, Float32, Group, Prompt, Row, Sequence, SequenceKey, Shard
 
 INT32_MAX = 2**31 - 1
-POLICIES = [("solver",), ("solver", "verifier"), ("a" * 50, "é", "solver")]
+POLICIES = [("solver",), ("solver", "verifier"), ("a" * 100, "1_e-", "solver")]
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
 floats = st.floats(width=64)
@@ -58,7 +59,7 @@ shards = st.builds(
     worker=texts,
     region=texts,
     groups=st.lists(groups, max_size=3).map(tuple),
-    weights=st.dictionaries(texts, st.dictionaries(st.integers(0, INT32_MAX), texts, max_size=2), max_size=2),
+    weights=st.dictionaries(st.from_regex(layout.NAME, fullmatch=True), st.dictionaries(st.integers(0, INT32_MAX), texts, max_size=2), max_size=2),
     started_s=floats,
     finished_s=floats,
 )

@@ -2,10 +2,15 @@
 
 import errno
 import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from storage.backends import local_files
 from storage.backends.local_files import LocalFiles
 from storage.errors import ConfigError, TransientError
 
@@ -44,9 +49,9 @@ def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_is_told(
         done.append("sync folder" if folder else "sync bytes")
         fsync(descriptor)
 
-    def named(source: Path, target: Path) -> None:
+    def named(source: str, target: str, **folders: Any) -> None:
         done.append(naming)
-        name(source, target)
+        name(source, target, **folders)
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, naming, named)
@@ -103,3 +108,101 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
     locked.mkdir(mode=0o500)
     with pytest.raises(ConfigError, match="is denied"):
         LocalFiles(locked).create("a", b"x")
+
+
+def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
+    """A store with one object, and a folder outside it with one file."""
+    store, outside = LocalFiles(tmp_path / "store"), tmp_path / "outside"
+    store.write("runs/r/tags/best.json", b"ours")
+    outside.mkdir()
+    (outside / "best.json").write_bytes(b"not ours")
+    return store, outside
+
+
+@pytest.mark.parametrize("key", ["../outside/best.json", "runs/../../outside/best.json", "/etc/passwd", "runs//x", "runs/./x", "a\0"])
+def test_a_key_that_leads_out_of_the_store_is_refused_by_every_verb(tmp_path: Path, key: str) -> None:
+    store, outside = tell_tale(tmp_path)
+    verbs: list[Callable[[], object]] = [
+        lambda: store.read(key),
+        lambda: store.read_part(key, 0, 1),
+        lambda: store.create(key, b"x"),
+        lambda: store.write(key, b"x"),
+        lambda: store.exists(key),
+        lambda: store.delete(key),
+        lambda: store.list(key, ""),
+        lambda: store.folders(key),
+        lambda: store.unfinished(key, 0),
+    ]
+    for verb in verbs:
+        with pytest.raises(ConfigError, match="cannot be a key"):
+            verb()
+    assert (outside / "best.json").read_bytes() == b"not ours"
+
+
+@pytest.mark.parametrize("link", ["runs", "runs/r", "runs/r/tags"])
+def test_a_folder_of_the_store_that_is_a_symbolic_link_is_refused_by_name_and_nothing_beyond_it_changes(
+    tmp_path: Path, link: str
+) -> None:
+    store, outside = tell_tale(tmp_path)
+    folder = store.root / link
+    shutil.rmtree(folder)
+    target = outside if link == "runs/r/tags" else outside / "below"
+    (target / "r" / "tags").mkdir(parents=True, exist_ok=True)
+    folder.symlink_to(target)
+    before = sorted(outside.rglob("*"))
+    key = "runs/r/tags/best.json"
+    verbs: list[Callable[[], object]] = [
+        lambda: store.read(key),
+        lambda: store.create("runs/r/tags/new.json", b"x"),
+        lambda: store.write(key, b"x"),
+        lambda: store.exists(key),
+        lambda: store.delete(key),
+        lambda: store.list("runs/r/tags", ""),
+    ]
+    for verb in verbs:
+        with pytest.raises(ConfigError, match=rf"{re.escape(str(folder))} is a symbolic link, which no part of a store may be"):
+            verb()
+    assert sorted(outside.rglob("*")) == before
+    assert (outside / "best.json").read_bytes() == b"not ours"
+
+
+def test_an_object_that_is_a_symbolic_link_is_neither_read_nor_listed_and_overwriting_replaces_the_link(tmp_path: Path) -> None:
+    store, outside = tell_tale(tmp_path)
+    link = store.root / "runs/r/report.html"
+    link.symlink_to(outside / "best.json")
+    (store.root / "runs/linked").symlink_to(outside)
+    assert store.list("", "") == ["runs/r/tags/best.json"]
+    assert store.folders("runs") == ["r"]
+    for verb in (store.read, store.exists):
+        with pytest.raises(ConfigError, match=r"runs/r/report\.html is a symbolic link"):
+            verb("runs/r/report.html")
+    with pytest.raises(ConfigError, match="is a symbolic link"):
+        store.create("runs/r/report.html", b"x")
+    store.write("runs/r/report.html", b"page")
+    assert not link.is_symlink()
+    assert store.read("runs/r/report.html") == b"page"
+    assert (outside / "best.json").read_bytes() == b"not ours"
+
+
+def test_the_folder_of_the_store_itself_may_be_reached_through_a_link(tmp_path: Path) -> None:
+    store, _ = tell_tale(tmp_path)
+    (tmp_path / "link").symlink_to(store.root)
+    linked = LocalFiles(tmp_path / "link")
+    assert linked.read("runs/r/tags/best.json") == b"ours"
+    assert linked.list("", "") == ["runs/r/tags/best.json"]
+
+
+def test_a_pipe_in_the_store_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    store, _ = tell_tale(tmp_path)
+    os.mkfifo(store.root / "runs/r/run.json")
+    with pytest.raises(ConfigError, match=r"run\.json is no file but a pipe or a device"):
+        store.read("runs/r/run.json")
+
+
+def test_folders_nested_without_end_are_not_walked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_files, "DEPTH_MAX", 2)
+    store = LocalFiles(tmp_path)
+    store.write("1/2/here", b"")
+    store.write("1/2/3/not-here", b"")
+    assert store.list("", "") == ["1/2/here"]
+    assert store.list("1/2", "") == ["1/2/3/not-here", "1/2/here"]

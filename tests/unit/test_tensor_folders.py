@@ -99,5 +99,5 @@ def test_a_file_that_would_overwrite_the_tensors_is_refused(memory_store: Object
 
 
 def test_a_file_that_is_only_called_like_one_of_tensors_is_stored(memory_store: ObjectStore) -> None:
-    contents = write(memory_store, builders.tensors(1), {"model-00001-of-00002.safetensors": b"x"}, ID)
-    assert read_files(memory_store, contents) == {"model-00001-of-00002.safetensors": b"x"}
+    contents = write(memory_store, builders.tensors(1), {"model-00000.safetensors.json": b"x"}, ID)
+    assert read_files(memory_store, contents) == {"model-00000.safetensors.json": b"x"}
