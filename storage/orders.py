@@ -1,8 +1,8 @@
 """Orders as objects: created once, contiguous from 0, and the object that ends them. Knows nothing of who makes or plays
 them."""
 
-from storage import layout
-from storage.errors import ConflictError, CorruptError
+from storage import json_values, layout
+from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
 from storage.probing import first_absent
@@ -11,7 +11,13 @@ from storage.second_reads import read_twice
 
 
 def commit(run: ObjectStore, order: Order) -> None:
-    """Create the order; ConflictError when its number is taken."""
+    """Create the order; ConflictError when its number is taken, ConfigError naming a prompt that JSON cannot hold."""
+    for prompt in order.prompts:
+        if wrong := json_values.fault({"id": prompt.id, **prompt.fields}):
+            raise ConfigError(
+                f"the prompt {prompt.id!r} cannot be stored in order {order.number}: its {wrong[0]!r} {wrong[1]}; "
+                "correct or remove it in data.prompts, and start the run under another id"
+            )
     run.create(layout.order(order.number), seal(order))
 
 
