@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from storage import layout, weights
 from storage.errors import ConfigError, ConflictError, NotFoundError
-from storage.json_numbers import Number
+from storage.json_numbers import Count, UnixTime
 from storage.json_objects import new_write_id, seal, unseal
 from storage.objects import ObjectStore
 
@@ -24,8 +24,8 @@ class Tag:
 
     name: str
     policy: str
-    version: int
-    at_s: Number
+    version: Count
+    at_s: UnixTime
     """Unix time."""
     write_id: str = ""
 

@@ -174,7 +174,7 @@ UNSTORABLE = {
 }
 
 
-@pytest.mark.parametrize("line, words", UNSTORABLE.values(), ids=UNSTORABLE.keys())
+@pytest.mark.parametrize(("line", "words"), UNSTORABLE.values(), ids=UNSTORABLE.keys())
 def test_a_row_that_an_order_could_not_hold_is_named_with_its_line_and_column(tmp_path: Path, line: str, words: str) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', line)
     with pytest.raises(ConfigError) as caught:
