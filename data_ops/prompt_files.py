@@ -1,6 +1,7 @@
 """Rows of a file or of a Hugging Face data set as prompts; and errors that say which rows cannot be used, and why.
 
-A row's named columns become `fields["question"]` and `fields["answer"]`, the rest of the row is kept beside them.
+A row's named columns become `fields["question"]` and `fields["answer"]`, the rest of the row is kept beside them. All of it
+is stored with the orders, as JSON: a row that JSON cannot give back as it was is refused here, where its line is known.
 This module knows nothing of orders, epochs or training.
 """
 
@@ -11,16 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from data_ops.config import PromptSource
+from storage import json_values
 from storage.errors import ConfigError
 from storage.records import Json, Prompt
 
 BROKEN_LINES_SHOWN = 10
+COLUMNS_SHOWN = 200
+"""Characters of the columns' names in a message."""
+ROWS_PER_BATCH = 1_000
 
 log = logging.getLogger(__name__)
 
 
 class BrokenRowError(Exception):
     """One row that cannot be a prompt; the message says what is wrong with it."""
+
+
+class Unreadable(str):
+    """In place of a row: why its bytes are none."""
 
 
 def read_jsonl(source: PromptSource) -> list[Prompt]:
@@ -41,7 +50,7 @@ def read_parquet(source: PromptSource) -> list[Prompt]:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"prompts.path {path} cannot be read as Parquet ({error}); write the file again") from error
-    return _collect(source, str(path), path.stem, enumerate(_plain(table, path).to_pylist(), start=1), "row")
+    return _collect(source, str(path), path.stem, enumerate(_rows(_plain(table, path)), start=1), "row")
 
 
 def read_hub(source: PromptSource) -> list[Prompt]:
@@ -61,7 +70,8 @@ def read_hub(source: PromptSource) -> list[Prompt]:
             f"prompts.hub={source.hub} (configuration {source.hub_config}, split {source.split}) cannot be loaded "
             f"({type(error).__name__}: {error}); check the names and the network, or name a file with prompts.path"
         ) from error
-    return _collect(source, f"data set {source.hub}", f"{source.hub}/{source.split}", enumerate(rows, start=1), "row")
+    what = f"data set {source.hub}"
+    return _collect(source, what, f"{source.hub}/{source.split}", enumerate(_plain_rows(rows, what), start=1), "row")
 
 
 def _existing(source: PromptSource) -> Path:
@@ -95,9 +105,39 @@ def _plain(table: Any, path: Path) -> Any:
     return table.drop_columns(left_out)
 
 
-def _collect(source: PromptSource, what: str, stem: str, rows: Iterable[tuple[int, bytes | Json]], unit: str) -> list[Prompt]:
+def _rows(table: Any) -> Iterator[Json | Unreadable]:
+    """The table's rows as plain data, a thousand at a time; a row that Arrow cannot convert is the reason why."""
+    for batch in table.to_batches(ROWS_PER_BATCH):
+        try:
+            yield from batch.to_pylist()
+        except ValueError:  # text that is not UTF-8: which row it is in is found row by row
+            for number in range(batch.num_rows):
+                try:
+                    yield from batch.slice(number, 1).to_pylist()
+                except ValueError as error:
+                    yield Unreadable(f"not readable ({error})")
+
+
+def _plain_rows(rows: Iterable[Json], what: str) -> Iterator[Json]:
+    """The rows without the columns that JSON has no type for (images, times, …); each such column is logged once."""
+    left_out: set[str] = set()
+    for row in rows:
+        strange = {name for name, value in row.items() if not json_values.is_plain(value)}
+        if strange - left_out:
+            log.warning(
+                "%s: columns %s are left out, because JSON cannot hold their types", what, ", ".join(sorted(strange - left_out))
+            )
+            left_out |= strange
+        yield {name: value for name, value in row.items() if name not in strange}
+
+
+def _collect(
+    source: PromptSource, what: str, stem: str, rows: Iterable[tuple[int, bytes | Json | Unreadable]], unit: str
+) -> list[Prompt]:
     """Prompts of the numbered rows; raises ConfigError that names the broken ones when there are any, or when there
     is none."""
+    if wrong := json_values.fault(stem):
+        raise ConfigError(f"{what!r} becomes part of every prompt's id, but it {wrong[1]}; rename it")
     prompts: list[Prompt] = []
     broken: list[tuple[int, str]] = []
     for number, row in rows:
@@ -121,8 +161,13 @@ def _complaint(what: str, unit: str, broken: list[tuple[int, str]], num_good: in
         yield f"and {len(broken) - BROKEN_LINES_SHOWN} more"
 
 
-def _fields(row: bytes | Json, source: PromptSource) -> Json:
+def _fields(row: bytes | Json | Unreadable, source: PromptSource) -> Json:
+    if isinstance(row, Unreadable):
+        raise BrokenRowError(str(row))
     columns = _parse(row) if isinstance(row, bytes) else row
+    if wrong := json_values.fault(columns):
+        where, why = wrong
+        raise BrokenRowError(f"column {where!r} {why}" if where else why)
     question, answer = _text(columns, source.question), _text(columns, source.answer)
     if source.answer_after is not None:
         _, mark, answer = answer.rpartition(source.answer_after)
@@ -134,17 +179,24 @@ def _fields(row: bytes | Json, source: PromptSource) -> Json:
 
 def _parse(line: bytes) -> Json:
     try:
-        columns = json.loads(line)
+        columns = json.loads(line, parse_int=_whole)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BrokenRowError(f"not JSON ({error})") from error
+    except RecursionError:
+        raise BrokenRowError(f"nested deeper than {json_values.DEPTH_MAX} levels") from None
     if not isinstance(columns, dict):
         raise BrokenRowError(f"a JSON {type(columns).__name__} instead of an object with columns")
     return columns
 
 
+def _whole(digits: str) -> int:
+    """The number; one with too many digits to be read becomes another that is too long, and is refused with its column."""
+    return int(digits) if len(digits) <= json_values.DIGITS_MAX else 10**json_values.DIGITS_MAX
+
+
 def _text(columns: Json, name: str) -> str:
     if name not in columns:
-        raise BrokenRowError(f"no column {name!r}; found {', '.join(columns) or 'none'}")
+        raise BrokenRowError(f"no column {name!r}; found {', '.join(columns)[:COLUMNS_SHOWN] or 'none'}")
     value = columns[name]
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         held = "nothing" if value is None else type(value).__name__

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from storage import heartbeats, leases, orders, shards
+from storage import heartbeats, layout, leases, orders, shards
 from storage.errors import CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Lease, Order
@@ -127,9 +127,11 @@ class Claims:
             self._floor += 1
 
     def _hinted_floor(self) -> int:
-        """Below it the dataflow says it has taken in every order. Only a hint, to begin the search near its end."""
+        """Below it the dataflow reports to have taken in every order. Only a hint, to begin the search near its end; one beyond
+        every order would hide them all."""
         told = [beat.progress.get("closed_below", 0) for beat in heartbeats.read_all(self._run) if beat.kind == "dataflow"]
-        return int(max(told, default=0))
+        hint = int(max(told, default=0))
+        return hint if hint and self._run.exists(layout.order(hint - 1)) else 0
 
     def _prove(self, unproven: int) -> None:
         """Looks at one order below the hint each time there is nothing to do, so that a wrong hint hides no order for

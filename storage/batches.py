@@ -17,7 +17,7 @@ import pyarrow as pa
 from storage import arrow_files, layout
 from storage.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.errors import CorruptError
-from storage.json_numbers import Count, Number
+from storage.json_numbers import Count, Number, UnixTime
 from storage.json_objects import build, new_write_id
 from storage.objects import ObjectStore
 from storage.probing import first_absent
@@ -62,7 +62,7 @@ class _Header:
     closed_below: Count
     closed: tuple[Count, ...]
     metrics: Mapping[str, Number]
-    created_s: Number
+    created_s: UnixTime
     write_id: str
 
 

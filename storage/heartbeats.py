@@ -1,4 +1,9 @@
-"""What services say of themselves every few seconds. Hints: overwritten, never the base of a correctness decision."""
+"""What services report of themselves every few seconds. Hints: overwritten, never the base of a correctness decision.
+
+A heartbeat is the one object that anybody overwrites at will, and every view of a run reads all of them. So its numbers are finite
+and bounded, its texts are short, and it lies under its own member's key: `parse` refuses any other, whoever reads it, and `Pulse`
+writes no other.
+"""
 
 import logging
 import os
@@ -7,13 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, TypeAlias
 
 from storage import layout
-from storage.errors import AstraFlowError, CorruptError, NotFoundError
+from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError
+from storage.json_numbers import COUNT_MAX
 from storage.json_objects import decode, encode
+from storage.json_values import storable_text
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
 
@@ -27,15 +34,54 @@ CLOSE_TIMEOUT_S = 15.0
 """How long leaving a `Pulse` waits for its thread."""
 
 
-def read_all(run: ObjectStore) -> list[Heartbeat]:
-    """The newest beat of every member, sorted by key. One that cannot be read is left out: the next replaces it."""
+BYTES_MAX = 1_000_000
+TEXT_MAX = 2_000
+"""Characters of a note, and of every other text; what is longer is cut where it is written and where it is read."""
+
+
+@dataclass(frozen=True)
+class Heartbeats:
+    """The newest beats of a run's members, sorted by key."""
+
+    beats: list[Heartbeat]
+    unreadable: Mapping[str, str]
+    """Key → why it cannot be read. The member's next beat replaces it, unless that cannot be read either."""
+
+
+def look(run: ObjectStore) -> Heartbeats:
+    """Read the newest beat of every member."""
     beats: list[Heartbeat] = []
+    unreadable: dict[str, str] = {}
     for key in run.list(layout.HEARTBEATS):
         try:
-            beats.append(decode(Heartbeat, run.get(key), key))
-        except (NotFoundError, CorruptError) as error:
+            beats.append(parse(run.get(key), key))
+        except NotFoundError:
+            continue
+        except CorruptError as error:
             log.debug("no heartbeat in %s: %s", key, error)
-    return beats
+            unreadable[key] = str(error)
+    return Heartbeats(beats, unreadable)
+
+
+def read_all(run: ObjectStore) -> list[Heartbeat]:
+    """The newest beat of every member whose beat can be read, sorted by key."""
+    return look(run).beats
+
+
+def parse(body: bytes, key: str) -> Heartbeat:
+    """The heartbeat in the object `key`; CorruptError for numbers out of bounds, or for another member's beat."""
+    if len(body) > BYTES_MAX:
+        raise CorruptError(f"{key} has {len(body):,} bytes; a heartbeat has at most {BYTES_MAX:,}")
+    beat = decode(Heartbeat, body, key)
+    try:
+        own = layout.heartbeat(beat.kind, beat.id)
+    except ConfigError as error:
+        raise CorruptError(f"{key}: {error}") from error
+    if own != key:
+        raise CorruptError(f"{key} holds the heartbeat of {own}")
+    if beat.region and not layout.NAME.fullmatch(beat.region):
+        raise CorruptError(f"{key} names the region {beat.region[:TEXT_MAX]!r}; a region is letters, digits, '_' and '-'")
+    return replace(beat, host=beat.host[:TEXT_MAX], state=beat.state[:TEXT_MAX], note=beat.note[:TEXT_MAX])
 
 
 class Pulse:
@@ -82,15 +128,15 @@ class Pulse:
         rates: Mapping[str, float] | None = None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
-        """Merge into what the next beat says; keys not named keep their values."""
+        """Merge into what the next beat says; keys not named keep their values. A number that no beat can hold is left out."""
         with self._lock:
             beat = self._beat
             self._beat = replace(
                 beat,
                 state=beat.state if state is None else state,
-                note=beat.note if note is None else note,
-                progress={**beat.progress, **(progress or {})},
-                rates={**beat.rates, **(rates or {})},
+                note=beat.note if note is None else storable_text(note[:TEXT_MAX]),
+                progress={**beat.progress, **_measured(progress or {})},
+                rates={**beat.rates, **_measured(rates or {})},
                 versions={**beat.versions, **(versions or {})},
             )
 
@@ -149,7 +195,7 @@ class Pulse:
         if self._leave is None or self._stopped:
             return self._stopped
         try:
-            stands = decode(Heartbeat, self._run.get(self._key), self._key)
+            stands = parse(self._run.get(self._key), self._key)
         except AstraFlowError as error:
             log.debug("no heartbeat in %s: %s", self._key, error)
             return False
@@ -160,6 +206,10 @@ class Pulse:
         log.warning("%s: attempt %d lives, so attempt %d leaves", mine.id, stands.attempt, mine.attempt)
         self._leave()
         return True
+
+
+def _measured(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in numbers.items() if 0 <= value <= COUNT_MAX}
 
 
 def _cpu_seconds() -> float:

@@ -1,7 +1,7 @@
 """Orders as objects: created once, contiguous from 0, and the object that ends them. Knows nothing of who makes or plays
 them."""
 
-from storage import layout
+from storage import json_values, layout
 from storage.errors import ConfigError, ConflictError, CorruptError
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
@@ -14,12 +14,19 @@ EPISODES_MAX = 2**16
 
 
 def commit(run: ObjectStore, order: Order) -> None:
-    """Create the order; ConflictError when its number is taken, ConfigError when it asks for more than EPISODES_MAX episodes."""
+    """Create the order; ConflictError when its number is taken, ConfigError when it asks for more than EPISODES_MAX episodes, or
+    has a prompt that JSON cannot hold, which it names."""
     if _episodes(order) > EPISODES_MAX:
         raise ConfigError(
             f"an order of {_episodes(order)} episodes is too large, at most {EPISODES_MAX} are played: "
             "make data.prompts_per_order or data.samples_per_prompt smaller"
         )
+    for prompt in order.prompts:
+        if wrong := json_values.fault({"id": prompt.id, **prompt.fields}):
+            raise ConfigError(
+                f"the prompt {prompt.id!r} cannot be stored in order {order.number}: its {wrong[0]!r} {wrong[1]}; "
+                "correct or remove it in data.prompts, and start the run under another id"
+            )
     run.create(layout.order(order.number), seal(order))
 
 

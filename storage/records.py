@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from storage.json_numbers import Count, Number
+from storage.json_numbers import Count, Number, Quantity, UnixTime
 from storage.plain_names import DataFileName, DataFileNameOrNone, PartName
 
 Int8: TypeAlias = NDArray[np.int8]
@@ -63,7 +63,7 @@ class Order:
     """Orders whose shards the dataflow took in since it wrote the order before: curators fold over these, in this order."""
     cursor: Json
     """Where the prompt source stands after this order; a restarted dataflow goes on from the newest order's cursor."""
-    created_s: Number = 0.0
+    created_s: UnixTime = 0.0
     """Unix time, seconds; a hint for reports."""
 
 
@@ -302,7 +302,7 @@ class Manifest:
     """Of an anchor: how it also comes from the version before, for those who hold that."""
     metrics: Mapping[str, Number] = field(default_factory=dict)
     """`trainer/…` metrics of the step that made it."""
-    created_s: Number = 0.0
+    created_s: UnixTime = 0.0
     write_id: str = ""
 
 
@@ -339,24 +339,24 @@ class Heartbeat:
     kind: Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
     id: PartName
     """`dataflow`, `trainer-solver`, `rollout-us-east-0`, …: the member's name, stable over restarts."""
-    attempt: int
+    attempt: Count
     """Which launch of the member this is."""
-    beats: int
-    beat_s: Number
+    beats: Count
+    beat_s: UnixTime
     """Unix time of this beat."""
-    started_s: Number
-    pid: int
+    started_s: UnixTime
+    pid: Count
     host: str
     state: str
     """`starting`, `working`, `waiting`, `draining`, `done`, `failed`; a supervisor's also a step after the run's end."""
     region: str = ""
-    progress: Mapping[str, Number] = field(default_factory=dict)
+    progress: Mapping[str, Quantity] = field(default_factory=dict)
     """Counters: `orders_done`, `episodes`, `tokens`, `step`, `closed_below`, …"""
-    rates: Mapping[str, Number] = field(default_factory=dict)
+    rates: Mapping[str, Quantity] = field(default_factory=dict)
     """Gauges: `tokens_per_s`, `running`, …"""
-    seconds: Mapping[str, Number] = field(default_factory=dict)
+    seconds: Mapping[str, Quantity] = field(default_factory=dict)
     """Cumulative wall seconds by component: `wait`, `step`, `publish`, `generate`, `store`, …; and `cpu` of the process."""
-    versions: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, Count] = field(default_factory=dict)
     """policy → version held."""
     note: str = ""
     """The last thing worth telling a person."""
@@ -368,4 +368,4 @@ class Stop:
 
     state: Literal["completed", "cancelled", "failed"]
     reason: str
-    at_s: Number
+    at_s: UnixTime

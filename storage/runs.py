@@ -4,13 +4,14 @@ import difflib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
-from storage.json_numbers import Number
+from storage.json_numbers import UnixTime
 from storage.json_objects import seal, unseal
+from storage.json_values import storable_text
 from storage.objects import ObjectStore
 from storage.plain_names import RUN_ID, RunId
 from storage.records import Json, Stop
@@ -30,7 +31,7 @@ class RunRecord:
     """`run.json`. Example: `RunRecord("tiny-1", 1700000000.0, "multi-policy", {"seed": 0, …})`."""
 
     run_id: RunId
-    created_s: Number
+    created_s: UnixTime
     deployment: str
     """The Prefect deployment that started the run; empty when none did."""
     config: Json
@@ -108,6 +109,7 @@ def list_runs(store: ObjectStore) -> list[str]:
 
 def request_stop(run: ObjectStore, stop: Stop) -> Stop:
     """End the run; the first request stands and is returned."""
+    stop = replace(stop, reason=storable_text(stop.reason))
     try:
         run.create(layout.STOP, seal(stop))
     except ConflictError:

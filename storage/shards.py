@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from storage import arrow_files, layout, plain_names
 from storage.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.errors import ConflictError, CorruptError
-from storage.json_numbers import Count, Number
+from storage.json_numbers import Count, Number, UnixTime
 from storage.json_objects import build, new_write_id
 from storage.objects import ObjectStore
 from storage.records import NOBODY, Bool, Episode, Group, Int8, Int32, Prompt, Sequence, Shard
@@ -74,8 +74,8 @@ class _Header:
     region: str
     groups: tuple[_GroupHeader, ...]
     weights: Mapping[str, Mapping[int, str]]
-    started_s: Number
-    finished_s: Number
+    started_s: UnixTime
+    finished_s: UnixTime
     policy_sets: tuple[tuple[str, ...], ...]
     """The distinct `Sequence.policies` of the shard; the column `policy_set` indexes them."""
     write_id: str

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from storage import layout, weights
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
-from storage.json_numbers import Number
+from storage.json_numbers import Count, UnixTime
 from storage.json_objects import new_write_id, seal, unseal
 from storage.objects import ObjectStore
 from storage.plain_names import PartName
@@ -25,8 +25,8 @@ class Tag:
 
     name: PartName
     policy: PartName
-    version: int
-    at_s: Number
+    version: Count
+    at_s: UnixTime
     """Unix time."""
     write_id: str = ""
 

@@ -167,3 +167,11 @@ def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None
     claims = claims_of(memory_store, Clock())
     found = [number for number in numbers(*[claims] * 10) if number is not None]
     assert found == [3, 1, 0]
+
+
+def test_a_hint_beyond_every_order_is_no_hint(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 2)
+    with heartbeats.Pulse(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+        pulse.update(progress={"closed_below": 2**53})
+    claims = claims_of(memory_store, Clock())
+    assert numbers(claims, claims) == [0, 1]

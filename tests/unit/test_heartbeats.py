@@ -10,8 +10,8 @@ import pytest
 
 from storage import layout
 from storage.backends.backend import Keys
-from storage.errors import ConfigError, TransientError
-from storage.heartbeats import Pulse, read_all
+from storage.errors import ConfigError, CorruptError, TransientError
+from storage.heartbeats import Pulse, look, parse, read_all
 from storage.json_objects import encode
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
@@ -125,12 +125,12 @@ def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(ca
     ]
 
 
-def test_numpy_numbers_and_nan_are_written(memory_store: ObjectStore) -> None:
+def test_numpy_numbers_are_written_and_nan_is_left_out(memory_store: ObjectStore) -> None:
     import numpy as np
 
     with Pulse(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
         pulse.update(rates={"loss": float("nan"), "tokens_per_s": np.float32(2.5)})  # type: ignore[dict-item]  # services do pass such
-    assert json.loads(memory_store.get("heartbeats/trainer/t.json"))["rates"] == {"loss": "NaN", "tokens_per_s": 2.5}
+    assert json.loads(memory_store.get("heartbeats/trainer/t.json"))["rates"] == {"tokens_per_s": 2.5}
 
 
 def test_an_unreadable_beat_hides_no_other(memory_store: ObjectStore) -> None:
@@ -209,3 +209,76 @@ def test_a_pulse_that_nobody_fences_beats_over_a_higher_attempt(memory_store: Ob
     with Pulse(memory_store, "trainer", "t", 0, IDLE_S):
         pass
     assert only(memory_store).attempt == 0
+
+
+BEAT = {
+    "format": 1, "write_id": "0" * 32, "kind": "rollout", "id": "rollout-us-east-0", "attempt": 0, "beats": 2, "beat_s": 5.0,
+    "started_s": 1.0, "pid": 7, "host": "vm", "state": "working", "region": "us-east", "progress": {"orders_done": 7},
+    "rates": {"tokens_per_s": 512.0}, "seconds": {"wait": 0.25}, "versions": {"solver": 4}, "note": "",
+}  # fmt: skip
+WORKER_KEY = "heartbeats/rollout/rollout-us-east-0.json"
+ABSURD = ('"NaN"', '"Infinity"', "1e308", "-1", "1" + "0" * 400, "true", '"many"', "null", "NaN", "[]")
+NUMBERS = (
+    *("attempt", "beats", "beat_s", "started_s", "pid"),
+    *("progress.orders_done", "rates.tokens_per_s", "seconds.wait", "versions.solver"),
+)
+
+
+def body(name: str = "", value: str = "") -> bytes:
+    """A worker's beat in which one field, `inner` ones after a dot, has the JSON `value`."""
+    outer, _, inner = name.partition(".")
+    text = json.dumps({**BEAT, **({outer: {inner: "PLACE"} if inner else "PLACE"} if outer else {})})
+    return text.replace('"PLACE"', value).encode()
+
+
+@pytest.mark.parametrize("value", ABSURD)
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_beat_with_an_absurd_number_is_unreadable_and_says_where(memory_store: ObjectStore, name: str, value: str) -> None:
+    memory_store.put(WORKER_KEY, body(name, value))
+    memory_store.put("heartbeats/rollout/rollout-us-east-1.json", body("id", '"rollout-us-east-1"'))
+    found = look(memory_store)
+    assert [beat.id for beat in found.beats] == ["rollout-us-east-1"]
+    assert list(found.unreadable) == [WORKER_KEY]
+    assert WORKER_KEY in found.unreadable[WORKER_KEY]
+
+
+def test_the_largest_numbers_that_a_beat_may_hold_are_read(memory_store: ObjectStore) -> None:
+    for name in ("attempt", "pid", "progress.orders_done", "versions.solver"):
+        assert parse(body(name, str(2**53)), WORKER_KEY).kind == "rollout"
+        with pytest.raises(CorruptError, match=rf"{name.partition('.')[0]}.*less than or equal to 9007199254740992"):
+            parse(body(name, str(2**53 + 2)), WORKER_KEY)
+    assert parse(body("beat_s", "253402300799"), WORKER_KEY).beat_s == 253402300799.0
+    with pytest.raises(CorruptError, match="beat_s"):
+        parse(body("beat_s", "253402300800"), WORKER_KEY)
+
+
+def test_a_beat_under_another_members_key_or_of_a_region_that_is_no_name_is_unreadable() -> None:
+    with pytest.raises(CorruptError, match=r"-0\.json holds the heartbeat of heartbeats/rollout/rollout-us-east-1\.json"):
+        parse(body("id", '"rollout-us-east-1"'), WORKER_KEY)
+    with pytest.raises(CorruptError, match="cannot name a policy, a member"):
+        parse(body("id", '"../../x"'), WORKER_KEY)
+    with pytest.raises(CorruptError, match=r"names the region '\[/\]'"):
+        parse(body("region", '"[/]"'), WORKER_KEY)
+    with pytest.raises(CorruptError, match="has 1,000,0.. bytes; a heartbeat has at most"):
+        parse(body() + b" " * (1_000_001 - len(body())), WORKER_KEY)
+
+
+def test_a_long_text_of_a_beat_is_cut() -> None:
+    assert parse(body("note", json.dumps("x" * 5_000)), WORKER_KEY).note == "x" * 2_000
+
+
+def test_a_service_writes_no_number_or_text_that_a_reader_would_refuse(memory_store: ObjectStore) -> None:
+    with Pulse(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
+        pulse.update(progress={"step": 3, "loss": float("nan")}, rates={"a": float("inf"), "b": -1.0, "c": 10**400, "d": 2.0})
+        pulse.update(note="\ud800" + "x" * 5_000)
+    beat = only(memory_store)
+    assert (beat.progress, beat.rates) == ({"step": 3.0}, {"d": 2.0})
+    assert beat.note == "?" + "x" * 1_999
+
+
+def test_a_rival_attempt_whose_beat_is_absurd_supersedes_nobody(memory_store: ObjectStore) -> None:
+    left: list[str] = []
+    memory_store.put(WORKER_KEY, body("attempt", "1" + "0" * 400))
+    with Pulse(memory_store, "rollout", "rollout-us-east-0", 0, IDLE_S, leave=lambda: left.append("left")):
+        pass
+    assert (left, only(memory_store).state) == ([], "done")

@@ -1,9 +1,10 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from storage import orders
-from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Order, Prompt
 from tests.damaging_store import damages_first_reads
@@ -55,6 +56,25 @@ def test_a_changed_order_is_corrupt(memory_store: ObjectStore) -> None:
 def test_an_order_that_arrives_damaged_once_is_read_again(memory_store: ObjectStore) -> None:
     orders.commit(memory_store, order(0))
     assert orders.read(damages_first_reads(memory_store), 0) == order(0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (
+            Prompt("p", {"question": "\ud800"}),
+            r"the prompt 'p' cannot be stored in order 0: its 'question' has the lone surrogate",
+        ),
+        (Prompt("\ud800", {"question": "1"}), r"its 'id' has the lone surrogate"),
+        (Prompt("p", {"question": "1", "at": object()}), r"its 'at' is a object, for which JSON has no type"),
+    ],
+)
+def test_a_prompt_that_cannot_be_stored_is_named_and_nothing_is_written(
+    memory_store: ObjectStore, prompt: Prompt, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        orders.commit(memory_store, replace(order(0), prompts=(prompt,)))
+    assert memory_store.list() == []
 
 
 def test_the_orders_end_once_and_the_first_to_say_so_stands(memory_store: ObjectStore) -> None:

@@ -1,8 +1,10 @@
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +12,11 @@ import pytest
 
 from data_ops.config import PromptSource
 from data_ops.prompt_files import read_hub, read_jsonl, read_parquet
+from storage import orders, shards
 from storage.errors import ConfigError
+from storage.objects import ObjectStore
+from storage.records import Group, Order
+from tests import builders
 
 
 def write_lines(path: Path, *lines: str) -> PromptSource:
@@ -131,12 +137,13 @@ class FakeDatasets(ModuleType):
         self.exceptions = ModuleType("datasets.exceptions")
         self.exceptions.DatasetsError = type("DatasetsError", (Exception,), {})  # type: ignore[attr-defined]  # as there
         self.reachable = reachable
+        self.rows: list[dict[str, Any]] = [{"question": "1+1", "answer": "so #### 2"}]
 
-    def load_dataset(self, name: str, configuration: str | None, split: str) -> Iterator[dict[str, str]]:
+    def load_dataset(self, name: str, configuration: str | None, split: str) -> Iterator[dict[str, Any]]:
         if not self.reachable:
             raise ConnectionError("no route to the hub")
         assert (name, configuration, split) == ("openai/gsm8k", "main", "test")
-        return iter([{"question": "1+1", "answer": "so #### 2"}])
+        return iter(self.rows)
 
 
 def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,3 +157,82 @@ def test_an_unreachable_hub_is_a_sentence_with_the_fix(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=False))
     with pytest.raises(ConfigError, match=r"no route to the hub\); check the names and the network"):
         read_hub(PromptSource(hub="openai/gsm8k"))
+
+
+UNSTORABLE = {
+    "a lone surrogate": (r'{"question": "1+1 \ud800", "answer": "2"}', "column 'question' has the lone surrogate U+D800 as"),
+    "a surrogate in a key": (r'{"question": "1", "answer": "2", "\udfff": 1}', "has a key that has the lone surrogate U+DFFF"),
+    "an answer that is not a number": ('{"question": "1", "answer": NaN}', "column 'answer' is nan"),
+    "a number that is too large": ('{"question": "1", "answer": "2", "meta": {"w": [1, 1e999]}}', "column 'meta.w.1' is inf"),
+    "minus infinity": ('{"question": "1", "answer": "2", "w": -Infinity}', "column 'w' is -inf"),
+    "5,000 digits": (
+        f'{{"question": "1", "answer": {"9" * 5000}}}',
+        "column 'answer' is a whole number of more than 4,000 digits",
+    ),
+    "400 levels": (f'{{"question": "1", "answer": "2", "x": {"[" * 400}{"]" * 400}}}', "is nested deeper than 32 levels"),
+    "100,000 levels": ("[" * 100_000, "nested deeper than 32 levels"),
+}
+
+
+@pytest.mark.parametrize(("line", "words"), UNSTORABLE.values(), ids=UNSTORABLE.keys())
+def test_a_row_that_an_order_could_not_hold_is_named_with_its_line_and_column(tmp_path: Path, line: str, words: str) -> None:
+    source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', line)
+    with pytest.raises(ConfigError) as caught:
+        read_jsonl(source)
+    assert "1 of 2 lines cannot be used" in str(caught.value)
+    assert f"line 2: {words}" in str(caught.value) or words in str(caught.value).splitlines()[1]
+
+
+def test_a_surrogate_in_the_files_own_bytes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"question": "1+1", "answer": "\xed\xa0\x80"}\n')
+    with pytest.raises(ConfigError, match="line 1: column 'answer' has the lone surrogate U"):
+        read_jsonl(PromptSource(path=str(tmp_path / "a.jsonl")))
+
+
+def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_shard(
+    tmp_path: Path, memory_store: ObjectStore
+) -> None:
+    deep = json.dumps({"question": "1", "answer": "2", "n": 10**3999, "x": json.loads("[" * 31 + '"end"' + "]" * 31)})
+    prompt = read_jsonl(write_lines(tmp_path / "a.jsonl", deep))[0]
+    order = Order(0, (prompt,), 2, 0, (), {})
+    orders.commit(memory_store, order)
+    assert orders.read(memory_store, 0) == order
+    group = Group(prompt, (builders.episode(),))
+    shards.commit(memory_store, builders.shard(group))
+    assert shards.read(memory_store, 0).groups[0].prompt == prompt
+    with pytest.raises(ConfigError, match="deeper than 32 levels"):
+        read_jsonl(write_lines(tmp_path / "a.jsonl", deep.replace('"end"', '["end"]')))
+
+
+def test_a_parquet_row_that_an_order_could_not_hold_is_named(tmp_path: Path) -> None:
+    rows = [{"question": "1+1", "answer": "2", "w": weight} for weight in (0.5, float("nan"), 1.0)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"1 of 3 rows cannot be used.*\n.*row 2: column 'w' is nan"):
+        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+
+
+def test_a_parquet_row_whose_text_is_no_text_is_named(tmp_path: Path) -> None:
+    text = pa.array([b"1+1", b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False).view(pa.string())
+    pq.write_table(pa.table({"question": text, "answer": pa.array(["2", "2"])}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"1 of 2 rows cannot be used.*\n.*row 2: not readable"):
+        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+
+
+def test_a_hub_row_is_checked_too_and_columns_without_a_json_type_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeDatasets(reachable=True)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    source = PromptSource(hub="openai/gsm8k", hub_config="main", split="test")
+    fake.rows = [{"question": "1+1", "answer": "2", "image": b"\x00"}] * 2
+    assert [prompt.fields for prompt in read_hub(source)] == [{"question": "1+1", "answer": "2"}] * 2
+    assert caplog.text.count("columns image are left out") == 1
+    fake.rows = [{"question": "1+1", "answer": "\ud800"}]
+    with pytest.raises(ConfigError, match="row 1: column 'answer' has the lone surrogate U"):
+        read_hub(source)
+
+
+def test_a_file_whose_name_is_no_text_is_refused_because_ids_come_from_it(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"sums\xff.jsonl")
+    with pytest.raises(ConfigError, match="becomes part of every prompt's id, but it has the lone surrogate U"):
+        read_jsonl(write_lines(file, '{"question": "1+1", "answer": "2"}'))

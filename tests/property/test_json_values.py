@@ -1,0 +1,28 @@
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage import json_values
+from storage.json_objects import seal, unseal
+from storage.records import Order, Prompt
+
+TEXT = st.text(st.characters(), max_size=8)
+"""Lone surrogates are among the characters."""
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXT, st.just(10**3999), st.just(-(10**4000)))
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3))
+
+
+def nested(value: Any, depth: int) -> Any:
+    for level in range(depth):
+        value = [value] if level % 2 else {"in": value}
+    return value
+
+
+@settings(deadline=None)
+@given(VALUES, st.integers(0, 40))
+def test_whatever_is_accepted_comes_back_from_an_order_as_it_was(value: Any, depth: int) -> None:
+    fields = {"question": "1+1", "more": nested(value, depth)}
+    if json_values.fault(fields) is None:
+        order = Order(0, (Prompt("a/0", fields),), 1, 0, (), {})
+        assert unseal(Order, seal(order), "an order") == order
