@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data_ops import service as service_module
 from data_ops.assembly import BARREN_GROUPS, Assembly, complaint
 from data_ops.books import UNREADABLE_SHARD
 from data_ops.config import DataConfig, PolicyData, PromptSource
@@ -357,6 +358,92 @@ def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore, caplog: p
     assert "the store is away" in caplog.text
     assert pulse.last.note == ""
     assert pulse.last.progress["batches/solver"] == 4
+
+
+class Pauses(threading.Event):
+    """A service's stop that writes down how long each pause is to be, and is set after as many as are asked for."""
+
+    def __init__(self, count: int, then: Callable[[int], object] = lambda number: None) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+        self._count, self._then = count, then
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.asked.append(timeout)
+        self._then(len(self.asked))
+        if len(self.asked) == self._count:
+            self.set()
+        return self.is_set()
+
+
+def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again_when_it_answers(
+    memory_store: ObjectStore,
+) -> None:
+    made = world(memory_store)
+    flicker = Flicker(made.run.backend)
+    flicker.down.set()
+    away = replace(made.run, backend=flicker, patience_s=1e-6)
+
+    def answers_for_a_while(number: int) -> None:
+        if number == 8:
+            flicker.down.clear()
+        if number == 10:
+            flicker.down.set()
+
+    pauses = Pauses(11, answers_for_a_while)
+    pulse = Pulse(made.run, "dataflow", "dataflow", 0, interval_s=3600.0)
+    config = made.config.model_copy(update={"poll_interval_s": 0.2, "gather_interval_s": 1e-9})
+    serve(away, config, made.policies, 5, pulse, pauses)
+    # eight failures, the first round, which writes orders, needs no pause; two rounds without work; then a failure again
+    assert pauses.asked == [0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0, 0.2, 0.2, 0.4]
+    assert pulse.last.note == "the store does not answer: the store is away"
+
+
+def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "PROBES_MAX", 2)
+    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
+    dataflow = made.dataflow()
+    dataflow.round()
+    opened = made.open_orders()
+    assert len(opened) >= 5
+    made.play([4])
+    assert [dataflow._find_shards() for _ in range(3)] == [[], [], [4]]
+    made.play([0])
+    rest = -(-(len(opened) - 5) // 2)  # the ring goes on behind order 4 and then begins again
+    found = [dataflow._find_shards() for _ in range(rest + 1)]
+    assert [numbers for numbers in found if numbers] == [[0]]
+
+
+def test_a_round_takes_in_a_bounded_number_of_shards_and_the_next_one_goes_on_behind_them(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "SHARDS_PER_ROUND_MAX", 2)
+    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
+    asked: list[list[int]] = []
+
+    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+        asked.append(list(numbers))
+        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+
+    dataflow = Dataflow(made.run, made.config, made.policies, 5, take_in=take_in)
+    dataflow.round()
+    made.play(range(5))
+    rounds(dataflow, 3)
+    assert asked == [[0, 1], [2, 3], [4]]
+
+
+def test_a_round_writes_a_bounded_number_of_orders(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
+    monkeypatch.setattr(service_module, "ORDERS_PER_ROUND_MAX", 2)
+    dataflow = made.dataflow()
+    counts = []
+    for _ in range(3):
+        dataflow.round()
+        counts.append(len(made.orders()))
+    assert counts == [2, 4, 6]
 
 
 def _assembly(store: ObjectStore, policy: str = "solver") -> Assembly:

@@ -1,4 +1,3 @@
-import os
 import socket
 from pathlib import Path
 
@@ -7,6 +6,7 @@ import pytest
 from deployments import doctor, plan
 from deployments.home import Home
 from deployments.ports import HOST
+from tests.ordinary_user import as_ordinary_user
 
 
 @pytest.fixture
@@ -38,10 +38,12 @@ def test_a_prefect_server_that_is_not_there_fails(home: Home, monkeypatch: pytes
     assert "unset PREFECT_API_URL" in check.fix
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    assert doctor._disk(Home(tmp_path / "home")).verdict == "fail"
+    def work() -> None:
+        tmp_path.chmod(0o500)
+        assert doctor._disk(Home(tmp_path / "home")).verdict == "fail"
+
+    as_ordinary_user(tmp_path, work)
 
 
 def test_a_missing_store_url_fails_with_the_variable_to_correct(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

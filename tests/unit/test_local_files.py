@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from storage.backends import local_files
-from storage.backends.local_files import LocalFiles
+from storage.backends.local_files import TEMPORARY, LocalFiles
 from storage.errors import ConfigError, TransientError
+from tests.ordinary_user import as_ordinary_user
 
 
 def raising(code: int) -> "type[OSError]":
@@ -102,12 +103,15 @@ def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
         LocalFiles(tmp_path / "file").create("a", b"x")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o500)
-    with pytest.raises(ConfigError, match="is denied"):
-        LocalFiles(locked).create("a", b"x")
+    (tmp_path / "locked").mkdir()
+
+    def work() -> None:
+        (tmp_path / "locked").chmod(0o500)
+        with pytest.raises(ConfigError, match="is denied"):
+            LocalFiles(tmp_path / "locked").create("a", b"x")
+
+    as_ordinary_user(tmp_path, work)
 
 
 def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
@@ -206,3 +210,57 @@ def test_folders_nested_without_end_are_not_walked_without_end(tmp_path: Path, m
     store.write("1/2/3/not-here", b"")
     assert store.list("", "") == ["1/2/here"]
     assert store.list("1/2", "") == ["1/2/3/not-here", "1/2/here"]
+
+
+class Disk:
+    """What is done to names and folders, in order: `sync a/b`, `mkdir a`, `unlink a/b/c`; bytes of files are `sync bytes`."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self._root = root
+        fsync, mkdir, unlink = os.fsync, Path.mkdir, Path.unlink
+
+        def synced(descriptor: int) -> None:
+            self.done.append(f"sync {self._name_of(os.fstat(descriptor))}")
+            fsync(descriptor)
+
+        def made(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+            self.done.append(f"mkdir {path.relative_to(root)}")
+            mkdir(path, mode, parents, exist_ok)
+
+        def unlinked(path: Path, missing_ok: bool = False) -> None:
+            unlink(path, missing_ok)
+            if not path.name.startswith(TEMPORARY):
+                self.done.append(f"unlink {path.relative_to(root)}")
+
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(Path, "mkdir", made)
+        monkeypatch.setattr(Path, "unlink", unlinked)
+
+    def _name_of(self, status: os.stat_result) -> str:
+        folders = [self._root, *(path for path in self._root.rglob("*") if path.is_dir())]
+        names = (str(path.relative_to(self._root)) for path in folders if os.path.samestat(status, path.stat()))
+        return next(names, "bytes")
+
+
+@pytest.mark.parametrize("verb", ["create", "write"])
+def test_a_new_folders_name_is_on_the_disk_before_anything_is_written_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    disk = Disk(tmp_path, monkeypatch)
+    files = LocalFiles(tmp_path)
+    getattr(files, verb)("a/b/c", b"x")
+    assert disk.done == ["mkdir a", "sync .", "mkdir a/b", "sync a", "sync bytes", "sync a/b"]
+    disk.done.clear()
+    getattr(files, verb)("a/b/d", b"x")
+    assert disk.done == ["sync bytes", "sync a/b"]
+
+
+def test_a_deletion_is_on_the_disk_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalFiles(tmp_path)
+    files.create("a/b", b"x")
+    disk = Disk(tmp_path, monkeypatch)
+    files.delete("a/b")
+    assert disk.done == ["unlink a/b", "sync a"]
+    files.delete("a/b")
+    assert disk.done == ["unlink a/b", "sync a"]

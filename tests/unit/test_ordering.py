@@ -151,6 +151,40 @@ def test_a_curator_draws_the_same_numbers_after_a_restart(memory_store: ObjectSt
     assert ids(made.draft(4, 0.0)) != ["p/2", "p/3"]
 
 
+class Drawn:
+    """Accepts every prompt, and writes down the number it drew for each."""
+
+    needs_shards = False
+
+    def __init__(self) -> None:
+        self.numbers: list[float] = []
+
+    def observe(self, order: Order, shard: Shard) -> None:
+        raise AssertionError("it needs no shards")
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        self.numbers.append(float(draw.random()))
+        return True
+
+
+def test_every_order_and_every_curator_draws_numbers_of_its_own_from_the_runs_seed(memory_store: ObjectStore) -> None:
+    first, second = Drawn(), Drawn()
+    made = ordering(memory_store, first, second)
+    for _ in range(2):
+        write(memory_store, made)
+    for place, curator in enumerate((first, second)):
+        expected = [np.random.default_rng([3, order, place]).random(2).tolist() for order in range(2)]
+        assert curator.numbers == [number for of_order in expected for number in of_order]
+    assert len({*first.numbers, *second.numbers}) == 8
+
+
+def test_only_the_next_order_can_be_committed(memory_store: ObjectStore) -> None:
+    made = ordering(memory_store)
+    order = write(memory_store, made)
+    with pytest.raises(ValueError, match="order 0 is not the next one, 1"):
+        made.advance(order)
+
+
 def test_curators_that_refuse_everything_cannot_starve_the_run(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:

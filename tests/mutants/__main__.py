@@ -1,0 +1,193 @@
+"""Say which small mutations of the code the tests notice: `make mutants ARGS="--sample 200 --seed 0 storage/leases.py"`.
+
+It works in copies of the tree, in as many processes as there are CPUs. `docs/testing.md` says how to read what it prints.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+from tests.mutants import trials
+from tests.mutants.mutations import Mutant, mutants
+from tests.mutants.trials import Tests
+
+ROOMS = ("storage", "data_ops", "trainer")
+LISTED = Path(__file__).with_name("equivalent.toml")
+FATES = ("noticed", "survived", "not covered", "listed")
+_roots: list[Path] = []
+"""Of this worker process: its copy of the tree."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    mutant: Mutant
+    fate: str
+    by: str = ""
+    """The test that noticed, or the reason why a listed one is not worth a test."""
+    num_tests: int = 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("paths", nargs="*", default=list(ROOMS), help="modules or folders (default: storage data_ops trainer)")
+    parser.add_argument("--sample", type=int, default=100, help="how many mutants, drawn at random (default 100; 0: all)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants tried at a time (default: CPUs)")
+    parser.add_argument("--function", default="", help="only mutants within this function or class")
+    parser.add_argument("--json", type=Path, help="also write the outcomes to this file")
+    parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
+    args = parser.parse_args(arguments)
+    sources = {path: Path(path).read_text() for path in _files(args.paths)}
+    drawn = [one for path, source in sources.items() for one in mutants(path, source) if one.function.startswith(args.function)]
+    num_all = len(drawn)
+    if 0 < args.sample < num_all:
+        drawn = sorted(random.Random(args.seed).sample(drawn, args.sample), key=lambda one: (one.path, one.start, one.text))
+    print(f"{len(drawn)} of {num_all} mutants of {len(sources)} files, seed {args.seed}", flush=True)
+    if args.list:
+        print("\n".join(_diff(one, sources[one.path]) for one in drawn))
+        return 0
+    listed = _read_listed()
+    outcomes = [Outcome(one, "listed", listed[key]) for one in drawn if (key := _key(one, sources[one.path])) in listed]
+    known = {outcome.mutant for outcome in outcomes}
+    outcomes += _tried([one for one in drawn if one not in known], sources, args.jobs)
+    outcomes.sort(key=lambda outcome: (outcome.mutant.path, outcome.mutant.start, outcome.mutant.text))
+    for outcome in outcomes:
+        if outcome.fate in ("survived", "not covered"):
+            print(f"\n{outcome.fate}, {outcome.num_tests} tests\n{_diff(outcome.mutant, sources[outcome.mutant.path])}")
+    print(f"\n{_table(outcomes)}")
+    if args.json:
+        args.json.write_text(json.dumps([_row(outcome, sources) for outcome in outcomes], indent=1))
+    return 0
+
+
+def _files(paths: Iterable[str]) -> list[str]:
+    found = [file for path in map(Path, paths) for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
+    if not found:
+        raise SystemExit(f"no Python files in {' '.join(paths)}; name files or folders of the rooms")
+    return [file.as_posix() for file in dict.fromkeys(found)]
+
+
+def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[Outcome]:
+    start_s = time.monotonic()
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        context = multiprocessing.get_context("fork")
+        roots: Queue[Path] = context.Queue()
+        for number in range(jobs):
+            root = Path(folder, str(number))
+            _copy_tree(root)
+            roots.put(root)
+        test_files = trials.importing(Path(folder, "0"))
+        paths = {one.path for one in drawn}
+        wanted = {path: [file for file, names in test_files.items() if _tests(file, names, path)] for path in paths}
+        trials.preload()
+        with context.Pool(jobs, _begin, (roots,)) as pool:
+            files = sorted({file for of_path in wanted.values() for file in of_path})
+            found = dict(zip(files, pool.map(_baseline, files, chunksize=1), strict=True))
+            print(f"{len(files)} test files in {time.monotonic() - start_s:.0f} s", flush=True)
+            for file, tests in found.items():
+                if not tests.passed:
+                    print(f"left out, because it fails unchanged: {file}\n{tests.output}", flush=True)
+            of_path = {path: {file: found[file] for file in of} for path, of in wanted.items()}
+            work = [(one, sources[one.path], of_path[one.path]) for one in drawn]
+            for outcome in pool.imap_unordered(_try, work):
+                outcomes.append(outcome)
+                shown = f"{outcome.mutant.path}:{outcome.mutant.line} {outcome.fate} {outcome.by}"
+                print(f"{len(outcomes)}/{len(drawn)} {time.monotonic() - start_s:.0f} s {shown}", file=sys.stderr, flush=True)
+    return outcomes
+
+
+def _tests(file: str, names: set[str], path: str) -> bool:
+    """Whether the test file, which imports `names`, may test the module `path`."""
+    return file in trials.nearest(path) or path.removesuffix(".py").replace("/", ".") in names
+
+
+def _copy_tree(root: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], check=True, capture_output=True).stdout
+    for name in listed.decode().split("\0"):
+        if name and Path(name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(name, root / name)
+
+
+def _begin(roots: "Queue[Path]") -> None:
+    _roots.append(roots.get())
+
+
+def _baseline(file: str) -> Tests:
+    return trials.baseline(_roots[0], file)
+
+
+def _try(work: tuple[Mutant, str, dict[str, Tests]]) -> Outcome:
+    mutant, source, found = work
+    root = _roots[0]
+    target, reached = root / mutant.path, root / ".reached"
+    function = (mutant.path, *mutant.code) if mutant.code and mutant.can_be_probed else None
+    tests, cpu_s = trials.chosen(found, trials.nearest(mutant.path), function)
+    if not tests:
+        return Outcome(mutant, "not covered")
+    reached.unlink(missing_ok=True)
+    for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*"):
+        compiled.unlink()
+    try:
+        probed = mutant.probed(source, str(reached))
+        target.write_text(probed)
+        by = trials.trial(root, tests, cpu_s)
+    finally:
+        target.write_text(source)
+    unreached = probed != mutant.applied(source) and not reached.exists()
+    return Outcome(mutant, "noticed" if by else "not covered" if unreached else "survived", by, len(tests))
+
+
+def _key(mutant: Mutant, source: str) -> tuple[str, str, str, str]:
+    return mutant.path, mutant.function, *mutant.change(source)
+
+
+def _read_listed() -> dict[tuple[str, str, str, str], str]:
+    entries = tomllib.loads(LISTED.read_text()).get("mutant", [])
+    return {(one["file"], one["function"], one["before"], one["after"]): one["reason"] for one in entries}
+
+
+def _diff(mutant: Mutant, source: str) -> str:
+    before, after = mutant.change(source)
+    return f"{mutant.path}:{mutant.line} {mutant.function}\n  - {before}\n  + {after}"
+
+
+def _row(outcome: Outcome, sources: dict[str, str]) -> dict[str, object]:
+    path, function, before, after = _key(outcome.mutant, sources[outcome.mutant.path])
+    place = {"file": path, "line": outcome.mutant.line, "function": function, "before": before, "after": after}
+    return {**place, "fate": outcome.fate, "by": outcome.by, "num_tests": outcome.num_tests}
+
+
+def _table(outcomes: Iterable[Outcome]) -> str:
+    """One line a file, one a room, one for all."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in outcomes:
+        for name in (outcome.mutant.path, f"{outcome.mutant.path.split('/')[0]}/", "all"):
+            counts[name][outcome.fate] += 1
+    lines = [
+        "| file | noticed | survived | not covered | listed | share noticed |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name in sorted(counts, key=lambda name: (name == "all", name.endswith("/"), name)):
+        tried = sum(counts[name][fate] for fate in FATES[:3])
+        share = f"{counts[name]['noticed'] / tried:.0%}" if tried else ""
+        lines.append(f"| {name} | {' | '.join(str(counts[name][fate]) for fate in FATES)} | {share} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,262 @@
+"""Trying a mutant: its nearest tests in a child process, forked after the slow imports, over a copy of the tree.
+
+    baseline   each test file once, unchanged ──▶ which functions each test calls, and the CPU time it takes
+    trial      mutated file in a copy ──fork──▶ pytest on the tests that call its function, nearest first, to the first failure
+
+A trial that uses far more CPU time than its tests did in the baseline, or none at all for a while, is noticed: it hangs.
+"""
+
+import ast
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+import pytest
+
+PRELOADED = (
+    "numpy", "pyarrow.ipc", "pydantic", "fsspec", "xxhash", "stamina", "yaml",
+    "numba", "httpx", "s3fs", "boto3", "moto.server", "tokenizers", "torch", "transformers",
+)  # fmt: skip
+"""Imported once, before the forks: what tests and rooms import, and none of it of this project."""
+PYTEST = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+FOLDERS = ("tests/unit", "tests/contract", "tests/property")
+TRIAL_CPU_S = 60.0
+"""Most baseline CPU time of the tests of one trial: a function that half of the suite calls has its nearest tests only."""
+CPU_FACTOR, CPU_MARGIN_S = 4.0, 30.0
+"""A trial may use so much of its tests' CPU time in the baseline, and so much more."""
+STALLED_S, STALLED_SHARE = 45.0, 0.01
+"""A trial that gets nearly no CPU time for so long waits for something that its mutation took away."""
+OUTPUT = ".output"
+"""In a copy of the tree: what the last child process printed."""
+
+Function = tuple[str, str, int]
+"""File, name and first line, as a code object has them."""
+
+
+@dataclass
+class Tests:
+    """What the baseline found out about one test file."""
+
+    passed: bool
+    output: str = ""
+    """Its end, of a file that did not pass."""
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    """Test id → CPU time."""
+    calls: dict[str, set[Function]] = field(default_factory=dict)
+    """Test id → functions of the rooms that it calls; "" for what fixtures of the whole file call."""
+
+    def calling(self, function: Function | None) -> list[str]:
+        if function is None or function in self.calls.get("", ()):
+            return list(self.cpu_s)
+        return [test for test in self.cpu_s if function in self.calls[test]]
+
+
+class Recorder:
+    """A pytest plugin: CPU time and calls of every test."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = f"{root}/"
+        self.found = Tests(passed=False)
+        self._current: set[Function] = set()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        test = item.nodeid.partition("[")[0]  # parametrised tests go together
+        self._current = self.found.calls.setdefault(test, set())
+        threading.settrace(self._trace)
+        sys.settrace(self._trace)
+        start_s = _own_cpu_s()
+        yield
+        sys.settrace(None)
+        self.found.cpu_s[test] = self.found.cpu_s.get(test, 0.0) + _own_cpu_s() - start_s
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        before = self._current
+        if fixturedef.scope != "function":
+            self._current = self.found.calls.setdefault("", set())
+        yield
+        self._current = before
+
+    def _trace(self, frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if code.co_filename.startswith(self.root):
+            self._current.add((code.co_filename.removeprefix(self.root), code.co_name, code.co_firstlineno))
+
+
+class Marker:
+    """A pytest plugin: the first test that fails, written down at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.path.exists():
+            self.path.write_text(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self.path.exists():
+            self.path.write_text(report.nodeid)
+
+
+def nearest(path: str) -> list[str]:
+    """Test files that are named for the module `path`."""
+    stem = path.removesuffix(".py").split("/")[-1]
+    return [f"{folder}/test_{stem}.py" for folder in FOLDERS]
+
+
+def importing(root: Path) -> dict[str, set[str]]:
+    """Test file → names of what it imports, that of the test modules which it imports included."""
+    direct = {path: _imports(path) for path in root.glob("tests/**/*.py")}
+    by_name = {path.relative_to(root).with_suffix("").as_posix().replace("/", "."): path for path in direct}
+    for _ in range(3):  # test modules that import test modules
+        for names in direct.values():
+            for name in list(names):
+                names |= direct[by_name[name]] if name in by_name else set()
+    conftest = direct[root / "tests/conftest.py"]
+    files = (path for path in direct if path.name.startswith("test_") and path.parent.relative_to(root).as_posix() in FOLDERS)
+    return {path.relative_to(root).as_posix(): direct[path] - conftest for path in files}
+
+
+def _imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def preload() -> None:
+    """Import what is slow; a package that is not installed is left out."""
+    for name in PRELOADED:
+        with suppress(ImportError):
+            __import__(name)
+
+
+def baseline(root: Path, file: str) -> Tests:
+    """Run the test file, unchanged, over the tree `root`."""
+    out = root / ".baseline.json"
+    out.unlink(missing_ok=True)
+
+    def record() -> int:
+        recorder = Recorder(root)
+        code = int(pytest.main([*PYTEST, file], plugins=[recorder]))
+        calls = {test: sorted(functions) for test, functions in recorder.found.calls.items()}
+        out.write_text(json.dumps([recorder.found.cpu_s, calls]))
+        return code
+
+    passed = _forked(root, record, 600.0, kept=True) == 0
+    output = (root / OUTPUT).read_text(errors="replace")[-1500:]
+    if not passed or not out.exists():
+        return Tests(False, output)
+    cpu_s, calls = json.loads(out.read_text())
+    return Tests(True, "", cpu_s, {test: {tuple(one) for one in functions} for test, functions in calls.items()})
+
+
+def trial(root: Path, tests: Sequence[str], cpu_s: float) -> str:
+    """Run the tests over the mutated tree `root`. The test that failed, `hangs`, or "" when all passed."""
+    marked = root / ".failed"
+    marked.unlink(missing_ok=True)
+    run = lambda: int(pytest.main([*PYTEST, "-x", *tests], plugins=[Marker(marked)]))  # noqa: E731
+    code = _forked(root, run, cpu_s * CPU_FACTOR + CPU_MARGIN_S)
+    if marked.exists():
+        return marked.read_text()
+    return "" if code == 0 else "hangs" if code == -signal.SIGKILL else f"the interpreter ended with {code}"
+
+
+def _forked(root: Path, work: Callable[[], int], cpu_max_s: float, kept: bool = False) -> int:
+    """Exit code of `work` in a child process whose imports come from `root`; killed when it takes too long."""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            os.setsid()
+            os.nice(5)
+            _enter(root, not kept)
+            code = work()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    try:
+        return _waited(pid, cpu_max_s)
+    finally:
+        with suppress(ProcessLookupError):  # what the tests of a mutant left behind
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _enter(root: Path, not_kept: bool) -> None:
+    os.chdir(root)
+    output = os.open(root / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
+        del sys.modules[name]
+    sys.path[:] = [str(root), *(entry for entry in sys.path if entry not in ("", os.environ.get("PYTHONPATH")))]
+    os.environ["PYTHONPATH"] = str(root)
+    sys.dont_write_bytecode = not_kept
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1" if not_kept else ""
+
+
+def _waited(pid: int, cpu_max_s: float) -> int:
+    watched, seen_cpu_s, since_s = psutil.Process(pid), 0.0, time.monotonic()
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+        used_s = _cpu_s(watched)
+        now_s = time.monotonic()
+        if used_s - seen_cpu_s > STALLED_SHARE * STALLED_S:
+            seen_cpu_s, since_s = used_s, now_s
+        if used_s > cpu_max_s or now_s - since_s > STALLED_S:
+            os.killpg(pid, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Of the process, its children and those of them that have ended."""
+    total = 0.0
+    with suppress(psutil.Error):
+        for one in [process, *process.children(recursive=True)]:
+            with suppress(psutil.Error):
+                times = one.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _own_cpu_s() -> float:
+    """Of this process and of its children that have ended."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def chosen(found: Mapping[str, Tests], first: Sequence[str], function: Function | None) -> tuple[list[str], float]:
+    """Tests for a mutant within `function` (None: wherever the module is imported) and their CPU time in the baseline:
+    nearest files first, then the fastest, as many as `TRIAL_CPU_S` allows."""
+    picked: list[tuple[bool, float, list[str]]] = []
+    for file, tests in found.items():
+        if tests.passed and (ids := tests.calling(function)):
+            picked.append((file not in first, sum(tests.cpu_s[one] for one in ids), ids))
+    total_s, names = 0.0, []
+    for far, cpu_s, ids in sorted(picked):
+        if not far or total_s + cpu_s <= TRIAL_CPU_S:
+            total_s += cpu_s
+            names += ids
+    return names, total_s
