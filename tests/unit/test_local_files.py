@@ -218,24 +218,27 @@ class Disk:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
         self._root = root
-        fsync, mkdir, unlink = os.fsync, Path.mkdir, Path.unlink
+        fsync, mkdir, unlink = os.fsync, os.mkdir, os.unlink
 
         def synced(descriptor: int) -> None:
             self.done.append(f"sync {self._name_of(os.fstat(descriptor))}")
             fsync(descriptor)
 
-        def made(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-            self.done.append(f"mkdir {path.relative_to(root)}")
-            mkdir(path, mode, parents, exist_ok)
+        def made(name: str, mode: int = 0o777, *, dir_fd: int) -> None:
+            mkdir(name, mode, dir_fd=dir_fd)
+            self.done.append(f"mkdir {self._below(dir_fd, name)}")
 
-        def unlinked(path: Path, missing_ok: bool = False) -> None:
-            unlink(path, missing_ok)
-            if not path.name.startswith(TEMPORARY):
-                self.done.append(f"unlink {path.relative_to(root)}")
+        def unlinked(name: str, *, dir_fd: int) -> None:
+            unlink(name, dir_fd=dir_fd)
+            if not name.startswith(TEMPORARY):
+                self.done.append(f"unlink {self._below(dir_fd, name)}")
 
         monkeypatch.setattr(os, "fsync", synced)
-        monkeypatch.setattr(Path, "mkdir", made)
-        monkeypatch.setattr(Path, "unlink", unlinked)
+        monkeypatch.setattr(os, "mkdir", made)
+        monkeypatch.setattr(os, "unlink", unlinked)
+
+    def _below(self, folder: int, name: str) -> Path:
+        return Path(self._name_of(os.fstat(folder))) / name
 
     def _name_of(self, status: os.stat_result) -> str:
         folders = [self._root, *(path for path in self._root.rglob("*") if path.is_dir())]
