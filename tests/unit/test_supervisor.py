@@ -21,6 +21,7 @@ from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import Member, Phase
 from tests.builders import tensors
+from tests.patience import PATIENCE_S
 
 
 class ScriptedLauncher:
@@ -331,12 +332,12 @@ def test_a_store_that_is_away_ends_no_supervisor(world: World) -> None:
 
     async def supervise() -> Stop:
         supervising = asyncio.create_task(world.supervisor.supervise())
-        assert await asyncio.to_thread(world.backend.lasted.wait, 10.0)
+        assert await asyncio.to_thread(world.backend.lasted.wait, PATIENCE_S)
         world.backend.away = False
         for member in world.launcher.runs:
             world.launcher.set(member, Phase.ENDED)
         runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
-        return await asyncio.wait_for(supervising, 10.0)
+        return await asyncio.wait_for(supervising, PATIENCE_S)
 
     assert asyncio.run(supervise()).state == "cancelled"
     assert world.launcher.launched == before
