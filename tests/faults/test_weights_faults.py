@@ -23,9 +23,9 @@ from storage.objects import ObjectStore, open_store
 from storage.tensors import weights_digest
 from storage.weights import Held
 from tests.builders import mirror_next
-from tests.patience import PATIENCE_S
 from tests.fakes import ScriptedEngine
 from tests.faults.flaky_proxy import FlakyProxy
+from tests.patience import PATIENCE_S
 from tests.s3_process import s3_process
 from tests.unit.test_ways import models, publish
 
