@@ -1,6 +1,7 @@
 """The few questions that the stack and the command line put to Prefect about flow runs: start one, how is it, what did
 it say, cancel them all."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from deployments.prefect_api import connected
 from storage.errors import ConfigError
 
 CANCEL_TIMEOUT_S = 45.0
-"""Prefect gives a cancelled flow run 30 s before it kills it."""
+"""Longest time in which none of the cancelled flow runs ends. Prefect gives each 30 s before it kills it."""
 POLL_S = 0.5
 PAGE = 200
 """Most rows the API returns at once."""
@@ -91,12 +92,12 @@ def cancel_all(
     timeout_s: float = CANCEL_TIMEOUT_S,
     among: Callable[[Any], bool] = lambda flow_run: True,
 ) -> tuple[int, int]:
-    """Cancels every unfinished flow run with the tag, `among` those that are meant, and waits until they are gone; runs that a
-    schedule planned for later are left. Where no worker lives that could end them, they are declared cancelled at once.
-    Returns how many were cancelled, and how many of them had not ended when the time was up."""
+    """Cancels every unfinished flow run with the tag, `among` those that are meant, and waits until they are gone, or none
+    has gone for `timeout_s`; runs that a schedule planned for later are left. Where no worker lives that could end them, they
+    are declared cancelled at once. Returns how many were cancelled, and how many of them had not ended by then."""
     from prefect.states import Cancelled, Cancelling
 
-    deadline = time.monotonic() + timeout_s
+    moved_at, fewest = time.monotonic(), math.inf
     asked: set[UUID] = set()
     while True:
         unfinished = [flow_run for flow_run in _unfinished(api_url, tag) if among(flow_run)]
@@ -106,7 +107,9 @@ def cancel_all(
                     asked.add(flow_run.id)
                     at_once = flow_run.state.is_scheduled() or not processes_alive
                     client.set_flow_run_state(flow_run.id, Cancelled() if at_once else Cancelling(), force=at_once)
-        if not unfinished or time.monotonic() > deadline:
+        if len(unfinished) < fewest:
+            moved_at, fewest = time.monotonic(), len(unfinished)
+        if not unfinished or time.monotonic() - moved_at > timeout_s:
             return len(asked), len(unfinished)
         time.sleep(POLL_S)
 

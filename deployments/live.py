@@ -61,7 +61,7 @@ def line(view: View) -> str:
     if view.base_model is not None and status.state == "starting":
         return f"{head}  building the base models {view.base_model:.0%} {view.note}".rstrip()
     if status.state == "starting":
-        return f"{head}  {status.reason or 'members are starting'}"
+        return f"{head}  {status.reason or 'the supervisor is starting'}"
     if status.closing is not None:
         return f"{head}  {closing_words(status.closing)}"
     if status.state in STATE_STYLES:

@@ -94,14 +94,17 @@ class SuperviseConfig(Frozen):
 
     heartbeat_interval_s: float = Field(default=2.0, gt=0)
     heartbeat_limit_s: float = Field(default=20.0, gt=0)
-    """A member silent for so long is lost, and replaced."""
+    """A member silent for so long is lost, and replaced; one whose process works beside the supervisor, after ten times
+    that."""
     launch_timeout_s: float = Field(default=120.0, gt=0)
-    """A launched member that did not beat within this time is launched again."""
+    """A member whose process began to start, and that did not beat within this time, is launched again; one whose process works
+    beside the supervisor, after ten times that."""
     restarts_max: int = Field(default=10, ge=0)
     """Replacements of one member before the run fails."""
     poll_interval_s: float = Field(default=2.0, gt=0)
     stop_timeout_s: float = Field(default=40.0, gt=0)
-    """Time for members to leave by themselves when the run ends, before they are cancelled."""
+    """Time for members to leave by themselves when the run ends, before they are cancelled; ten times that after a completed
+    run, while they work."""
 
 
 class RunConfig(Frozen):

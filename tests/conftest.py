@@ -6,11 +6,15 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from storage.objects import ObjectStore, open_store
 
 os.environ["PREFECT_API_URL"] = ""  # no server, whatever a `prefect.toml` or a profile of the developer names
 BUCKET = "astraflow-tests"
+
+settings.register_profile("astraflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock decides
+settings.load_profile("astraflow")
 
 
 @pytest.fixture

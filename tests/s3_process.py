@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import httpx
 
+from tests.patience import PATIENCE_S
+
 HOST = "127.0.0.1"
-START_S_MAX = 60.0
 
 
 @contextmanager
@@ -25,10 +26,10 @@ def s3_process(buckets: Sequence[str]) -> Iterator[str]:
     command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline_s = time.monotonic() + START_S_MAX
+        deadline_s = time.monotonic() + PATIENCE_S
         while not _answers(address):
             assert process.poll() is None, f"moto's server ended at its start with {process.returncode}"
-            assert time.monotonic() < deadline_s, f"moto's server did not answer within {START_S_MAX:.0f} s"
+            assert time.monotonic() < deadline_s, f"moto's server did not answer within {PATIENCE_S:.0f} s"
             time.sleep(0.1)
         for bucket in buckets:
             boto3.client("s3", endpoint_url=address).create_bucket(Bucket=bucket)

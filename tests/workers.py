@@ -1,7 +1,6 @@
 """Rollout workers with scripted engines for tests: in a thread of the test, on a run that the test writes."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +10,9 @@ from storage import orders, shards
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.records import Heartbeat, Order, Prompt
+from tests.patience import PATIENCE_S
 
 SAMPLING = {"solver": SamplingConfig(max_new_tokens=64), "verifier": SamplingConfig(max_new_tokens=64)}
-PATIENCE_S = 60.0
-"""How long a test waits for what should come at once; only a failing test waits so long."""
 
 
 def config(workflow: str = "single_turn", **settings: Any) -> RolloutConfig:
@@ -32,15 +30,6 @@ def write_orders(run: ObjectStore, count: int, start: int = 0, samples: int = 2)
             for index in range(2)
         )
         orders.commit(run, Order(number, prompts, samples, seed=number, seen=(), cursor={}))
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Waits for something that a service does by itself."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not true():
-        if time.monotonic() > end_s:
-            raise AssertionError(f"it did not happen within {PATIENCE_S:g} s")
-        time.sleep(0.01)
 
 
 def answered(run: ObjectStore, count: int) -> Callable[[], bool]:

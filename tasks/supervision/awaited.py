@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from tasks.supervision.members import Phase
 
 NAMED_MAX = 6
-"""Members that are named; the others are counted."""
-_WORDS = {
-    Phase.NONE: "to be launched",
-    Phase.SCHEDULED: "no worker has taken it yet",
-    Phase.PENDING: "its process is starting",
-    Phase.RUNNING: "its process is starting",
+"""Members of one state that are named; the others are counted."""
+LOADING = "loading"
+_STATES = {
+    Phase.NONE: "not launched yet",
+    Phase.SCHEDULED: "no worker has taken it",
+    Phase.PENDING: "process starting",
+    Phase.RUNNING: "process starting",
     Phase.ENDED: "to be launched again",
 }
 
@@ -29,14 +30,20 @@ class Awaited:
 
 
 def words(awaited: Sequence[Awaited]) -> str:
-    """Example: `waiting for: trainer-solver (its process is starting, 12 s), dataflow (loading, 3 s)`; empty for nobody."""
-    if not awaited:
-        return ""
-    named = ", ".join(_member_words(one) for one in awaited[:NAMED_MAX])
-    more = len(awaited) - NAMED_MAX
-    return f"waiting for: {named}" + (f" and {more} more" if more > 0 else "")
+    """Example: `waiting for: dataflow (process starting, 12 s), evaluation (loading, 9 s)`; empty for nobody."""
+    states = dict.fromkeys((*_STATES.values(), LOADING))
+    groups = [(state, [one for one in awaited if _state(one) == state]) for state in states]
+    told = ", ".join(_group_words(state, members) for state, members in groups if members)
+    return f"waiting for: {told}" if told else ""
 
 
-def _member_words(one: Awaited) -> str:
-    state = "loading" if one.loading else _WORDS[one.phase]
-    return f"{one.id} ({state})" if one.phase is Phase.NONE else f"{one.id} ({state}, {one.since_s:.0f} s)"
+def _state(one: Awaited) -> str:
+    return LOADING if one.loading else _STATES[one.phase]
+
+
+def _group_words(state: str, members: Sequence[Awaited]) -> str:
+    """The longest wait stands for all of them."""
+    named = ", ".join(one.id for one in members[:NAMED_MAX])
+    more = f" and {len(members) - NAMED_MAX} more" if len(members) > NAMED_MAX else ""
+    since = "" if members[0].phase is Phase.NONE else f", {max(one.since_s for one in members):.0f} s"
+    return f"{named}{more} ({state}{since})"

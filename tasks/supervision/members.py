@@ -115,13 +115,14 @@ class Seen:
 
 def decide(seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, stop_timeout_s: float) -> Decision:
     """What to do about a member. The order of truth: its finished work, then Prefect's word, then its heartbeat."""
-    active = seen.phase in (Phase.SCHEDULED, Phase.PENDING, Phase.RUNNING)
+    slowness = SLOW_FACTOR if seen.works else 1
     if seen.done:
-        return Decision.RETIRE if active and seen.since_done_s > stop_timeout_s else Decision.KEEP
+        active = seen.phase in (Phase.SCHEDULED, Phase.PENDING, Phase.RUNNING)
+        return Decision.RETIRE if active and seen.since_done_s > slowness * stop_timeout_s else Decision.KEEP
     if seen.phase in (Phase.NONE, Phase.ENDED):
         return Decision.LAUNCH
     if seen.phase is Phase.SCHEDULED:
         return Decision.KEEP  # another flow run would wait for the same worker
-    limit_s = launch_timeout_s if seen.silent_s is None else heartbeat_limit_s
-    silent_s = seen.since_launch_s if seen.silent_s is None else seen.silent_s
-    return Decision.LOST if silent_s > (SLOW_FACTOR * limit_s if seen.works else limit_s) else Decision.KEEP
+    if seen.silent_s is None:
+        return Decision.LOST if seen.since_launch_s > slowness * launch_timeout_s else Decision.KEEP
+    return Decision.LOST if seen.silent_s > slowness * heartbeat_limit_s else Decision.KEEP

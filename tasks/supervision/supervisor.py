@@ -23,7 +23,16 @@ from tasks.supervision.awaited import Awaited
 from tasks.supervision.awaited import words as awaited_words
 from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
-from tasks.supervision.members import Decision, Member, Phase, Seen, decide, is_done, members_of
+from tasks.supervision.members import (
+    SLOW_FACTOR,
+    Decision,
+    Member,
+    Phase,
+    Seen,
+    decide,
+    is_done,
+    members_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +126,7 @@ class Supervisor:
         while True:
             stop = await self._round()
             if stop is not None:
-                await self._wind_down()
+                await self._wind_down(stop)
                 return stop
             await asyncio.sleep(self.config.supervise.poll_interval_s)
 
@@ -250,20 +259,25 @@ class Supervisor:
         return None
 
     async def _works(self, watch: _Watch, now: float) -> bool:
-        """Whether a member that is silent for half of its limit has a process here that works. Before that nobody asks."""
+        """Whether a member that has used half of its limit of silence, or of leaving, has a process here that works.
+        Before that nobody asks."""
         settings, launched = self.config.supervise, watch.launched
-        if launched is None or watch.done:
+        if launched is None:
             return False
-        since, limit_s = (
-            (watch.beat_at, settings.heartbeat_limit_s) if watch.has_beaten else (watch.launched_at, settings.launch_timeout_s)
-        )
+        if watch.done:
+            since, limit_s = watch.done_at, settings.stop_timeout_s
+        elif watch.has_beaten:
+            since, limit_s = watch.beat_at, settings.heartbeat_limit_s
+        else:
+            since, limit_s = watch.launched_at, settings.launch_timeout_s
         if launched.phase not in (Phase.PENDING, Phase.RUNNING) or now - since <= limit_s / 2:
             self.processes.forget(launched.flow_run_id)
             return False
         works = await asyncio.to_thread(self.processes.works, launched.flow_run_id)
         if works and now - since > limit_s and watch.called_slow != launched.flow_run_id:
             watch.called_slow = launched.flow_run_id
-            log.warning("%s is silent for %.0f s, but its process works: waiting for it", watch.member.id, now - since)
+            what = "was done" if watch.done else "was last heard of"
+            log.warning("%s %s %.0f s ago, but its process works: waiting for it", watch.member.id, what, now - since)
         return works
 
     async def _launch(self, watch: _Watch) -> Stop | None:
@@ -303,15 +317,15 @@ class Supervisor:
             return None
         return Stop("failed", reason, time.time())
 
-    async def _wind_down(self) -> None:
-        """Members see `stop.json` and leave, also those whose process is still starting; who has not begun, or does not leave
-        within the limit, is cancelled."""
+    async def _wind_down(self, stop: Stop) -> None:
+        """Members see `stop.json` and leave, also those whose process is still starting. One that has not begun, or does not
+        leave within the limit, is cancelled; after a completed run, one whose process works is given more time."""
         closing.record(self.pulse, ClosingStep.LEAVING)
         found = await self.launcher.newest() or {}
         for launched in found.values():
             if launched.phase is Phase.SCHEDULED:
                 await self.launcher.cancel(launched)
-        if not await self._all_left(self.leave_within_s):
+        if not await self._all_left(self.leave_within_s, patient=stop.state == "completed"):
             for member, launched in (await self.launcher.newest() or {}).items():
                 if launched.phase is not Phase.ENDED:
                     log.warning("cancelling %s, which did not leave by itself", member)
@@ -319,18 +333,23 @@ class Supervisor:
             await self._all_left(_KILL_TIMEOUT_S)
         await self.launcher.bury(list(found.values()))
 
-    async def _all_left(self, limit_s: float) -> bool:
-        """Whether every member's flow run has ended, waited for up to `limit_s`."""
-        deadline = self.clock() + limit_s
+    async def _all_left(self, limit_s: float, patient: bool = False) -> bool:
+        """Whether every member's flow run has ended, waited for up to `limit_s`; and longer while one works, if `patient`."""
+        began = self.clock()
         while True:
             newest = await self.launcher.newest()
-            left = [member for member, found in (newest or {}).items() if found.phase is not Phase.ENDED]
+            left = {member: found for member, found in (newest or {}).items() if found.phase is not Phase.ENDED}
             if newest is not None and not left:
                 return True
             closing.record(self.pulse, ClosingStep.LEAVING, ", ".join(sorted(left)))
-            if self.clock() >= deadline:
+            waited_s = self.clock() - began
+            if waited_s >= limit_s and not (patient and waited_s < SLOW_FACTOR * limit_s and await self._any_works(left)):
                 return False
             await asyncio.sleep(self.config.supervise.poll_interval_s / 4)
+
+    async def _any_works(self, left: Mapping[str, Launched]) -> bool:
+        works = [await asyncio.to_thread(self.processes.works, launched.flow_run_id) for launched in left.values()]
+        return any(works)
 
 
 def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:

@@ -9,16 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId, FlowRunFilterTags
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import flow_runs, plan, processes, stack
@@ -28,11 +31,19 @@ from deployments.record import Stack
 from storage import heartbeats, layout, runs
 from storage.objects import ObjectStore, open_store
 from storage.records import Heartbeat
+from tests.patience import until
 
 RECIPE = Path(__file__).with_name("tiny.yaml")
 BIN = Path(sys.executable).parent
 OURS = ("PREFECT_", "MLFLOW_", "ASTRAFLOW_", "AWS_")
 NOTHING: Mapping[str, str] = {}
+E2E_TIMEOUT_S = 3600
+"""Of one test: a distant backstop, for the tests themselves wait as long as there is progress."""
+STALL_LIMIT_S = 300.0
+"""A wait fails when the stack did nothing that can be seen for so long: on a machine with eight times the work that it has
+cores for, the start of a process takes a minute."""
+TRACES_INTERVAL_S = 5.0
+"""Between two looks at what the stack does; each costs it some CPU time."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +64,17 @@ class Laptop:
         """The same before the run exists."""
         return self.store.sub(layout.run_prefix(run_id))
 
-    def astraflow(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
-        """The command line, in another process that knows nothing but the home."""
-        return self._command("astraflow", *arguments, timeout_s=timeout_s)
+    def wait_until(self, happened: Callable[[], bool], look_s: float = 0.2) -> None:
+        """Waits as long as the stack does something."""
+        wait_until(happened, self.home, self.stack, look_s)
 
-    def prefect(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def astraflow(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """The command line, in another process that knows nothing but the home."""
+        return self._command("astraflow", *arguments)
+
+    def prefect(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Prefect's own command line, in the folder where it finds the stack's address."""
-        return self._command("prefect", *arguments, timeout_s=timeout_s)
+        return self._command("prefect", *arguments)
 
     def start(self, run_id: str, *settings: str) -> str:
         """Starts a run of the tests' recipe with `key=value` settings; returns its supervisor's flow run."""
@@ -68,9 +83,9 @@ class Laptop:
         assert said.returncode == 0, said.stderr
         return said.stdout.split("/runs/flow-run/")[1].split()[0]
 
-    def wait_for_end(self, flow_run_id: str, limit_s: float = 120.0) -> str:
+    def wait_for_end(self, flow_run_id: str) -> str:
         """Prefect's word for how a flow run ended."""
-        wait_until(lambda: flow_runs.read(self.stack.prefect_url, flow_run_id).final, limit_s)
+        self.wait_until(lambda: flow_runs.read(self.stack.prefect_url, flow_run_id).final)
         return flow_runs.read(self.stack.prefect_url, flow_run_id).state
 
     def member(self, run_id: str, member: str) -> Heartbeat:
@@ -91,36 +106,71 @@ class Laptop:
 
     def flow_processes(self) -> list[int]:
         """Processes of flow runs that live."""
-        found = []
-        for one in processes.marked(str(self.home.root)):
-            with suppress(psutil.NoSuchProcess):  # it ends at this moment; a zombie counts as ended
-                if "deployments.flow_process" in one.cmdline():
-                    found.append(one.pid)
-        return found
+        return flow_processes(self.home)
 
     def flow_log(self, flow_run_id: str) -> str:
         """What the process of a flow run printed."""
         return (self.home.flow_logs / f"{flow_run_id}.log").read_text()
 
-    def _command(self, name: str, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    def _command(self, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
         environment["ASTRAFLOW_HOME"] = str(self.home.root)
-        return subprocess.run(
-            [str(BIN / name), *arguments],
-            cwd=self.home.root,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        command = [str(BIN / name), *arguments]
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            child = subprocess.Popen(command, cwd=self.home.root, env=environment, stdout=out, stderr=err)
+            try:
+                self.wait_until(lambda: child.poll() is not None, look_s=0.05)
+            finally:
+                child.kill()
+                child.wait()
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(command, child.returncode, out.read(), err.read())
 
 
-def wait_until(happened: Callable[[], bool], limit_s: float = 60.0, look_s: float = 0.2) -> None:
-    deadline = time.monotonic() + limit_s
+def wait_until(happened: Callable[[], bool], home: Home, running: Stack, look_s: float = 0.2) -> None:
+    """Waits as long as the stack leaves new traces: objects, what members say, states of flow runs, processes."""
+    seen, looked_at, moved_at = _traces(home, running), time.monotonic(), time.monotonic()
     while not happened():
-        assert time.monotonic() < deadline, f"did not happen within {limit_s:.0f} s"
         time.sleep(look_s)
+        if time.monotonic() - looked_at < TRACES_INTERVAL_S:
+            continue
+        traces, looked_at = _traces(home, running), time.monotonic()
+        if traces != seen:
+            seen, moved_at = traces, time.monotonic()
+        idle_s = time.monotonic() - moved_at
+        assert idle_s < STALL_LIMIT_S, f"it did not happen, and the stack has done nothing for {idle_s:.0f} s; last: {seen}"
+
+
+def _traces(home: Home, running: Stack) -> tuple[object, ...]:
+    """What changes while a stack works. Counters of time and traffic grow in idle members, too, and are left out."""
+    store = open_store(running.store_url)
+    keys = [key for key in store.list() if f"/{layout.HEARTBEATS}" not in key]
+    said = [
+        (run_id, beat.id, beat.attempt, beat.state, beat.note, beat.progress.get("base_model"), beat.progress.get("episodes"))
+        for run_id in runs.list_runs(store)
+        for beat in heartbeats.read_all(store.sub(layout.run_prefix(run_id)))
+    ]
+    return len(keys), tuple(said), _flow_states(running.prefect_url), tuple(flow_processes(home))
+
+
+def _flow_states(api_url: str) -> tuple[tuple[str, str], ...]:
+    """Empty while the server does not answer."""
+    try:
+        with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+            return tuple(sorted((str(one.id), one.state.name) for one in client.read_flow_runs() if one.state is not None))
+    except (httpx.TransportError, PrefectHTTPStatusError):
+        return ()
+
+
+def flow_processes(home: Home) -> list[int]:
+    """Processes of flow runs that live."""
+    found = []
+    for one in processes.marked(str(home.root)):
+        with suppress(psutil.NoSuchProcess):  # it ends at this moment; a zombie counts as ended
+            if "deployments.flow_process" in one.cmdline():
+                found.append(one.pid)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -140,8 +190,9 @@ def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Lap
                 stack.down(home, lambda words: None)
         finally:
             for left in processes.marked(str(home.root)):
-                os.kill(left.pid, signal.SIGKILL)
-            assert all(not psutil.pid_exists(left.pid) for left in processes.marked(str(home.root)))
+                with suppress(ProcessLookupError):  # it ended meanwhile
+                    os.kill(left.pid, signal.SIGKILL)
+            until(lambda: processes.marked(str(home.root)) == [])  # a zombie, which nobody waits for, counts as ended
 
 
 def _up(home: Home, variables: Mapping[str, str]) -> Stack:

@@ -13,9 +13,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import flow_runs
 from storage import runs
-from tests.e2e.conftest import RECIPE, Laptop
+from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
 STEPS, PROBLEMS, BATCH = 6, 32, 16
 POLICIES = ["solver", "verifier"]
@@ -24,7 +24,7 @@ POLICIES = ["solver", "verifier"]
 @pytest.fixture(scope="module")
 def said(laptop: Laptop) -> str:
     """What `astraflow run` printed; the run is named `first`."""
-    done = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", timeout_s=200.0)
+    done = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout

@@ -13,15 +13,14 @@ import pytest
 from deployments import flow_runs
 from storage import heartbeats, layout, runs, weights
 from storage.records import Stop
-from tests.e2e.conftest import RECIPE, Laptop, wait_until
+from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
 POLICIES = ("solver", "verifier")
 STEPS = 30
 SLOWLY = (f"steps={STEPS}", "data.max_staleness=0", "policies.*.train.checkpoint_every=5", "evaluation=null")
 ENDLESSLY = ("steps=10000", *SLOWLY[1:])
-LEAVE_LIMIT_S = 60.0
 
 
 def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members(laptop: Laptop) -> None:
@@ -72,8 +71,8 @@ def test_a_run_cancelled_in_prefect_is_taken_up_by_its_run_id_even_after_the_los
 
 def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop) -> None:
     flow_run = laptop.start("stopped", *SLOWLY)
-    wait_until(lambda: laptop.run_folder("stopped").exists(layout.RUN))
-    wait_until(lambda: len(heartbeats.read_all(laptop.run("stopped"))) > 2)
+    laptop.wait_until(lambda: laptop.run_folder("stopped").exists(layout.RUN))
+    laptop.wait_until(lambda: len(heartbeats.read_all(laptop.run("stopped"))) > 2)
     runs.request_stop(laptop.run("stopped"), Stop("cancelled", "enough", time.time()))
     _has_left_cleanly(laptop, "stopped", flow_run)
 
@@ -84,7 +83,7 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: L
     assert laptop.wait_for_end(laptop.start("twice", *ENDLESSLY)) == "Failed"
     assert flow_runs.read(laptop.stack.prefect_url, first).state == "Running"
     assert laptop.astraflow("cancel", "twice").returncode == 0
-    assert laptop.wait_for_end(first, LEAVE_LIMIT_S) == "Cancelled"
+    assert laptop.wait_for_end(first) == "Cancelled"
 
     again = laptop.start("twice", *ENDLESSLY)
     assert laptop.astraflow("cancel", "twice").stdout == "twice is cancelled before it went on\n"
@@ -95,13 +94,13 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: L
     assert (said.returncode, said.stdout) == (0, "never is cancelled before it began\n")
     assert laptop.wait_for_end(never) == "Cancelled"
     assert not laptop.run_folder("never").exists(layout.RUN)
-    wait_until(lambda: laptop.flow_processes() == [], 15.0)
+    laptop.wait_until(lambda: laptop.flow_processes() == [])
 
 
 def _wait_for_version(laptop: Laptop, run_id: str, version: int) -> None:
     """Until every policy has reached it."""
     run = laptop.run_folder(run_id)
-    wait_until(lambda: all(weights.exists(run, policy, version) for policy in POLICIES), 150.0)
+    laptop.wait_until(lambda: all(weights.exists(run, policy, version) for policy in POLICIES))
 
 
 def _last_version(laptop: Laptop, run_id: str) -> int:
@@ -120,8 +119,8 @@ def _attempts(laptop: Laptop, run_id: str) -> dict[str, int]:
 
 def _has_left_cleanly(laptop: Laptop, run_id: str, flow_run_id: str) -> None:
     """The run is cancelled: for its person, in Prefect, in the store, and as processes."""
-    assert laptop.wait_for_end(flow_run_id, LEAVE_LIMIT_S) == "Cancelled"
-    wait_until(lambda: laptop.flow_processes() == [], 15.0)
+    assert laptop.wait_for_end(flow_run_id) == "Cancelled"
+    laptop.wait_until(lambda: laptop.flow_processes() == [])
     assert json.loads(laptop.astraflow("status", run_id, "--json").stdout)["state"] == "cancelled"
     states = laptop.flow_runs(run_id)
     assert {state for found in states.values() for state in found} <= {"Cancelled", "Completed"}, states

@@ -16,10 +16,10 @@ from storage import heartbeats, layout, weights
 from storage.backends.counting import FROM_MIRROR
 from storage.objects import ObjectStore, open_store
 from storage.tensors import weights_digest
-from tests.e2e.conftest import RECIPE, Laptop, stack_in, wait_until
+from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop, stack_in
 from tests.s3_process import s3_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
 STEPS = 4
 POLICIES = ["solver", "verifier"]
@@ -65,7 +65,7 @@ def said(cloud: Laptop, mirrors: dict[str, str]) -> str:
     assigned = [part for setting in settings for part in ("--set", setting)]
     told = cloud.astraflow("run", "--recipe", str(RECIPE), "--run-id", "far", *assigned, "--detach")
     assert (told.returncode, told.stderr) == (0, ""), told.stdout + told.stderr
-    wait_until(lambda: cloud.run_folder("far").exists(layout.REPORT), 200.0, look_s=1.0)
+    cloud.wait_until(lambda: cloud.run_folder("far").exists(layout.REPORT), look_s=1.0)
     return told.stdout
 
 

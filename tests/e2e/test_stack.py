@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,8 +22,9 @@ from deployments.home import Home
 from deployments.ports import HOST
 from deployments.record import Stack
 from deployments.register import Deployment
+from tests.e2e.conftest import E2E_TIMEOUT_S, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
 FLOW = """
 import os, time
@@ -36,7 +36,6 @@ def probe(seconds: float = 0.0) -> str:
     time.sleep(seconds)
     return "done"
 """
-CRON_LIMIT_S = 15.0
 
 
 @dataclass
@@ -106,7 +105,7 @@ def test_up_replaces_only_what_died(world: World) -> None:
     victim = world.stack.process("worker-trainers")
     assert victim is not None
     os.kill(victim.pid, signal.SIGKILL)
-    _wait(lambda: not processes.is_alive(victim), 5.0)
+    _wait(world, lambda: not processes.is_alive(victim))
     assert stack.running(world.home) is None
     mended = stack.up(world.home, world.said.append)
     replaced = {process.name for process in mended.processes if process not in world.stack.processes}
@@ -121,7 +120,7 @@ def test_an_active_schedule_plans_runs(world: World) -> None:
         "probe", "cron", "probe_flow_for_test.py:probe", "trainers", "for a test", cron="0 2 * * *", cron_active=True
     )
     assert register.register(world.stack.prefect_url, [probe, nightly], str(world.folder)) == ["probe/probe", "probe/cron"]
-    _wait(lambda: _planned_runs(world, "cron") > 0, CRON_LIMIT_S)
+    _wait(world, lambda: _planned_runs(world, "cron") > 0)
 
 
 def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) -> None:
@@ -134,9 +133,9 @@ def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) 
 def test_prefects_own_command_finds_the_stack_without_any_environment(world: World) -> None:
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     command = [sys.executable, "-m", "prefect", "deployment", "run", "probe/probe", "--param", "seconds=0"]
-    said = subprocess.run(command, cwd=world.home.root, env=bare, capture_output=True, text=True, check=True, timeout=60).stdout
+    said = subprocess.run(command, cwd=world.home.root, env=bare, capture_output=True, text=True, check=True).stdout
     flow_run_id = said.split("UUID: ")[1].split()[0]
-    _wait(lambda: flow_runs.read(world.stack.prefect_url, flow_run_id).state == "Completed", 60.0)
+    _wait(world, lambda: flow_runs.read(world.stack.prefect_url, flow_run_id).state == "Completed")
     printed = (world.home.flow_logs / f"{flow_run_id}.log").read_text()
     assert f"store {world.stack.store_url}" in printed
 
@@ -144,7 +143,7 @@ def test_prefects_own_command_finds_the_stack_without_any_environment(world: Wor
 def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
     url = world.stack.prefect_url
     running = flow_runs.start(url, "probe/probe", {"seconds": 600.0}, "a long one", [])
-    _wait(lambda: flow_runs.read(url, running.id).state == "Running", 60.0)
+    _wait(world, lambda: flow_runs.read(url, running.id).state == "Running")
     everything = processes.marked(str(world.home.root))
     assert len(everything) >= 7
     stack.down(world.home, world.said.append)
@@ -183,8 +182,5 @@ def _lives(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def _wait(happened: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not happened():
-        assert time.monotonic() < deadline, f"did not happen within {limit_s:.0f} s"
-        time.sleep(0.2)
+def _wait(world: World, happened: Callable[[], bool]) -> None:
+    wait_until(happened, world.home, world.stack)

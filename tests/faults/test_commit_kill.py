@@ -9,6 +9,7 @@ from pathlib import Path
 import xxhash
 
 from storage.objects import ObjectStore
+from tests.patience import PATIENCE_S
 
 KILLS = 12
 BODY_BYTES = 300_000
@@ -96,7 +97,7 @@ def test_of_rivals_in_several_processes_each_object_has_exactly_one_winner(local
         rival.stdin.write("go\n")
         rival.stdin.flush()
     for name, rival in zip(names, rivals, strict=True):
-        output, _ = rival.communicate(timeout=60)
+        output, _ = rival.communicate(timeout=PATIENCE_S)
         assert rival.returncode == 0
         for number in map(int, output.split()):
             wins[number].append(name)

@@ -25,6 +25,7 @@ from storage.weights import Held
 from tests.builders import mirror_next
 from tests.fakes import ScriptedEngine
 from tests.faults.flaky_proxy import FlakyProxy
+from tests.patience import PATIENCE_S
 from tests.s3_process import s3_process
 from tests.unit.test_ways import models, publish
 
@@ -142,7 +143,7 @@ def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_mad
     kills, done = 0, None
     while done is None:
         writer = python(PUBLISHER, run.url, str(kills), "3")
-        said, complained = writer.communicate(timeout=60)
+        said, complained = writer.communicate(timeout=PATIENCE_S)
         if writer.returncode == 0:
             done = int(said)
             continue
@@ -169,7 +170,7 @@ def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(r
         assert rival.stdin is not None
         rival.stdin.write("go\n")
         rival.stdin.flush()
-    said = [rival.communicate(timeout=60)[0].strip() for rival in rivals]
+    said = [rival.communicate(timeout=PATIENCE_S)[0].strip() for rival in rivals]
     assert said.count("won") == 1
     (lost,) = (words for words in said if words != "won")
     assert lost == (
@@ -202,7 +203,6 @@ def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) ->
 
 
 @pytest.mark.s3
-@pytest.mark.timeout(120)
 def test_a_store_that_is_gone_for_half_a_minute_in_the_middle_of_a_fetch_delays_it(proxy: FlakyProxy) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
     held = publish(run, models(5, size=3000))
@@ -356,7 +356,7 @@ def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: Objec
         manifest = weights.publish(run, "solver", version, versions[version], base=held, anchor=version % 5 == 0)
         held = Held(manifest, versions[version])
     for reader in readers:
-        reader.join(60.0)
+        reader.join(PATIENCE_S)
     over.set()
     assert wrong == []
     assert not any(reader.is_alive() for reader in readers)

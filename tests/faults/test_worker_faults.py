@@ -12,7 +12,8 @@ from storage import layout, leases, runs, shards
 from storage.objects import ObjectStore
 from storage.records import Stop
 from tests.fakes import publish_base
-from tests.workers import answered, until, write_orders
+from tests.patience import PATIENCE_S, until
+from tests.workers import answered, write_orders
 
 TTL_S = 2.0
 Start = Callable[[str], "subprocess.Popen[bytes]"]
@@ -72,7 +73,7 @@ def test_a_worker_that_slept_through_its_lease_wakes_up_and_does_no_harm(local_s
         write_orders(local_store, 6, start=2)
         until(answered(local_store, 8))
         runs.request_stop(local_store, Stop("completed", "all steps done", 0.0))
-        assert sleeper.wait(60) == 0
+        assert sleeper.wait(PATIENCE_S) == 0
     assert {shards.read(local_store, number).worker for number in range(2)} == {"other"}
     assert "sleeper" in {shards.read(local_store, number).worker for number in range(2, 8)}
 
@@ -85,6 +86,6 @@ def test_a_worker_told_to_leave_finishes_what_it_has(local_store: ObjectStore) -
         worker = start("worker")
         until(lambda: holder(local_store, 1) == "worker")
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(60) == 0
+        assert worker.wait(PATIENCE_S) == 0
     assert [shards.exists(local_store, number) for number in range(3)] == [True, True, False]
     assert not local_store.exists(layout.lease(2, 0))

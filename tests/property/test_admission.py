@@ -46,7 +46,7 @@ class Policy:
 policies = st.builds(Policy, batch_size=st.integers(1, 40), group_yield=st.integers(1, 16), steps=st.integers(1, 6))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(policies, min_size=1, max_size=3), st.integers(0, 4), st.data())
 def test_every_policy_gets_its_batches_within_the_budget(
     everyone: list[Policy], max_staleness: int, data: st.DataObject

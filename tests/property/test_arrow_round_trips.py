@@ -13,13 +13,13 @@ from tests.property.same_bits import same_bits
 EXAMPLES = 60
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(strategies.shards)
 def test_a_shard_comes_back_to_the_last_bit(shard: Shard) -> None:
     assert same_bits(shards.decode(shards.encode(shard)), shard)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(strategies.batches)
 def test_a_batch_comes_back_to_the_last_bit(batch: Batch) -> None:
     assert same_bits(batches.decode(batches.encode(batch)), batch)

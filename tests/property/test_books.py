@@ -109,5 +109,5 @@ class BooksMachine(RuleBasedStateMachine):
             assert all(step - 1 - kept.min_version <= MAX_STALENESS for kept in batch.rows)
 
 
-BooksMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+BooksMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestBooks = BooksMachine.TestCase

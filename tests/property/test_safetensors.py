@@ -27,7 +27,7 @@ def tensors(draw: st.DrawFn) -> HostTensor:
     return HostTensor(dtype, shape, raw.view(BITS[dtype]).reshape(shape) if size else np.zeros(shape, BITS[dtype]))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(NAMES, tensors(), max_size=4))
 def test_tensors_come_back_bit_for_bit(given_tensors: dict[str, HostTensor]) -> None:
     body = to_safetensors(given_tensors)
@@ -47,7 +47,7 @@ def test_a_file_cut_anywhere_is_corrupt() -> None:
             from_safetensors(body[:length])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda x: st.lists(x) | st.dictionaries(NAMES, x)))
 def test_any_json_as_header_is_read_or_corrupt_and_never_another_error(header: object) -> None:
     text = json.dumps(header).encode()

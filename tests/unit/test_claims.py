@@ -11,6 +11,7 @@ from storage.errors import ConflictError
 from storage.objects import ObjectStore
 from storage.records import Lease, Order, Prompt
 from tests import builders
+from tests.patience import PATIENCE_S
 
 TTL_S = 12.0
 
@@ -113,7 +114,7 @@ class SlowRenewal:
     def write(self, key: str, body: bytes) -> None:
         if not self.under_way.is_set():
             self.under_way.set()
-            assert self.go.wait(60.0)
+            assert self.go.wait(PATIENCE_S)
         self._backend.write(key, body)
 
     def __getattr__(self, name: str) -> Any:
@@ -129,7 +130,7 @@ def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(memory_s
     renews = threading.Thread(target=claims.renew, args=(held,))
     gives_back = threading.Thread(target=claims.give_back, args=(held,))
     renews.start()
-    assert slow.under_way.wait(60.0)
+    assert slow.under_way.wait(PATIENCE_S)
     gives_back.start()
     gives_back.join(0.2)  # it waits for the renewal; one that did not would be through by now
     slow.go.set()

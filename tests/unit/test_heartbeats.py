@@ -15,6 +15,7 @@ from storage.heartbeats import Pulse, look, parse, read_all
 from storage.json_objects import encode
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
+from tests.patience import PATIENCE_S, until
 
 IDLE_S = 3600.0
 
@@ -37,10 +38,7 @@ def test_a_member_beats_when_it_enters_and_when_it_leaves(memory_store: ObjectSt
 
 def test_beats_go_on_by_themselves(memory_store: ObjectStore) -> None:
     with Pulse(memory_store, "dataflow", "dataflow", 0, interval_s=0.01) as pulse:
-        deadline = time.monotonic() + 10
-        while pulse.last.beats < 5 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert pulse.last.beats >= 5
+        until(lambda: pulse.last.beats >= 5)
 
 
 def test_updates_merge(memory_store: ObjectStore) -> None:
@@ -116,9 +114,7 @@ def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(ca
     store = ObjectStore("failing", Failing(), patience_s=0.01)  # type: ignore[arg-type]  # the pulse only writes
     caplog.set_level(logging.WARNING, logger="storage.heartbeats")
     with Pulse(store, "trainer", "t", 0, interval_s=0.01) as pulse:
-        deadline = time.monotonic() + 10
-        while pulse.last.beats < 6 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: pulse.last.beats >= 6)
     assert [record.getMessage() for record in caplog.records if record.name == "storage.heartbeats"] == [
         "t goes on without heartbeats: disk full",
         "t goes on without heartbeats: away",
@@ -157,7 +153,7 @@ def test_a_heart_stops_for_good_when_a_newer_attempt_beats_and_says_why(
     told = threading.Event()
     caplog.set_level(logging.WARNING, logger="storage.heartbeats")
     with Pulse(memory_store, "trainer", "t", 1, interval_s=0.01, leave=told.set):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not told.wait(0.02) and time.monotonic() < deadline:  # a write in flight may fall on the successor's beat
             successor = stands(memory_store, 2)
         memory_store.delete(KEY)  # not even now does it begin again

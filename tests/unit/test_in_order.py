@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from storage.in_order import in_order
+from tests.patience import PATIENCE_S
 
 
 def test_results_come_in_order_whoever_is_done_first() -> None:
@@ -11,7 +12,7 @@ def test_results_come_in_order_whoever_is_done_first() -> None:
 
     def work(number: int) -> int:
         if number == 0:
-            assert second_done.wait(5.0)
+            assert second_done.wait(PATIENCE_S)
         if number == 1:
             second_done.set()
         return number * 10

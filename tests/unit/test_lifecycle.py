@@ -18,6 +18,7 @@ from storage.objects import ObjectStore
 from storage.records import Heartbeat
 from tasks import recipes
 from tasks.supervision import lifecycle
+from tests.patience import PATIENCE_S
 from tests.unit.test_supervisor import World
 
 
@@ -31,7 +32,7 @@ class SlowTracker:
 
     def sync(self) -> bool:
         self.began.set()
-        assert self.let_go.wait(10.0)
+        assert self.let_go.wait(PATIENCE_S)
         self.finished += 1
         if self.trouble is not None:
             raise self.trouble
@@ -68,11 +69,11 @@ def test_a_run_cancelled_while_the_store_is_away_is_cancelled_when_it_is_back(
 
     async def supervise() -> str:
         supervising = asyncio.create_task(lifecycle._supervise(world.supervisor))
-        assert await asyncio.to_thread(world.backend.noticed.wait, 10.0)
+        assert await asyncio.to_thread(world.backend.noticed.wait, PATIENCE_S)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert await asyncio.to_thread(world.backend.lasted.wait, 10.0)
+        assert await asyncio.to_thread(world.backend.lasted.wait, PATIENCE_S)
         world.backend.away = False
-        return (await asyncio.wait_for(supervising, 10.0)).state
+        return (await asyncio.wait_for(supervising, PATIENCE_S)).state
 
     assert asyncio.run(supervise()) == "cancelled"
     stop = runs.read_stop(world.run)

@@ -55,6 +55,11 @@ def test_a_silent_member_whose_process_works_is_slow_for_ten_times_the_limit(
     assert decide(Seen(False, phase, since_launch_s, silent_s, works=True), **LIMITS) is expected
 
 
+@pytest.mark.parametrize(("since_done_s", "expected"), [(299, Decision.KEEP), (301, Decision.RETIRE)])
+def test_a_member_that_is_done_may_be_slow_to_leave_while_its_process_works(since_done_s: float, expected: Decision) -> None:
+    assert decide(Seen(True, Phase.RUNNING, 5000, 400, since_done_s, works=True), **LIMITS) is expected
+
+
 def test_the_default_recipe_has_a_trainer_for_each_policy_and_a_worker_in_each_region() -> None:
     members = members_of(recipes.load("multi_policy_tiny"))
     assert [member.id for member in members] == [

@@ -13,6 +13,7 @@ from storage.errors import ConfigError
 from storage.records import HostTensor
 from storage.tensors import to_safetensors
 from tasks.base_models.folders import INDEX, WEIGHTS, read_model_folder
+from tests.patience import PATIENCE_S
 
 
 def bf16(*values: int) -> HostTensor:
@@ -99,6 +100,6 @@ def test_without_a_network_the_hub_is_a_sentence(tmp_path: Path):
         "except ConfigError as error: print(error)\n"
     )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.startswith("model.hub: some/model cannot be fetched from the Hugging Face hub (")
     assert "set model.path to a local folder" in done.stdout

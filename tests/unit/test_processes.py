@@ -8,18 +8,19 @@ import psutil
 
 from deployments import processes
 from deployments.processes import MARK
+from tests.patience import until
 
-SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(3600)"]
 PARENT = [
     sys.executable,
     "-c",
-    "import subprocess, sys, time; c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
-    "print(c.pid, flush=True); time.sleep(60)",
+    "import subprocess, sys, time; c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)']);"
+    "print(c.pid, flush=True); time.sleep(3600)",
 ]
 STUBBORN = [
     sys.executable,
     "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)",
 ]
 
 
@@ -28,11 +29,8 @@ def _start(command: list[str], folder: Path, mark: str = "") -> processes.Proces
 
 
 def _last_line(log: Path) -> str:
-    for _ in range(200):
-        if len(lines := log.read_text().splitlines()) > 1:
-            return lines[-1]
-        time.sleep(0.02)
-    raise AssertionError("the process printed nothing")
+    until(lambda: len(log.read_text().splitlines()) > 1)
+    return log.read_text().splitlines()[-1]
 
 
 def test_a_started_process_is_alive_until_it_is_stopped(tmp_path: Path) -> None:
@@ -45,10 +43,10 @@ def test_a_started_process_is_alive_until_it_is_stopped(tmp_path: Path) -> None:
 
 def test_a_process_listens_on_a_port_when_it_or_its_child_does_and_no_stranger_counts(tmp_path: Path) -> None:
     listen = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
-    own = _start([sys.executable, "-c", f"{listen}time.sleep(60)"], tmp_path)
+    own = _start([sys.executable, "-c", f"{listen}time.sleep(3600)"], tmp_path)
     port = int(_last_line(tmp_path / "log"))
     (tmp_path / "other").mkdir()
-    through_child = ["sh", "-c", f'"{sys.executable}" -c "{listen}time.sleep(60)"; true']
+    through_child = ["sh", "-c", f'"{sys.executable}" -c "{listen}time.sleep(3600)"; true']
     parent = _start(through_child, tmp_path / "other")
     childs_port = int(_last_line(tmp_path / "other" / "log"))
     assert processes.listens(own, port)
@@ -70,11 +68,7 @@ def test_a_stranger_with_the_recorded_id_is_not_taken_for_ours(tmp_path: Path) -
 
 def test_a_dead_child_is_not_alive_though_nobody_waited_for_it(tmp_path: Path) -> None:
     process = _start([sys.executable, "-c", "raise SystemExit(3)"], tmp_path)
-    for _ in range(200):
-        if not processes.is_alive(process):
-            return
-        time.sleep(0.02)
-    raise AssertionError("a zombie was taken for a living process")
+    until(lambda: not processes.is_alive(process))  # a zombie is no living process
 
 
 def test_stopping_a_process_stops_its_children_too(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from storage.objects import ObjectStore, open_store
 from storage.records import Heartbeat, Stop
 from tasks import recipes, services, termination
 from tests.builders import tensors
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
     kind = serve.__name__.removeprefix("run_").removesuffix("_window")
     successor = encode(Heartbeat(kind, kind, 4, 9, 1.0, 1.0, 1, "there", "working"))  # type: ignore[arg-type]  # one of them
     run.put(layout.heartbeat(kind, kind), successor)
-    deadline = threading.Timer(20.0, runs.request_stop, (run, Stop("failed", "it does not leave", 1.0)))
+    deadline = threading.Timer(PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not leave", 1.0)))
     deadline.start()
     if serve is services.run_dataflow_window:
         assert serve("r", kind, 3) == "told"

@@ -13,7 +13,7 @@ from storage.heartbeats import Pulse
 from storage.objects import open_store
 from tasks import recipes
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -21,6 +22,7 @@ from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import Member, Phase
 from tests.builders import tensors
+from tests.patience import PATIENCE_S
 
 
 class ScriptedLauncher:
@@ -234,22 +236,18 @@ def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(wor
     note = lambda: world.supervisor.pulse.last.note  # noqa: E731 - read again and again
     world.look()
     assert note() == (
-        "waiting for: base-model (no worker has taken it yet, 0 s), dataflow (no worker has taken it yet, 0 s), "
-        "trainer-solver (no worker has taken it yet, 0 s), trainer-verifier (no worker has taken it yet, 0 s), "
-        "rollout-us-east-0 (no worker has taken it yet, 0 s), rollout-eu-west-0 (no worker has taken it yet, 0 s) and 1 more"
+        "waiting for: base-model, dataflow, trainer-solver, trainer-verifier, rollout-us-east-0, rollout-eu-west-0 and 1 more "
+        "(no worker has taken it, 0 s)"
     )
     world.run_all()
     world.launcher.set("trainer-solver", Phase.PENDING)
     world.beat(1, *(member for member in world.launcher.runs if member not in ("trainer-solver", "rollout-us-east-0")))
     world.look(seconds=12)
-    assert note() == (
-        "waiting for: trainer-solver (its process is starting, 12 s), rollout-us-east-0 (its process is starting, 12 s)"
-    )
+    assert note() == ("waiting for: trainer-solver, rollout-us-east-0 (process starting, 12 s)")
     heartbeat = Heartbeat("trainer", "trainer-solver", 0, 1, 1.0, 1.0, 1, "here", "starting")
     world.run.put(layout.heartbeat("trainer", "trainer-solver"), encode(heartbeat))
-    world.beat(1, "rollout-us-east-0")
     world.look(seconds=3)
-    assert note() == "waiting for: trainer-solver (loading, 15 s)"
+    assert note() == "waiting for: rollout-us-east-0 (process starting, 15 s), trainer-solver (loading, 15 s)"
     world.beat(2)
     world.look()
     assert note() == ""
@@ -270,7 +268,7 @@ def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_la
     for policy in ("solver", "verifier"):
         weights.publish(world.run, policy, 0, tensors())
     world.look()
-    assert world.supervisor.pulse.last.note == ("waiting for: evaluation (its process is starting, 2 s); nothing to train on")
+    assert world.supervisor.pulse.last.note == ("waiting for: evaluation (process starting, 2 s); nothing to train on")
 
 
 def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world: World) -> None:
@@ -282,6 +280,31 @@ def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world:
     assert not asyncio.run(world.supervisor._all_left(0.0))
     last = world.supervisor.pulse.last
     assert (last.state, last.note) == ("leaving", "dataflow, evaluation")
+
+
+@pytest.mark.parametrize(("state", "cancelled"), [("completed", []), ("cancelled", ["evaluation-0"])])
+def test_after_a_completed_run_a_member_that_works_is_given_more_time_to_leave(
+    world: World, state: Literal["completed", "cancelled"], cancelled: list[str]
+) -> None:
+    world.look()
+    world.run_all()
+    for member in world.launcher.runs:
+        if member != "evaluation":
+            world.launcher.set(member, Phase.ENDED)
+    newest, looks = world.launcher.newest, [0]
+
+    async def leaves_late() -> Mapping[str, Launched] | None:
+        looks[0] += 1
+        world.now_s += 6.0
+        world.cpu_s["evaluation-0"] = float(looks[0])
+        if looks[0] == 8:
+            world.launcher.set("evaluation", Phase.ENDED)
+        return await newest()
+
+    world.launcher.newest = leaves_late  # type: ignore[method-assign]  # for the end of the run
+    world.supervisor.leave_within_s = 20.0
+    asyncio.run(world.supervisor._wind_down(Stop(state, "over", 1.0)))
+    assert world.launcher.cancelled == cancelled
 
 
 def with_a_successor(world: World) -> None:
@@ -331,12 +354,12 @@ def test_a_store_that_is_away_ends_no_supervisor(world: World) -> None:
 
     async def supervise() -> Stop:
         supervising = asyncio.create_task(world.supervisor.supervise())
-        assert await asyncio.to_thread(world.backend.lasted.wait, 10.0)
+        assert await asyncio.to_thread(world.backend.lasted.wait, PATIENCE_S)
         world.backend.away = False
         for member in world.launcher.runs:
             world.launcher.set(member, Phase.ENDED)
         runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
-        return await asyncio.wait_for(supervising, 10.0)
+        return await asyncio.wait_for(supervising, PATIENCE_S)
 
     assert asyncio.run(supervise()).state == "cancelled"
     assert world.launcher.launched == before
@@ -349,7 +372,7 @@ def test_a_stop_that_cannot_be_read_ends_the_run_through_prefect(world: World) -
     assert stop is not None
     assert stop.state == "failed"
     assert layout.STOP in stop.reason
-    asyncio.run(world.supervisor._wind_down())
+    asyncio.run(world.supervisor._wind_down(stop))
     assert len(world.launcher.cancelled) == len(world.launcher.launched)
 
 

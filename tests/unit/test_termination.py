@@ -9,6 +9,7 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from tasks import termination
+from tests.patience import PATIENCE_S
 
 
 def test_a_service_hears_sigterm_as_an_event_and_whoever_stops_it_otherwise_did_not_tell_it() -> None:
@@ -18,7 +19,7 @@ def test_a_service_hears_sigterm_as_an_event_and_whoever_stops_it_otherwise_did_
         assert not leave.told
     with termination.leave_on_sigterm() as leave:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert leave.stop.wait(5.0)
+        assert leave.stop.wait(PATIENCE_S)
         assert leave.told
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -37,7 +38,7 @@ def test_an_event_loop_hears_sigterm_as_an_event() -> None:
         async with termination.sigterm_as_event() as told:
             assert not told.is_set()
             threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
-            await asyncio.wait_for(told.wait(), 5.0)
+            await asyncio.wait_for(told.wait(), PATIENCE_S)
 
     asyncio.run(hear())
     assert signal.getsignal(signal.SIGTERM) is before

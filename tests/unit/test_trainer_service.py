@@ -17,6 +17,7 @@ from storage.records import Batch, HostTensor, Json, Stop
 from storage.runs import request_stop
 from storage.tensors import weights_digest
 from tests.builders import batch
+from tests.patience import PATIENCE_S
 from trainer import departure, patience, service
 from trainer.config import TrainConfig
 from trainer.service import train
@@ -180,7 +181,7 @@ def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> No
     weights.publish(memory_store, POLICY, 0, weight_of(0), extra_files={"config.json": b"{}"})
     add_batches(memory_store, 1)
     add_batches(memory_store, 2)
-    trainer.join(timeout=30)
+    trainer.join(PATIENCE_S)
     assert not trainer.is_alive()
     assert published(memory_store) == [0, 1, 2]
 

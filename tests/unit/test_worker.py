@@ -14,7 +14,8 @@ from storage.records import NOBODY, Lease, Stop
 from tests import builders
 from tests.builders import mirror_next
 from tests.fakes import publish_base
-from tests.workers import RunningWorker, answered, config, until, write_orders
+from tests.patience import until
+from tests.workers import RunningWorker, answered, config, write_orders
 
 OVER = Stop("completed", "all steps done", 0.0)
 
