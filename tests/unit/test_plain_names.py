@@ -79,7 +79,15 @@ def test_a_data_file_of_a_model_is_parsed(name: str) -> None:
 
 
 def manifest(**changed: object) -> dict[str, object]:
-    own = {"policy": "solver", "version": 0, "parent": None, "batch": None, "kind": "anchor", "base": None, "digest": "sha256:0"}
+    own = {
+        "policy": "solver",
+        "version": 0,
+        "parent": None,
+        "batch": None,
+        "kind": "anchor",
+        "base": None,
+        "digest": "sha256:0",
+    }
     return {**own, "tensors": {}, "files": [], "step": None, **changed}
 
 
@@ -115,7 +123,16 @@ BAD_NAMES = ["", "a/b", "..", ".x", "a b", "solver\n", "a\x1b[2J", "[/]", "é", 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_no_record_has_a_policy_a_tag_or_a_member_that_cannot_be_part_of_a_key(name: str) -> None:
-    beat = {"kind": "trainer", "attempt": 0, "beats": 1, "beat_s": 1.0, "started_s": 1.0, "pid": 1, "host": "h", "state": "done"}
+    beat = {
+        "kind": "trainer",
+        "attempt": 0,
+        "beats": 1,
+        "beat_s": 1.0,
+        "started_s": 1.0,
+        "pid": 1,
+        "host": "h",
+        "state": "done",
+    }
     for record, fields, field in (
         (Manifest, manifest(policy=name), "policy"),
         (Merged, {"policy": name, "version": 1, "step": {"base": 0, "tensors": {}, "files": []}}, "policy"),
