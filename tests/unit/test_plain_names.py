@@ -156,7 +156,7 @@ def test_no_run_is_called_what_cannot_be_part_of_a_key(memory_store: ObjectStore
 
 def test_a_tag_under_the_name_of_another_is_corrupt(memory_store: ObjectStore) -> None:
     memory_store.create(layout.tag("best"), seal(Tag("worst", "solver", 1, 1.0)))
-    with pytest.raises(CorruptError, match=r"tags/best\.json is the tag worst"):
+    with pytest.raises(CorruptError, match=r"tags/best\.json holds the tag 'worst'"):
         tags.read(memory_store, "best")
 
 
