@@ -14,6 +14,7 @@ from data_ops.prompts import load_prompts
 from storage import layout, naming
 from storage.errors import ConfigError
 from storage.objects import open_store
+from tasks.base_models.folders import refuse_links
 from tasks.config import RunConfig
 from tasks.recipe_source import KeyPath
 
@@ -186,11 +187,16 @@ def _names_in(folder: Path) -> list[str]:
 
 def _models(config: RunConfig) -> Iterator[Problem]:
     for name, policy in config.policies.items():
-        if policy.model.path is not None and not (Path(policy.model.path) / "config.json").is_file():
-            yield Problem(
-                ("policies", name, "model", "path"),
-                f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained",
-            )
+        if policy.model.path is None:
+            continue
+        path: KeyPath = ("policies", name, "model", "path")
+        if not (Path(policy.model.path) / "config.json").is_file():
+            yield Problem(path, f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained")
+            continue
+        try:
+            refuse_links(Path(policy.model.path))
+        except ConfigError as error:
+            yield Problem(path, str(error).removeprefix("model.path: "))
 
 
 def _mirrors(config: RunConfig) -> Iterator[Problem]:

@@ -413,3 +413,14 @@ def test_unknown_engines_and_rewards_are_told_the_known_ones() -> None:
 def test_an_engine_that_is_installed_only_where_the_workers_run_is_not_looked_for_here() -> None:
     config = load(RECIPE, {"rollout.engine.name": "elsewhere.engines:Fast", "policies.solver.train.engine": "elsewhere:Fast"})
     assert config.rollout.engine.name == "elsewhere.engines:Fast"
+
+
+def test_a_model_folder_with_a_symbolic_link_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("secret")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "tokenizer.json").symlink_to(tmp_path / "theirs")
+    text = RECIPE.replace("{tiny: {}}", "{path: " + str(tmp_path / "model") + "}")
+    assert complaint(text).startswith(
+        f"recipe, line 5: policies.solver.model.path: {tmp_path}/model/tokenizer.json is a symbolic link to {tmp_path}/theirs; "
+    )
