@@ -19,7 +19,7 @@ from data_ops.filters import ZeroAdvantage
 from data_ops.routing import PolicyGroup
 from data_ops.samplers import Draft, Edf, Fifo
 from storage.errors import ConfigError
-from storage.naming import resolve
+from storage.naming import Kind, resolve, unfit
 from storage.records import Order, Prompt, Shard
 
 
@@ -55,6 +55,10 @@ class Sample(Protocol):
         ...
 
 
+PAGE = "docs/data_algorithms.md"
+CURATOR = Kind("curator", Curate, PAGE)
+FILTER = Kind("filter", Filter, PAGE)
+SAMPLER = Kind("sampler", Sample, PAGE)
 CURATORS: Mapping[str, Callable[..., Curate]] = {"accept_all": AcceptAll}
 FILTERS: Mapping[str, Callable[..., Filter]] = {"zero_advantage": ZeroAdvantage}
 SAMPLERS: Mapping[str, Callable[..., Sample]] = {"edf": Edf, "fifo": Fifo}
@@ -62,26 +66,46 @@ SAMPLERS: Mapping[str, Callable[..., Sample]] = {"edf": Edf, "fifo": Fifo}
 
 def curators(algorithms: Sequence[Algorithm]) -> tuple[Curate, ...]:
     """One new curator for each entry of `data.curate`; raises ConfigError for a wrong name or wrong arguments."""
-    return tuple(_make(algorithm, CURATORS, "data.curate", ("needs_shards", "observe", "accept")) for algorithm in algorithms)
+    made = tuple(_make(algorithm, CURATORS, CURATOR, f"data.curate.{at}") for at, algorithm in enumerate(algorithms))
+    for at, curator in enumerate(made):
+        if not hasattr(curator, "needs_shards"):
+            raise ConfigError(f"data.curate.{at}: {algorithms[at].name} has no needs_shards; see {PAGE}")
+    return made
 
 
 def filters(algorithms: Sequence[Algorithm]) -> tuple[tuple[str, Filter], ...]:
     """(name, filter) for each entry of `data.filter`: the name is the reason that the books give."""
-    return tuple((algorithm.name, _make(algorithm, FILTERS, "data.filter", ("keep",))) for algorithm in algorithms)
+    made = (_make(algorithm, FILTERS, FILTER, f"data.filter.{at}") for at, algorithm in enumerate(algorithms))
+    return tuple((algorithm.name, one) for algorithm, one in zip(algorithms, made, strict=True))
 
 
 def samplers(algorithms: Sequence[Algorithm]) -> tuple[Sample, ...]:
     """One sampler for each entry of `data.sample`; raises ConfigError for a wrong name or wrong arguments."""
-    return tuple(_make(algorithm, SAMPLERS, "data.sample", ("arrange",)) for algorithm in algorithms)
+    return tuple(_make(algorithm, SAMPLERS, SAMPLER, f"data.sample.{at}") for at, algorithm in enumerate(algorithms))
 
 
-def _make(algorithm: Algorithm, table: Mapping[str, Callable[..., Any]], place: str, verbs: tuple[str, ...]) -> Any:
-    maker = resolve(algorithm.name, table)
+def check(place: str, algorithm: Algorithm) -> None:
+    """Raise ConfigError for an entry of `data.{place}` that leads to no class of its kind, or to one with other arguments.
+    Builds nothing."""
+    tables: Mapping[str, tuple[Mapping[str, Callable[..., Any]], Kind]] = {
+        "curate": (CURATORS, CURATOR),
+        "filter": (FILTERS, FILTER),
+        "sample": (SAMPLERS, SAMPLER),
+    }
+    _class_of(algorithm, *tables[place])
+
+
+def _class_of(algorithm: Algorithm, table: Mapping[str, Callable[..., Any]], kind: Kind) -> Callable[..., Any]:
+    found = resolve(algorithm.name, table, kind)
+    if wrong := unfit(found, kind, algorithm.args):
+        raise ConfigError(f"{algorithm.name} does not take args {algorithm.args} ({wrong}); correct them")
+    return found
+
+
+def _make(algorithm: Algorithm, table: Mapping[str, Callable[..., Any]], kind: Kind, key: str) -> Any:
     try:
-        made = maker(**algorithm.args)
+        return _class_of(algorithm, table, kind)(**algorithm.args)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{place}: {algorithm.name} does not take args {algorithm.args} ({error}); correct them") from error
-    missing = [verb for verb in verbs if not hasattr(made, verb)]
-    if missing:
-        raise ConfigError(f"{place}: {algorithm.name} has no {' and no '.join(missing)}; see docs/data_algorithms.md")
-    return made
+        raise ConfigError(f"{key}: {algorithm.name} does not take args {algorithm.args} ({error}); correct them") from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollout.config import EngineConfig
-from storage.naming import resolve
+from storage.naming import Kind, resolve
 from storage.records import FinishReason, Float32, HostTensor, Int32, Json
 
 NO_VERSION = -1
@@ -118,6 +118,9 @@ ENGINES: dict[str, MakesEngine | str] = {"torch": "rollout.torch_engine:TorchEng
 """Built-in engines by import path, so that torch is imported only by those who use it."""
 
 
+ENGINE = Kind("rollout engine", Engine, "docs/rollout_engine.md", made_with=("config", "model_config"))
+
+
 def make_engine(config: EngineConfig, model_config: Json) -> Engine:
     """The engine that `config.name` names, for the model whose Hugging Face `config.json` holds `model_config`."""
-    return resolve(config.name, ENGINES)(config, model_config)
+    return resolve(config.name, ENGINES, ENGINE, "rollout.engine.name")(config, model_config)

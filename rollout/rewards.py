@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from rollout.judge_pool import JudgeFailedError, JudgePool, JudgeTimeoutError
 from storage.errors import ConfigError
-from storage.naming import resolve
+from storage.naming import Kind, resolve
 from storage.records import Prompt
 
 BOX: Final = "\\boxed{"
@@ -141,6 +141,14 @@ REWARDS: Final[Mapping[str, Callable[[float], Reward]]] = {"math": MathReward}
 """The built-in rewards; any other is named by its import path."""
 
 
+REWARD: Final = Kind("reward", Reward, "docs/workflows.md", made_with=("timeout_s",))
+
+
+def find_reward(name: str) -> Callable[[float], Reward]:
+    """The class of a reward, not yet built. ConfigError for a name that leads to none."""
+    return resolve(name, REWARDS, REWARD)
+
+
 def make_reward(name: str, timeout_s: float) -> Reward:
-    """The reward of a recipe's `rollout.workflow.reward`. ConfigError for a name that leads nowhere."""
-    return resolve(name, REWARDS)(timeout_s)
+    """The reward of a recipe's `rollout.workflow.reward`. ConfigError for a name that leads to none."""
+    return resolve(name, REWARDS, REWARD, "rollout.workflow.reward")(timeout_s)

@@ -1,36 +1,183 @@
-"""How a recipe names code: a built-in's name from one visible table, or an import path `package.module:Name`."""
+"""How a recipe names code: a built-in's name from one visible table, or an import path `package.module:Name`.
+
+    name ──▶ is the module one that may be imported? ──▶ import ──▶ is it a class with the methods of its kind? ──▶ the class
+
+Importing a module runs it, and so does building what it defines: whoever writes a recipe, or a `run.json` into the store, chooses
+among the modules that are installed where the services run. ASTRAFLOW_IMPORT_ALLOW limits the choice. Nothing that was found is
+called here, and nothing is called by those who ask before it was found to be what its kind says.
+"""
 
 import importlib
+import inspect
+import os
+import re
+import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from storage.errors import ConfigError
+from storage.plain_names import shown
+
+ALLOW_VARIABLE = "ASTRAFLOW_IMPORT_ALLOW"
+"""Packages and modules, joined by commas, whose classes a recipe may name; any that is installed where it is not set."""
+_PATH = re.compile(r"((?:[A-Za-z]\w*\.)*[A-Za-z]\w*):([A-Za-z]\w*)", re.ASCII)
 
 T = TypeVar("T")
 
 
-def resolve(name: str, builtins: Mapping[str, T | str]) -> T:
-    """What `name` means. A table's value may itself be an import path, so that heavy modules load only when used.
+@dataclass(frozen=True)
+class Kind:
+    """What a recipe may name at one place. Example: `Kind("filter", Filter, page="docs/data_algorithms.md")`."""
 
-    ConfigError lists the known names, or says why the import failed.
+    noun: str
+    protocol: type
+    """The class that is named must have its public methods, with as many arguments."""
+    page: str
+    """Where its contract is written down."""
+    made_with: tuple[str, ...] = ()
+    """What its constructor is given by position, before the arguments that the recipe names."""
+
+    @property
+    def wanted(self) -> str:
+        methods = [f"{name}({', '.join(taken.parameters)})" for name, taken in _methods(self.protocol).items()]
+        last = " and ".join(methods[-2:])
+        return f"a {self.noun} is a class with {', '.join([*methods[:-2], last])} ({self.page})"
+
+
+def resolve(name: str, builtins: Mapping[str, T | str], kind: Kind, key: str = "") -> T:
+    """The class that `name` means, not yet called. A table's value may itself be an import path, so that heavy modules load
+    only when they are used.
+
+    ConfigError, beginning with the recipe's `key`, lists the known names, or says why the import failed, or what was found
+    where which class is wanted.
     """
+    try:
+        return cast(T, _resolved(name, builtins, kind))
+    except ConfigError as error:
+        if not key:
+            raise
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def unfit(made: Any, kind: Kind, arguments: Mapping[str, Any]) -> str:
+    """Why the class `made` cannot be built with these arguments; empty where it can, or where it does not tell."""
+    try:
+        taken = inspect.signature(made)
+    except (TypeError, ValueError):
+        return ""  # a class written in C
+    try:
+        taken.bind(*kind.made_with, **arguments)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def refuse_name(name: str, builtins: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a name that is neither in the table nor an import path that may be imported here. Imports
+    nothing: its package may be installed on other machines only."""
     if name in builtins:
-        found = builtins[name]
-        return cast(T, _load(found)) if isinstance(found, str) else found
+        return
     if ":" not in name:
-        known = ", ".join(sorted(builtins)) or "none"
-        raise ConfigError(f"{name!r} is not known; use one of {known}, or an import path like package.module:Name")
-    return cast(T, _load(name))
+        names = ", ".join(sorted(builtins)) or "none"
+        raise ConfigError(f"{shown(name)} is not known; use one of {names}, or an import path like package.module:Name")
+    _refuse_module(name)
+
+
+def _resolved(name: str, builtins: Mapping[str, Any], kind: Kind) -> Any:
+    refuse_name(name, builtins)
+    if name in builtins:
+        known = builtins[name]
+        return _load(known) if isinstance(known, str) else known
+    found = _load(name)
+    if wrong := _fault(found, kind):
+        raise ConfigError(f"{name} {wrong}; {kind.wanted}")
+    return found
+
+
+def _refuse_module(path: str) -> None:
+    """ConfigError for an import path whose module may not be imported. Looks at the path alone."""
+    module = _split(path)[0]
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise ConfigError(f"{path} is part of Python's standard library, which has nothing that a recipe names")
+    allowed = os.environ.get(ALLOW_VARIABLE)
+    if allowed is not None and not any(
+        module == one or module.startswith(f"{one}.") for one in map(str.strip, allowed.split(",")) if one
+    ):
+        raise ConfigError(
+            f"{path} is not imported: {ALLOW_VARIABLE} allows {allowed or 'nothing'} here; "
+            "add its package there if you trust its code"
+        )
+
+
+def _split(path: str) -> tuple[str, str]:
+    if (found := _PATH.fullmatch(path)) is None:
+        raise ConfigError(
+            f"{shown(path)} is not an import path; write package.module:Name, where no part begins with an underscore"
+        )
+    return found[1], found[2]
 
 
 def _load(path: str) -> Any:
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute or module_name.startswith("."):
-        raise ConfigError(f"{path!r} is not an import path; write package.module:Name")
+    module_name, attribute = _split(path)
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{path!r} cannot be imported: {error}; is its package installed, or on PYTHONPATH?") from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{path} cannot be imported: {error}; is its package installed, or on PYTHONPATH?") from error
+    except (Exception, SystemExit) as error:  # the module is somebody else's program, which may end in any way
+        raise ConfigError(f"{path} cannot be imported: its module raised {type(error).__name__}: {error}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"the module {module_name} has no {attribute!r} (from {path!r})")
     return getattr(module, attribute)
+
+
+def _fault(found: Any, kind: Kind) -> str:
+    """What is wrong with what a path leads to; empty for a class of the kind."""
+    if not isinstance(found, type):
+        what = "function" if inspect.isroutine(found) else "module" if inspect.ismodule(found) else type(found).__name__
+        return f"is a {what} and no class"
+    methods = _methods(kind.protocol)
+    if missing := [name for name in methods if not callable(getattr(found, name, None))]:
+        return f"has no {' and no '.join(missing)}"
+    if inspect.isabstract(found) or getattr(found, "_is_protocol", False):
+        return "is abstract"
+    for name, wanted in methods.items():
+        if wrong := _wrong_arguments(found, name, wanted):
+            return wrong
+    return _wrong_constructor(found, kind)
+
+
+def _methods(protocol: type) -> dict[str, inspect.Signature]:
+    """The protocol's public methods, their arguments without `self`."""
+    found: dict[str, inspect.Signature] = {}
+    for name, member in vars(protocol).items():
+        if inspect.isfunction(member) and not name.startswith("_"):
+            taken = inspect.signature(member)
+            found[name] = taken.replace(parameters=list(taken.parameters.values())[1:])
+    return found
+
+
+def _wrong_arguments(found: type, name: str, wanted: inspect.Signature) -> str:
+    own = [] if isinstance(inspect.getattr_static(found, name), staticmethod | classmethod) else ["self"]
+    try:
+        taken = inspect.signature(getattr(found, name))
+    except (TypeError, ValueError):
+        return ""  # a method written in C
+    try:
+        taken.bind(*own, *wanted.parameters)
+    except TypeError:
+        return f"has a {name} that does not take ({', '.join(wanted.parameters)})"
+    return ""
+
+
+def _wrong_constructor(found: type, kind: Kind) -> str:
+    """What is wrong with the arguments by position; those that a recipe names are judged by `unfit`."""
+    try:
+        taken = inspect.signature(found)
+    except (TypeError, ValueError):
+        return ""  # a class written in C
+    try:
+        taken.bind_partial(*kind.made_with)
+    except TypeError:
+        return f"cannot be built as {found.__name__}({', '.join(kind.made_with)})"
+    return ""

@@ -26,9 +26,7 @@ TENSOR_SUFFIX = ".safetensors"
 _DATA_FILE = re.compile(r"[0-9a-f]{32}\.(.+)", re.DOTALL)
 _SEPARATORS = frozenset("/\\")
 _FORBIDDEN = frozenset('<>:"|?*')
-_DEVICES = frozenset(
-    {"CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(1, 10))}
-)
+_DEVICES = frozenset({"CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(1, 10))})
 """Windows opens a device for such a name, whatever its suffix."""
 _SHOWN_MAX = 80
 

@@ -19,6 +19,7 @@ from storage.second_reads import read_twice
 
 log = logging.getLogger(__name__)
 
+_RUN_ID = RUN_ID
 _DIFFERENCES_MAX = 10
 """Differing settings that one error message names."""
 
@@ -71,7 +72,7 @@ def check_restart(store: ObjectStore, run_id: str, config: Json | None, filled: 
 
 def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
     """The sub-store of an existing run; ConfigError names similar runs when there is none."""
-    if RUN_ID.fullmatch(run_id):
+    if _RUN_ID.fullmatch(run_id):
         run = store.sub(layout.run_prefix(run_id))
         if run.exists(layout.RUN):
             return run
@@ -97,7 +98,7 @@ def run_config(run: ObjectStore) -> Json:
 def list_runs(store: ObjectStore) -> list[str]:
     """Ids of all runs of the store, oldest first; one whose `run.json` is damaged is left out, with a warning."""
     ages: list[tuple[float, str]] = []
-    for run_id in filter(RUN_ID.fullmatch, store.folders(layout.RUNS)):  # other folders are no runs
+    for run_id in filter(_RUN_ID.fullmatch, store.folders(layout.RUNS)):  # other folders are no runs
         try:
             ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:

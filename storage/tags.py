@@ -93,7 +93,7 @@ def read(run: ObjectStore, name: str) -> Tag:
     key = layout.tag(name)
     tag = unseal(Tag, run.get(key), key)
     if tag.name != name:
-        raise CorruptError(f"{key} is the tag {tag.name}")
+        raise CorruptError(f"{key} holds the tag {tag.name!r}")
     return tag
 
 

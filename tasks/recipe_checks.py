@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from data_ops.config import PromptSource
 from data_ops.prompts import load_prompts
-from storage import layout
+from storage import layout, naming
 from storage.errors import ConfigError
-from storage.naming import resolve
 from storage.objects import open_store
+from tasks.base_models.folders import refuse_links
 from tasks.config import RunConfig
 from tasks.recipe_source import KeyPath
 
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 def problems(config: RunConfig) -> list[Problem]:
     """Everything wrong with `config`, in no particular order; empty when it can run."""
-    checks = (_names, _roles, _algorithms, _groups, _sampling, _prompts, _models, _mirrors, _times)
+    checks = (_names, _roles, _rewards, _engines, _algorithms, _groups, _sampling, _prompts, _models, _mirrors, _times)
     return [problem for check in checks for problem in check(config)]
 
 
@@ -45,12 +45,12 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 
 def _roles(config: RunConfig) -> Iterator[Problem]:
-    from rollout.workflows import WORKFLOWS
+    from rollout.workflows import find_workflow
 
     workflow = config.rollout.workflow
     at: KeyPath = ("rollout", "workflow")
     try:
-        roles = tuple(resolve(workflow.name, WORKFLOWS).roles)
+        roles = find_workflow(workflow).roles
     except ConfigError as error:
         yield Problem((*at, "name"), str(error))
         return
@@ -76,18 +76,39 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
             )
 
 
-def _algorithms(config: RunConfig) -> Iterator[Problem]:
-    from data_ops.algorithms import CURATORS, FILTERS, SAMPLERS
+def _rewards(config: RunConfig) -> Iterator[Problem]:
+    from rollout.rewards import find_reward
 
-    tables: tuple[tuple[str, Mapping[str, Any]], ...] = (
-        ("curate", CURATORS),
-        ("filter", FILTERS),
-        ("sample", SAMPLERS),
-    )
-    for place, table in tables:
+    try:
+        find_reward(config.rollout.workflow.reward)
+    except ConfigError as error:
+        yield Problem(("rollout", "workflow", "reward"), str(error))
+
+
+def _engines(config: RunConfig) -> Iterator[Problem]:
+    """Engines are not imported here: what they need may be installed only where the services run."""
+    from rollout import engine as rollout_engine
+    from trainer import engine as train_engine
+
+    named: list[tuple[KeyPath, str, Mapping[str, Any]]] = [
+        (("rollout", "engine", "name"), config.rollout.engine.name, rollout_engine.ENGINES)
+    ]
+    for name, policy in config.policies.items():
+        named.append((("policies", name, "train", "engine"), policy.train.engine, train_engine.ENGINES))
+    for path, engine, table in named:
+        try:
+            naming.refuse_name(engine, table)
+        except ConfigError as error:
+            yield Problem(path, str(error))
+
+
+def _algorithms(config: RunConfig) -> Iterator[Problem]:
+    from data_ops.algorithms import check
+
+    for place in ("curate", "filter", "sample"):
         for index, algorithm in enumerate(getattr(config.data, place)):
             try:
-                resolve(algorithm.name, table)
+                check(place, algorithm)
             except ConfigError as error:
                 yield Problem(("data", place, str(index)), str(error))
 
@@ -166,11 +187,16 @@ def _names_in(folder: Path) -> list[str]:
 
 def _models(config: RunConfig) -> Iterator[Problem]:
     for name, policy in config.policies.items():
-        if policy.model.path is not None and not (Path(policy.model.path) / "config.json").is_file():
-            yield Problem(
-                ("policies", name, "model", "path"),
-                f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained",
-            )
+        if policy.model.path is None:
+            continue
+        path: KeyPath = ("policies", name, "model", "path")
+        if not (Path(policy.model.path) / "config.json").is_file():
+            yield Problem(path, f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained")
+            continue
+        try:
+            refuse_links(Path(policy.model.path))
+        except ConfigError as error:
+            yield Problem(path, str(error).removeprefix("model.path: "))
 
 
 def _mirrors(config: RunConfig) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ Three things become one nested dict here: the files of an `extends` chain (the b
 line. What the keys mean is unknown here; `recipes.py` validates them.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +15,13 @@ import yaml
 
 from storage.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 KeyPath: TypeAlias = tuple[str, ...]
 EXTENDS_DEPTH_MAX = 8
 NESTING_MAX = 32
+SUFFIXES = (".yaml", ".yml")
+"""Of a file; the name of a recipe has none."""
 ALTERNATIVES: dict[str, frozenset[str]] = {
     "prompts": frozenset({"builtin", "path", "hub"}),
     "model": frozenset({"tiny", "path", "hub"}),
@@ -77,13 +82,14 @@ class Source:
 
 def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
     """A recipe by its name in one of `folders`, by its path, or as YAML text (anything with a line break), with what it
-    extends below it. Raises ConfigError for a file that is not there, that is no YAML, or that extends itself."""
+    extends below it. The first of `folders` has the recipes that come with AstraFlow. Raises ConfigError for a file that is
+    not there, that is no YAML, or that extends itself."""
     chain: list[Source] = []
     seen: list[str] = []
     here: Path | None = None
     wanted: str | None = recipe
     while wanted is not None:
-        name, text, here = _open(wanted, folders if here is None else (here, *folders))
+        name, text, here = _open(wanted, folders, here)
         if name in seen or len(seen) >= EXTENDS_DEPTH_MAX:
             raise ConfigError(f"{' extends '.join([*seen, name])}: a recipe cannot extend itself; remove one `extends`")
         seen.append(name)
@@ -99,15 +105,41 @@ def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
     return merged
 
 
-def find(recipe: str, folders: tuple[Path, ...]) -> Path | None:
-    """The file that a name or a path means; None for YAML text. Raises ConfigError where there is none."""
+def find(recipe: str, folders: tuple[Path, ...], here: Path | None = None) -> Path | None:
+    """The file that a name or a path means; None for YAML text. Raises ConfigError where there is none.
+
+    With a slash or a suffix it is a path, seen from the folder `here` of the recipe that extends it, then from the working
+    directory; without, it is the name of a recipe in the first of `folders`, in `here` or in the other `folders`. So no file
+    of the working directory ever takes the place of a recipe that comes with AstraFlow.
+    """
     if "\n" in recipe:
         return None
-    for candidate in (Path(recipe), *(folder / f"{recipe}.yaml" for folder in folders), *(f / recipe for f in folders)):
-        if candidate.is_file():
-            return candidate
+    found = next((candidate for candidate in _candidates(recipe, folders, here) if candidate.is_file()), None)
+    if found is not None:
+        return found
     known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    raise ConfigError(f"{recipe}: no such recipe; give a file, or one of {', '.join(known) or '(none found)'}")
+    near = [Path(recipe).stem] if is_path(recipe) and Path(recipe).stem in known else []
+    near += [f"./{file}" for file in _namesakes(recipe)]
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigError(f"{recipe}: no such recipe; give a file, or one of {', '.join(known) or '(none found)'}{hint}")
+
+
+def is_path(recipe: str) -> bool:
+    """Whether a file is named, and not a recipe by its name."""
+    return "/" in recipe or recipe.endswith(SUFFIXES)
+
+
+def _candidates(recipe: str, folders: tuple[Path, ...], here: Path | None) -> list[Path]:
+    """Files that a name or a path may mean, the first one that is there first."""
+    nearer = [] if here is None else [here]
+    if is_path(recipe):
+        return [folder / recipe for folder in (*nearer, Path())]
+    return [folder / f"{recipe}.yaml" for folder in (*folders[:1], *nearer, *folders[1:])]
+
+
+def _namesakes(recipe: str) -> list[Path]:
+    """Files of the working directory that look like a recipe's name and are not what it means."""
+    return [] if is_path(recipe) else [file for file in map(Path, (recipe, *(recipe + s for s in SUFFIXES))) if file.is_file()]
 
 
 def dump(source: Source) -> str:
@@ -168,15 +200,31 @@ def parse_assignments(assignments: tuple[str, ...] | list[str]) -> dict[str, Any
     return overrides
 
 
-def _open(recipe: str, folders: tuple[Path, ...]) -> tuple[str, str, Path | None]:
-    """Name for messages, text, and the folder that the recipe's own `extends` is looked up in first."""
-    file = find(recipe, folders)
+def _open(recipe: str, folders: tuple[Path, ...], here: Path | None) -> tuple[str, str, Path | None]:
+    """Name for messages, text, and the folder that the recipe's own `extends` is seen from."""
+    file = find(recipe, folders, here)
     if file is None:
         return "recipe", recipe, None
+    if others := _others(recipe, file, folders, here):
+        log.warning(
+            "the recipe %s is %s; to use %s, name it by this path", recipe, _shown(file), " or ".join(map(_as_path, others))
+        )
     try:
         return _shown(file), file.read_text(encoding="utf-8"), file.resolve().parent
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read as text: {error}") from None
+
+
+def _others(recipe: str, file: Path, folders: tuple[Path, ...], here: Path | None) -> list[Path]:
+    """Other files that a person may have meant by the name of a recipe."""
+    alike = [] if is_path(recipe) else [*_candidates(recipe, folders, here), *_namesakes(recipe)]
+    return [other for other in alike if other.is_file() and not other.samefile(file)]
+
+
+def _as_path(file: Path) -> str:
+    """The file as `is_path` takes it for one."""
+    shown = _shown(file)
+    return shown if "/" in shown else f"./{shown}"
 
 
 def _shown(path: Path) -> str:

@@ -17,7 +17,7 @@ from storage.errors import ConfigError
 from storage.records import Json
 from tasks.config import RunConfig
 from tasks.recipe_checks import Problem, problems
-from tasks.recipe_source import KeyPath, Source, dump, find, override, read_source
+from tasks.recipe_source import KeyPath, Source, dump, find, is_path, override, read_source
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 MESSAGES = {
@@ -40,7 +40,7 @@ MESSAGES = {
 def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The run that a recipe describes.
 
-    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path, or YAML text; `overrides` are dotted keys, such as
+    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path (`./mine.yaml`), or YAML text; `overrides` are dotted keys, such as
     `{"policies.solver.train.lr": 1e-4}`, with `*` for every policy. Prompt and model paths come out absolute, since the
     services of a run may start in other folders. Raises ConfigError with one line for each mistake.
     """
@@ -60,7 +60,7 @@ def portable(recipe: str, elsewhere: bool) -> str:
     """What to call a recipe so that a process in another folder, or even on another machine (`elsewhere`), loads the same: the
     name of one that every installation has, else the path of its file, else all of its text, with what it extends."""
     file = find(recipe, _folders())
-    if file is not None and file != Path(recipe) and file.resolve().parent == RECIPES:
+    if file is not None and not is_path(recipe) and file.resolve().parent == RECIPES:
         return recipe
     return str(file.resolve()) if file and not elsewhere else dump(read_source(recipe, _folders()))
 
@@ -88,7 +88,8 @@ def known_recipes() -> list[str]:
 
 
 def _folders() -> tuple[Path, ...]:
-    return Path.cwd() / "recipes", RECIPES
+    """Those that come with AstraFlow first: nothing in the working directory takes their names."""
+    return RECIPES, Path.cwd() / "recipes"
 
 
 def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pkgutil import resolve_name
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from rollout.engine import NO_VERSION, Generation, SamplingParams, VersionSpan
 from rollout.rewards import MathReward, Reward
 from rollout.workflow import Player, Workflow
 from storage import weights
-from storage.naming import resolve
 from storage.objects import ObjectStore
 from storage.records import HostTensor, Json
 from storage.tensors import weights_digest
@@ -60,7 +60,7 @@ class ScriptedEngine:
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
         script = model_config.get("script", solve)
-        self.script: Script = resolve(script, {}) if isinstance(script, str) else script
+        self.script: Script = resolve_name(script) if isinstance(script, str) else script
         self.delay_s = float(model_config.get("delay_s", 0.0))
         self.asked: list[tuple[tuple[int, ...], SamplingParams]] = []
         self.closed = False

@@ -7,7 +7,7 @@ of models, losses or devices. Free of torch, so that a person's typing error is 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from storage.naming import resolve
+from storage.naming import Kind, resolve
 from storage.records import Batch, HostTensor, Json
 from trainer.config import TrainConfig
 
@@ -45,7 +45,10 @@ ENGINES: dict[str, str] = {"torch": "trainer.torch_engine:TorchEngine"}
 """Built-in engines by import path: a name here costs no import of torch."""
 
 
+ENGINE = Kind("train engine", TrainEngine, "docs/train_engine.md", made_with=("config", "model_config", "seed"))
+
+
 def make_engine(config: TrainConfig, model_config: Json, seed: int) -> TrainEngine:
-    """The engine that `config.engine` names: a built-in, or the import path `package.module:Name` of a factory."""
-    factory: EngineFactory = resolve(config.engine, ENGINES)
+    """The engine that `config.engine` names: a built-in, or the import path `package.module:Name` of a class."""
+    factory: EngineFactory = resolve(config.engine, ENGINES, ENGINE, "train.engine")
     return factory(config, model_config, seed)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from rollout.config import WorkflowConfig
 from rollout.rewards import Reward
@@ -10,16 +10,31 @@ from rollout.workflow import Workflow
 from rollout.workflows.actor_and_verify import ActorAndVerify
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
-from storage.naming import resolve
+from storage.naming import Kind, resolve
 
 WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {"single_turn": SingleTurn, "actor_and_verify": ActorAndVerify}
 """The built-in workflows; any other is named by its import path."""
 
 
+WORKFLOW: Final = Kind("workflow", Workflow, "docs/workflows.md", made_with=("reward",))
+
+
+def find_workflow(config: WorkflowConfig, key: str = "") -> type[Workflow]:
+    """The class of a recipe's workflow, not yet built. ConfigError, beginning with `key`, for a name that leads to none."""
+    found: Any = resolve(config.name, WORKFLOWS, WORKFLOW, key)
+    roles = getattr(found, "roles", None)
+    if not (isinstance(roles, tuple) and roles and all(isinstance(role, str) for role in roles)):
+        raise ConfigError(
+            f"{key and f'{key}: '}{config.name} has no class attribute roles, the names of whom it plays with, such as "
+            f'roles = ("solver",); see {WORKFLOW.page}'
+        )
+    return cast(type[Workflow], found)
+
+
 def make_workflow(config: WorkflowConfig, reward: Reward) -> Workflow:
     """The workflow of a recipe. ConfigError for a name that leads nowhere, and for arguments the workflow does not
     take."""
-    made: Any = resolve(config.name, WORKFLOWS)
+    made: Any = find_workflow(config, "rollout.workflow.name")
     taken = list(inspect.signature(made).parameters.values())[1:]
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
         names = [parameter.name for parameter in taken]

@@ -1,9 +1,14 @@
 """Reads a model in the layout of the Hugging Face hub: `config.json`, tokenizer, safetensors in one file or several.
 
-Knows nothing of policies or runs, and never runs code that lies in a model's folder.
+Knows nothing of policies or runs, and never runs code that lies in a model's folder. What is read ends up in the store, where
+others can read it: so nothing outside the folder is read, however the folder came here. A symbolic link in it is refused, but for
+those of the hub's own cache, where a snapshot is a folder of links into the `blobs` of the same model:
+
+    models--openai--x/snapshots/{revision}/config.json ──▶ models--openai--x/blobs/{digest}
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
@@ -11,12 +16,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from storage.errors import ConfigError, CorruptError
+from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, shown
 from storage.records import HostTensor
 from storage.tensors import from_safetensors
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-OTHER_SUFFIXES = (".json", ".jinja", ".txt", ".model")
-"""What lies beside the weights and belongs to the model: configuration, tokenizer, chat template."""
 OTHER_FILE_BYTES_MAX = 64 * 2**20
 REPORT_INTERVAL_S = 0.5
 
@@ -29,6 +33,7 @@ def read_model_folder(folder: Path, progress: Progress) -> tuple[dict[str, HostT
         raise ConfigError(f"model.path: {folder} is not a folder; name one that AutoModelForCausalLM.from_pretrained loads")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path: {folder} has no config.json; name the folder that holds the model's files")
+    refuse_links(folder)
     files = {path.name: path.read_bytes() for path in _other_files(folder)}
     tensors: dict[str, HostTensor] = {}
     names = _tensor_files(folder)
@@ -45,7 +50,7 @@ def snapshot(repository: str, progress: Progress) -> Path:
         import huggingface_hub
     except ImportError as error:
         raise ConfigError("model.hub needs the package huggingface_hub: pip install huggingface_hub") from error
-    patterns = ["*.safetensors", *(f"*{suffix}" for suffix in OTHER_SUFFIXES)]
+    patterns = [f"*{suffix}" for suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES)]
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(huggingface_hub.snapshot_download, repository, allow_patterns=patterns)
         while True:
@@ -66,12 +71,30 @@ def snapshot(repository: str, progress: Progress) -> Path:
 
 def _other_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in OTHER_SUFFIXES and path.name != INDEX:
+        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != INDEX:
+            if wrong := model_file_fault(path.name):
+                raise ConfigError(f"model.path: {shown(path.name)} in {folder} {wrong}; rename it, or remove it")
             if path.stat().st_size > OTHER_FILE_BYTES_MAX:
                 raise ConfigError(
                     f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove what is no part of the model"
                 )
             yield path
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise ConfigError, naming the link, where a file that would be read from the folder is a symbolic link, unless the folder
+    is a snapshot in the hub's cache and the link leads into the blobs of its model. The folder itself may be a link."""
+    inside = folder.resolve()
+    is_snapshot = inside.parent.name == "snapshots" and inside.parent.parent.name.startswith("models--")
+    blobs = inside.parent.parent / "blobs"
+    for path in sorted(inside.iterdir()):
+        if path.suffix not in (TENSOR_SUFFIX, *MODEL_SUFFIXES) or not path.is_symlink():
+            continue
+        if not is_snapshot or os.path.dirname(os.path.realpath(path)) != str(blobs):
+            raise ConfigError(
+                f"model.path: {folder / path.name} is a symbolic link to {os.readlink(path)}; put the file itself in its place "
+                "(cp -L copies a folder with what its links lead to)"
+            )
 
 
 def _tensor_files(folder: Path) -> list[str]:
@@ -85,12 +108,12 @@ def _tensor_files(folder: Path) -> list[str]:
             "save the model with save_pretrained(..., safe_serialization=True)"
         )
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        names = sorted(set(map(str, json.loads(index.read_bytes())["weight_map"].values())))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(f"model.path: {index} is not an index of safetensors files; fetch the model again") from error
     for name in names:
-        if Path(name).name != name or not (folder / name).is_file():
-            raise ConfigError(f"model.path: {index} lists {name}, which is not in the folder; fetch the model again")
+        if fault(name) or not name.endswith(TENSOR_SUFFIX) or not (folder / name).is_file():
+            raise ConfigError(f"model.path: {index} lists {shown(name)}, which is not in the folder; fetch the model again")
     return names
 
 

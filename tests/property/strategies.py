@@ -59,7 +59,9 @@ shards = st.builds(
     worker=texts,
     region=texts,
     groups=st.lists(groups, max_size=3).map(tuple),
-    weights=st.dictionaries(st.from_regex(layout.NAME, fullmatch=True), st.dictionaries(st.integers(0, INT32_MAX), texts, max_size=2), max_size=2),
+    weights=st.dictionaries(
+        st.from_regex(layout.NAME, fullmatch=True), st.dictionaries(st.integers(0, INT32_MAX), texts, max_size=2), max_size=2
+    ),
     started_s=floats,
     finished_s=floats,
 )

@@ -68,13 +68,25 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_wrong_arguments_name_the_place_and_the_algorithm() -> None:
-    with pytest.raises(ConfigError, match=r"data\.filter: zero_advantage does not take args \{'epsilon': 1\}"):
+    with pytest.raises(ConfigError, match=r"data\.filter\.0: zero_advantage does not take args \{'epsilon': 1\}"):
         filters(algorithm("zero_advantage", epsilon=1))
 
 
 def test_a_class_without_the_verbs_is_refused_before_the_run() -> None:
-    with pytest.raises(ConfigError, match=r"data\.sample: fractions:Fraction has no arrange"):
-        samplers(algorithm("fractions:Fraction"))
+    with pytest.raises(ConfigError, match=rf"data\.sample\.0: {__name__}:EveryOther has no arrange; a sampler is"):
+        samplers(algorithm(f"{__name__}:EveryOther", remainder=1))
+
+
+def test_a_curator_that_does_not_say_whether_it_needs_shards_is_refused() -> None:
+    with pytest.raises(ConfigError, match=rf"data\.curate\.1: {__name__}:Silent has no needs_shards"):
+        curators([*algorithm("accept_all"), *algorithm(f"{__name__}:Silent")])
+
+
+class Silent:
+    def observe(self, order: object, shard: object) -> None: ...
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        return True
 
 
 class EveryOther:

@@ -9,7 +9,9 @@ BAD = ["", "a/b", "..", "../../runs", "a.b", "-x", "a b", "solver\n", "a" * 101]
 @pytest.mark.parametrize("name", BAD)
 def test_a_policy_whose_name_cannot_be_part_of_a_key_is_refused_everywhere(name: str) -> None:
     for key in (layout.batch, layout.weights, layout.checkpoint):
-        with pytest.raises(ConfigError, match="cannot name a policy, a member or a tag; use up to 100 letters, digits, '_' and '-'"):
+        with pytest.raises(
+            ConfigError, match="cannot name a policy, a member or a tag; use up to 100 letters, digits, '_' and '-'"
+        ):
             key(name, 1)
     with pytest.raises(ConfigError, match="cannot name a policy, a member or a tag"):
         layout.evaluation({"solver": 1, name: 1})

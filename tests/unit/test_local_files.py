@@ -123,7 +123,9 @@ def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
     return store, outside
 
 
-@pytest.mark.parametrize("key", ["../outside/best.json", "runs/../../outside/best.json", "/etc/passwd", "runs//x", "runs/./x", "a\0"])
+@pytest.mark.parametrize(
+    "key", ["../outside/best.json", "runs/../../outside/best.json", "/etc/passwd", "runs//x", "runs/./x", "a\0"]
+)
 def test_a_key_that_leads_out_of_the_store_is_refused_by_every_verb(tmp_path: Path, key: str) -> None:
     store, outside = tell_tale(tmp_path)
     verbs: list[Callable[[], object]] = [

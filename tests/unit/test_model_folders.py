@@ -103,3 +103,101 @@ def test_without_a_network_the_hub_is_a_sentence(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.startswith("model.hub: some/model cannot be fetched from the Hugging Face hub (")
     assert "set model.path to a local folder" in done.stdout
+
+
+@pytest.fixture
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of the person's own, which no model folder may hand on."""
+    file = tmp_path_factory.mktemp("home") / "credentials"
+    file.write_text("secret")
+    return file
+
+
+def complete(folder: Path) -> Path:
+    (folder / WEIGHTS).write_bytes(to_safetensors({"x": bf16(1)}))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors", "vocab.txt"])
+def test_a_symbolic_link_in_a_model_folder_is_refused_by_name(folder: Path, secret: Path, name: str):
+    complete(folder)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    if name == "config.json":
+        secret.write_text("{}")
+    with pytest.raises(ConfigError, match=rf"{folder}/{name} is a symbolic link to {secret}; put the file itself in its place"):
+        read_model_folder(folder, silent)
+
+
+def test_a_link_that_stays_in_the_folder_is_refused_too(folder: Path):
+    complete(folder)
+    (folder / "tokenizer.json").symlink_to("config.json")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is a symbolic link to config\.json"):
+        read_model_folder(folder, silent)
+
+
+def test_a_link_to_itself_is_refused(folder: Path):
+    complete(folder)
+    (folder / "tokenizer.json").symlink_to("tokenizer.json")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is a symbolic link to tokenizer\.json"):
+        read_model_folder(folder, silent)
+
+
+def test_what_is_not_read_may_be_a_link_and_so_may_the_folder_itself(folder: Path, secret: Path, tmp_path: Path):
+    complete(folder)
+    (folder / "README.md").symlink_to(secret)
+    (folder / "pytorch_model.bin").symlink_to(secret)
+    link = secret.parent / "link"
+    link.symlink_to(folder)
+    assert read_model_folder(link, silent)[1] == {"config.json": b"{}"}
+
+
+def hub_cache(root: Path) -> Path:
+    """A snapshot as the hub's client lays it out; returns its folder."""
+    model = root / "hub" / "models--openai--x"
+    snapshot, blobs = model / "snapshots" / "0123abcd", model / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for name, body in (("config.json", b"{}"), (WEIGHTS, to_safetensors({"x": bf16(1)}))):
+        (blobs / f"digest-of-{name}").write_bytes(body)
+        (snapshot / name).symlink_to(f"../../blobs/digest-of-{name}")
+    return snapshot
+
+
+def test_a_snapshot_of_the_hubs_cache_is_a_folder_of_links_and_is_read(tmp_path: Path):
+    snapshot = hub_cache(tmp_path)
+    tensors, files = read_model_folder(snapshot, silent)
+    assert tensors["x"].bits.tolist() == [1]
+    assert files == {"config.json": b"{}"}
+
+
+@pytest.mark.parametrize("way", ["straight", "by a blob", "by the folder of blobs", "into another model"])
+def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(tmp_path: Path, secret: Path, way: str):
+    snapshot = hub_cache(tmp_path)
+    blobs = snapshot.parent.parent / "blobs"
+    link = snapshot / "tokenizer.json"
+    if way == "straight":
+        link.symlink_to(secret)
+    elif way == "by a blob":
+        (blobs / "t").symlink_to(secret)
+        link.symlink_to("../../blobs/t")
+    elif way == "by the folder of blobs":
+        for name in ("config.json", WEIGHTS):
+            (secret.parent / f"digest-of-{name}").write_bytes((blobs / f"digest-of-{name}").read_bytes())
+        blobs.rename(tmp_path / "moved")
+        blobs.symlink_to(secret.parent)
+        link.symlink_to("../../blobs/credentials")
+    else:
+        other = tmp_path / "hub" / "models--openai--y" / "blobs"
+        other.mkdir(parents=True)
+        (other / "t").write_text("{}")
+        link.symlink_to("../../../models--openai--y/blobs/t")
+    with pytest.raises(ConfigError, match="is a symbolic link to"):
+        read_model_folder(snapshot, silent)
+
+
+@pytest.mark.parametrize("name", ["C:x.json", "a\nb.json", "nul.json"])
+def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_are_read(folder: Path, name: str):
+    (folder / name).write_text("{}")
+    with pytest.raises(ConfigError, match="; rename it, or remove it"):
+        read_model_folder(folder, silent)

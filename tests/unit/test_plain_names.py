@@ -79,7 +79,15 @@ def test_a_data_file_of_a_model_is_parsed(name: str) -> None:
 
 
 def manifest(**changed: object) -> dict[str, object]:
-    own = {"policy": "solver", "version": 0, "parent": None, "batch": None, "kind": "anchor", "base": None, "digest": "sha256:0"}
+    own = {
+        "policy": "solver",
+        "version": 0,
+        "parent": None,
+        "batch": None,
+        "kind": "anchor",
+        "base": None,
+        "digest": "sha256:0",
+    }
     return {**own, "tensors": {}, "files": [], "step": None, **changed}
 
 
@@ -115,7 +123,16 @@ BAD_NAMES = ["", "a/b", "..", ".x", "a b", "solver\n", "a\x1b[2J", "[/]", "é", 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_no_record_has_a_policy_a_tag_or_a_member_that_cannot_be_part_of_a_key(name: str) -> None:
-    beat = {"kind": "trainer", "attempt": 0, "beats": 1, "beat_s": 1.0, "started_s": 1.0, "pid": 1, "host": "h", "state": "done"}
+    beat = {
+        "kind": "trainer",
+        "attempt": 0,
+        "beats": 1,
+        "beat_s": 1.0,
+        "started_s": 1.0,
+        "pid": 1,
+        "host": "h",
+        "state": "done",
+    }
     for record, fields, field in (
         (Manifest, manifest(policy=name), "policy"),
         (Merged, {"policy": name, "version": 1, "step": {"base": 0, "tensors": {}, "files": []}}, "policy"),
@@ -139,7 +156,7 @@ def test_no_run_is_called_what_cannot_be_part_of_a_key(memory_store: ObjectStore
 
 def test_a_tag_under_the_name_of_another_is_corrupt(memory_store: ObjectStore) -> None:
     memory_store.create(layout.tag("best"), seal(Tag("worst", "solver", 1, 1.0)))
-    with pytest.raises(CorruptError, match=r"tags/best\.json is the tag worst"):
+    with pytest.raises(CorruptError, match=r"tags/best\.json holds the tag 'worst'"):
         tags.read(memory_store, "best")
 
 

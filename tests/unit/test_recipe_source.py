@@ -93,3 +93,72 @@ def test_assignments_are_read_as_yaml() -> None:
 def test_an_assignment_without_a_value_shows_how_to_write_it() -> None:
     with pytest.raises(ConfigError, match=r"^--set steps: write it as key=value"):
         parse_assignments(["steps"])
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...]:
+    """The folder of built-in recipes with `tiny`, and `recipes` in the working directory, where everything is named `tiny` too."""
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "work" / "recipes").mkdir(parents=True)
+    (tmp_path / "ours" / "tiny.yaml").write_text("steps: 1\n")
+    (tmp_path / "ours" / "long.yaml").write_text("extends: tiny\nname: long\n")
+    for name in ("tiny", "tiny.yaml", "tiny.yml", "recipes/tiny.yaml", "recipes/mine.yaml"):
+        (tmp_path / "work" / name).write_text(f"steps: 666\nname: {name}\n")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "ours", tmp_path / "work" / "recipes"
+
+
+def test_the_name_of_a_built_in_recipe_means_that_one_whatever_lies_in_the_working_directory(
+    folders: tuple[Path, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_source("tiny", folders).data == {"steps": 1}
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said == (
+        f"the recipe tiny is {folders[0]}/tiny.yaml; to use recipes/tiny.yaml or ./tiny or ./tiny.yaml or ./tiny.yml, "
+        "name it by this path"
+    )
+
+
+@pytest.mark.parametrize("name", ["./tiny", "tiny.yaml", "./tiny.yaml", "tiny.yml", "recipes/tiny.yaml"])
+def test_a_path_means_the_file(name: str, folders: tuple[Path, ...], caplog: pytest.LogCaptureFixture) -> None:
+    assert read_source(name, folders).data == {"steps": 666, "name": name.removeprefix("./")}
+    assert caplog.records == []
+
+
+def test_a_recipe_of_the_working_directorys_own_folder_is_named_where_no_built_in_has_its_name(
+    folders: tuple[Path, ...],
+) -> None:
+    assert read_source("mine", folders).data == {"steps": 666, "name": "recipes/mine.yaml"}
+
+
+@pytest.mark.parametrize("base", ["tiny", "long"])
+def test_what_a_recipe_extends_by_name_is_the_built_in_one_too(base: str, folders: tuple[Path, ...], tmp_path: Path) -> None:
+    file = tmp_path / "work" / "recipes" / "above.yaml"
+    file.write_text(f"extends: {base}\nseed: 5\n")
+    assert read_source("recipes/above.yaml", folders).data | {"name": ""} == {"steps": 1, "name": "", "seed": 5}
+    assert read_source(f"extends: {base}\nseed: 5\n", folders).data | {"name": ""} == {"steps": 1, "name": "", "seed": 5}
+
+
+def test_what_a_recipe_extends_by_path_is_seen_from_its_own_folder_and_then_from_the_working_directory(
+    folders: tuple[Path, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "recipes" / "above.yaml").write_text("extends: tiny.yaml\n")
+    assert read_source("recipes/above.yaml", folders).data["name"] == "recipes/tiny.yaml"
+    (tmp_path / "work" / "recipes" / "above.yaml").write_text("extends: tiny.yml\n")
+    assert read_source("recipes/above.yaml", folders).data["name"] == "tiny.yml"
+
+
+def test_a_name_that_is_only_a_files_without_its_path_says_how_to_name_it(folders: tuple[Path, ...], tmp_path: Path) -> None:
+    (tmp_path / "work" / "other.yaml").write_text("steps: 7\n")
+    with pytest.raises(ConfigError, match=r"^other: no such recipe; give a file, or one of .*; did you mean \./other\.yaml\?$"):
+        read_source("other", folders)
+    with pytest.raises(ConfigError, match=r"^long\.yaml: no such recipe; .*; did you mean long\?$"):
+        read_source("long.yaml", folders)
+
+
+def test_a_file_that_is_the_built_in_one_itself_is_no_other(
+    folders: tuple[Path, ...], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folders[0])
+    assert read_source("tiny", folders[:1]).data == {"steps": 1}
+    assert caplog.records == []

@@ -365,3 +365,62 @@ def test_what_a_recipe_holds_is_sent_as_it_was() -> None:
     source = parse("a: 1\n", "x")
     source.data = {"data": values}
     assert parse(dump(source), "y").data == {"data": values}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.curate", [{"name": "os:system", "args": {"command": "touch EVIL"}}]),
+        ("data.filter", [{"name": "subprocess:Popen", "args": {"args": ["touch", "EVIL"]}}]),
+        ("data.sample", ["os:_exit"]),
+        ("rollout.workflow.name", "os:system"),
+        ("rollout.workflow.reward", "time:sleep"),
+        ("rollout.engine.name", "subprocess:Popen"),
+        ("policies.solver.train.engine", "os:abort"),
+    ],
+)
+def test_a_recipe_that_names_the_standard_library_is_refused_before_anything_is_called(
+    key: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = complaint(RECIPE, **{key: value})
+    assert message.startswith(f"--set {key}: ")
+    assert "is part of Python's standard library" in message or "is not an import path" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_arguments_and_missing_methods_of_an_algorithm_are_told_before_the_run() -> None:
+    message = complaint(RECIPE, **{"data.filter": [{"name": "zero_advantage", "args": {"epsilon": 1}}], "data.sample": [NOT_ONE]})
+    assert "--set data.filter: data.filter.0: zero_advantage does not take args {'epsilon': 1}" in message
+    assert f"--set data.sample: data.sample.0: {NOT_ONE} has no arrange; a sampler is a class with arrange(draft)" in message
+
+
+NOT_ONE = "data_ops.filters:ZeroAdvantage"
+
+
+def test_unknown_engines_and_rewards_are_told_the_known_ones() -> None:
+    message = complaint(
+        RECIPE,
+        **{"rollout.engine.name": "warp", "policies.solver.train.engine": "warp", "rollout.workflow.reward": "maths"},
+    )
+    for key, known in (
+        ("policies.solver.train.engine", "torch"), ("rollout.engine.name", "torch"), ("rollout.workflow.reward", "math"),
+    ):  # fmt: skip
+        assert f"--set {key}: '" in message
+        assert f"is not known; use one of {known}, or an import path" in message
+
+
+def test_an_engine_that_is_installed_only_where_the_workers_run_is_not_looked_for_here() -> None:
+    config = load(RECIPE, {"rollout.engine.name": "elsewhere.engines:Fast", "policies.solver.train.engine": "elsewhere:Fast"})
+    assert config.rollout.engine.name == "elsewhere.engines:Fast"
+
+
+def test_a_model_folder_with_a_symbolic_link_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("secret")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "tokenizer.json").symlink_to(tmp_path / "theirs")
+    text = RECIPE.replace("{tiny: {}}", "{path: " + str(tmp_path / "model") + "}")
+    assert complaint(text).startswith(
+        f"recipe, line 5: policies.solver.model.path: {tmp_path}/model/tokenizer.json is a symbolic link to {tmp_path}/theirs; "
+    )
