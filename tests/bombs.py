@@ -1,7 +1,7 @@
 """Small objects with true digests that ask for much memory, each read under a limit of address space.
 
-`python -m tests.bombs` reads every one of them and prints a JSON object: name → [kind of error, its message]. It is a process of
-its own, because the limit is.
+`python -m tests.bombs` reads every one of them and prints a JSON object: name → [kind of error, its message]. It is a process
+of its own, because the limit is.
 """
 
 import json
@@ -51,11 +51,11 @@ def store() -> ObjectStore:
 
 
 def shards_that_claim() -> Iterator[tuple[str, Read]]:
-    def change(header: Json) -> None:
+    def change(count: int, header: Json) -> None:
         header["groups"][0]["episodes"][0]["num_sequences"] = count
 
     for name, count in {"2e7": 2 * 10**7, "2^63 - 1": 2**63 - 1, "-1": -1, "10^400": 10**400}.items():
-        body = rewritten(shards.encode(builders.shard()), shards.SCHEMA, shards.KIND, change)
+        body = rewritten(shards.encode(builders.shard()), shards.SCHEMA, shards.KIND, partial(change, count))
         yield f"a shard of {name} sequences", partial(shards.decode, body)
 
 
@@ -170,10 +170,8 @@ def safetensors_that_claim() -> Iterator[tuple[str, Read]]:
 
 def json_that_claims() -> Iterator[tuple[str, Read]]:
     def order(fields: str) -> bytes:
-        head = f'{{"format":1,"write_id":"{ZEROS}","checksum":"{ZEROS}"'
-        return resealed_text(
-            f'{head},"number":0,"prompts":[],"seen":[],"cursor":{{}},"seed":0,"samples_per_prompt":1,{fields}}}'
-        )
+        head = f'{{"format":1,"write_id":"{ZEROS}","checksum":"{ZEROS}","number":0,"prompts":[]'
+        return resealed_text(f'{head},"seen":[],"cursor":{{}},"seed":0,"samples_per_prompt":1,{fields}}}')
 
     for name, fields in {
         "nested lists": '"x":' + "[" * 100_000 + "]" * 100_000,
