@@ -219,6 +219,7 @@ class Assembly:
             return None
         try:
             newest = batches.read(self._run, self.policy, step)
+            _refuse_orders_to_come(self._run, newest)
         except CorruptError as error:
             raise CorruptError(
                 f"{layout.batch(self.policy, step)} is unreadable, and the run cannot go on without its books; "
@@ -226,3 +227,11 @@ class Assembly:
             ) from error
         # A policy that has all of its batches uses none of its waiting rows any more: spare reading them.
         return newest if step < self._data.steps else replace(newest, waiting=())
+
+
+def _refuse_orders_to_come(run: ObjectStore, batch: Batch) -> None:
+    """CorruptError when the batch has taken in an order that does not exist: orders are written before anybody can answer them.
+    Every later order would count as taken in already, and the run would train on nothing more."""
+    last = max(batch.closed_below - 1, *batch.closed, -1)
+    if last >= 0 and not run.exists(layout.order(last)):
+        raise CorruptError(f"it has taken in order {last}, which does not exist")

@@ -14,8 +14,11 @@ EPISODES_MAX = 2**16
 
 
 def commit(run: ObjectStore, order: Order) -> None:
-    """Create the order; ConflictError when its number is taken, ConfigError when it asks for more than EPISODES_MAX episodes, or
-    has a prompt that JSON cannot hold, which it names."""
+    """Create the order.
+
+    ConflictError when its number is taken, ConfigError when it has more than EPISODES_MAX episodes, or a prompt that JSON
+    cannot hold.
+    """
     if _episodes(order) > EPISODES_MAX:
         raise ConfigError(
             f"an order of {_episodes(order)} episodes is too large, at most {EPISODES_MAX} are played: "

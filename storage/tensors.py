@@ -119,6 +119,7 @@ def _number(digits: str) -> int:
 def _object(pairs: list[tuple[str, Json]]) -> Json:
     found: Json = {}
     for name, value in pairs:
+        name.encode()  # ValueError for half a character, which no text can hold
         if name in found:
             raise ValueError(f"{_brief(name)!r} is there twice")
         found[name] = value
