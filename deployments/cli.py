@@ -1,6 +1,9 @@
 """The command line `astraflow`: its commands, and what becomes of their errors."""
 
 import functools
+import io
+import logging
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Annotated, ParamSpec, TypeVar
@@ -11,6 +14,7 @@ from deployments.run_commands import export, gc, report, runs, status, tag, veri
 from deployments.stack_commands import cancel, deploy, doctor, down, run, up
 from deployments.terminal import EXIT_FAILED
 from storage.errors import AstraFlowError, ConfigError
+from tasks.shown import plain
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +38,13 @@ app = typer.Typer(
 _debug = False
 
 
+class _PlainFormatter(logging.Formatter):
+    """Warnings of the modules below, which may quote what is stored."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
 def _reported(function: Callable[P, T]) -> Callable[P, T]:
     """The command, its errors one sentence and an exit code."""
 
@@ -46,7 +57,7 @@ def _reported(function: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:  # the outermost edge: nothing above would tell the person
             if _debug:
                 traceback.print_exc()
-            typer.secho(_sentence(error), fg="red", err=True)
+            typer.secho(plain(_sentence(error)), fg="red", err=True)
             raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED) from None
 
     return reported
@@ -66,7 +77,12 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
 
     global _debug
     _debug = debug
-    instrumentation.set_on_retry_hooks([])  # the store's own log tells of retries, to those who listen
+    instrumentation.set_on_retry_hooks([])  # the store's own log has the retries
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII terminal shows ? for what it has no letter for
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PlainFormatter())
 
 
 for command in COMMANDS:

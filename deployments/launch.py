@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from deployments import environment, flow_runs, live, record, register, stack, startable, tables
 from deployments.follow import Followed, Follower
 from deployments.home import Home
+from deployments.plain_console import PlainConsole
 from deployments.record import Stack
 from storage import layout, objects
 from storage.audit.verify import verify
@@ -77,7 +76,7 @@ def start(home: Home, wanted: Wanted, say: Say) -> Followed:
 
 def watch(followed: Followed, say: Say) -> bool:
     """Shows the run until it ends, then its summary; True when it completed or was left going."""
-    last = Follower(followed, Console()).follow()
+    last = Follower(followed, PlainConsole()).follow()
     if last is None:
         run_id = followed.run_id
         say(f"{run_id} goes on; `astraflow status {run_id}` shows it, `astraflow cancel {run_id}` ends it")

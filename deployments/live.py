@@ -13,13 +13,20 @@ from rich.text import Text
 
 from tasks import sizes
 from tasks.closing import ClosingStep
+from tasks.shown import one_line
 from tasks.status import Closing, EvalStatus, PolicyStatus, Status
 from tasks.status_schema import MemberStatus
 
 BAR_WIDTH = 40
 ALONE = "single_turn"
 """Evaluations of this workflow are the answering policy alone; any other is the team."""
-STATE_STYLES = {"completed": "bold green", "failed": "bold red", "interrupted": "bold red", "cancelled": "bold yellow"}
+STATE_STYLES = {
+    "completed": "bold green",
+    "failed": "bold red",
+    "interrupted": "bold red",
+    "unreadable": "bold red",
+    "cancelled": "bold yellow",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ def picture(view: View) -> RenderableType:
         parts += [policies_table(view.status), regions_table(view.status)]
         if view.status.evals:
             parts.append(evaluations_table(view.status.evals))
+        parts += [Text(words, style="yellow") for words in view.status.problems]
     parts.append(_links(view.links))
     title = Text.assemble((view.run_id, "bold"), "  ", _state(view), "  ", clock(view.elapsed_s))
     panel = Panel(Group(*parts), title=title, title_align="left", border_style="dim")
@@ -54,6 +62,10 @@ def picture(view: View) -> RenderableType:
 
 def line(view: View) -> str:
     """The same in one line, for logs."""
+    return one_line(_words(view))
+
+
+def _words(view: View) -> str:
     head = f"[{clock(view.elapsed_s)}] {_state(view).plain}"
     status = view.status
     if status is None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from deployments.terminal import EXIT_FAILED, AsJson, RunId, console, named, policies_of, say, show, store
-from storage.errors import ConfigError
+from deployments.terminal import EXIT_FAILED, AsJson, RunId, console, named, policies_of, say, show, store, warn, write_text
+from storage.errors import AstraFlowError, ConfigError
 
 
 def status(run: RunId = None, as_json: AsJson = False) -> None:
@@ -36,6 +36,9 @@ def runs(as_json: AsJson = False) -> None:
         say(f"no runs yet in {store().address}; start one with `astraflow run`")
         return
     show([one.model_dump(mode="json") for one in found] if as_json else tables.runs_table(found), as_json)
+    for one in found:
+        for why in [one.reason] if one.state == "unreadable" else one.problems:
+            warn(f"{one.run_id}: {why}")
 
 
 def verify(run: RunId = None, as_json: AsJson = False) -> None:
@@ -69,14 +72,21 @@ def report(
     """
     from storage import layout
     from storage import runs as stored_runs
-    from tasks.reports.page import write_report
+    from tasks.reports.page import render_report, store_report, write_report
 
     name = named(run)
     stored = stored_runs.open_run(store(), name)
-    page = write_report(stored, name)
-    if out is not None:
-        out.write_text(page)
-    say(str(out) if out is not None else f"{stored.url}/{layout.REPORT}")
+    if out is None:
+        write_report(stored, name)
+        say(f"{stored.url}/{layout.REPORT}")
+        return
+    page = render_report(stored, name)
+    write_text(out, page)
+    say(str(out))
+    try:
+        store_report(stored, page)
+    except AstraFlowError as error:
+        warn(f"the store does not keep a copy of the report: {error}")
 
 
 def export(
@@ -110,9 +120,12 @@ def weights(
     from tasks.weights_history import history
 
     stored, policies = policies_of(named(run), policy)
-    found = [version for name in policies for version in history(stored, name)]
+    seen = [history(stored, name) for name in policies]
+    found = [version for one in seen for version in one.found]
     width = console().width
     show([one.model_dump(mode="json") for one in found] if as_json else tables.weights_table(found, width), as_json)
+    for why in dict.fromkeys(why for one in seen for why in one.unreadable.values()):
+        warn(f"left out, because it cannot be read: {why}")
 
 
 def tag(
@@ -134,14 +147,19 @@ def tag(
     stored = stored_runs.open_run(store(), run)
     if remove is not None:
         taken = tags.take(stored, remove)
-        say(f"{taken.policy}@{taken.version} is not tagged {remove} any more")
+        whose = f"{taken.policy}@{taken.version}" if taken else "the version, which could not be read,"
+        say(f"{whose} is not tagged {remove} any more")
     elif version is not None and name is not None:
         tags.give(stored, name, *tags.parse(version))
         say(f"{version} is tagged {name}")
-    elif found := tags.read_all(stored):
-        show(tables.tags_table(found), as_json=False)
     else:
-        say(f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` gives one")
+        tagged = tags.look(stored)
+        if tagged.found:
+            show(tables.tags_table(tagged.found), as_json=False)
+        elif not tagged.unreadable:
+            say(f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` gives one")
+        for why in tagged.unreadable.values():
+            warn(f"1 tag cannot be read: {why}")
 
 
 def gc(
@@ -163,7 +181,7 @@ def gc(
     from storage import retention
     from storage import runs as stored_runs
     from tasks import garbage, sizes
-    from tasks.config import RunConfig
+    from tasks.stored_config import read_config
 
     if freeze and thaw:
         raise ConfigError("--freeze and --thaw contradict each other; give one of them")
@@ -174,7 +192,7 @@ def gc(
         (retention.freeze if freeze else retention.thaw)(stored)
         say(f"{run} is {'frozen: nothing of it is deleted' if freeze else 'not frozen any more'}")
         return
-    config = RunConfig.model_validate(stored_runs.run_config(stored))
+    config = read_config(stored)
     versions = retention.named(keep or [], config.policies)
     retention.refuse_absent(stored, versions)
     wanted = retention.Retention(last, every, versions, grace_hours * 3600)
@@ -182,7 +200,7 @@ def gc(
     show(tables.retention_table(found), as_json=False)
     away = garbage.remove(found) if delete else found.away
     for region, why in away.items():
-        typer.secho(f"the mirror in {region} is left for the next time: {why}", fg="yellow", err=True)
+        warn(f"the mirror in {region} is left for the next time: {why}")
     size = f"{sizes.spelled(found.num_bytes)} of {run}"
     if delete:
         say(f"{size} are deleted")

@@ -2,6 +2,7 @@
 
 import datetime
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -20,7 +21,7 @@ from tasks.weights_history import Version
 VIOLATIONS_SHOWN_MAX = 50
 ID_WHOLE_MAX = 40
 """Characters of a run id that stay on one line in any terminal."""
-MARKS = {"ok": "[green]ok[/]", "warn": "[yellow]warn[/]", "fail": "[red]fail[/]"}
+COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def status_picture(status: Status) -> RenderableType:
@@ -34,7 +35,7 @@ def status_picture(status: Status) -> RenderableType:
     if status.closing is not None:
         parts.insert(1, Text(live.closing_words(status.closing)))
     parts += [Text(words, style="dim") for words in live.traffic_lines(status)]
-    parts += [Text(words, style="yellow") for words in live.trouble_lines(status)]
+    parts += [Text(words, style="yellow") for words in (*live.trouble_lines(status), *status.problems)]
     if status.evals:
         parts.append(live.evaluations_table(status.evals))
     return Group(*parts)
@@ -49,9 +50,9 @@ def runs_table(runs: list[RunSummary]) -> Table:
         table.add_column(header, overflow="fold")
     for run in runs:
         versions = ", ".join(f"{name} {'–' if v is None else v}/{run.steps}" for name, v in run.versions.items())
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+        started = "–" if run.started is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
         state = Text(run.state, style=live.STATE_STYLES.get(run.state, ""))
-        table.add_row(run.run_id, state, versions, started, live.clock(run.elapsed_s))
+        table.add_row(run.run_id, state, versions, started, "–" if run.elapsed_s is None else live.clock(run.elapsed_s))
     return table
 
 
@@ -92,7 +93,7 @@ def _seconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds:.3f} s"
 
 
-def tags_table(found: list[Tag]) -> Table:
+def tags_table(found: Sequence[Tag]) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for header in ("policy", "version", "tag", "given"):
         table.add_column(header, justify="right" if header == "version" else "left", no_wrap=True)
@@ -159,7 +160,7 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
 def checks_table(checks: list[Check]) -> Table:
     table = Table("", "check", "found", "what to do", box=None, header_style="dim")
     for check in checks:
-        table.add_row(MARKS[check.verdict], check.name, check.found, check.fix)
+        table.add_row(Text(check.verdict, style=COLORS[check.verdict]), check.name, check.found, check.fix)
     return table
 
 

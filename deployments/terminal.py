@@ -2,15 +2,17 @@
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from deployments.home import Home, home
 from storage.errors import ConfigError
+from tasks.shown import plain
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from deployments.plain_console import PlainConsole
 
 EXIT_FAILED = 1
 PIPED_WIDTH = 400
@@ -32,10 +34,10 @@ def store() -> Any:
 def policies_of(run: str, policy: str | None) -> tuple[Any, list[str]]:
     """The run, and the policy that is named or all of its policies."""
     from storage import runs as stored_runs
-    from tasks.config import RunConfig
+    from tasks.stored_config import read_config
 
     stored = stored_runs.open_run(store(), run)
-    known = list(RunConfig.model_validate(stored_runs.run_config(stored)).policies)
+    known = list(read_config(stored).policies)
     if policy is not None and policy not in known:
         raise ConfigError(f"{run} has no policy {policy!r}; it has {', '.join(known)}")
     return stored, known if policy is None else [policy]
@@ -47,7 +49,10 @@ def named(run: str | None) -> str:
 
     if run is not None:
         return run
-    known = stored_runs.list_runs(store())
+    seen = stored_runs.look(store())
+    for run_id, why in seen.unreadable.items():
+        warn(f"the run {run_id} is left out, because it cannot be read: {why}")
+    known = seen.found
     if not known:
         raise ConfigError(f"{store().address} holds no run yet; start one with `astraflow run`")
     return known[-1]
@@ -60,14 +65,29 @@ def show(what: Any, as_json: bool) -> None:
     console().print(what)
 
 
-def console() -> "Console":
-    from rich.console import Console
+def console() -> "PlainConsole":
+    from deployments.plain_console import PlainConsole
 
-    found = Console()
+    found = PlainConsole()
     if not found.is_terminal and "COLUMNS" not in os.environ:
         found.width = PIPED_WIDTH  # a program reads it, or a file: nothing to fit into
     return found
 
 
 def say(words: str) -> None:
-    typer.echo(words)
+    """Print for a person; what came from a store may be among the words."""
+    typer.echo(plain(words))
+
+
+def warn(words: str) -> None:
+    """Say what is not as it should be, while the command goes on."""
+    typer.secho(plain(words), fg="yellow", err=True)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a file that a person asked for, in UTF-8 whatever the locale; ConfigError where that cannot be done."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"{file} cannot be written ({why}); name a file in a folder that can hold it") from None

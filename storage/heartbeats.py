@@ -1,8 +1,7 @@
 """What services report of themselves every few seconds. Hints: overwritten, never the base of a correctness decision.
 
-A heartbeat is the one object that anybody overwrites at will, and every view of a run reads all of them. So its numbers are finite
-and bounded, its texts are short, and it lies under its own member's key: `parse` refuses any other, whoever reads it, and `Pulse`
-writes no other.
+A heartbeat is overwritten all the time, and every view of a run reads all of them. So its numbers are finite and bounded, its
+texts are short, and its key is its member's own: `parse` refuses any other, whoever reads it, and `Pulse` writes no other.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Numbers in JSON objects: what JSON cannot write as a number stands there as a word, and what a reader computes with is bounded.
+"""Numbers in JSON objects: words for those that JSON cannot write, and bounds for those that a reader computes with.
 
 `Number` is any float, for measurements that may well be infinite. The others are for what is added up, compared with a clock or
 shown: a stored object that holds anything else under such a name cannot be read.

@@ -3,7 +3,7 @@
 import difflib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -19,7 +19,6 @@ from storage.second_reads import read_twice
 
 log = logging.getLogger(__name__)
 
-_RUN_ID = RUN_ID
 _DIFFERENCES_MAX = 10
 """Differing settings that one error message names."""
 
@@ -72,7 +71,7 @@ def check_restart(store: ObjectStore, run_id: str, config: Json | None, filled: 
 
 def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
     """The sub-store of an existing run; ConfigError names similar runs when there is none."""
-    if _RUN_ID.fullmatch(run_id):
+    if RUN_ID.fullmatch(run_id):
         run = store.sub(layout.run_prefix(run_id))
         if run.exists(layout.RUN):
             return run
@@ -95,17 +94,36 @@ def run_config(run: ObjectStore) -> Json:
     return read_run(run).config
 
 
-def list_runs(store: ObjectStore) -> list[str]:
-    """Ids of all runs of the store, oldest first; one whose `run.json` is damaged is left out, with a warning."""
+@dataclass(frozen=True)
+class Runs:
+    """The runs of a store."""
+
+    found: tuple[str, ...]
+    """Ids, oldest first."""
+    unreadable: Mapping[str, str]
+    """Id → why its `run.json` cannot be read."""
+
+
+def look(store: ObjectStore) -> Runs:
+    """Every folder that holds a run; one without `run.json`, or whose name is no run id, is none."""
     ages: list[tuple[float, str]] = []
-    for run_id in filter(_RUN_ID.fullmatch, store.folders(layout.RUNS)):  # other folders are no runs
+    unreadable: dict[str, str] = {}
+    for run_id in filter(RUN_ID.fullmatch, store.folders(layout.RUNS)):
         try:
             ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:
-            continue  # a folder without run.json is no run
+            continue
         except CorruptError as error:
-            log.warning("the run %s is left out: %s", run_id, error)
-    return [run_id for _, run_id in sorted(ages)]
+            unreadable[run_id] = str(error)
+    return Runs(tuple(run_id for _, run_id in sorted(ages)), unreadable)
+
+
+def list_runs(store: ObjectStore) -> list[str]:
+    """Ids of all runs of the store, oldest first; one whose `run.json` is damaged is left out, with a warning."""
+    seen = look(store)
+    for run_id, why in seen.unreadable.items():
+        log.warning("the run %s is left out: %s", run_id, why)
+    return list(seen.found)
 
 
 def request_stop(run: ObjectStore, stop: Stop) -> Stop:

@@ -5,7 +5,7 @@ A tag is an object of the run, created once: `tags/{name}.json`. To move a name,
 
 import re
 import time
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage import layout, weights
@@ -66,43 +66,78 @@ def give(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
 
 
 def resolve(run: ObjectStore, policy: str, word: str) -> int:
-    """The version of the policy that a number or a tag names; ConfigError where there is no such tag."""
+    """The version of the policy that a number or a tag names; ConfigError where there is no such tag, CorruptError where it is
+    damaged."""
     if _NUMBER.fullmatch(word):
         return int(word)
-    found = {tag.name: tag.version for tag in read_all(run) if tag.policy == policy}
-    if word not in found:
-        raise ConfigError(
-            f"{word!r} is no version of {policy} and none of its tags; those are {', '.join(found) or 'none yet'}"
-        )
-    return found[word]
+    tagged = look(run)
+    found = {tag.name: tag.version for tag in tagged.found if tag.policy == policy}
+    if word in found:
+        return found[word]
+    if layout.NAME.fullmatch(word) and layout.tag(word) in tagged.unreadable:
+        raise CorruptError(tagged.unreadable[layout.tag(word)])
+    raise ConfigError(f"{word!r} is no version of {policy} and none of its tags; those are {', '.join(found) or 'none yet'}")
 
 
-def take(run: ObjectStore, name: str) -> Tag:
-    """Take a name away; ConfigError where no version has it."""
+def take(run: ObjectStore, name: str) -> Tag | None:
+    """Take a name away, also from a tag that cannot be read (None is returned); ConfigError where no version has it."""
     try:
         tag = read(run, name)
+    except CorruptError:
+        tag = None
     except NotFoundError:
-        known = ", ".join(tag.name for tag in read_all(run)) or "none"
+        known = ", ".join(tag.name for tag in look(run).found) or "none"
         raise ConfigError(f"no version is tagged {name!r}; tags of the run: {known}") from None
     run.delete(layout.tag(name))
     return tag
 
 
+def key(tag: Tag) -> str:
+    """Where the tag lies in its run."""
+    return layout.tag(tag.name)
+
+
 def read(run: ObjectStore, name: str) -> Tag:
-    """NotFoundError where there is none; CorruptError when it is damaged."""
-    key = layout.tag(name)
-    tag = unseal(Tag, run.get(key), key)
+    """NotFoundError where there is none; CorruptError when it is damaged, or another tag's copy."""
+    place = layout.tag(name)
+    tag = unseal(Tag, run.get(place), place)
     if tag.name != name:
-        raise CorruptError(f"{key} holds the tag {tag.name!r}")
+        raise CorruptError(f"{place} holds the tag {tag.name!r}")
     return tag
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The tags of a run, by policy and version."""
+
+    found: tuple[Tag, ...]
+    unreadable: Mapping[str, str]
+    """Key → why it cannot be read."""
+
+
+def look(run: ObjectStore) -> Tags:
+    """Read every tag of the run."""
+    found: list[Tag] = []
+    unreadable: dict[str, str] = {}
+    for place in run.list(f"{layout.TAGS}/"):
+        name = place.removeprefix(f"{layout.TAGS}/").removesuffix(".json")
+        if not layout.NAME.fullmatch(name) or place != layout.tag(name):
+            continue  # other keys are no objects of the run
+        try:
+            found.append(read(run, name))
+        except CorruptError as error:
+            unreadable[place] = str(error)
+        except NotFoundError:
+            continue  # taken away meanwhile
+    return Tags(tuple(sorted(found, key=lambda tag: (tag.policy, tag.version, tag.name))), unreadable)
 
 
 def read_all(run: ObjectStore) -> list[Tag]:
     """Every tag of the run, by policy and version. CorruptError for one that is damaged: what it keeps is not known."""
-    found = []
-    for key in run.list(f"{layout.TAGS}/"):
-        name = key.removeprefix(f"{layout.TAGS}/").removesuffix(".json")
-        if layout.NAME.fullmatch(name) and key == layout.tag(name):  # other keys are no objects of the run
-            with suppress(NotFoundError):  # taken away meanwhile
-                found.append(read(run, name))
-    return sorted(found, key=lambda tag: (tag.policy, tag.version, tag.name))
+    tagged = look(run)
+    for place, why in tagged.unreadable.items():
+        name = place.removeprefix(f"{layout.TAGS}/").removesuffix(".json")
+        raise CorruptError(
+            f"{why}; what it keeps is not known: put it back, or take it away with `astraflow tag RUN --remove {name}`"
+        )
+    return list(tagged.found)

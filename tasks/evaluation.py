@@ -159,9 +159,9 @@ def _evaluation(
 
 
 def _metric(episodes: Sequence[Episode], name: str) -> Float32:
-    """[N] the metric of every episode; NaN where the play failed. Workflows without it are judged by their reward."""
+    """[N] the metric of every episode in [0, 1]; NaN where the play failed. Workflows without it are judged by their reward."""
     values = [np.nan if play.error else play.metrics.get(name, float(play.reward > 0)) for play in episodes]
-    return np.asarray(values, np.float32)
+    return np.clip(np.asarray(values, np.float32), 0.0, 1.0)
 
 
 def _spelled(versions: Mapping[str, int]) -> str:

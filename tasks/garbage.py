@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pydantic import ValidationError
-
 from storage import layout, leftovers, mirrors, retention, runs
-from storage.errors import AstraFlowError, ConfigError, NotFoundError
+from storage.errors import AstraFlowError, NotFoundError
 from storage.objects import ObjectStore
 from storage.retention import Plan, Retention
-from tasks import evals, sizes
+from tasks import evals, shown, sizes
 from tasks.config import RunConfig
+from tasks.stored_config import read_config
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +205,8 @@ def markdown(done: Collected) -> str:
     ]
     for row in (row for found in done.surveys for row in rows(found)):
         keeps = "; ".join(f"{versions}: {why}" for versions, why in row.keeps)
-        lines.append(f"| {row.run_id} | {row.what} | {keeps} | {row.goes or '–'} | {row.num_bytes:,} |")
+        texts = map(shown.markdown, (row.run_id, row.what, keeps, row.goes or "–"))
+        lines.append(f"| {' | '.join(texts)} | {row.num_bytes:,} |")
     if not done.surveys:
         lines += ["", "There was no run to look at."]
     lines += _told("Mirrors that are left for the next time", done.away)
@@ -233,11 +233,9 @@ def _configs(store: ObjectStore, run_ids: Sequence[str], done: Collected) -> Ite
             if not run_ids and retention.is_frozen(run):
                 log.info("%s is frozen", run_id)
                 continue
-            yield run_id, RunConfig.model_validate(runs.run_config(run))
+            yield run_id, read_config(run)
         except NotFoundError:
             continue  # a folder without run.json is no run
-        except ValidationError as error:
-            _skip(done, run_id, ConfigError(f"{error.error_count()} settings of its config do not fit this release"))
         except AstraFlowError as error:
             _skip(done, run_id, error)
 
@@ -262,4 +260,8 @@ def _files(keys: Collection[str]) -> str:
 
 
 def _told(title: str, troubles: Mapping[str, str]) -> list[str]:
-    return ["", f"**{title}**", "", *(f"- {name}: {why}" for name, why in troubles.items())] if troubles else []
+    return (
+        ["", f"**{title}**", "", *(f"- {shown.markdown(name)}: {shown.markdown(why)}" for name, why in troubles.items())]
+        if troubles
+        else []
+    )

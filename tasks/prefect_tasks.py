@@ -10,6 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from storage import objects, runs
 from storage.audit.verify import Progress, Verdict, verify
 from storage.records import Stop
+from tasks.shown import markdown
 from tasks.tracking import Tracker
 
 if TYPE_CHECKING:  # importing it takes torch, which the supervisor has no use for
@@ -60,14 +61,15 @@ def summary(run_id: str, stop: Stop, verdict: Verdict | None) -> str:
     lines = [
         f"# {run_id}: {stop.state}",
         "",
-        stop.reason,
+        markdown(stop.reason),
         "",
         "| versions | dataset | workflow | accuracy | n |",
         "|---|---|---|---|---|",
     ]
     for row in found.evals:
         versions = ", ".join(f"{policy} {version}" for policy, version in row.versions.items())
-        lines.append(f"| {versions} | {row.dataset} | {row.workflow} | {row.accuracy:.1%} | {row.n} |")
+        texts = map(markdown, (versions, row.dataset, row.workflow))
+        lines.append(f"| {' | '.join(texts)} | {row.accuracy:.1%} | {row.n} |")
     if verdict is not None:
         lines += ["", "verify: clean" if verdict.ok else f"verify: **{len(verdict.violations)} violations**"]
     lines += ["", f"Report: `astraflow report {run_id}`, or `{store.url}/runs/{run_id}/report.html`"]

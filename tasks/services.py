@@ -22,6 +22,7 @@ from storage.records import Stop
 from tasks import store_secret
 from tasks.config import RunConfig
 from tasks.interruption import Interruption, LeftEarlyError
+from tasks.stored_config import read_config
 from tasks.termination import Leave, drained, leave_on_sigterm
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ def _serving(run_id: str, kind: heartbeats.Kind, member: str, attempt: int, regi
     for the supervisor, which starts the member again."""
     store_secret.load()
     run = runs.open_run(objects.default_store(), run_id)
-    config = RunConfig.model_validate(runs.run_config(run))
+    config = read_config(run)
     interval_s = config.supervise.heartbeat_interval_s
     with (
         leave_on_sigterm() as leave,

@@ -6,19 +6,20 @@ and only the newest batch of a policy is read. What is told stands in `status_sc
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from storage import batches, heartbeats, layout, orders, shards, weights
+from storage import batches, heartbeats, layout, orders, shards, tags, weights
 from storage import runs as stored_runs
 from storage.backends import counting
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
 from storage.objects import ObjectStore
 from storage.records import Batch, Heartbeat, Stop
 from tasks import closing, evals
 from tasks.closing import ClosingStep
 from tasks.config import RunConfig
 from tasks.status_schema import Closing, EvalStatus, MemberStatus, PolicyStatus, RegionStatus, RunSummary, State, Status
+from tasks.stored_config import config_of
 
 __all__ = [  # readers of a status need its types too
     "Closing",
@@ -38,6 +39,10 @@ __all__ = [  # readers of a status need its types too
 
 ENDED = ("done", "failed")
 """States of a heartbeat whose member has left."""
+UNREADABLE_TOLD = 3
+"""Objects of one kind that are named with the reason why they cannot be read."""
+SHOWN_MAX = 1e15
+"""A measurement beyond it, or one that is not finite, is not shown."""
 MIRRORED = "mirrored_bytes_"
 """Counter of a mirror's heartbeat, before a policy's name."""
 
@@ -60,17 +65,19 @@ def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Statu
 def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     """`status` of a run's own sub-store."""
     record = stored_runs.read_run(run)
-    config = RunConfig.model_validate(record.config)
-    beats = heartbeats.read_all(run)
-    stop = stored_runs.read_stop(run)
+    config = config_of(record.config, run)
+    problems: list[str] = []
+    beats, stop = _beats(run, problems), _stop(run, problems)
     now = time.time() if now_s is None else now_s
     limit_s = config.supervise.heartbeat_limit_s
-    newest = {policy: _newest(run, policy, beats) for policy in config.policies}
+    newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
     has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now, limit_s, has_begun)
+    played, tagged = evals.look(run), tags.look(run)
+    problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
         EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
-        for one in evals.read_all(run)
+        for one in played.found
         for score in evals.scores(one)
     ]
     return Status(
@@ -91,13 +98,24 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
             "orders_done": max((_orders_done(one) for one in newest.values()), default=0),
             "evaluations": len({layout.evaluation(score.versions) for score in scores}),
         },
+        problems=problems,
     )
 
 
 def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
-    """Every run of the store, oldest first."""
+    """Every run of the store: first those that cannot be read, whose age is not known, then the others, oldest first."""
     now = time.time() if now_s is None else now_s
-    return [_summary(store, run_id, now) for run_id in stored_runs.list_runs(store)]
+    seen = stored_runs.look(store)
+    unreadable = dict(seen.unreadable)
+    found: list[RunSummary] = []
+    for run_id in seen.found:
+        try:
+            found.append(_summary(store, run_id, now))
+        except TransientError:
+            raise
+        except AstraFlowError as error:
+            unreadable[run_id] = str(error)
+    return [_unreadable_run(run_id, why) for run_id, why in sorted(unreadable.items())] + found
 
 
 def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> dict[str, float]:
@@ -118,8 +136,10 @@ def newest_version(run: ObjectStore, policy: str, hint: int = 0) -> int | None:
 
 def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
     run = store.sub(layout.run_prefix(run_id))
-    record, stop, beats = stored_runs.read_run(run), stored_runs.read_stop(run), heartbeats.read_all(run)
-    config = RunConfig.model_validate(record.config)
+    record = stored_runs.read_run(run)
+    problems: list[str] = []
+    stop, beats = _stop(run, problems), _beats(run, problems)
+    config = config_of(record.config, run)
     versions = {policy: newest_version(run, policy, _hint(policy, beats)) for policy in config.policies}
     has_begun = any(versions.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now_s, config.supervise.heartbeat_limit_s, has_begun)
@@ -132,16 +152,50 @@ def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
         elapsed_s=max(0.0, _end_s(state, stop, beats, now_s) - record.created_s),
         steps=config.steps,
         versions=versions,
+        problems=problems,
     )
 
 
-def _newest(run: ObjectStore, policy: str, beats: Iterable[Heartbeat]) -> _Newest:
+def _unreadable_run(run_id: str, why: str) -> RunSummary:
+    return RunSummary(
+        run_id=run_id, state="unreadable", reason=why, deployment="", started=None, elapsed_s=None, steps=None, versions={}
+    )
+
+
+def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
+    """The stop that stands; one that cannot be read is a problem, and leaves the state to the heartbeats."""
+    try:
+        return stored_runs.read_stop(run)
+    except CorruptError as error:
+        problems.append(
+            f"the run's end cannot be read: {error}; put it back from a copy, or delete it to take the run up again"
+        )
+        return None
+
+
+def _beats(run: ObjectStore, problems: list[str]) -> list[Heartbeat]:
+    seen = heartbeats.look(run)
+    problems += _unreadable("heartbeat", seen.unreadable)
+    return seen.beats
+
+
+def _unreadable(what: str, found: Mapping[str, str]) -> list[str]:
+    """`1 evaluation cannot be read: evals/…: …` for the objects of one kind; nothing when there are none."""
+    if not found:
+        return []
+    count = f"1 {what}" if len(found) == 1 else f"{len(found)} {what}s"
+    more = f" (and {len(found) - UNREADABLE_TOLD} more)" if len(found) > UNREADABLE_TOLD else ""
+    return [f"{count} cannot be read: {'; '.join(list(found.values())[:UNREADABLE_TOLD])}{more}"]
+
+
+def _newest(run: ObjectStore, policy: str, beats: Iterable[Heartbeat], problems: list[str]) -> _Newest:
     version = newest_version(run, policy, _hint(policy, beats))
     # Version n was made from batch n, so the search for the newest batch can begin behind the newest version.
     made = batches.next_step(run, policy, start=(version or 0) + 1) - 1
     try:
         return _Newest(version, made, batches.read(run, policy, made) if made else None)
-    except (NotFoundError, CorruptError):  # `verify` reports it; a view of the run shows the rest
+    except (NotFoundError, CorruptError) as error:
+        problems.append(f"batch {made} of {policy} cannot be read: {error}")
         return _Newest(version, made, None)
 
 
@@ -195,7 +249,7 @@ def _end_s(state: State, stop: Stop | None, beats: Iterable[Heartbeat], now_s: f
 
 
 def _policy(newest: _Newest, steps: int, trainer: Heartbeat | None) -> PolicyStatus:
-    metrics = newest.batch.metrics if newest.batch else {}
+    metrics = {name: value for name, value in (newest.batch.metrics if newest.batch else {}).items() if abs(value) <= SHOWN_MAX}
     return PolicyStatus(
         step=newest.version or 0,
         steps=steps,

@@ -8,7 +8,7 @@ from typing import Literal
 from storage.frozen import Frozen
 from tasks.closing import ClosingStep
 
-State = Literal["starting", "running", "completed", "cancelled", "failed", "interrupted"]
+State = Literal["starting", "running", "completed", "cancelled", "failed", "interrupted", "unreadable"]
 
 
 class PolicyStatus(Frozen):
@@ -105,6 +105,8 @@ class Status(Frozen):
     members: list[MemberStatus]
     counts: dict[str, int]
     """`orders` written, `orders_done` taken in by the dataflow, `evaluations`."""
+    problems: list[str] = []
+    """Which objects of the run cannot be read, and why; everything else here is told without them."""
 
 
 class RunSummary(Frozen):
@@ -112,8 +114,11 @@ class RunSummary(Frozen):
     state: State
     reason: str
     deployment: str
-    started: float
-    elapsed_s: float
-    steps: int
+    started: float | None
+    """Null, as the two below, of a run that is unreadable."""
+    elapsed_s: float | None
+    steps: int | None
     versions: dict[str, int | None]
     """Policy → newest published version."""
+    problems: list[str] = []
+    """As in a status."""

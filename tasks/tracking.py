@@ -7,6 +7,7 @@ passes it on; while MLflow is away it passes nothing, and the next sync that rea
 import logging
 import math
 import os
+import re
 import tempfile
 import time
 from collections import deque
@@ -35,6 +36,8 @@ CATCH_UP_S = 60.0
 THROUGHPUT_POINTS_MAX = 5000
 """Throughput is sampled, not stored; so many samples are kept while MLflow is away."""
 STATUS = {"completed": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./ -]{0,249}")
+"""A metric's name, as MLflow takes it."""
 CURSOR_TAG = "astraflow.next_step"
 """Of a child: every step below it has been logged."""
 
@@ -125,7 +128,7 @@ class Tracker:
 
     def _send_evaluations(self, board: Board) -> None:
         for key in evals.keys(self._run, start_after=self._evaluated):
-            for evaluation in evals.read_all(self._run, [key]):
+            for evaluation in evals.look(self._run, [key]).found:
                 board.log(PARENT, _finite(_evaluation_points(evaluation)))
             self._evaluated = key
 
@@ -152,7 +155,7 @@ class Tracker:
             report = self._run.get(layout.REPORT)
         except NotFoundError:
             return
-        board.log_text(PARENT, report.decode(), layout.REPORT)
+        board.log_text(PARENT, report.decode(errors="replace"), layout.REPORT)
 
     def _register(self, board: Board) -> None:
         for policy in self._config.policies:
@@ -176,5 +179,6 @@ def _evaluation_points(evaluation: Evaluation) -> list[Point]:
 
 
 def _finite(points: Iterable[Point]) -> list[Point]:
-    """MLflow keeps infinities as other numbers, which would spoil every curve's scale."""
-    return [point for point in points if math.isfinite(point.value)]
+    """MLflow keeps infinities as other numbers, which would spoil every curve's scale; and it refuses a whole request for one
+    name that it does not allow."""
+    return [point for point in points if math.isfinite(point.value) and _NAME.fullmatch(point.key)]

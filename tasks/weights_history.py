@@ -3,7 +3,10 @@
 A manifest is let go as soon as its row is made: ten thousand of a large model would not fit into memory.
 """
 
+import math
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -11,6 +14,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from storage import heartbeats, layout, tags, tensors, ways, weights
+from storage.errors import CorruptError
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
 from storage.tags import Tag
@@ -58,17 +62,42 @@ class _Read(NamedTuple):
     publish_wait_s: float | None
 
 
-def history(run: ObjectStore, policy: str) -> list[Version]:
-    """Every version of the policy, oldest first. CorruptError for a manifest that is damaged."""
+@dataclass(frozen=True)
+class Versions:
+    """What `history` found."""
+
+    found: tuple[Version, ...]
+    """Oldest first."""
+    unreadable: Mapping[str, str]
+    """Key of a manifest or a tag → why it cannot be read."""
+
+
+def history(run: ObjectStore, policy: str) -> Versions:
+    """Every version of the policy whose manifest can be read."""
     newest = weights.latest(run, policy)
     numbers = range(0 if newest is None else newest + 1)
     beats = [beat for beat in heartbeats.read_all(run) if beat.kind == "rollout"]
-    tagged = [tag for tag in tags.read_all(run) if tag.policy == policy]
+    tagged = tags.look(run)
+    own = [tag for tag in tagged.found if tag.policy == policy]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        found = list(pool.map(partial(_read, run, policy, beats, tagged), numbers))
-    for before, after in pairwise(found):
-        before.version.publish_s, before.version.publish_wait_s = after.publish_s, after.publish_wait_s
-    return [one.version for one in found]
+        read = list(pool.map(partial(_try, run, policy, beats, own), numbers))
+    for before, after in pairwise(read):
+        if isinstance(before, _Read) and isinstance(after, _Read):
+            before.version.publish_s, before.version.publish_wait_s = after.publish_s, after.publish_wait_s
+    damaged = {
+        layout.manifest(layout.weights(policy, number)): one
+        for number, one in zip(numbers, read, strict=True)
+        if isinstance(one, str)
+    }
+    return Versions(tuple(one.version for one in read if isinstance(one, _Read)), {**damaged, **tagged.unreadable})
+
+
+def _try(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int) -> _Read | str:
+    """The version, or why its manifest cannot be read."""
+    try:
+        return _read(run, policy, beats, tagged, number)
+    except CorruptError as error:
+        return str(error)
 
 
 def _read(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int) -> _Read:
@@ -76,7 +105,7 @@ def _read(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Ta
     legs = ways.legs(manifest)
     delta_bytes = next((leg.num_bytes for leg in legs if leg.base is not None), None)
     whole = sum(tensors.num_bytes(info) for info in manifest.tensors.values())
-    told = manifest.metrics
+    told = {name: value for name, value in manifest.metrics.items() if math.isfinite(value)}
     version = Version(
         policy=policy,
         version=number,

@@ -2,7 +2,8 @@
 
     orders ─ shards ─┬─▶ audit_shards   1 contiguous, 4 every token names weights that exist and were held
     batches ─────────┼─▶ audit_books    1 contiguous, 2 trained once, 5 staleness, 6 the books balance, 7 the same tokens
-    weights ─────────┴─▶ audit_weights  1 contiguous, 3 parents, batches and digests
+    weights ─────────┼─▶ audit_weights  1 contiguous, 3 parents, batches and digests
+    evals ─ tags ────┴─▶ check_named    4 can be read, and names versions that exist
 
 A run that is still going can be verified too: later objects are read after the ones they refer to. Of a completed run all
 batches and versions must be there. Keys of no known pattern are no objects of the run. Knows what the objects promise each
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from storage import layout, plain_names, quarantine, runs
 from storage.audit.books import PolicyBooks, Terms, audit_books
+from storage.audit.names import check_named, named_versions
 from storage.audit.shards import Broken, audit_shards
 from storage.audit.weights import audit_weights
 from storage.errors import ConfigError, CorruptError, NotFoundError
@@ -70,6 +72,7 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
     # cannot look broken.
     terms = _terms(run, broken)
     steps = {policy: layout.numbers(run.list(f"{layout.BATCHES}/{policy}/"), partial(layout.batch, policy)) for policy in terms}
+    named = named_versions(run, broken)
     set_aside = quarantine.quarantined(run)
     audit = audit_shards(run, set_aside, broken, progress)
     books = {
@@ -77,6 +80,7 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
     }
     published = {policy: audit_weights(run, policy, terms[policy].due, broken, progress) for policy in terms}
     audit.check_versions(published, broken)
+    check_named(named, published, broken)
     ordered = sorted(set(found), key=lambda violation: (violation.invariant, violation.where, violation.what))
     return Verdict(
         violations=tuple(ordered),

@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from storage import heartbeats, layout
-from storage import runs as stored_runs
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
 from tasks import evals
@@ -25,8 +25,10 @@ from tasks.reports import figures
 from tasks.reports.episode_samples import EpisodeSample, sample_episodes
 from tasks.reports.figures import Figure
 from tasks.reports.shard_log import ShardLog, read_shard_log
+from tasks.shown import plain
 from tasks.status import status_of
 from tasks.status_schema import Status
+from tasks.stored_config import read_config
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SURPRISE_NATS = (0.1, 0.7, 2.3)
@@ -61,21 +63,26 @@ class BookRow:
 
 
 def write_report(run: ObjectStore, run_id: str) -> str:
-    """Makes the page, stores it as the run's `report.html` (replacing an older one) and returns it."""
+    """Makes the page, stores it and returns it."""
     page = render_report(run, run_id)
-    run.put(layout.REPORT, page.encode())
+    store_report(run, page)
     return page
+
+
+def store_report(run: ObjectStore, page: str) -> None:
+    """Stores the page as the run's `report.html`, replacing an older one."""
+    run.put(layout.REPORT, page.encode())
 
 
 def render_report(run: ObjectStore, run_id: str) -> str:
     """The page as text. Works for runs of any state, also before their first step."""
-    config = RunConfig.model_validate(stored_runs.run_config(run))
+    config = read_config(run)
     status = status_of(run)
     beats = heartbeats.read_all(run)
     colors = figures.policy_colors(config.policies)
     histories = [read_history(run, policy, max(one.version or 0, one.batches)) for policy, one in status.policies.items()]
     log = read_shard_log(run)
-    evaluations = list(evals.read_all(run))
+    evaluations = evals.look(run).found
     episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
     page: str = _template().render(
         run_id=run_id,
@@ -165,8 +172,15 @@ def _surprise(logprob: float) -> int:
 
 
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
+    )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _shown(value: Any) -> Any:
+    """What is put into the page: of text and markup, only what a page can show. jinja2 escapes the text after this."""
+    return type(value)(plain(value)) if isinstance(value, str) else value
 
 
 def _clock_time(time_s: float) -> str:

@@ -12,6 +12,8 @@ WIDTH, HEIGHT = 560, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 34, 40
 NUM_COLORS = 8
 
+STEP_MIN, DRAWN_MAX = 1e-100, 1e100
+"""A range below the one is none; a value beyond the other leaves a gap, as one that is not finite does."""
 RANGE_MIN = 1e-9
 """Values closer together than this share of their size are one value: the rest is rounding."""
 
@@ -32,13 +34,18 @@ class Axis:
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers that cover [low, high]. Example: (0, 0.93) → [0, 0.2, 0.4, 0.6, 0.8, 1.0]."""
-    if not high - low > RANGE_MIN * max(abs(low), abs(high)):
-        high = low + (abs(low) or 1.0)
+    if not high - low > max(RANGE_MIN * max(abs(low), abs(high)), STEP_MIN):
+        high = low + max(abs(low), STEP_MIN) if low else 1.0
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+
+
+def is_drawn(value: float) -> bool:
+    """Whether a value has a place in a plot."""
+    return abs(value) <= DRAWN_MAX
 
 
 def thin(points: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:
@@ -53,7 +60,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
     recent: list[float] = []
     means = []
     for value in values:
-        if math.isfinite(value):
+        if is_drawn(value):
             recent = [*recent[-(window - 1) :], value] if window > 1 else [value]
         means.append(sum(recent) / len(recent) if recent else math.nan)
     return means

@@ -22,6 +22,7 @@ from tasks.reports.plot_parts import (
     empty,
     frame,
     grid,
+    is_drawn,
     label_width,
     legend_row,
     nice_ticks,
@@ -80,10 +81,10 @@ def line_chart(
     limit: tuple[float, str] | None = None,
 ) -> str:
     """Lines over a common x axis. `limit` draws a named horizontal bound; `percent` labels 0.5 as 50 %."""
-    points = [[(x, y) for x, y in zip(line.xs, line.ys, strict=True) if math.isfinite(x)] for line in lines]
+    points = [[(x, y) for x, y in zip(line.xs, line.ys, strict=True) if is_drawn(x)] for line in lines]
     xs = [x for line in points for x, _ in line]
-    ys = [y for line in points for _, y in line if math.isfinite(y)] + ([limit[0]] if limit else [])
-    if not xs or not any(math.isfinite(y) for line in points for _, y in line):
+    ys = [y for line in points for _, y in line if is_drawn(y)] + ([limit[0]] if limit else [])
+    if not xs or not any(is_drawn(y) for line in points for _, y in line):
         return empty(y_label)
     x_axis = Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, WIDTH - RIGHT)
     ticks = nice_ticks(*_span(ys, y_range))
@@ -214,13 +215,13 @@ def _tracks(bars: Sequence[Bar]) -> list[int]:
 def _polyline(line: Line, points: list[tuple[float, float]], x_axis: Axis, y_axis: Axis, percent: bool) -> str:
     commands, pen = [], "M"
     for x, y in points:
-        if math.isfinite(y):
+        if is_drawn(y):
             commands.append(f"{pen}{x_axis(x)} {y_axis(min(max(y, y_axis.low), y_axis.high))}")
             pen = "L"
         else:
             pen = "M"
     parts = [f'<path class="line s{line.color % NUM_COLORS} {line.style}" d="{"".join(commands)}"/>']
-    finite = [(x, y) for x, y in points if math.isfinite(y)]
+    finite = [(x, y) for x, y in points if is_drawn(y)]
     if line.style != "faint":
         radius = 3 if line.dots or len(finite) == 1 else 5
         kind = "dot" if line.dots or len(finite) == 1 else "hover"

@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -58,7 +61,7 @@ def test_evaluations_come_in_the_order_of_their_versions() -> None:
     run = open_store("memory://evals-order")
     for step in (100, 0, 20):
         evals.commit(run, evaluation(step))
-    assert [one.versions["solver"] for one in evals.read_all(run)] == [0, 20, 100]
+    assert [one.versions["solver"] for one in evals.look(run).found] == [0, 20, 100]
     assert evals.exists(run, {"solver": 20, "verifier": 20})
     assert not evals.exists(run, {"solver": 40, "verifier": 40})
     assert evals.keys(run, start_after=evals.keys(run)[0]) == [
@@ -108,3 +111,33 @@ def test_an_evaluation_of_policies_that_cannot_be_is_corrupt() -> None:
     run.put("evals/solver-00000020.arrow", crafted(b'"solver"', b'"so/ver"'))
     with pytest.raises(CorruptError, match=r"^evals/solver-00000020\.arrow: 'so/ver' cannot name a policy"):
         evals.read(run, {"solver": 20})
+
+
+@pytest.mark.parametrize("value", [2.0, -0.5, np.inf, -np.inf, 1e38])
+@pytest.mark.parametrize("column", ["first_attempt", "final"])
+def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(column: str, value: float) -> None:
+    values = np.array([1, 0, value, np.nan], np.float32)
+    with pytest.raises(CorruptError, match=f"{column} of row 2 is"):
+        evals.decode(evals.encode(replace(evaluation(20), **{column: values})))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"created_s": np.nan}, {"created_s": 1e300}, {"created_s": -1.0}, {"seconds": np.inf}, {"versions": {"solver": -1}}],
+)
+def test_an_evaluation_with_an_absurd_number_in_its_header_is_corrupt(change: dict[str, Any]) -> None:
+    with pytest.raises(CorruptError, match=f"the header of an evaluation is not a _Header: {next(iter(change))}"):
+        evals.decode(evals.encode(replace(evaluation(20), **change)))
+
+
+def test_evaluations_that_cannot_be_read_are_told_with_their_reason_and_hide_no_other() -> None:
+    run = open_store("memory://evals-look")
+    evals.commit(run, evaluation(20))
+    torn, moved = "evals/solver-00000000_verifier-00000000.arrow", "evals/solver-00000040_verifier-00000040.arrow"
+    run.put(torn, b"not arrow")
+    run.put(moved, run.get("evals/solver-00000020_verifier-00000020.arrow"))
+    seen = evals.look(run)
+    assert [one.versions["solver"] for one in seen.found] == [20]
+    assert list(seen.unreadable) == [torn, moved]
+    assert "a evaluation file of 9 bytes" in seen.unreadable[torn]
+    assert seen.unreadable[moved] == f"{moved} holds the evaluation of {{'solver': 20, 'verifier': 20}}"

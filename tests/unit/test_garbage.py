@@ -158,7 +158,7 @@ def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: Obje
     assert [found.run_id for found in done.surveys] == ["sound"]
     assert sorted(done.skipped) == ["damaged", "strange", "torn"]
     assert "weights/solver/00000004/manifest.json" in done.skipped["damaged"]
-    assert "settings of its config do not fit this release" in done.skipped["strange"]
+    assert "does not fit this release" in done.skipped["strange"]
     assert data(made["sound"]) == [0, LAST - 1, LAST]
     assert data(made["frozen"]) == list(range(LAST + 1))
     (words,) = said
@@ -240,3 +240,8 @@ def test_a_run_that_is_over_still_lets_go(store: ObjectStore) -> None:
     runs.request_stop(run, Stop("completed", "all steps done", 1.0))
     garbage.remove(garbage.survey(run, "one", config, WANTED))
     assert data(run) == [0, LAST - 1, LAST]
+
+
+def test_a_reason_in_the_artifact_is_text_and_not_markdown() -> None:
+    done = garbage.Collected(applied=True, skipped={"tiny-1": "![x](http://evil) | <img src=x>\n# forged"})
+    assert garbage.markdown(done).splitlines()[-1] == r"- tiny-1: \!\[x\]\(http://evil\) \| \<img src=x\> \# forged"

@@ -109,3 +109,15 @@ def test_smoothing_is_the_mean_of_the_last_values_and_skips_gaps() -> None:
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, float("inf"), float("nan")])
+def test_a_value_without_a_place_leaves_a_gap_and_the_others_are_drawn(value: float) -> None:
+    drawn = line_chart([Line("solver", [0, 1, 2], [0.25, value, 0.75], 0)], x_label="step", y_label="reward")
+    assert "solver at 0: 0.25" in drawn
+    assert "solver at 2: 0.75" in drawn
+    assert "solver at 1: " not in drawn or value == 5e-324
+
+
+def test_ticks_of_a_range_that_is_no_range_are_finite() -> None:
+    assert nice_ticks(0.0, 5e-324) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]

@@ -1,15 +1,19 @@
 """Tags: names for versions, created once, which gc heeds."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from storage import layout, retention, tags, weights
 from storage.errors import ConfigError, CorruptError
+from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import HostTensor
 from storage.retention import Retention
+from storage.tags import Tag
 from storage.tensors import weights_digest
 from storage.weights import Held
 
@@ -120,3 +124,27 @@ def test_a_tag_that_cannot_be_read_lets_nothing_go(run: ObjectStore) -> None:
     run.put(layout.tag("good"), b"{}")
     with pytest.raises(CorruptError, match=r"tags/good\.json"):
         retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
+
+
+def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: ObjectStore) -> None:
+    best = tags.give(run, "best", "solver", 4)
+    run.put("tags/torn.json", b"{")
+    seen = tags.look(run)
+    assert seen.found == (best,)
+    assert list(seen.unreadable) == ["tags/torn.json"]
+    assert seen.unreadable["tags/torn.json"].startswith("tags/torn.json is not JSON")
+    assert tags.resolve(run, "solver", "best") == 4
+    with pytest.raises(CorruptError, match=r"tags/torn\.json is not JSON"):
+        tags.resolve(run, "solver", "torn")
+    with pytest.raises(CorruptError, match=r"what it keeps is not known: .*tag RUN --remove torn"):
+        retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
+    assert tags.take(run, "torn") is None
+    assert tags.read_all(run) == [best]
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "other"}, {"version": -1}, {"at_s": float("nan")}, {"at_s": 1e300}, {"version": True}]
+)
+def test_a_tag_with_another_name_or_an_absurd_number_is_damaged(run: ObjectStore, change: dict[str, Any]) -> None:
+    run.put("tags/best.json", seal(replace(Tag("best", "solver", 4, 5.0), **change)))
+    assert (tags.look(run).found, list(tags.look(run).unreadable)) == ((), ["tags/best.json"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from storage import batches, layout, orders, quarantine, shards, weights
+from storage import batches, evaluations, layout, orders, quarantine, shards, tags, weights
 from storage.audit.verify import Violation, verify
 from storage.errors import ConfigError
 from storage.json_objects import seal
@@ -16,6 +16,7 @@ from storage.objects import ObjectStore
 from storage.records import Batch, Entry, Row, SequenceKey, Shard, Stop
 from storage.runs import create_run, request_stop
 from tests.builders import tensors
+from tests.evaluations import evaluation
 from tests.stranger import sealed
 from tests.true_run import BATCH_SIZE, MAX_STALENESS, STEPS, finished_run
 
@@ -477,3 +478,30 @@ def test_violations_are_told_once_and_in_order(run: ObjectStore) -> None:
     found = verify(run).violations
     assert list(found) == sorted(set(found))
     assert isinstance(found[0], Violation)
+
+
+def test_damaged_evaluations_and_tags_are_named_with_the_reason(run: ObjectStore) -> None:
+    run.put("evals/solver-00000001_verifier-00000001.arrow", b"torn")
+    run.put("tags/best.json", b"{")
+    found = told(run)
+    assert [(invariant, where) for invariant, where, _ in found] == [
+        (4, "evals/solver-00000001_verifier-00000001.arrow"),
+        (4, "tags/best.json"),
+    ]
+    assert "cannot be read: evals/solver-00000001_verifier-00000001.arrow: a evaluation file of 4 bytes" in found[0][2]
+    assert found[1][2].startswith("cannot be read: tags/best.json is not JSON")
+
+
+def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
+    evaluations.commit(run, evaluation({"solver": 1, "verifier": 99}))
+    run.create("tags/best.json", seal(tags.Tag("best", "nobody", 1, 5.0)))
+    assert told(run) == [
+        (4, "evals/solver-00000001_verifier-00000099.arrow", "names version 99 of verifier, which does not exist"),
+        (4, "tags/best.json", "names version 1 of nobody, which does not exist"),
+    ]
+
+
+def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
+    evaluations.commit(run, evaluation({"solver": 1, "verifier": 1}))
+    tags.give(run, "best", "solver", 1)
+    assert told(run) == []

@@ -32,7 +32,7 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
     pulse.update(versions={"solver": 2}, rates={"refresh_s_solver": 0.25})
     with pulse:
         pass  # its last beat stands
-    found = history(memory_store, "solver")
+    found = history(memory_store, "solver").found
     assert [(one.version, one.kind, one.held_by) for one in found] == [
         (0, "anchor", {}),
         (1, "delta", {}),
@@ -54,10 +54,10 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
     planned = retention.plan(memory_store, "solver", Retention(last=1, every=0, grace_s=0.0), found[-1].created_s + 1e4)
     assert planned.retired == {}
     memory_store.put(layout.retired("solver", 1), b"{}")
-    assert [one.retired for one in history(memory_store, "solver")] == [False, True, False, False]
-    assert history(memory_store, "verifier") == []
+    assert [one.retired for one in history(memory_store, "solver").found] == [False, True, False, False]
+    assert history(memory_store, "verifier").found == ()
     whole = weights.publish(memory_store, "solver", 4, tensors, base=held, anchor=True)
-    last = history(memory_store, "solver")[4]
+    last = history(memory_store, "solver").found[4]
     assert (last.kind, last.delta_bytes, last.num_bytes) == ("anchor", 0, whole.files[0].num_bytes)
 
 
@@ -84,6 +84,6 @@ def test_no_more_manifests_are_held_than_are_read_at_once(memory_store: ObjectSt
     counting = CountsManifests(memory_store.backend)
     before = sum(type(one) is Manifest for one in gc.get_objects())
     store = replace(memory_store, backend=counting)  # type: ignore[arg-type]  # the rest is delegated
-    assert [one.version for one in history(store, "solver")] == list(range(12))
+    assert [one.version for one in history(store, "solver").found] == list(range(12))
     assert len(counting.alive) == 12
     assert max(counting.alive) <= before + 1
