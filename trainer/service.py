@@ -102,7 +102,6 @@ class _Trainer:
             self._advance(batch)
         if self._checkpointed < self._step:
             self._checkpoint()
-        self._publication.settle()
         self._pulse.update(state="draining", note=f"leaves with version {max(self._step, self._standing)} published")
 
     def _begin(self, seed: int) -> bool:

@@ -4,6 +4,7 @@ Steps are compared with `tests/plain_trainer.py`: weights and the value of every
 """
 
 import json
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -297,6 +298,26 @@ class TrainEngineContract:
         used.step(given)
         assert weights_digest(fresh.weights()) == weights_digest(used.weights())
 
+    def test_setting_weights_seeds_the_random_generators(self) -> None:
+        first = self.started(ORDINARY).save()
+        torch.rand(3)
+        np.random.random()
+        random.random()
+        second = self.started(ORDINARY).save()
+        assert weights_digest(first[0]) == weights_digest(second[0])
+        assert json.dumps(first[1]) == json.dumps(second[1])
+
+    def test_loading_puts_back_the_random_generators(self) -> None:
+        engine = self.started(ORDINARY)
+        tensors, state = through_files(*engine.save())
+        torch.rand(3)
+        np.random.random()
+        random.random()
+        engine.load(tensors, state)
+        again = engine.save()
+        assert weights_digest(again[0]) == weights_digest(tensors)
+        assert json.loads(json.dumps(again[1])) == state
+
     def test_a_state_of_another_model_or_format_is_refused(self) -> None:
         engine = self.started(ORDINARY)
         engine.step(sampled_batch(reference_model(base_weights())))
@@ -334,3 +355,11 @@ class TrainEngineContract:
 
 class TestTorchEngine(TrainEngineContract):
     engine_name = "torch"
+
+    @pytest.mark.parametrize("missing", ["optimizer/model.norm.weight/exp_avg", "optimizer/model.norm.weight/"])
+    def test_an_optimizer_state_that_lacks_a_parameter_is_refused(self, missing: str) -> None:
+        engine = self.started(ORDINARY)
+        engine.step(sampled_batch(reference_model(base_weights())))
+        tensors, state = engine.save()
+        with pytest.raises(CorruptError, match="optimizer's state does not belong to this model"):
+            engine.load({name: each for name, each in tensors.items() if not name.startswith(missing)}, state)

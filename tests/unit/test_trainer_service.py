@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -165,6 +166,63 @@ def test_a_manifest_tells_what_the_step_measured_and_took(run: ObjectStore) -> N
     assert metrics["trainer/tokens_per_s"] == pytest.approx(5 / metrics["trainer/step_s"])
 
 
+class Clock:
+    """Stands for the module `time` of the service: passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class LateBatch:
+    """A store in which looking for batch 2 for the first time takes five seconds."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self.backend, self.clock, self.late = backend, clock, True
+
+    def read(self, key: str) -> bytes:
+        if self.late and key.endswith("batches/solver/00000002.arrow"):
+            self.late = False
+            self.clock.now_s += 5.0
+        return self.backend.read(key)
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        method: Callable[..., object] = getattr(self.backend, verb)
+        return method
+
+
+def test_times_are_those_of_waiting_and_of_the_step(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(service, "time", clock)
+    add_batches(run, 1, 2)
+
+    def takes_two_seconds(given: Batch) -> None:
+        clock.now_s += 2.0
+
+    BEFORE_STEP[13] = takes_two_seconds
+    trained(replace(run, backend=LateBatch(run.backend, clock)), steps=2, seed=13)  # type: ignore[arg-type]  # a stand-in
+    metrics = weights.read_manifest(run, POLICY, 2).metrics
+    assert metrics["trainer/wait_s"] == 5.0
+    assert metrics["trainer/step_s"] == 2.0
+    assert metrics["trainer/wait_fraction"] == pytest.approx(5 / 7)
+    assert metrics["trainer/tokens_per_s"] == 5 / 2
+    assert weights.read_manifest(run, POLICY, 1).metrics["trainer/wait_s"] == 0.0
+
+
+def test_who_leaves_while_training_again_names_the_newest_version(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3)
+    for version in (1, 2, 3):
+        weights.publish(run, POLICY, version, weight_of(version))
+    stop = threading.Event()
+    BEFORE_STEP[14] = lambda given: stop.set()
+    pulse = trained(run, steps=3, stop=stop, seed=14)
+    assert checkpoint_steps(run) == [1]
+    assert pulse.last.note == "leaves with version 3 published"
+    assert pulse.last.versions == {POLICY: 3}
+
+
 def test_checkpoints_come_at_their_interval_and_at_the_last_step_and_old_ones_go(run: ObjectStore) -> None:
     add_batches(run, 1, 2, 3, 4, 5)
     trained(run, steps=5)
@@ -186,12 +244,41 @@ def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> No
     assert published(memory_store) == [0, 1, 2]
 
 
-def test_a_finished_trainer_started_again_does_nothing(run: ObjectStore) -> None:
+def test_a_finished_trainer_started_again_does_nothing(run: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
     add_batches(run, 1)
     trained(run, steps=1)
     before = run.list()
     trained(run, steps=1)
     assert run.list() == before
+    assert caplog.messages == []  # no checkpoint was saved again, either
+
+
+class SlowVersions:
+    """A store that takes its time over versions, and remembers in which order objects were created."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.created: list[str] = []
+
+    def create(self, key: str, body: bytes) -> bool:
+        if "weights/" in key:
+            time.sleep(0.1)
+        done = self.backend.create(key, body)
+        self.created.append(key)
+        return done
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        method: Callable[..., object] = getattr(self.backend, verb)
+        return method
+
+
+def test_a_checkpoint_waits_for_its_version(run: ObjectStore) -> None:
+    add_batches(run, 1, 2)
+    slow = SlowVersions(run.backend)
+    trained(replace(run, backend=slow), steps=2)  # type: ignore[arg-type]  # a stand-in
+    version = next(place for place, key in enumerate(slow.created) if key.endswith("weights/solver/00000002/manifest.json"))
+    assert all(place > version for place, key in enumerate(slow.created) if "checkpoints/" in key)
+    assert any("checkpoints/" in key for key in slow.created)
 
 
 def test_a_resumed_trainer_goes_on_from_its_checkpoint_and_keeps_count(run: ObjectStore) -> None:
