@@ -16,7 +16,8 @@ import time
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from multiprocessing.pool import Pool
 from multiprocessing.queues import Queue
 from pathlib import Path
 
@@ -38,6 +39,11 @@ class Outcome:
     by: str = ""
     """The test that noticed, or the reason why a listed one is not worth a test."""
     num_tests: int = 0
+
+    def after(self, earlier: "Outcome") -> "Outcome":
+        """Of two trials with different tests."""
+        fate = earlier.fate if self.fate == "not covered" else self.fate
+        return replace(self, fate=fate, num_tests=earlier.num_tests + self.num_tests)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,8 +87,7 @@ def _files(paths: Iterable[str]) -> list[str]:
 
 
 def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[Outcome]:
-    start_s = time.monotonic()
-    outcomes: list[Outcome] = []
+    """First with the test files that are named for a mutant's module, then, if it is not noticed, with all others of its."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         context = multiprocessing.get_context("fork")
         roots: Queue[Path] = context.Queue()
@@ -91,28 +96,39 @@ def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[
             _copy_tree(root)
             roots.put(root)
         test_files = trials.importing(Path(folder, "0"))
-        paths = {one.path for one in drawn}
-        wanted = {path: [file for file, names in test_files.items() if _tests(file, names, path)] for path in paths}
         trials.preload()
         with context.Pool(jobs, _begin, (roots,)) as pool:
-            files = sorted({file for of_path in wanted.values() for file in of_path})
-            found = dict(zip(files, pool.map(_baseline, files, chunksize=1), strict=True))
-            print(f"{len(files)} test files in {time.monotonic() - start_s:.0f} s", flush=True)
-            for file, tests in found.items():
-                if not tests.passed:
-                    print(f"left out, because it fails unchanged: {file}\n{tests.output}", flush=True)
-            of_path = {path: {file: found[file] for file in of} for path, of in wanted.items()}
-            work = [(one, sources[one.path], of_path[one.path]) for one in drawn]
-            for outcome in pool.imap_unordered(_try, work):
-                outcomes.append(outcome)
-                shown = f"{outcome.mutant.path}:{outcome.mutant.line} {outcome.fate} {outcome.by}"
-                print(f"{len(outcomes)}/{len(drawn)} {time.monotonic() - start_s:.0f} s {shown}", file=sys.stderr, flush=True)
-    return outcomes
+            tried = {one: Outcome(one, "not covered") for one in drawn}
+            for near in (True, False):
+                left = [one for one, outcome in tried.items() if outcome.fate != "noticed"]
+                wanted = {
+                    path: [file for file, names in test_files.items() if _tests(file, names, path, near)]
+                    for path in {one.path for one in left}
+                }
+                found = _baselines(pool, sorted({file for of_path in wanted.values() for file in of_path}))
+                of_path = {path: {file: found[file] for file in files} for path, files in wanted.items()}
+                work = [(one, sources[one.path], of_path[one.path]) for one in left]
+                for number, outcome in enumerate(pool.imap_unordered(_try, work), start=1):
+                    tried[outcome.mutant] = outcome.after(tried[outcome.mutant])
+                    shown = f"{outcome.mutant.path}:{outcome.mutant.line} {outcome.fate} {outcome.by}"
+                    print(f"{'near' if near else 'far'} {number}/{len(left)} {shown}", file=sys.stderr, flush=True)
+    return list(tried.values())
 
 
-def _tests(file: str, names: set[str], path: str) -> bool:
-    """Whether the test file, which imports `names`, may test the module `path`."""
-    return file in trials.nearest(path) or path.removesuffix(".py").replace("/", ".") in names
+def _baselines(pool: Pool, files: Sequence[str]) -> dict[str, Tests]:
+    start_s = time.monotonic()
+    found = dict(zip(files, pool.map(_baseline, files, chunksize=1), strict=True))
+    print(f"{len(files)} test files, unchanged, in {time.monotonic() - start_s:.0f} s", flush=True)
+    for file, tests in found.items():
+        if not tests.passed:
+            print(f"left out, because it fails unchanged: {file}\n{tests.output}", flush=True)
+    return found
+
+
+def _tests(file: str, names: set[str], path: str, near: bool) -> bool:
+    """Whether the test file, which imports `names`, is named for the module `path` (`near`), or else imports it."""
+    named = file in trials.nearest(path)
+    return named if near else not named and path.removesuffix(".py").replace("/", ".") in names
 
 
 def _copy_tree(root: Path) -> None:
@@ -136,7 +152,7 @@ def _try(work: tuple[Mutant, str, dict[str, Tests]]) -> Outcome:
     root = _roots[0]
     target, reached = root / mutant.path, root / ".reached"
     function = (mutant.path, *mutant.code) if mutant.code and mutant.can_be_probed else None
-    tests, cpu_s = trials.chosen(found, trials.nearest(mutant.path), function)
+    tests, cpu_s = trials.chosen(found, function)
     if not tests:
         return Outcome(mutant, "not covered")
     reached.unlink(missing_ok=True)

@@ -1,9 +1,11 @@
 """Trying a mutant: its nearest tests in a child process, forked after the slow imports, over a copy of the tree.
 
     baseline   each test file once, unchanged ──▶ which functions each test calls, and the CPU time it takes
-    trial      mutated file in a copy ──fork──▶ pytest on the tests that call its function, nearest first, to the first failure
+    trial      mutated file in a copy ──fork──▶ pytest on the tests that call its function, to the first failure
 
-A trial that uses far more CPU time than its tests did in the baseline, or none at all for a while, is noticed: it hangs.
+First a mutant meets the test files that are named for its module; one that survives them meets all others that import the
+module. A trial that uses far more CPU time than its tests did in the baseline, or none at all for a while,
+is noticed: it hangs.
 """
 
 import ast
@@ -185,7 +187,6 @@ def _forked(root: Path, work: Callable[[], int], cpu_max_s: float, kept: bool = 
         code = 99
         try:
             os.setsid()
-            os.nice(5)
             _enter(root, not kept)
             code = work()
         except Exception:
@@ -247,16 +248,17 @@ def _own_cpu_s() -> float:
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def chosen(found: Mapping[str, Tests], first: Sequence[str], function: Function | None) -> tuple[list[str], float]:
+def chosen(found: Mapping[str, Tests], function: Function | None) -> tuple[list[str], float]:
     """Tests for a mutant within `function` (None: wherever the module is imported) and their CPU time in the baseline:
-    nearest files first, then the fastest, as many as `TRIAL_CPU_S` allows."""
-    picked: list[tuple[bool, float, list[str]]] = []
-    for file, tests in found.items():
-        if tests.passed and (ids := tests.calling(function)):
-            picked.append((file not in first, sum(tests.cpu_s[one] for one in ids), ids))
+    the fastest files first, as many as `TRIAL_CPU_S` allows."""
+    picked = [
+        (sum(tests.cpu_s[one] for one in ids), ids)
+        for tests in found.values()
+        if tests.passed and (ids := tests.calling(function))
+    ]
     total_s, names = 0.0, []
-    for far, cpu_s, ids in sorted(picked):
-        if not far or total_s + cpu_s <= TRIAL_CPU_S:
+    for cpu_s, ids in sorted(picked):
+        if not names or total_s + cpu_s <= TRIAL_CPU_S:
             total_s += cpu_s
             names += ids
     return names, total_s

@@ -1,11 +1,8 @@
 """The decoder against transformers' own models, on random weights."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from rollout.architecture import read_architecture
 from rollout.decoder import Decoder
@@ -13,16 +10,8 @@ from rollout.decoder_weights import fuse
 from rollout.kv_cache import KVCache
 from storage.errors import ConfigError
 from storage.records import HostTensor, Json
+from tests.random_models import QWEN3, SIZES, host_tensors, random_model
 
-SIZES: Json = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 128,
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -32,7 +21,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 CONFIGS: dict[str, Json] = {
-    "qwen3 tied": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True, **SIZES},
+    "qwen3 tied": QWEN3,
     "qwen3 untied with biases": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True, **SIZES},
     "qwen2": {"model_type": "qwen2", **SIZES},
     "qwen2 in an old config's spelling": {
@@ -52,25 +41,9 @@ CONFIGS: dict[str, Json] = {
 CPU = torch.device("cpu")
 
 
-def reference_model(config: Json) -> Any:
-    """A transformers model whose every parameter is random, norms and biases too."""
-    torch.manual_seed(0)
-    from_config: Any = AutoModelForCausalLM.from_config
-    model = from_config(AutoConfig.for_model(**config)).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
-    return model
-
-
-def host_tensors(model: Any) -> dict[str, HostTensor]:
-    arrays = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    return {name: HostTensor("F32", a.shape, np.ascontiguousarray(a).view(np.uint32)) for name, a in arrays.items()}
-
-
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 def test_logits_equal_those_of_transformers_over_many_ragged_decode_steps_after_a_padded_prefill(config: Json) -> None:
-    model = reference_model(config)
+    model = random_model(config)
     architecture = read_architecture(config)
     weights = fuse(architecture, host_tensors(model), CPU, torch.float32)
     decoder = Decoder(architecture, 64, CPU, torch.float32)
@@ -92,7 +65,7 @@ def test_logits_equal_those_of_transformers_over_many_ragged_decode_steps_after_
 
 def test_a_moved_sequence_continues_as_if_it_had_not_moved() -> None:
     config = CONFIGS["qwen3 tied"]
-    model = reference_model(config)
+    model = random_model(config)
     architecture = read_architecture(config)
     weights = fuse(architecture, host_tensors(model), CPU, torch.float32)
     decoder = Decoder(architecture, 16, CPU, torch.float32)
@@ -139,7 +112,7 @@ def test_a_rope_scaling_that_is_not_implemented_is_refused_by_name(rope: Json) -
 def test_weights_that_do_not_fit_the_model_are_refused_by_name() -> None:
     config = CONFIGS["qwen2"]
     architecture = read_architecture(config)
-    tensors = host_tensors(reference_model(config))
+    tensors = host_tensors(random_model(config))
     name = "model.layers.1.self_attn.k_proj.bias"
 
     with pytest.raises(ConfigError, match=f"weights lack {name}"):
@@ -154,7 +127,7 @@ def test_weights_that_do_not_fit_the_model_are_refused_by_name() -> None:
 def test_bf16_and_fp16_bit_patterns_are_read_exactly() -> None:
     """1.5 is 0x3FC0 in bf16 and 0x3E00 in fp16; −2 is 0xC000 in both."""
     config = CONFIGS["qwen2"]
-    tensors = host_tensors(reference_model(config))
+    tensors = host_tensors(random_model(config))
     name = "model.norm.weight"
     for dtype, bits in (("BF16", (0x3FC0, 0xC000)), ("F16", (0x3E00, 0xC000))):
         tensors[name] = HostTensor(dtype, (32,), np.array(bits * 16, dtype=np.uint16))

@@ -184,3 +184,36 @@ def test_releasing_twice_is_harmless(memory_store: ObjectStore, watch: LeaseWatc
     leases.release(memory_store, lease)
     leases.release(memory_store, lease)
     assert taken(memory_store, "b", watch).attempt == 1
+
+
+def test_what_was_remembered_of_an_order_that_is_done_is_dropped(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
+    lease = taken(memory_store, "a", LeaseWatch(20.0))
+    leases.release(memory_store, lease)
+    rival = taken(memory_store, "b", LeaseWatch(20.0))
+    assert take(memory_store, "c", watch) is None
+    assert watch.attempt_of(7) == rival.attempt == 1
+    watch.forget(7)
+    watch.forget(7)
+    assert watch.attempt_of(7) == 0
+    assert not watch.expired(rival)
+    clock.now_s += 20.0
+    assert watch.expired(rival), "the wait begins when the lease is seen again"
+
+
+def test_an_own_lease_is_not_remembered_as_anothers(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+    taken(memory_store, "a", LeaseWatch(20.0))
+    assert take(memory_store, "b", watch) is None
+    clock.now_s += 20.0
+    assert taken(memory_store, "b", watch).attempt == 1
+    assert watch.attempt_of(7) == 0
+
+
+def test_a_lease_in_the_place_of_another_is_corrupt(memory_store: ObjectStore) -> None:
+    lease = taken(memory_store, "a", LeaseWatch(20.0))
+    memory_store.put(
+        "leases/00000007.0000.json", memory_store.get("leases/00000007.0000.json").replace(b'"order":7', b'"order":8')
+    )
+    with pytest.raises(CorruptError, match=r"leases/00000007\.0000\.json holds the lease of order 8, attempt 0"):
+        leases.renew(memory_store, lease)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import count
 
 import pytest
+from prefect.exceptions import TerminationSignal
 
 from storage import layout, runs
 from storage.errors import ConfigError
@@ -19,7 +20,7 @@ from storage.records import Heartbeat
 from tasks import recipes
 from tasks.supervision import lifecycle
 from tests.patience import PATIENCE_S
-from tests.unit.test_supervisor import World
+from tests.supervised import World
 
 
 class SlowTracker:
@@ -80,6 +81,34 @@ def test_a_run_cancelled_while_the_store_is_away_is_cancelled_when_it_is_back(
     assert stop is not None
     assert stop.reason == "its flow run was cancelled in Prefect"
     assert len(world.launcher.cancelled) == len(world.launcher.launched)
+
+
+def test_a_supervisor_that_is_told_to_leave_by_anybody_but_prefect_leaves_the_run_as_it_is(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "is_being_cancelled", lambda: False)
+    world = World(memory_store)
+    world.look()
+    world.run_all()
+    world.beat(1)
+    before = dict(world.launcher.runs)
+
+    async def supervise() -> None:
+        supervising = asyncio.create_task(lifecycle._supervise(world.supervisor))
+        await asyncio.sleep(0)  # it begins
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        await supervising
+
+    with pytest.raises(TerminationSignal):
+        asyncio.run(supervise())
+    assert runs.read_stop(world.run) is None
+    assert (world.launcher.runs, world.launcher.cancelled, world.launcher.crashed) == (before, [], [])
+    launched = list(world.launcher.launched)
+    world.supervisor = world.restarted()
+    world.look(rounds=2)
+    assert world.launcher.launched == launched, "the next supervisor of the run takes its members over"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def _beside_another(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: Callable[[ObjectStore], None]) -> None:

@@ -1,4 +1,5 @@
 import gc
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -8,13 +9,14 @@ import pytest
 from storage import heartbeats, json_objects, layout, retention, weights
 from storage.audit.weights import audit_weights
 from storage.errors import ConfigError, NotFoundError
-from storage.heartbeats import Pulse
+from storage.heartbeats import Kind, Pulse
 from storage.json_objects import seal
 from storage.objects import ObjectStore
-from storage.records import FileInfo, HostTensor, Manifest, Merged, Step
+from storage.records import FileInfo, Heartbeat, HostTensor, Manifest, Merged, Step
 from storage.retention import Retention
 from storage.tensors import weights_digest
 from storage.weights import Held
+from tests.killed_store import Killed, killed_at
 
 DAY_S = 86400.0
 VERSIONS = 30
@@ -131,8 +133,102 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(ru
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert held.kept[14] == held.kept[15] == "a living worker or evaluation holds version 14"
     assert sorted(held.retired) == list(range(1, 10))  # 10 to 13 lead to 14
-    dead = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 2 * retention.ALIVE_S)
+    dead = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + retention.ALIVE_S)
     assert 15 in dead.retired
+    barely = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + retention.ALIVE_S - 0.5)
+    assert 15 in barely.kept
+
+
+READERS: list[tuple[Kind, str, dict[str, int], bool]] = [
+    ("rollout", "working", {"solver": 14}, True),
+    ("rollout", "draining", {"solver": 14}, True),
+    ("evaluation", "working", {"solver": 14}, True),
+    ("evaluation", "waiting", {"solver": 14}, True),
+    ("rollout", "done", {"solver": 14}, False),
+    ("evaluation", "failed", {"solver": 14}, False),
+    ("evaluation", "working", {"verifier": 14}, False),
+    ("trainer", "working", {"solver": 14}, False),
+    ("mirror", "working", {"solver": 14}, False),
+    ("dataflow", "working", {"solver": 14}, False),
+]
+
+
+def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does(run: ObjectStore) -> None:
+    found, beat_s = [], later_s(run)
+    for kind, state, versions, _ in READERS:
+        beat = Heartbeat(kind, "one", 0, 1, beat_s, beat_s, 1, "here", state, versions=versions)
+        run.put(layout.heartbeat(kind, "one"), json_objects.encode(beat))
+        kept = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0).kept
+        run.delete(layout.heartbeat(kind, "one"))
+        found.append((kind, state, versions, 14 in kept and 10 in kept))
+    assert found == READERS
+
+
+def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectStore) -> None:
+    beat_s = later_s(run)
+    for name, version in (("a", 27), ("b", 23), ("c", 25)):
+        beat = Heartbeat("evaluation", name, 0, 1, beat_s, beat_s, 1, "here", "working", versions={"solver": version})
+        run.put(layout.heartbeat("evaluation", name), json_objects.encode(beat))
+    kept = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0).kept
+    assert [version for version, why in kept.items() if "holds version 23" in why] == list(range(23, 29))
+
+
+def changes_of(planned: retention.Plan) -> int:
+    """How many objects carrying out the plan creates and deletes."""
+    return len(planned.retired) + sum(len(keys) for keys in planned.retired.values())
+
+
+def shape(run: ObjectStore) -> list[str]:
+    """Every key, without the write ids in the names of data files."""
+    return sorted(re.sub(r"[0-9a-f]{32}", "", key) for key in run.list())
+
+
+def told_of(run: ObjectStore, version: int) -> str:
+    """What becomes of a reader of the version."""
+    try:
+        tensors = weights.fetch(run, "solver", version)
+    except NotFoundError as error:
+        return "retired" if "was retired on purpose" in str(error) else str(error)
+    return "readable" if weights_digest(tensors) == weights_digest(model(version)) else "damaged"
+
+
+def chain(store: ObjectStore) -> ObjectStore:
+    """Versions 0 to 7; 0 and 4 are anchors, and version 3 holds a merged change and a file that nothing names."""
+    held: Held | None = None
+    for version in range(8):
+        tensors = model(version)
+        held = Held(weights.publish(store, "solver", version, tensors, base=held if version % 4 else None), tensors)
+    folder = layout.weights("solver", 3)
+    step = Step(0, {}, (FileInfo(f"{'0' * 32}.delta-00000.safetensors", 5, "sha256:"),))
+    store.put(layout.merged("solver", 3, 0), seal(Merged("solver", 3, step)))
+    store.put(f"{folder}/{'0' * 32}.delta-00000.safetensors", b"12345")
+    store.put(f"{folder}/{'1' * 32}.model-00000.safetensors", b"cut off")
+    return store
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_killed_at_any_change_nothing_that_is_kept_is_lost_and_the_next_one_finishes(
+    memory_store: ObjectStore, after: bool
+) -> None:
+    wanted, now_s = Retention(last=2, every=0, grace_s=0.0), 1e12
+    whole = chain(memory_store.sub("whole"))
+    planned = retention.plan(whole, "solver", wanted, now_s)
+    assert sorted(planned.retired) == [1, 2, 3]
+    num_changes = changes_of(planned)
+    assert num_changes == 9  # three records, three data files, and three more of version 3
+    retention.retire(whole, planned)
+    for number in range(1, num_changes + 1):
+        run = chain(memory_store.sub(f"{after}-{number}"))
+        dying, backend = killed_at(run, number, after)
+        with pytest.raises(Killed):
+            retention.retire(dying, retention.plan(run, "solver", wanted, now_s))
+        verbs = [change.partition(" ")[0] for change in backend.changes]
+        assert verbs[:3] == ["create"] * len(verbs[:3]), "a version's data went before all records stood"
+        assert [told_of(run, version) for version in (0, 4, 5, 6, 7)] == ["readable"] * 5
+        for version in (1, 2, 3):  # as it was, or retired on purpose: never damaged
+            assert told_of(run, version) in ("readable", "retired")
+        retention.retire(run, retention.plan(run, "solver", wanted, now_s))
+        assert shape(run) == shape(whole)
 
 
 def test_a_laggard_whose_deltas_are_gone_catches_up_from_an_anchor(run: ObjectStore) -> None:
@@ -143,10 +239,10 @@ def test_a_laggard_whose_deltas_are_gone_catches_up_from_an_anchor(run: ObjectSt
 
 def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(run: ObjectStore) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
-    (key,) = planned.retired[7]
-    body = run.get(key)
-    retention.retire(run, planned)
-    run.put(key, body)  # as if it had been killed before this one
+    dying, _ = killed_at(run, len(planned.retired) + 1)
+    with pytest.raises(Killed):
+        retention.retire(dying, planned)
+    assert {key for keys in planned.retired.values() for key in keys} <= set(run.list())  # no data has gone yet
     run.put(f"{layout.weights('solver', 7)}/{'0' * 32}.model-00000.safetensors", b"a writer that was cut off")
     retention.retire(run, retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)))
     assert run.list(layout.weights("solver", 7)) == [

@@ -1,134 +1,24 @@
 """The supervisor over a hand-written launcher and a clock that only moves when told: who is launched, replaced, given up."""
 
 import asyncio
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Literal
 
 import pytest
 
 from storage import layout, runs, weights
-from storage.backends.backend import Backend
-from storage.errors import ConfigError, TransientError
-from storage.heartbeats import Pulse
+from storage.errors import ConfigError
 from storage.json_objects import encode
 from storage.objects import ObjectStore
 from storage.records import Heartbeat, Stop
 from tasks import recipes
-from tasks.config import RunConfig
 from tasks.supervision import supervisor
-from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
-from tasks.supervision.members import Member, Phase
+from tasks.supervision.members import Phase
 from tests.builders import tensors
 from tests.patience import PATIENCE_S
-
-
-class ScriptedLauncher:
-    """Flow runs as a dict that the test changes."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, Launched] = {}
-        self.launched: list[tuple[str, int]] = []
-        self.cancelled: list[str] = []
-        self.crashed: list[str] = []
-        self.buried: list[str] = []
-        self.away = False
-        self.refuses = False
-        self.lacks: tuple[str, ...] = ()
-
-    async def launch(self, member: Member, attempt: int) -> Launched | None:
-        if member.deployment in self.lacks:
-            raise ConfigError(f"no deployment {member.deployment!r}")
-        if self.away or self.refuses:
-            return None
-        self.launched.append((member.id, attempt))
-        self.runs[member.id] = Launched(attempt, Phase.SCHEDULED, f"{member.id}-{attempt}", "Scheduled")
-        return self.runs[member.id]
-
-    async def newest(self) -> Mapping[str, Launched] | None:
-        return None if self.away else dict(self.runs)
-
-    async def declare_crashed(self, launched: Launched, reason: str) -> None:
-        self.crashed.append(launched.flow_run_id)
-
-    async def cancel(self, launched: Launched) -> None:
-        self.cancelled.append(launched.flow_run_id)
-        for member, found in self.runs.items():
-            if found == launched and found.phase is not Phase.RUNNING:
-                self.set(member, Phase.ENDED)
-
-    async def bury(self, ended: Sequence[Launched]) -> None:
-        self.buried += [launched.flow_run_id for launched in ended]
-
-    def set(self, member: str, phase: Phase) -> None:
-        self.runs[member] = replace(self.runs[member], phase=phase, state_name=phase.value)
-
-
-class Interrupted:
-    """A backend that can be away, as a whole or for the writers of new objects."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.away = False
-        self.read_only = False
-        self.refusals = 0
-        self.noticed, self.lasted = threading.Event(), threading.Event()
-        """Set by the first call that an outage fails, and after several looks' worth of them."""
-
-    def __getattr__(self, verb: str) -> Callable[..., object]:
-        def call(*arguments: object) -> object:
-            if self.away or (self.read_only and verb == "create"):
-                self.refusals += 1
-                self.noticed.set()
-                if self.refusals >= 6:
-                    self.lasted.set()
-                raise TransientError("the store is away")
-            return getattr(self.backend, verb)(*arguments)
-
-        return call
-
-
-class World:
-    def __init__(self, store: ObjectStore) -> None:
-        overrides = {
-            "steps": 1,
-            "supervise.restarts_max": 2,
-            "supervise.stop_timeout_s": 0.01,
-            "supervise.poll_interval_s": 0.01,
-        }
-        self.config: RunConfig = recipes.load("multi_policy_tiny", overrides)
-        self.run = supervisor.start(store, "run", self.config, "")
-        self.backend = Interrupted(self.run.backend)
-        self.now_s = 1000.0
-        self.launcher = ScriptedLauncher()
-        self.cpu_s: dict[str, float] = {}
-        """Flow run → CPU time of its process on this machine."""
-        self.supervisor = self.restarted()
-
-    def restarted(self) -> supervisor.Supervisor:
-        pulse = Pulse(self.run, "supervisor", "supervisor", 0, 60.0)
-        run = replace(self.run, backend=self.backend, patience_s=0.01)  # type: ignore[arg-type]  # it passes every verb on
-        clock = lambda: self.now_s  # noqa: E731 - two objects share it
-        processes = FlowProcesses(self.cpu_s.get, clock)
-        return supervisor.Supervisor(run, self.config, pulse, self.launcher, clock, processes)
-
-    def look(self, rounds: int = 1, seconds: float = 1.0) -> Stop | None:
-        stop = None
-        for _ in range(rounds):
-            self.now_s += seconds
-            stop = asyncio.run(self.supervisor._round())
-        return stop
-
-    def run_all(self) -> None:
-        for member in self.launcher.runs:
-            self.launcher.set(member, Phase.RUNNING)
-
-    def beat(self, beats: int, *members: str, attempt: int = 0) -> None:
-        for member in members or self.launcher.runs:
-            heartbeat = Heartbeat("trainer", member, attempt, beats, 1.0, 1.0, 1, "here", "working")
-            self.run.put(layout.heartbeat("trainer", member), encode(heartbeat))
+from tests.supervised import World
 
 
 @pytest.fixture
@@ -552,6 +442,30 @@ def test_a_member_that_keeps_dying_fails_the_run_and_is_named(world: World) -> N
     assert stop.state == "failed"
     assert "dataflow ended 3 times in a row" in stop.reason
     assert runs.read_stop(world.run) == stop
+
+
+def test_pauses_between_the_launches_of_a_member_that_dies_young_double_up_to_a_limit(memory_store: ObjectStore) -> None:
+    world = World(memory_store, **{"supervise.restarts_max": 20})
+    at_s: list[float] = []
+    for _ in range(500):
+        world.look(seconds=0.25)
+        if len(world.launcher.launched) and world.launcher.runs["dataflow"].attempt == len(at_s):
+            at_s.append(world.now_s)
+        world.launcher.set("dataflow", Phase.ENDED)
+    pauses = [later - earlier for earlier, later in pairwise(at_s)]
+    assert pauses[:9] == [0.25, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_a_region_with_many_workers_launches_a_few_of_them_at_a_look(memory_store: ObjectStore) -> None:
+    world = World(memory_store, **{"rollout.regions.us-east.workers": 7, "rollout.regions.eu-west.workers": 2})
+    started = []
+    for _ in range(4):
+        before = len(world.launcher.launched)
+        world.look()
+        new = [member for member, _ in world.launcher.launched[before:] if member.startswith("rollout-us-east-")]
+        started.append(sorted(int(member.rpartition("-")[2]) for member in new))
+    assert started == [[0, 1, 2], [3, 4, 5], [6], []]
+    assert {"rollout-eu-west-0", "rollout-eu-west-1"} <= {member for member, _ in world.launcher.launched[:9]}
 
 
 def test_one_worker_that_keeps_dying_does_not_fail_a_run_that_has_another(world: World) -> None:

@@ -139,6 +139,22 @@ def test_an_answer_to_an_event_loop_that_has_ended_harms_nobody() -> None:
     assert asyncio.run(second()) == [6, 7]
 
 
+async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout.torch_engine.WAITING_MAX", 2)
+    engine = TorchEngine(EngineConfig(max_concurrent=1, max_tokens=8192), CONFIG)
+    await engine.load(0, counting(1))
+    outstanding = [asyncio.ensure_future(engine.generate([1], SamplingParams(max_new_tokens=8000))) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(ConfigError, match="2 requests wait for the engine; have fewer outstanding, or more workers"):
+        await engine.generate([1], SamplingParams(max_new_tokens=1))
+    outstanding[1].cancel()
+    await asyncio.wait([outstanding[1]])
+    third = asyncio.ensure_future(engine.generate([1], SamplingParams(max_new_tokens=1)))
+    outstanding[0].cancel()
+    assert (await third).tokens.tolist() == [2]
+    await engine.close()
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

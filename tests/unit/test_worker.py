@@ -1,19 +1,26 @@
+import asyncio
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from rollout import worker as worker_module
 from rollout.config import EngineConfig, RegionConfig, RolloutConfig, WorkflowConfig
+from rollout.ending import Ending
 from rollout.engine import EngineFailedError
-from storage import layout, leases, mirrors, runs, shards, weights
+from rollout.worker import Worker
+from rollout.workflow import Agent
+from storage import layout, leases, mirrors, orders, runs, shards, weights
 from storage.backends.backend import Backend
 from storage.errors import ConfigError, TransientError
+from storage.heartbeats import Pulse
 from storage.json_objects import encode
 from storage.objects import ObjectStore
-from storage.records import NOBODY, Lease, Stop
+from storage.records import NOBODY, Episode, Lease, Prompt, Stop
 from tests import builders
 from tests.builders import mirror_next
-from tests.fakes import publish_base
+from tests.fakes import cast_of, publish_base
 from tests.patience import until
 from tests.workers import RunningWorker, answered, config, write_orders
 
@@ -153,6 +160,62 @@ def test_a_lease_is_kept_alive_while_its_order_is_played(memory_store: ObjectSto
     lease = held(memory_store, 0)
     assert lease.attempt == 0
     assert lease.renewals >= 2
+
+
+class Steps:
+    """Stands for `asyncio.sleep`: passes at once, writes down how long each pause was to be, and ends the task after a few."""
+
+    def __init__(self, count: int) -> None:
+        self.asked: list[float] = []
+        self._count = count
+        self._sleep = asyncio.sleep
+
+    async def __call__(self, delay: float) -> None:
+        self.asked.append(delay)
+        if len(self.asked) > self._count:
+            raise asyncio.CancelledError
+        await self._sleep(0)
+
+
+async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_time_to_live(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_orders(memory_store, 2)
+    pulse = Pulse(memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east")
+    ending = Ending(memory_store, threading.Event())
+    worker = Worker(memory_store, config(lease_ttl_s=36.0), cast_of(_NeverPlays()), [], "us-east", pulse, ending, dict)
+    played = asyncio.get_running_loop().create_future()
+    for _ in range(2):
+        claim = worker._claims.next()
+        assert claim is not None
+        worker._plays[asyncio.ensure_future(asyncio.shield(played))] = claim  # type: ignore[index]  # all it is asked is to end
+    steps = Steps(3)
+    monkeypatch.setattr(asyncio, "sleep", steps)
+    with pytest.raises(asyncio.CancelledError):
+        await worker._renew()
+    monkeypatch.undo()
+    assert steps.asked == [12.0] * 4
+    assert [held(memory_store, number).renewals for number in range(2)] == [3, 3]
+    assert [claim.lease.renewals for claim in worker._plays.values()] == [3, 3]
+    played.set_result(None)
+
+
+class _NeverPlays:
+    roles: tuple[str, ...] = ()
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        raise AssertionError("nothing is played here")
+
+
+def test_workers_leave_when_the_dataflow_needs_no_further_shard(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=30.0)
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config(drain_s=1000.0)) as worker:
+        until(lambda: memory_store.exists(layout.lease(0, 0)))
+        orders.end(memory_store, 1)
+        assert worker.join().state == "draining"
+    assert held(memory_store, 0).released
+    assert not shards.exists(memory_store, 0)
 
 
 def test_draining_finishes_what_is_in_play_and_takes_nothing_new(memory_store: ObjectStore) -> None:
