@@ -17,13 +17,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId, FlowRunFilterTags
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from deployments import flow_runs, plan, processes, stack
+from deployments import environment, flow_runs, plan, processes, stack
 from deployments.home import Home
 from deployments.ports import HOST
+from deployments.prefect_api import connected
 from deployments.record import Stack
 from storage import heartbeats, layout, runs
 from storage.objects import ObjectStore, open_store
@@ -80,7 +79,7 @@ class Laptop:
     def flow_runs(self, run_id: str) -> dict[str, list[str]]:
         """Name → states, oldest first, of the run's flow runs and of the flow runs inside them."""
         tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"run:{run_id}"]))
-        with temporary_settings({PREFECT_API_URL: self.stack.prefect_url}), get_client(sync_client=True) as client:
+        with connected(self.stack.prefect_url) as client:
             found = client.read_flow_runs(flow_run_filter=tagged)
             parents = FlowRunFilterParentFlowRunId(any_=[one.id for one in found])
             found += client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parents))
@@ -133,7 +132,13 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
 def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Laptop]:
     """A stack that was brought up with these environment variables, until the block is left."""
     try:
-        yield Laptop(home, _up(home, variables))
+        up = _up(home, variables)
+        with pytest.MonkeyPatch.context() as patch:  # so that clients in this process are known to the servers
+            complete = environment.of_stack(home, up, {})
+            for name in (environment.PREFECT_AUTH, *environment.MLFLOW_AUTH):
+                if name in complete:
+                    patch.setenv(name, complete[name])
+            yield Laptop(home, up)
     finally:
         try:
             with _own_environment():
