@@ -141,7 +141,7 @@ def prepare(home: Home) -> None:
         os.environ.setdefault(name, value)
     named, known = os.environ.get("PREFECT_API_URL"), record.load(home)
     if known is not None and known.own_server and named in (None, "", known.prefect_url):
-        os.environ[PREFECT_AUTH] = auth.read(home) or ""
+        os.environ[PREFECT_AUTH] = auth.known(home)
     elif named:
         os.environ.setdefault(PREFECT_AUTH, "")
 
@@ -161,7 +161,7 @@ def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, st
         **_of_every_process(home),
     }
     inherited = dict(os.environ)
-    auth_string = auth.read(home) or ""
+    auth_string = auth.known(home)
     if stack.own_server:
         chosen["PREFECT_HOME"] = str(home.prefect)  # a profile in the person's own home may name another server
         chosen["PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"] = "false"
@@ -185,7 +185,7 @@ def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
         **UNTRACKED,
         "PREFECT_HOME": str(home.prefect),
         "PREFECT_API_URL": stack.prefect_url,
-        "PREFECT_SERVER_API_AUTH_STRING": auth.read(home) or "",
+        "PREFECT_SERVER_API_AUTH_STRING": auth.known(home),
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}:{port}" for host in HOSTS),
         **_of_every_process(home),
     }

@@ -23,7 +23,7 @@ def plan(home: Home, standing: Stack | None) -> Stack:
     them would end runs that are under way.
     """
     alive = living(standing)
-    auth_digest = auth.digest(auth.read(home) or "")
+    auth_digest = auth.digest(auth.known(home))
     if alive is not None:
         _refuse_a_move(home, alive)
         _refuse_another_auth_string(home, alive, auth_digest)

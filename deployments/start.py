@@ -44,7 +44,7 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
         register.register(stack.prefect_url)
         stack = record.save(home, replace(stack, deployed=deployed))
     _wait_for_workers(stack, started)
-    if stack.own_server and not prefect_toml.write(home.prefect_toml, stack.prefect_url, auth.read(home) or ""):
+    if stack.own_server and not prefect_toml.write(home.prefect_toml, stack.prefect_url, auth.known(home)):
         say(
             f"{home.prefect_toml} is not ours and stays; for `prefect`, set PREFECT_API_URL={stack.prefect_url} and "
             f"PREFECT_API_AUTH_STRING to what {home.auth} holds"

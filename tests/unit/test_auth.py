@@ -43,6 +43,7 @@ def test_a_damaged_secret_is_told_with_what_to_do(home: Home, body: bytes) -> No
     with pytest.raises(ConfigError, match=f"{home.auth} .*run `astraflow down`, delete it, run `astraflow up`"):
         auth.create(home)
     assert home.auth.read_bytes() == body
+    assert auth.known(home) == ""
 
 
 def test_the_header_is_that_of_basic_authentication() -> None:
