@@ -30,7 +30,7 @@ from benchmarks import command_line, process_cpu, run_figures, task_cost
 from benchmarks.process_cpu import Meter
 from benchmarks.run_figures import CONTROL_PLANE, LIVE_VIEW
 from benchmarks.task_cost import TaskCost
-from deployments import environment, record, stack
+from deployments import auth, environment, record, stack
 from deployments.home import Home
 from deployments.record import SERVER, Stack
 from storage import batches, heartbeats, layout, objects, runs, shards, weights
@@ -106,7 +106,7 @@ def report(home: Home, observed: Observed) -> Json:
     names = run_figures.names_of(started, latest, live_view)
     cpu_s = process_cpu.spent(observed.meter.seen.values(), names, start_s, end_s)
     live_view_s = cpu_s.pop(LIVE_VIEW, 0.0)
-    num_tasks = count_tasks(standing, start_s, end_s)
+    num_tasks = count_tasks(home, standing, start_s, end_s)
     environment.adopt(stack.settings(home, standing))
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "ERROR"  # only on the terminal; the server is told as ever
     cost = task_cost.measure(started[SERVER]) if SERVER in started else None
@@ -129,11 +129,12 @@ def report(home: Home, observed: Observed) -> Json:
     }
 
 
-def count_tasks(standing: Stack, start_s: float, end_s: float) -> int:
+def count_tasks(home: Home, standing: Stack, start_s: float, end_s: float) -> int:
     """How many take-in tasks the server saw start between two times."""
     between = {"after_": _iso(start_s), "before_": _iso(end_s)}
     wanted = {"task_runs": {"name": {"like_": "take in"}, "start_time": between}}
-    answer = httpx.post(f"{standing.prefect_url}/task_runs/count", json=wanted, trust_env=False)
+    headers = {"Authorization": auth.basic(auth.known(home))}
+    answer = httpx.post(f"{standing.prefect_url}/task_runs/count", json=wanted, headers=headers, trust_env=False)
     return int(answer.raise_for_status().json())
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
+from deployments.home import home
 from deployments.run_commands import export, gc, report, runs, status, tag, verify, weights
 from deployments.stack_commands import cancel, deploy, doctor, down, run, up
 from deployments.terminal import EXIT_FAILED
@@ -50,7 +51,10 @@ def _reported(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def reported(*args: P.args, **kwargs: P.kwargs) -> T:
+        from deployments import environment  # takes long to import
+
         try:
+            environment.prepare(home())
             return function(*args, **kwargs)
         except (typer.Exit, typer.Abort, KeyboardInterrupt):
             raise

@@ -11,11 +11,12 @@ from typing import Literal
 
 import psutil
 
-from deployments import cpu, environment, plan, record
+from deployments import auth, cpu, environment, plan, record
 from deployments.home import Home
 from deployments.ports import is_free
 from deployments.stack import running
-from storage.errors import AstraFlowError
+from storage import addresses
+from storage.errors import AstraFlowError, ConfigError
 
 PYTHONS = ((3, 11), (3, 13))
 """Oldest and newest version that the packages exist for."""
@@ -43,6 +44,8 @@ def examine(home: Home) -> list[Check]:
         _memory(),
         _disk(home),
         *_ports(home),
+        _private(home),
+        *_addresses(),
         _bf16(),
         _store(home),
         _prefect(home),
@@ -116,6 +119,31 @@ def _ports(home: Home) -> Iterator[Check]:
             yield Check(f"port {port}", "warn", "in use by another program", f"nothing: {name} takes the next free one")
 
 
+def _private(home: Home) -> Check:
+    """Whether the home is closed to other users of the machine, and the servers of a running stack ask for a secret."""
+    if not home.root.exists():
+        return Check("private", "ok", f"`astraflow up` will make {home.root} for its owner only")
+    if exposed := [str(path) for path in home.exposed()]:
+        more = f" and {len(exposed) - 1} more" if len(exposed) > 1 else ""
+        return Check("private", "fail", f"other users have access to {exposed[0]}{more}", "`astraflow up` takes it away")
+    try:
+        auth_string = auth.read(home)
+    except AstraFlowError as error:
+        return Check("private", "fail", str(error), "astraflow down, then astraflow up")
+    if auth_string is None and running(home) is not None:
+        return Check("private", "fail", f"the stack runs, and {home.auth} is missing", "astraflow down, then astraflow up")
+    return Check("private", "ok", f"{home.root} is its owner's only")
+
+
+def _addresses() -> Iterator[Check]:
+    """The variables whose addresses hold a credential."""
+    for name in addresses.VARIABLES:
+        try:
+            environment.given(name)
+        except ConfigError as error:
+            yield Check(name, "fail", str(error), "unset it, and set the variables for its credentials")
+
+
 def _bf16() -> Check:
     try:
         if cpu.survives_bf16():
@@ -142,7 +170,9 @@ def _store(home: Home) -> Check:
 def _prefect(home: Home) -> Check:
     from deployments import readiness
 
-    named = environment.given("PREFECT_API_URL")
+    named = os.environ.get("PREFECT_API_URL")
+    if named and addresses.holds_credentials(named):
+        return Check("prefect", "fail", f"{addresses.without_credentials(named)} is not asked", "see PREFECT_API_URL")
     stack = record.load(home)
     if named and not (stack and named == stack.prefect_url):
         trouble = readiness.prefect_trouble(named)

@@ -2,18 +2,29 @@
 
 A person's own variables win wherever they make sense: PREFECT_API_URL, MLFLOW_TRACKING_URI and ASTRAFLOW_STORE name a
 server or a store elsewhere, and the local stack then leaves that part out. Secrets (AWS keys, PREFECT_API_KEY) are
-inherited by the processes and never written anywhere; ASTRAFLOW_STORE_SECRET is only the name of one.
+inherited by workers and flow runs, not by the servers, and never written anywhere; ASTRAFLOW_STORE_SECRET is only the name
+of one.
 """
 
 import os
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
+from deployments import auth, record
+from deployments.guard import HOSTS
 from deployments.home import Home
 from deployments.processes import MARK
 from deployments.record import Stack
-from storage import objects
+from storage import addresses, objects
 from storage.objects import ObjectStore
 from tasks import store_secret
+
+UNTRACKED = {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""For every command and every process, wherever the servers are."""
 
 PREFECT = {
     "PREFECT_WORKER_QUERY_SECONDS": "6",
@@ -23,8 +34,6 @@ PREFECT = {
     "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "WARNING",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "storage,data_ops,rollout,trainer,tasks",
     "PREFECT_CLI_PROMPT": "false",
-    "DO_NOT_TRACK": "1",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
 }
 """For workers and flow runs. One look of a worker for work costs the server 20 ms of CPU (docs/benchmarks.md): every
 second, four pools would take a twelfth of a core from the runs; every six seconds a service starts three seconds later. That
@@ -54,8 +63,7 @@ PREFECT_SERVER = {
 server asks for no CSRF tokens, so that clients need not ask it for one first, which every new client would. What it looks
 after every five seconds by itself, and no run of ours needs, it looks after every minute."""
 
-MLFLOW = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
+MLFLOW_SERVER = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
 """Job execution is for MLflow's hosted judges: eight more processes, 1.3 GB, and nothing here uses it."""
@@ -68,23 +76,42 @@ FLOW_RUN = {
 """For the processes that compute: many of them share the cores, so each takes one thread and says so."""
 
 POOL = (
-    *("ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET", "MLFLOW_TRACKING_URI", "MLFLOW_DISABLE_TELEMETRY", "ONEDNN_MAX_CPU_ISA"),
+    *("ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET", "MLFLOW_TRACKING_URI", "ONEDNN_MAX_CPU_ISA"),
+    *UNTRACKED,
     *FLOW_RUN,
 )
-"""What a work pool hands its flow runs. Prefect's own address they get from their worker."""
+"""What a work pool hands its flow runs. Prefect's own address, and every secret, they get from their worker."""
+
+PREFECT_AUTH = "PREFECT_API_AUTH_STRING"
+MLFLOW_AUTH = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+MLFLOW_OTHER_AUTH = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
+"""Other ways to authenticate, which a person may have set for a server elsewhere."""
+
+SYSTEM = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP", "VIRTUAL_ENV"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
+SYSTEM_PREFIXES = ("LC_", "PYTHON", "LD_", "DYLD_", "XDG_", "OPENBLAS_")
+PREFECT_SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_", "PREFECT_LOGGING_", "PG")
+"""What a server inherits: nothing that opens a store. The last ones are Postgres's."""
 
 ADOPTED = (
     *("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI", "ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET"),
     *("NO_PROXY", "no_proxy"),
+    *(PREFECT_AUTH, *MLFLOW_AUTH),
     *PREFECT,
-    *MLFLOW,
+    *UNTRACKED,
     "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED",
 )
 
 
 def given(name: str) -> str | None:
-    """What the person set in the environment; an empty value counts as unset."""
-    return os.environ.get(name) or None
+    """What the person set in the environment; an empty value counts as unset. ConfigError for an address that holds a
+    credential."""
+    value = os.environ.get(name) or None
+    if value is not None and name in addresses.VARIABLES:
+        addresses.refuse_credentials(name, value)
+    return value
 
 
 def store_url(home: Home, living: Stack | None = None) -> str:
@@ -106,42 +133,95 @@ def open_store(home: Home, living: Stack | None = None) -> ObjectStore:
     return objects.open_store(store_url(home, living))
 
 
+def prepare(home: Home) -> None:
+    """Prepares this process, a command of ours, before anything of Prefect or MLflow is imported: no telemetry, and the auth
+    string for the local stack's server. Prefect's own file in the clone names the same one, which is kept from a server
+    elsewhere."""
+    for name, value in UNTRACKED.items():
+        os.environ.setdefault(name, value)
+    named, known = os.environ.get("PREFECT_API_URL"), record.load(home)
+    if known is not None and known.own_server and named in (None, "", known.prefect_url):
+        os.environ[PREFECT_AUTH] = auth.known(home)
+    elif named:
+        os.environ.setdefault(PREFECT_AUTH, "")
+
+
 def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a process of the stack."""
+    """The whole environment of a worker, and of its flow runs."""
     chosen = {
         **{name: value for name, value in FLOW_RUN.items() if name not in os.environ},
         **PREFECT,
-        **(PREFECT_SERVER if stack.own_server else {}),
-        **MLFLOW,
+        **UNTRACKED,
         **extra,
         "PREFECT_API_URL": stack.prefect_url,
         "MLFLOW_TRACKING_URI": stack.mlflow_url,
-        "ASTRAFLOW_HOME": str(home.root),
         "ASTRAFLOW_STORE": stack.store_url,
         "ASTRAFLOW_STORE_SECRET": stack.store_secret,
-        **_past_proxies(),
         "ASTRAFLOW_LOGS": str(home.logs),
-        "PYTHONUNBUFFERED": "1",
-        MARK: str(home.root),
+        **_of_every_process(home),
     }
+    inherited = dict(os.environ)
+    auth_string = auth.known(home)
     if stack.own_server:
         chosen["PREFECT_HOME"] = str(home.prefect)  # a profile in the person's own home may name another server
-    return {**os.environ, **chosen}
+        chosen["PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"] = "false"
+        chosen[PREFECT_AUTH] = auth_string
+        inherited.pop("PREFECT_API_KEY", None)
+    else:
+        chosen[PREFECT_AUTH] = inherited.get(PREFECT_AUTH, "")  # never that of a `prefect.toml` in the clone
+    if stack.own_mlflow:
+        chosen |= dict(zip(MLFLOW_AUTH, auth_string.split(":", 1), strict=False))
+        for name in MLFLOW_OTHER_AUTH:
+            inherited.pop(name, None)
+    return {**inherited, **chosen}
+
+
+def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
+    """The whole environment of our own Prefect server."""
+    port = urlsplit(stack.prefect_url).port
+    return {
+        **_inherited(PREFECT_SERVER_PREFIXES),
+        **PREFECT_SERVER,
+        **UNTRACKED,
+        "PREFECT_HOME": str(home.prefect),
+        "PREFECT_API_URL": stack.prefect_url,
+        "PREFECT_SERVER_API_AUTH_STRING": auth.known(home),
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}:{port}" for host in HOSTS),
+        **_of_every_process(home),
+    }
+
+
+def of_mlflow_server(home: Home) -> dict[str, str]:
+    """The whole environment of our own MLflow server."""
+    return {**_inherited(()), **MLFLOW_SERVER, **UNTRACKED, **_of_every_process(home)}
 
 
 def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a work pool may show to everyone who can read it. ConfigError for a store's URL with
+    """The part of an environment that a work pool may show to everyone who can read it. ConfigError for an address with
     credentials in it."""
+    for name in addresses.VARIABLES:
+        if url := environment.get(name):
+            addresses.refuse_credentials(name, url)
     if url := environment.get("ASTRAFLOW_STORE"):
         objects.open_store(url)
     return {name: environment[name] for name in POOL if environment.get(name)}
 
 
 def adopt(environment: Mapping[str, str]) -> None:
-    """Makes this process, a command of ours, speak to the stack. Before Prefect or MLflow are imported."""
+    """Directs this process, a command of ours, to the stack. Before Prefect or MLflow are imported."""
     for name in ADOPTED:
         if name in environment:
             os.environ[name] = environment[name]
+
+
+def _inherited(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """The part of this process's environment that a server needs."""
+    kept = (*SYSTEM_PREFIXES, *prefixes)
+    return {name: value for name, value in os.environ.items() if name in SYSTEM or name.startswith(kept)}
+
+
+def _of_every_process(home: Home) -> dict[str, str]:
+    return {**_past_proxies(), "ASTRAFLOW_HOME": str(home.root), "PYTHONUNBUFFERED": "1", MARK: str(home.root)}
 
 
 def _past_proxies() -> dict[str, str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 
 def _print_into(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

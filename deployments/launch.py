@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deployments import environment, flow_runs, live, record, register, stack, startable, tables
+from deployments import environment, flow_runs, live, pages, record, register, stack, startable, tables
 from deployments.follow import Followed, Follower
 from deployments.home import Home
 from deployments.plain_console import PlainConsole
@@ -67,8 +67,8 @@ def start(home: Home, wanted: Wanted, say: Say) -> Followed:
     tags = [register.TAG, f"run:{wanted.run_id}"]
     flow_run = flow_runs.start(up.prefect_url, wanted.deployment, parameters, wanted.run_id, tags)
     links = {
-        "Prefect": f"{up.ui_url}/runs/flow-run/{flow_run.id}",
-        "MLflow": up.mlflow_url,
+        "Prefect": pages.prefect(home, up, f"/runs/flow-run/{flow_run.id}"),
+        "MLflow": pages.mlflow(home, up),
         "objects": store.sub(layout.run_prefix(wanted.run_id)).address,
     }
     return Followed(store, wanted.run_id, up.prefect_url, flow_run.id, links, home, stood)

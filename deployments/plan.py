@@ -4,7 +4,7 @@ what the record says of the stack before. Starts and stops nothing."""
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from deployments import environment
+from deployments import auth, environment
 from deployments.home import Home
 from deployments.ports import HOST, free_port, is_free
 from deployments.processes import is_alive
@@ -23,8 +23,10 @@ def plan(home: Home, standing: Stack | None) -> Stack:
     them would end runs that are under way.
     """
     alive = living(standing)
+    auth_digest = auth.digest(auth.known(home))
     if alive is not None:
         _refuse_a_move(home, alive)
+        _refuse_another_auth_string(home, alive, auth_digest)
     prefect = _elsewhere("PREFECT_API_URL", alive, standing.prefect_url if standing and standing.own_server else "")
     tracking = _elsewhere("MLFLOW_TRACKING_URI", alive, standing.mlflow_url if standing and standing.own_mlflow else "")
     wanted = Stack(
@@ -34,6 +36,7 @@ def plan(home: Home, standing: Stack | None) -> Stack:
         own_server=prefect is None,
         own_mlflow=tracking is None,
         store_secret=environment.secret_name(alive),
+        auth_digest=auth_digest,
     )
     if alive is None:
         return wanted
@@ -86,3 +89,13 @@ def _refuse_a_move(home: Home, alive: Stack) -> None:
                 f"the stack is running with {runs_with or f'no {variable}'}, but {variable} now asks for {asked}; "
                 f"run `astraflow down` first, or set {variable} back"
             )
+
+
+def _refuse_another_auth_string(home: Home, alive: Stack, auth_digest: str) -> None:
+    """The auth string of a living stack was deleted or replaced, or the stack is of a release that had none."""
+    servers = [alive.process(SERVER) if alive.own_server else None, alive.process(MLFLOW) if alive.own_mlflow else None]
+    if any(servers) and alive.auth_digest != auth_digest:
+        raise ConfigError(
+            f"the servers of the running stack were not started with the auth string in {home.auth}; "
+            "run `astraflow down`, then `astraflow up`"
+        )

@@ -1,5 +1,5 @@
-"""Leaves the server's address where Prefect's own commands look for it, so that a second terminal needs no environment:
-`prefect deployment run astraflow/multi-policy`, typed inside the clone, finds the stack.
+"""Leaves the server's address and auth string where Prefect's own commands look for them, so that a second terminal needs no
+environment: `prefect deployment run astraflow/multi-policy`, typed inside the clone, finds the stack.
 
 Prefect reads its settings from the environment, then `.env`, then `prefect.toml` of the current folder, then
 `pyproject.toml`, then the profile. A file that somebody else wrote is left alone.
@@ -7,14 +7,17 @@ Prefect reads its settings from the environment, then `.env`, then `prefect.toml
 
 from pathlib import Path
 
+from deployments.home import open_private
+
 _OURS = "# Written by `astraflow up`, removed by `astraflow down`.\n"
 
 
-def write(path: Path, api_url: str) -> bool:
-    """Returns False, and writes nothing, when there is a file of somebody else's."""
+def write(path: Path, api_url: str, auth_string: str) -> bool:
+    """Writes a file that only its owner may read. Returns False, and writes nothing, where somebody else's file is."""
     if path.exists() and not _is_ours(path):
         return False
-    path.write_text(f'{_OURS}[api]\nurl = "{api_url}"\n')
+    with open(path, "w", opener=open_private) as file:
+        file.write(f'{_OURS}[api]\nurl = "{api_url}"\nauth_string = "{auth_string}"\n')
     return True
 
 

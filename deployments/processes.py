@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from deployments.home import open_private
+
 MARK = "ASTRAFLOW_STACK"
 """Environment variable that marks a process as part of the stack whose home it names."""
 CLOCK_SLACK_S = 2.0
@@ -24,6 +26,8 @@ KILL_TIMEOUT_S = 5.0
 POLL_S = 0.05
 LOG_BYTES_MAX = 16_000_000
 """A log beyond this size is put aside as `NAME.old` when its process starts again."""
+KEPT_UMASK = -1
+"""The new process has the umask of the one that starts it."""
 WORDS_MAX = 60
 """Characters of a command line that a person is shown."""
 
@@ -42,11 +46,14 @@ class Process:
     """Path of the file that its output goes to."""
 
 
-def start(name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path) -> Process:
-    """Starts a command in a session of its own, so that Ctrl-C in the terminal does not reach it."""
+def start(
+    name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path, umask: int = KEPT_UMASK
+) -> Process:
+    """Starts a command in a session of its own, so that Ctrl-C in the terminal does not reach it. Only its owner may read the
+    log; `umask` is that of the new process."""
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_suffix(".old"))
-    with log.open("ab") as output:
+    with open(log, "ab", opener=open_private) as output:
         output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join(command)}\n".encode())
         output.flush()
         child = subprocess.Popen(
@@ -57,6 +64,7 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str], log
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=umask,
         )
     _children[child.pid] = child
     try:

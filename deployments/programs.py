@@ -4,23 +4,20 @@ import socket
 import sys
 
 from deployments.home import Home
-from deployments.ports import HOST
 
 MLFLOW_NICENESS = "5"
 """MLflow's start takes seconds of CPU that nobody waits for; services of a run go first."""
 
 
 def prefect_server(port: int) -> list[str]:
-    return [sys.executable, "-m", "deployments.prefect_server", "--host", HOST, "--port", str(port)]
+    return [sys.executable, "-m", "deployments.prefect_server", "--port", str(port)]
 
 
 def mlflow_server(home: Home, port: int) -> list[str]:
     return [
         *("nice", "-n", MLFLOW_NICENESS),
-        *(sys.executable, "-m", "mlflow", "server"),
-        *("--backend-store-uri", f"sqlite:///{home.mlflow / 'mlflow.db'}"),
-        *("--artifacts-destination", str(home.mlflow / "artifacts")),
-        *("--host", HOST, "--port", str(port), "--workers", "1"),
+        *(sys.executable, "-m", "deployments.mlflow_server"),
+        *("--folder", str(home.mlflow), "--port", str(port)),
     ]
 
 

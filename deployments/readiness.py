@@ -11,6 +11,7 @@ from deployments import processes
 from deployments.prefect_api import connected
 from deployments.processes import Process, is_alive, last_lines
 from storage.errors import ConfigError
+from tasks.prefect_settings import settings_for
 
 POLL_S = 0.1
 ANSWER_TIMEOUT_S = 10.0
@@ -112,9 +113,9 @@ def answers(url: str) -> bool:
 def prefect_trouble(api_url: str) -> str | None:
     """Why a Prefect server does not answer; None when it does."""
     from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+    with temporary_settings(settings_for(api_url)), get_client(sync_client=True) as client:
         trouble = client.api_healthcheck()
         return None if trouble is None else f"{type(trouble).__name__}: {trouble}"
 

@@ -5,7 +5,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 
-from deployments.home import Home
+from deployments.home import Home, open_private
 from deployments.processes import Process, is_alive
 
 FORMAT = 1
@@ -31,6 +31,8 @@ class Stack:
     processes: tuple[Process, ...] = ()
     deployed: str = ""
     """Digest of what was registered with the server last."""
+    auth_digest: str = ""
+    """Of the auth string that the servers were started with; empty: of none."""
     ready: bool = False
     """Everything but MLflow was seen working."""
 
@@ -61,7 +63,8 @@ def load(home: Home) -> Stack | None:
 
 def save(home: Home, stack: Stack) -> Stack:
     written = home.record.with_suffix(".tmp")
-    written.write_text(json.dumps({"format": FORMAT, **asdict(stack)}, indent=2))
+    with open(written, "w", opener=open_private) as file:
+        json.dump({"format": FORMAT, **asdict(stack)}, file, indent=2)
     os.replace(written, home.record)
     return stack
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from deployments import cpu, environment, flow_runs, prefect_toml, processes, readiness, record, register
-from deployments.home import Home
+from deployments import auth, cpu, environment, flow_runs, prefect_toml, processes, readiness, record, register
+from deployments.home import Home, open_private
 from deployments.plan import living, plan
 from deployments.processes import Process, is_alive
 from deployments.record import MLFLOW, SERVER, Stack
@@ -41,6 +41,7 @@ def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
     """
     home.create()
     with _locked(home, say):
+        auth.create(home)
         standing = record.load(home)
         alive = living(standing)
         if not _keys_come_later(alive):
@@ -158,7 +159,7 @@ def _locked(home: Home, say: Say) -> Iterator[None]:
     """One `up` or `down` of a home at a time; the lock ends with the process that holds it."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     told = False
-    with home.lock.open("w") as lock:
+    with open(home.lock, "w", opener=open_private) as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

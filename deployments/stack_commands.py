@@ -18,11 +18,11 @@ def up() -> None:
 
     Example:  astraflow up
     """
-    from deployments import stack
+    from deployments import pages, stack
 
     running = stack.up(home(), say)
-    say(f"Prefect  {running.ui_url}")
-    say(f"MLflow   {running.mlflow_url}")
+    say(f"Prefect  {pages.prefect(home(), running)}")
+    say(f"MLflow   {pages.mlflow(home(), running)}")
     say(f"store    {running.store_url}")
     say(f"logs     {home().logs}")
 
@@ -55,7 +55,8 @@ def deploy(
     api_url = local.prefect_url if local else named
     if api_url is None:
         raise ConfigError("no Prefect server is known; set PREFECT_API_URL to its address, or run `astraflow up`")
-    pools.create(api_url, python or sys.executable, environment.of_pool({**environment.FLOW_RUN, **os.environ}))
+    shared = environment.of_pool({**environment.UNTRACKED, **environment.FLOW_RUN, **os.environ})
+    pools.create(api_url, python or sys.executable, shared)
     for name in register.register(api_url, directory=directory or str(PROJECT)):
         say(f"{api_url}: {name}")
 

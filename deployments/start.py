@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from deployments import cpu, environment, pools, prefect_toml, processes, programs, readiness, record, register
+from deployments import auth, cpu, environment, pools, prefect_toml, processes, programs, readiness, record, register
 from deployments.home import PROJECT, Home
 from deployments.record import MLFLOW, SERVER, Stack
 from storage.errors import ConfigError
 
 FLOW_LOGS_MAX = 300
 """Logs of flow runs' processes that are kept."""
+
+PRIVATE_UMASK = 0o077
+"""Of the servers, and of workers and flow runs unless they write to a store outside the home, which others may share."""
 
 Say = Callable[[str], None]
 
@@ -38,8 +41,11 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
         register.register(stack.prefect_url)
         stack = record.save(home, replace(stack, deployed=deployed))
     _wait_for_workers(stack, started, say)
-    if stack.own_server and not prefect_toml.write(home.prefect_toml, stack.prefect_url):
-        say(f"{home.prefect_toml} is not ours and stays; for `prefect`, set PREFECT_API_URL={stack.prefect_url}")
+    if stack.own_server and not prefect_toml.write(home.prefect_toml, stack.prefect_url, auth.known(home)):
+        say(
+            f"{home.prefect_toml} is not ours and stays; for `prefect`, set PREFECT_API_URL={stack.prefect_url} and "
+            f"PREFECT_API_AUTH_STRING to what {home.auth} holds"
+        )
     _prune_flow_logs(home)
     if wait_for_mlflow and stack.own_mlflow:
         _wait_for_server(stack, MLFLOW, stack.mlflow_url, "MLflow", say)
@@ -51,11 +57,13 @@ def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
         say(f"PREFECT_API_URL is set: using the Prefect server at {stack.prefect_url}, starting none")
     elif stack.process(SERVER) is None:
         say("starting the Prefect server")
-        stack = _start(home, stack, SERVER, programs.prefect_server(_port(stack.prefect_url)), {})
+        command = programs.prefect_server(_port(stack.prefect_url))
+        stack = _start(home, stack, SERVER, command, environment.of_prefect_server(home, stack), PRIVATE_UMASK)
     if not stack.own_mlflow:
         say(f"MLFLOW_TRACKING_URI is set: using MLflow at {stack.mlflow_url}, starting none")
     elif stack.process(MLFLOW) is None:
-        stack = _start(home, stack, MLFLOW, programs.mlflow_server(home, _port(stack.mlflow_url)), {})
+        command = programs.mlflow_server(home, _port(stack.mlflow_url))
+        stack = _start(home, stack, MLFLOW, command, environment.of_mlflow_server(home), PRIVATE_UMASK)
     return stack
 
 
@@ -86,8 +94,10 @@ def _start_workers(home: Home, stack: Stack, ceiling: Mapping[str, str], say: Sa
         return stack, {}
     say(f"starting workers for {', '.join(idle)}")
     before = readiness.worker_beats(stack.prefect_url, idle)
+    complete = environment.of_stack(home, stack, ceiling)
+    umask = PRIVATE_UMASK if stack.store_url == home.store.as_uri() else processes.KEPT_UMASK
     for name in idle:
-        stack = _start(home, stack, _worker(name), programs.worker(name), ceiling)
+        stack = _start(home, stack, _worker(name), programs.worker(name), complete, umask)
     return stack, {name: before.get((name, programs.worker_name(name))) for name in idle}
 
 
@@ -102,9 +112,8 @@ def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) 
         readiness.wait_until(beats, f"the worker of pool {pool}", stack.process(_worker(pool)), say)
 
 
-def _start(home: Home, stack: Stack, name: str, command: Sequence[str], extra: Mapping[str, str]) -> Stack:
-    complete = environment.of_stack(home, stack, extra)
-    started = processes.start(name, command, complete, home.logs / f"{name}.log", PROJECT)
+def _start(home: Home, stack: Stack, name: str, command: Sequence[str], complete: Mapping[str, str], umask: int) -> Stack:
+    started = processes.start(name, command, complete, home.logs / f"{name}.log", PROJECT, umask)
     return record.save(home, stack.with_process(started))
 
 

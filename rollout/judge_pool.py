@@ -29,6 +29,8 @@ GRACE_S: Final = 0.5
 """What a child gets beyond the timeout to say by itself that it took too long."""
 ASKS_MAX: Final = 2
 """How often one question is asked when the child dies over it."""
+INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "ASTRAFLOW_STACK")
+"""What a child needs of the environment; no key and no secret is among it. The last one marks processes of the stack."""
 END_TIMEOUT_S: Final = 1.0
 READ_BYTES: Final = 65_536
 
@@ -103,7 +105,7 @@ class Judge:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={name: os.environ[name] for name in INHERITED if name in os.environ} | {"PYTHONPATH": paths},
         )
         self._unread = b""
         try:

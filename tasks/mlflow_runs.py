@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from storage.addresses import without_credentials
 from storage.errors import TransientError
 
 REQUEST_TIMEOUT_S = 5
@@ -137,7 +138,7 @@ class Board:
         """The parent's page; None where MLflow is a file and has no pages."""
         if not self.uri.startswith("http"):
             return None
-        return f"{self.uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self._ids[PARENT]}"
+        return f"{without_credentials(self.uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self._ids[PARENT]}"
 
     def _experiment_id(self) -> str:
         from mlflow.exceptions import MlflowException

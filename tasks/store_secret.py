@@ -9,7 +9,9 @@ import os
 import re
 from typing import Any
 
+from storage.addresses import without_credentials
 from storage.errors import ConfigError, TransientError
+from tasks.prefect_settings import REFUSED, settings_for
 
 VARIABLE = "ASTRAFLOW_STORE_SECRET"
 EXAMPLE = '{"AWS_ACCESS_KEY_ID": "…", "AWS_SECRET_ACCESS_KEY": "…"}'
@@ -49,15 +51,22 @@ def _read(name: str, api_url: str | None) -> Any:
             "or set PREFECT_API_URL"
         )
     try:
-        with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+        with temporary_settings(settings_for(server)), get_client(sync_client=True) as client:
             found = client.read_block_document_by_name(name, "secret", include_secrets=True)
     except ObjectNotFound:
         raise ConfigError(
-            f"the Prefect server {server} has no Secret block {name}, which {VARIABLE} names; make it on its page under "
-            f'Blocks, or in Python: {PYTHON}.save("{name}")'
+            f"the Prefect server {without_credentials(server)} has no Secret block {name}, which {VARIABLE} names; "
+            f'make it on its page under Blocks, or in Python: {PYTHON}.save("{name}")'
         ) from None
     except httpx.HTTPError as error:
-        raise TransientError(f"the Prefect block {name} cannot be read from {server}: {type(error).__name__}") from error
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in REFUSED:
+            raise ConfigError(
+                f"the Prefect server {without_credentials(server)} refuses to show the block {name}, which {VARIABLE} names; "
+                "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY, to what it asks for"
+            ) from error
+        raise TransientError(
+            f"the Prefect block {name} cannot be read from {without_credentials(server)}: {type(error).__name__}"
+        ) from error
     stored = found.data.get("value")
     if isinstance(stored, dict):
         raise ConfigError(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from storage import heartbeats, layout, weights
+from storage.addresses import refuse_credentials
 from storage.errors import AstraFlowError, NotFoundError
 from storage.objects import ObjectStore
 from tasks import evals
@@ -43,8 +44,12 @@ CURSOR_TAG = "astraflow.next_step"
 
 
 def tracking_uri() -> str | None:
-    """Where MLflow is: the environment variable MLFLOW_TRACKING_URI; None when it is not set."""
-    return os.environ.get(URI_VARIABLE) or None
+    """Where MLflow is: the environment variable MLFLOW_TRACKING_URI; None when it is not set. ConfigError for an address that
+    holds a credential, since it is stored with the run."""
+    uri = os.environ.get(URI_VARIABLE) or None
+    if uri is not None:
+        refuse_credentials(URI_VARIABLE, uri)
+    return uri
 
 
 class Tracker:

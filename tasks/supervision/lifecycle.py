@@ -56,6 +56,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     """
     config = recipes.load(recipe, overrides)
     name = run_id or made_up_run_id(config.name)
+    tracking = tracking_uri() if config.tracking.enabled else None
     await asyncio.to_thread(store_secret.load)
     store = objects.default_store()
     await asyncio.to_thread(objects.check, store)
@@ -64,7 +65,7 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     await introduce(name)
     attempt = int(flow_run.get_run_count() or 1) - 1
     with Pulse(run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s) as pulse:
-        tracker = _tracker(run, name, config)
+        tracker = None if tracking is None else Tracker(run, name, config, tracking)
         async with _syncing(tracker, config.tracking.interval_s):
             stop = await _supervise(supervisor.Supervisor(run, config, pulse, PrefectLauncher(name)))
         await _close(name, tracker, stop, pulse)
@@ -131,11 +132,6 @@ async def _supervise(watcher: supervisor.Supervisor) -> Stop:
         finally:
             supervising.cancel()
             hearing.cancel()
-
-
-def _tracker(run: ObjectStore, run_id: str, config: RunConfig) -> Tracker | None:
-    uri = tracking_uri()
-    return Tracker(run, run_id, config, uri) if config.tracking.enabled and uri is not None else None
 
 
 @contextlib.asynccontextmanager

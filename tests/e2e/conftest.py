@@ -16,19 +16,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId, FlowRunFilterTags
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from deployments import flow_runs, plan, processes, stack
+from deployments import environment, flow_runs, plan, processes, stack
 from deployments.home import Home
 from deployments.ports import HOST
+from deployments.prefect_api import connected
 from deployments.record import Stack
 from storage import heartbeats, layout, runs
+from storage.errors import ConfigError
 from storage.objects import ObjectStore, open_store
 from storage.records import Heartbeat
 from tests.patience import until
@@ -95,7 +94,7 @@ class Laptop:
     def flow_runs(self, run_id: str) -> dict[str, list[str]]:
         """Name → states, oldest first, of the run's flow runs and of the flow runs inside them."""
         tagged = FlowRunFilter(tags=FlowRunFilterTags(all_=[f"run:{run_id}"]))
-        with temporary_settings({PREFECT_API_URL: self.stack.prefect_url}), get_client(sync_client=True) as client:
+        with connected(self.stack.prefect_url) as client:
             found = client.read_flow_runs(flow_run_filter=tagged)
             parents = FlowRunFilterParentFlowRunId(any_=[one.id for one in found])
             found += client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parents))
@@ -157,9 +156,9 @@ def _traces(home: Home, running: Stack) -> tuple[object, ...]:
 def _flow_states(api_url: str) -> tuple[tuple[str, str], ...]:
     """Empty while the server does not answer."""
     try:
-        with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+        with connected(api_url) as client:
             return tuple(sorted((str(one.id), one.state.name) for one in client.read_flow_runs() if one.state is not None))
-    except (httpx.TransportError, PrefectHTTPStatusError):
+    except (ConfigError, PrefectHTTPStatusError):
         return ()
 
 
@@ -183,7 +182,13 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
 def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Laptop]:
     """A stack that was brought up with these environment variables, until the block is left."""
     try:
-        yield Laptop(home, _up(home, variables))
+        up = _up(home, variables)
+        with pytest.MonkeyPatch.context() as patch:  # so that clients in this process are known to the servers
+            complete = environment.of_stack(home, up, {})
+            for name in (environment.PREFECT_AUTH, *environment.MLFLOW_AUTH):
+                if name in complete:
+                    patch.setenv(name, complete[name])
+            yield Laptop(home, up)
     finally:
         try:
             with _own_environment():

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import flow_runs
+from deployments.prefect_api import connected
 from storage import runs
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop
 
@@ -164,7 +163,7 @@ def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(lap
 
 
 def test_every_parameter_of_the_form_has_a_type_and_a_description(laptop: Laptop) -> None:
-    with temporary_settings({PREFECT_API_URL: laptop.stack.prefect_url}), get_client(sync_client=True) as client:
+    with connected(laptop.stack.prefect_url) as client:
         form = client.read_deployment_by_name("astraflow/multi-policy").parameter_openapi_schema["properties"]
     assert set(form) == {"run_id", "recipe", "steps", "seed", "max_staleness", "samples_per_prompt", "overrides"}
     for name, field in form.items():

@@ -5,17 +5,18 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from prefect.blocks.system import Secret
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import temporary_settings
 
 from deployments.home import Home
 from deployments.ports import HOST
+from deployments.prefect_api import connected
 from storage import heartbeats, layout, weights
 from storage.backends.counting import FROM_MIRROR
 from storage.objects import ObjectStore, open_store
 from storage.tensors import weights_digest
+from tasks.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop, stack_in
 from tests.s3_process import s3_process
 
@@ -43,7 +44,7 @@ def servers() -> Iterator[tuple[str, str]]:
 def cloud(servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
     named = {"ASTRAFLOW_STORE": HOME, "ASTRAFLOW_STORE_SECRET": "store", "MLFLOW_TRACKING_URI": f"http://{HOST}:9"}
     with stack_in(Home(tmp_path_factory.mktemp("cloud") / "home"), named) as cloud:
-        with temporary_settings({PREFECT_API_URL: cloud.stack.prefect_url}):
+        with temporary_settings(settings_for(cloud.stack.prefect_url)):
             block = {**KEYS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": servers[0]}
             Secret(value=json.dumps(block)).save("store")
         yield cloud
@@ -123,8 +124,8 @@ def test_the_keys_stand_in_no_object_no_log_and_no_record_of_the_stack(
     bodies |= {str(path): path.read_bytes() for path in cloud.home.root.rglob("*") if path.is_file()}
     assert {f"{run.url}/{layout.RUN}", str(cloud.home.record)} <= bodies.keys()
     assert any(name.startswith(str(cloud.home.flow_logs)) for name in bodies)
-    with httpx.Client(base_url=cloud.stack.prefect_url) as prefect:
-        bodies["the block, as Prefect shows it"] = prefect.get("block_types/slug/secret/block_documents").content
+    with connected(cloud.stack.prefect_url) as prefect:
+        bodies["the block, as Prefect shows it"] = prefect.request("GET", "/block_types/slug/secret/block_documents").content
     for text in KEYS.values():
         assert text not in said
         assert [name for name, body in bodies.items() if text.encode() in body] == []

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from deployments import flow_runs, plan, processes, record, register, stack
-from deployments.home import Home
+from deployments import auth, flow_runs, pages, plan, processes, record, register, stack
+from deployments.home import OTHERS, Home
 from deployments.ports import HOST
+from deployments.prefect_api import connected
 from deployments.record import Stack
 from deployments.register import Deployment
 from tests.e2e.conftest import E2E_TIMEOUT_S, wait_until
@@ -60,6 +60,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         patch.syspath_prepend(folder)
         for name in ("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI", "ASTRAFLOW_STORE"):
             patch.delenv(name, raising=False)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+        patch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
+        patch.setenv("MLFLOW_HOST", "0.0.0.0")
         taken = [listener.getsockname()[1] for listener in listeners]
         patch.setattr(plan, "PREFECT_PORT", taken[0])
         patch.setattr(plan, "MLFLOW_PORT", taken[1])
@@ -84,7 +87,7 @@ def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world
 
 
 def test_all_deployments_are_registered_and_the_nightly_ones_are_off(world: World) -> None:
-    with temporary_settings({PREFECT_API_URL: world.stack.prefect_url}), get_client(sync_client=True) as client:
+    with connected(world.stack.prefect_url) as client:
         deployments = client.read_deployments()
         found = {deployment.name: deployment for deployment in deployments}
         assert Counter(deployment.name for deployment in deployments) == Counter(one.name for one in register.DEPLOYMENTS)
@@ -99,6 +102,71 @@ def test_a_second_up_starts_nothing_and_waits_for_mlflow(world: World) -> None:
     again = stack.up(world.home, world.said.append)
     assert again.processes == world.stack.processes
     assert stack.running(world.home) == again
+
+
+EVIL = {"origin": "http://evil.example"}
+
+
+def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: World) -> None:
+    deployment = _deployment_id(world)
+    run_a_command = {"job_variables": {"command": "touch /tmp/evil"}}
+    with httpx.Client(base_url=world.stack.prefect_url, trust_env=False) as anyone:
+        for headers in ({}, {"authorization": auth.basic("astraflow:wrong")}):
+            started = anyone.post(f"deployments/{deployment}/create_flow_run", json=run_a_command, headers=headers)
+            read = anyone.post("block_documents/filter", json={"include_secrets": True}, headers=headers)
+            assert (started.status_code, read.status_code) == (401, 401)
+    secret = {"authorization": auth.basic(auth.create(world.home))}
+    with httpx.Client(base_url=world.stack.prefect_url, trust_env=False, headers=secret) as known:
+        foreign = known.post(f"deployments/{deployment}/create_flow_run", json=run_a_command, headers=EVIL)
+        rebound = known.get("flow_runs/filter", headers={"host": "evil.example:4200"})
+        preflight = known.options(f"deployments/{deployment}/create_flow_run", headers=EVIL)
+        assert [answer.status_code for answer in (foreign, rebound, preflight)] == [403, 403, 403]
+        assert known.post("block_documents/filter", json={"include_secrets": True}).json() == []
+        assert known.post("flow_runs/count", json={}).json() == 0
+
+
+def test_mlflow_asks_for_the_secret_too(world: World) -> None:
+    search = f"{world.stack.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=5"
+    secret = {"authorization": auth.basic(auth.create(world.home))}
+    with httpx.Client(trust_env=False) as client:
+        assert client.get(search).status_code == 401
+        assert client.get(search, headers={**secret, **EVIL}).status_code == 403
+        assert [one["name"] for one in client.get(search, headers=secret).json()["experiments"]] == ["Default"]
+
+
+def test_the_printed_address_logs_a_browser_in(world: World) -> None:
+    """As its page does, which reads what follows the #."""
+    for address in (pages.prefect(world.home, world.stack), pages.mlflow(world.home, world.stack)):
+        login, _, ticket = address.removesuffix("/").partition("#")
+        with httpx.Client(trust_env=False) as browser:
+            assert browser.get(login).headers["content-type"].startswith("text/html")
+            told = browser.post(login, headers={"authorization": f"Ticket {ticket}"})
+            assert told.status_code == 200
+            assert browser.get(world.stack.mlflow_url).text.lower().startswith("<!doctype html>")
+            if told.text:
+                stored = {"authorization": f"Basic {told.text}"}
+                assert browser.get(f"{world.stack.prefect_url}/admin/version", headers=stored).status_code == 200
+
+
+def test_the_home_is_its_owners_only(world: World) -> None:
+    assert list(world.home.exposed()) == []
+    assert world.home.record.exists()
+    assert (world.home.prefect / "prefect.db").exists()
+    assert [one for one in world.home.logs.glob("*.log") if one.stat().st_mode & OTHERS] == []
+
+
+def test_servers_listen_on_the_loopback_interface_only(world: World) -> None:
+    for name in ("prefect-server", "mlflow"):
+        server = world.stack.process(name)
+        assert server is not None
+        listened = [one.laddr.ip for one in psutil.Process(server.pid).net_connections() if one.status == psutil.CONN_LISTEN]
+        assert listened == ["127.0.0.1"]
+
+
+def test_servers_have_no_keys_of_the_store(world: World) -> None:
+    for one in world.stack.processes:
+        inherited = psutil.Process(one.pid).environ()
+        assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == one.name.startswith("worker"), one.name
 
 
 def test_up_replaces_only_what_died(world: World) -> None:
@@ -126,7 +194,7 @@ def test_an_active_schedule_plans_runs(world: World) -> None:
 def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) -> None:
     nightly = Deployment("probe", "cron", "probe_flow_for_test.py:probe", "trainers", "for a test", cron="0 2 * * *")
     register.register(world.stack.prefect_url, [nightly], str(world.folder))
-    with temporary_settings({PREFECT_API_URL: world.stack.prefect_url}), get_client(sync_client=True) as client:
+    with connected(world.stack.prefect_url) as client:
         assert [schedule.active for schedule in client.read_deployment_by_name("probe/cron").schedules] == [True]
 
 
@@ -138,6 +206,13 @@ def test_prefects_own_command_finds_the_stack_without_any_environment(world: Wor
     _wait(world, lambda: flow_runs.read(world.stack.prefect_url, flow_run_id).state == "Completed")
     printed = (world.home.flow_logs / f"{flow_run_id}.log").read_text()
     assert f"store {world.stack.store_url}" in printed
+    assert (world.home.flow_logs / f"{flow_run_id}.log").stat().st_mode & OTHERS == 0
+
+
+def test_the_secret_is_in_no_log_and_in_nothing_that_prefect_keeps(world: World) -> None:
+    password = auth.create(world.home).partition(":")[2].encode()
+    kept = [path for path in world.home.root.rglob("*") if path.is_file() and password in path.read_bytes()]
+    assert sorted(kept) == [world.home.auth, world.home.prefect_toml]
 
 
 def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
@@ -171,8 +246,13 @@ def _listener() -> socket.socket:
     return listener
 
 
+def _deployment_id(world: World) -> str:
+    with connected(world.stack.prefect_url) as client:
+        return str(client.read_deployment_by_name("astraflow/multi-policy").id)
+
+
 def _planned_runs(world: World, deployment: str) -> int:
-    with temporary_settings({PREFECT_API_URL: world.stack.prefect_url}), get_client(sync_client=True) as client:
+    with connected(world.stack.prefect_url) as client:
         which = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
         found = client.read_flow_runs(deployment_filter=which)
         return sum(run.state is not None and run.state.is_scheduled() for run in found)

@@ -1,11 +1,15 @@
+import os
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
-from deployments import doctor, plan
+from deployments import auth, doctor, plan, record
 from deployments.home import Home
 from deployments.ports import HOST
+from deployments.processes import Process
+from deployments.record import Stack
 from tests.ordinary_user import as_ordinary_user
 
 
@@ -36,6 +40,35 @@ def test_a_prefect_server_that_is_not_there_fails(home: Home, monkeypatch: pytes
     check = doctor._prefect(home)
     assert check.verdict == "fail"
     assert "unset PREFECT_API_URL" in check.fix
+
+
+def test_a_home_that_others_may_read_fails_until_it_is_closed(home: Home) -> None:
+    assert doctor._private(home).verdict == "ok"
+    home.create()
+    assert doctor._private(home).verdict == "ok"
+    home.logs.chmod(0o755)
+    check = doctor._private(home)
+    assert (check.verdict, check.found) == ("fail", f"other users have access to {home.logs}")
+    home.create()
+    assert doctor._private(home).found == f"{home.root} is its owner's only"
+
+
+def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
+    home.create()
+    me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
+    url = home.store.as_uri()
+    record.save(home, Stack(f"http://{HOST}:1/api", f"http://{HOST}:2", url, True, processes=(me,), ready=True))
+    assert doctor._private(home).found == f"the stack runs, and {home.auth} is missing"
+    auth.create(home)
+    assert doctor._private(home).verdict == "ok"
+    home.auth.write_text("")
+    assert doctor._private(home).verdict == "fail"
+
+
+def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"http://me:s3cr3t@{HOST}:1/api")
+    assert [(check.name, check.verdict) for check in doctor._addresses()] == [("PREFECT_API_URL", "fail")]
+    assert doctor._prefect(home).found == f"http://{HOST}:1/api is not asked"
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from deployments import environment
+from deployments import auth, environment, record
 from deployments.home import PROJECT, Home
 from deployments.processes import MARK
 from deployments.record import Stack
@@ -52,7 +53,7 @@ def test_no_secret_reaches_a_work_pool(home: Home, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_store_url_with_credentials_is_kept_from_a_work_pool() -> None:
-    with pytest.raises(ConfigError, match=r"the store URL s3://…@bucket"):
+    with pytest.raises(ConfigError, match=r"ASTRAFLOW_STORE holds a credential beside the address s3://bucket"):
         environment.of_pool({"ASTRAFLOW_STORE": "s3://key:hidden@bucket"})
 
 
@@ -69,6 +70,110 @@ def test_the_name_of_the_stores_secret_reaches_workers_everywhere(home: Home, mo
 def test_a_stores_url_keeps_its_parameters_on_the_way_to_the_workers(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "s3://bucket/x/?endpoint=http://127.0.0.1:9000")
     assert environment.store_url(home) == "s3://bucket/x?endpoint=http://127.0.0.1:9000"
+
+
+@pytest.fixture(autouse=True)
+def _environment_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `prepare` sets is taken back."""
+    for name in (*environment.UNTRACKED, "PREFECT_API_AUTH_STRING"):
+        monkeypatch.setenv(name, "before")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def secret(home: Home) -> str:
+    return auth.create(home)
+
+
+def test_workers_and_commands_have_the_secret_and_work_pools_do_not(home: Home, secret: str) -> None:
+    made = environment.of_stack(home, _stack(), {})
+    assert made["PREFECT_API_AUTH_STRING"] == secret
+    assert f"{made['MLFLOW_TRACKING_USERNAME']}:{made['MLFLOW_TRACKING_PASSWORD']}" == secret
+    password = secret.partition(":")[2]
+    assert not [name for name, value in environment.of_pool(made).items() if password in value]
+
+
+def test_a_persons_credentials_for_servers_elsewhere_are_not_sent_to_ours_nor_ours_to_theirs(
+    home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME")
+    for name in theirs:
+        monkeypatch.setenv(name, "theirs")
+    assert "theirs" not in environment.of_stack(home, _stack(), {}).values()
+    elsewhere = environment.of_stack(home, replace(_stack(own_server=False), own_mlflow=False), {})
+    assert {elsewhere[name] for name in theirs} == {"theirs"}
+    assert not [name for name, value in elsewhere.items() if secret.partition(":")[2] in value]
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING")
+    elsewhere = environment.of_stack(home, _stack(own_server=False), {})
+    assert elsewhere["PREFECT_API_AUTH_STRING"] == ""  # not that of a `prefect.toml` in the clone
+
+
+KEYS = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "PREFECT_API_KEY",
+    "HF_TOKEN",
+    "ASTRAFLOW_STORE_SECRET",
+)
+
+
+def test_servers_inherit_no_keys_and_workers_do(home: Home, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in KEYS:
+        monkeypatch.setenv(name, "hidden")
+    prefect, mlflow = environment.of_prefect_server(home, _stack()), environment.of_mlflow_server(home)
+    assert not {*KEYS} & {*prefect, *mlflow}
+    assert environment.of_stack(home, _stack(), {})["AWS_SECRET_ACCESS_KEY"] == "hidden"
+    assert prefect["PATH"] == mlflow["PATH"] == os.environ["PATH"]
+    assert prefect[MARK] == mlflow[MARK] == mlflow["ASTRAFLOW_HOME"] == str(home.root)
+
+
+def test_the_prefect_server_asks_for_the_secret_and_answers_its_own_pages_only(
+    home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "another")
+    monkeypatch.setenv("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "*")
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql+asyncpg://host/prefect")
+    made = environment.of_prefect_server(home, _stack())
+    assert made["PREFECT_SERVER_API_AUTH_STRING"] == secret
+    assert made["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == "http://127.0.0.1:4200,http://localhost:4200"
+    assert made["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://host/prefect"
+
+
+def test_nobody_is_told_what_is_done_here_wherever_the_servers_are(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = replace(_stack(own_server=False), own_mlflow=False)
+    silent = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    for stack in (_stack(), elsewhere):
+        worker = environment.of_stack(home, stack, {})
+        for made in (worker, environment.of_pool(worker), environment.of_prefect_server(home, stack)):
+            assert silent.items() <= made.items()
+    assert silent.items() <= environment.of_mlflow_server(home).items()
+    monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
+    environment.prepare(home)
+    assert {name: os.environ[name] for name in silent} == silent
+
+
+def test_a_command_sends_the_secret_to_our_own_server_only(home: Home, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    record.save(home, _stack())
+    for named, sent in (("", secret), ("http://127.0.0.1:4200/api", secret), ("https://prefect.example/api", "")):
+        monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+        monkeypatch.setenv("PREFECT_API_URL", named)
+        environment.prepare(home)
+        assert os.environ["PREFECT_API_AUTH_STRING"] == sent
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "theirs")
+    environment.prepare(home)
+    assert os.environ["PREFECT_API_AUTH_STRING"] == "theirs"
+
+
+@pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])
+def test_an_address_with_credentials_is_kept_from_a_work_pool_and_from_commands(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=f"{variable} holds a credential beside the address https://host/api"):
+        environment.of_pool({variable: "https://me:hidden@host/api"})
+    monkeypatch.setenv(variable, "https://me:hidden@host/api")
+    with pytest.raises(ConfigError, match=f"{variable} holds a credential beside the address https://host/api"):
+        environment.given(variable)
 
 
 def test_a_proxy_is_never_asked_for_the_stack_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

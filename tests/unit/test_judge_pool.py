@@ -91,3 +91,14 @@ def test_a_child_leaves_when_its_parent_is_gone() -> None:
     judge._child.stdin.close()  # what the kernel does when the parent dies
     assert judge._child.wait(10.0) == 0
     judge.close()
+
+
+def test_a_child_has_no_keys_and_no_secrets_and_carries_the_mark_of_its_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "HF_TOKEN"):
+        monkeypatch.setenv(name, "hidden")
+    monkeypatch.setenv("ASTRAFLOW_STACK", "marked")
+    judge = Judge()
+    inherited = psutil.Process(judge.pid).environ()
+    judge.close()
+    assert "hidden" not in inherited.values()
+    assert inherited["ASTRAFLOW_STACK"] == "marked"

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from deployments import auth
 from deployments import plan as planning
 from deployments.home import Home
 from deployments.plan import plan
@@ -51,6 +52,7 @@ def _stack(home: Home, *processes: Process, port: int = 47001, own_server: bool 
         own_server=own_server,
         processes=processes,
         deployed="digest",
+        auth_digest=auth.digest(auth.read(home) or ""),
     )
 
 
@@ -115,6 +117,18 @@ def test_a_living_stack_is_not_moved_under_its_runs(
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError, match=f"{variable} now asks for {value}.*astraflow down"):
         plan(home, _stack(home, _living("prefect-server")))
+
+
+@pytest.mark.parametrize("started_with", ["", auth.digest("astraflow:another")])
+def test_servers_that_ask_for_another_secret_are_not_taken_over(home: Home, started_with: str) -> None:
+    home.create()
+    auth.create(home)
+    standing = replace(_stack(home, _living("prefect-server")), auth_digest=started_with)
+    with pytest.raises(ConfigError, match=f"not started with the auth string in {home.auth}; run `astraflow down`, then"):
+        plan(home, standing)
+    assert plan(home, replace(standing, processes=(_dead("prefect-server"),))).auth_digest == auth.digest(auth.create(home))
+    elsewhere = replace(standing, own_server=False, own_mlflow=False, processes=(_living("worker-trainers"),))
+    assert plan(home, elsewhere).processes == elsewhere.processes
 
 
 def test_a_dead_stack_may_be_moved(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

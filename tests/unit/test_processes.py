@@ -1,4 +1,5 @@
 import os
+import stat
 import sys
 import time
 from dataclasses import replace
@@ -39,6 +40,16 @@ def test_a_started_process_is_alive_until_it_is_stopped(tmp_path: Path) -> None:
     processes.stop([process], grace_s=5)
     assert not processes.is_alive(process)
     assert not psutil.pid_exists(process.pid)
+
+
+def test_only_the_owner_may_read_a_log_and_what_a_process_writes_under_a_private_umask(tmp_path: Path) -> None:
+    touch = [sys.executable, "-c", "open('made', 'w').close(); print('done', flush=True)"]
+    (tmp_path / "log").touch(mode=0o644)
+    process = processes.start("toucher", touch, os.environ, tmp_path / "log", tmp_path, umask=0o077)
+    assert _last_line(tmp_path / "log") == "done"
+    processes.stop([process], grace_s=5)
+    assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o600
 
 
 def test_a_process_listens_on_a_port_when_it_or_its_child_does_and_no_stranger_counts(tmp_path: Path) -> None:

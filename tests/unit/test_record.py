@@ -1,4 +1,5 @@
 import os
+import stat
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ def test_what_was_saved_is_loaded(home: Home) -> None:
     stack = STACK.with_process(Process("mlflow", 12, 3.5, "/tmp/log"))
     assert record.save(home, stack) == stack
     assert record.load(home) == stack
+    assert stat.S_IMODE(home.record.stat().st_mode) == 0o600
     assert stack.ui_url == "http://127.0.0.1:4200"
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from storage import layout
+from storage.errors import ConfigError
 from tasks.mlflow_runs import flatten
 from tasks.tracking import Tracker, tracking_uri
 from tests.small_run import RUN_ID, SmallRun
@@ -163,3 +164,12 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 def test_nested_settings_become_dotted_parameters() -> None:
     assert flatten({"a": {"b": 1, "c": {}}, "d": [1, 2]}) == {"a.b": 1, "a.c": {}, "d": [1, 2]}
+
+
+def test_an_address_with_a_credential_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:s3cr3t@mlflow.example")
+    with pytest.raises(ConfigError, match=r"beside the address https://mlflow\.example, .*MLFLOW_TRACKING_TOKEN") as refused:
+        tracking_uri()
+    assert "s3cr3t" not in str(refused.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    assert tracking_uri() == "https://mlflow.example"

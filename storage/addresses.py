@@ -1,0 +1,47 @@
+"""Addresses of servers and stores, which are stored with runs, shown on pages and logged: none of them holds a credential."""
+
+import re
+
+from storage.errors import ConfigError
+
+VARIABLES = {
+    "PREFECT_API_URL": "PREFECT_API_AUTH_STRING or PREFECT_API_KEY",
+    "MLFLOW_TRACKING_URI": (
+        "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, "
+        "or for a Postgres database PGUSER and PGPASSWORD,"
+    ),
+    "ASTRAFLOW_STORE": "the AWS_… variables or a profile of ~/.aws",
+}
+"""Variable that holds an address → where the credentials for it belong."""
+
+_SECRET = re.compile(r"passw|pwd|token|secret|credential|signature|api_?key|access_?key|^auth|^key$|^sig$", re.IGNORECASE)
+"""Names of parameters whose values are secrets."""
+_WITH_PATHS = ("file", "memory", "sqlite", "s3")
+"""Schemes of places whose paths may hold an @."""
+
+
+def holds_credentials(url: str) -> bool:
+    """Whether there is a user before the host, or a parameter that is named like a secret."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return re.match(r"[^/]*:[^/]*@", url) is not None
+    place = rest.partition("/")[0] if scheme in _WITH_PATHS else rest  # a password may hold a slash that nobody quoted
+    user = "@" in place or (scheme == "s3" and ":" in place)
+    return user or any(_SECRET.search(one.partition("=")[0]) for one in re.split(r"[?&#;]", rest)[1:])
+
+
+def without_credentials(url: str) -> str:
+    """The address as it may be shown. One without credentials stays as it is."""
+    if not holds_credentials(url):
+        return url
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    return f"{scheme}{separator}{re.split(r'[?#]', rest.rpartition('@')[2])[0]}"
+
+
+def refuse_credentials(variable: str, url: str) -> None:
+    """Raises ConfigError when the address that `variable` holds has a user, a password or a token in it."""
+    if holds_credentials(url):
+        raise ConfigError(
+            f"{variable} holds a credential beside the address {without_credentials(url)}, and addresses are stored and shown; "
+            f"take it out, and set {VARIABLES[variable]} instead"
+        )
