@@ -177,10 +177,15 @@ class Supervisor:
         return None
 
     def _note(self) -> str:
-        """What the run waits for: the base models, then members that are not at work yet, then what the dataflow waits for."""
+        """What the run waits for: the base models, then members that are not at work yet, then what the dataflow waits for, and
+        after its last order whoever is not done."""
         preparing = self.watches["base-model"]
         if not preparing.done and preparing.last_words:
             return preparing.last_words
+        if self.watches["dataflow"].done:
+            busy = [watch for watch in self.watches.values() if not (watch.done or watch.abandoned)]
+            named = ", ".join(f"{watch.member.id} ({watch.last_words or watch.state or 'starting'})" for watch in busy)
+            return f"waiting for: {named}" if named else ""
         now = self._now()
         awaited = [
             Awaited(

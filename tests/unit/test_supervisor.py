@@ -271,6 +271,20 @@ def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_la
     assert world.supervisor.pulse.last.note == ("waiting for: evaluation (process starting, 2 s); nothing to train on")
 
 
+def test_after_the_last_order_the_note_names_who_is_not_done_and_what_they_do(world: World) -> None:
+    world.look()
+    world.run_all()
+    world.beat(1)
+    for policy in ("solver", "verifier"):
+        weights.publish(world.run, policy, 0, tensors())
+        weights.publish(world.run, policy, 1, tensors(1))
+    world.run.create(layout.orders_end(), b"{}")
+    beat = Heartbeat("evaluation", "evaluation", 0, 7, 1.0, 1.0, 1, "here", "working", note="evaluating solver 1")
+    world.run.put(layout.heartbeat("trainer", "evaluation"), encode(beat))
+    world.look()
+    assert world.supervisor.pulse.last.note == "waiting for: evaluation (evaluating solver 1)"
+
+
 def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world: World) -> None:
     world.look()
     world.run_all()
