@@ -182,6 +182,11 @@ def test_a_member_that_no_worker_has_taken_is_waited_for(world: World) -> None:
     world.look(rounds=20, seconds=world.config.supervise.launch_timeout_s)
     assert world.launcher.crashed == []
     assert len(world.launcher.launched) == 7
+    world.launcher.set("dataflow", Phase.PENDING)
+    world.look(seconds=0.9 * world.config.supervise.launch_timeout_s)
+    assert world.launcher.crashed == [], "its process has only begun to start"
+    world.look(seconds=0.2 * world.config.supervise.launch_timeout_s)
+    assert world.launcher.crashed == ["dataflow-0"]
 
 
 def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is_idle(world: World) -> None:
