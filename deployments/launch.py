@@ -3,17 +3,18 @@ it."""
 
 import datetime
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deployments import environment, flow_runs, live, pages, record, register, stack, startable, tables
+from deployments import environment, flow_runs, follow, live, pages, record, register, stack, startable, tables
 from deployments.follow import Followed, Follower
 from deployments.home import Home
 from deployments.plain_console import PlainConsole
 from deployments.record import Stack
 from storage import layout, objects
-from storage.audit.verify import verify
+from storage.audit.verify import Progress, verify
 from storage.errors import ConfigError
 from storage.objects import ObjectStore
 from storage.records import Stop
@@ -92,13 +93,26 @@ def summarize(followed: Followed, last: Status, say: Say) -> None:
     say(f"{followed.run_id}: {last.state} after {live.clock(last.elapsed_s)}; {last.reason}")
     for line in tables.summary_lines(last):
         say(f"  {line}")
-    say(f"  verify: {tables.verdict_words(verify(run))}")
+    say(f"  verify: {tables.verdict_words(verify(run, _told(say)))}")
     report = f"{run.url}/{layout.REPORT}" if run.exists(layout.REPORT) else "`astraflow report` makes it"
     if report.startswith("s3:"):  # no browser opens it
         report += f"; `astraflow report {followed.run_id} --out report.html` writes it here"
     say(f"  report: {report}")
     if stack.running(followed.home):
         say("the stack stays up for the next run; `astraflow down` stops it")
+
+
+def _told(say: Say) -> Progress:
+    """Says every few seconds what is being verified; nothing of a check that takes less."""
+    told_at = time.monotonic()
+
+    def tell(part: str, share: float) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= follow.LINE_INTERVAL_S:
+            told_at = time.monotonic()
+            say(f"  verifying {part} {share:.0%}")
+
+    return tell
 
 
 def _refuse_what_cannot_start(wanted: Wanted, up: Stack, store: ObjectStore) -> Stop | None:

@@ -105,7 +105,7 @@ class Seen:
     done: bool
     phase: Phase
     since_launch_s: float
-    """Since the newest attempt was launched (or first seen by this supervisor)."""
+    """Since a worker took the newest attempt (or since this supervisor first saw it)."""
     silent_s: float | None
     """Since the attempt's heartbeat last changed, on the supervisor's clock; None before its first beat."""
     since_done_s: float = 0.0

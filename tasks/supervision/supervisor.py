@@ -61,6 +61,8 @@ class _Watch:
     launched: Launched | None = None
     """Its newest flow run."""
     launched_at: float = 0.0
+    taken_at: float = 0.0
+    """When a worker took it; meanwhile, when it was last seen to wait for one."""
     beat: tuple[int, int] | None = None
     """(attempt, beats) of the newest attempt's heartbeat last seen."""
     beat_at: float = 0.0
@@ -177,10 +179,15 @@ class Supervisor:
         return None
 
     def _note(self) -> str:
-        """What the run waits for: the base models, then members that are not at work yet, then what the dataflow waits for."""
+        """What the run waits for: the base models, then members that are not at work yet, then what the dataflow waits for, and
+        after its last order whoever is not done."""
         preparing = self.watches["base-model"]
         if not preparing.done and preparing.last_words:
             return preparing.last_words
+        if self.watches["dataflow"].done:
+            busy = [watch for watch in self.watches.values() if not (watch.done or watch.abandoned)]
+            named = ", ".join(f"{watch.member.id} ({watch.last_words or watch.state or 'starting'})" for watch in busy)
+            return f"waiting for: {named}" if named else ""
         now = self._now()
         awaited = [
             Awaited(
@@ -223,6 +230,8 @@ class Supervisor:
             if found is not None:
                 if watch.launched is None:
                     watch.launched_at = self._now()
+                if watch.launched is None or found.phase is Phase.SCHEDULED:
+                    watch.taken_at = self._now()
                 watch.launched = found
                 watch.seen_active = watch.seen_active or found.phase is not Phase.ENDED
 
@@ -236,7 +245,7 @@ class Supervisor:
         seen = Seen(
             done=watch.done,
             phase=launched.phase if launched else Phase.NONE,
-            since_launch_s=now - watch.launched_at,
+            since_launch_s=now - watch.taken_at,
             silent_s=silent_s,
             since_done_s=now - watch.done_at,
             works=await self._works(watch, now),
@@ -269,7 +278,7 @@ class Supervisor:
         elif watch.has_beaten:
             since, limit_s = watch.beat_at, settings.heartbeat_limit_s
         else:
-            since, limit_s = watch.launched_at, settings.launch_timeout_s
+            since, limit_s = watch.taken_at, settings.launch_timeout_s
         if launched.phase not in (Phase.PENDING, Phase.RUNNING) or now - since <= limit_s / 2:
             self.processes.forget(launched.flow_run_id)
             return False
@@ -300,7 +309,7 @@ class Supervisor:
             watch.not_before = now + min(2.0 ** (watch.failures - 1), _BACKOFF_MAX_S)
         launched = await self.launcher.launch(watch.member, attempt)
         if launched is not None:
-            watch.launched, watch.launched_at, watch.seen_active = launched, now, True
+            watch.launched, watch.launched_at, watch.taken_at, watch.seen_active = launched, now, now, True
         return None
 
     def _give_up(self, watch: _Watch) -> Stop | None:

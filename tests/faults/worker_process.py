@@ -18,7 +18,7 @@ def main(store: str, name: str, ttl_s: str) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with Pulse(run, "rollout", name, attempt=0, interval_s=0.5, region="us-east") as pulse:
-        work(run, config("actor_and_verify", lease_ttl_s=float(ttl_s), drain_s=5.0), SAMPLING, "us-east", pulse, stop)
+        work(run, config("actor_and_verify", lease_ttl_s=float(ttl_s), drain_s=300.0), SAMPLING, "us-east", pulse, stop)
 
 
 if __name__ == "__main__":

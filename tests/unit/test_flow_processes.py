@@ -9,7 +9,8 @@ from uuid import uuid4
 from tasks.supervision import flow_processes
 from tasks.supervision.flow_processes import MARK, FlowProcesses
 
-BUSY_CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+BUSY = "import time\nend_s = time.monotonic() + 900\nwhile time.monotonic() < end_s: pass"
+BUSY_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
 
 
 def test_the_cpu_time_of_a_flow_runs_process_and_its_descendants_is_found_by_its_id() -> None:

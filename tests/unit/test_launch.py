@@ -146,3 +146,13 @@ def test_the_stack_is_said_to_stay_up_only_while_it_does(tmp_path: Path) -> None
         said: list[str] = []
         launch.summarize(followed, status(store, "mine"), said.append)
         assert ("the stack stays up for the next run; `astraflow down` stops it" in said) is ready
+
+
+def test_a_check_that_takes_long_says_every_few_seconds_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, said = [0.0], list[str]()
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now_s[0])
+    tell = launch._told(said.append)
+    for second in range(12):
+        now_s[0] = float(second)
+        tell("shards", second / 12)
+    assert said == ["  verifying shards 42%", "  verifying shards 83%"]

@@ -72,6 +72,11 @@ def test_a_member_that_no_worker_has_taken_is_waited_for(world: World) -> None:
     world.look(rounds=20, seconds=world.config.supervise.launch_timeout_s)
     assert world.launcher.crashed == []
     assert len(world.launcher.launched) == 7
+    world.launcher.set("dataflow", Phase.PENDING)
+    world.look(seconds=0.9 * world.config.supervise.launch_timeout_s)
+    assert world.launcher.crashed == [], "its process has only begun to start"
+    world.look(seconds=0.2 * world.config.supervise.launch_timeout_s)
+    assert world.launcher.crashed == ["dataflow-0"]
 
 
 def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is_idle(world: World) -> None:
@@ -159,6 +164,20 @@ def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_la
         weights.publish(world.run, policy, 0, tensors())
     world.look()
     assert world.supervisor.pulse.last.note == ("waiting for: evaluation (process starting, 2 s); nothing to train on")
+
+
+def test_after_the_last_order_the_note_names_who_is_not_done_and_what_they_do(world: World) -> None:
+    world.look()
+    world.run_all()
+    world.beat(1)
+    for policy in ("solver", "verifier"):
+        weights.publish(world.run, policy, 0, tensors())
+        weights.publish(world.run, policy, 1, tensors(1))
+    world.run.create(layout.orders_end(), b"{}")
+    beat = Heartbeat("evaluation", "evaluation", 0, 7, 1.0, 1.0, 1, "here", "working", note="evaluating solver 1")
+    world.run.put(layout.heartbeat("trainer", "evaluation"), encode(beat))
+    world.look()
+    assert world.supervisor.pulse.last.note == "waiting for: evaluation (evaluating solver 1)"
 
 
 def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world: World) -> None:
