@@ -82,7 +82,7 @@ def test_a_workers_tokenizer_is_made_of_plain_names_only(name: str) -> None:
 def test_code_beside_a_models_tensors_is_neither_stored_nor_read(memory_store: ObjectStore, name: str) -> None:
     from tests.builders import tensors
 
-    with pytest.raises(ConfigError, match="cannot be stored in .*: the name "):
+    with pytest.raises(ConfigError, match=r"cannot be stored in .*: the name "):
         weights.publish(memory_store, "solver", 0, tensors(0), extra_files={"config.json": b"{}", name: b"import os"})
     assert memory_store.list() == []
     made = SmallRun(f"hostile-code-{name.replace('/', '-')}")
@@ -146,7 +146,7 @@ def test_folders_that_cannot_be_runs_are_none(local_store: ObjectStore, tmp_path
         record = {"run_id": name, "created_s": 1.0, "deployment": "", "config": {}}
         (root / "runs" / name / "run.json").write_bytes(sealed(record))
     assert list_runs(local_store) == ["mine"]
-    with pytest.raises(ConfigError, match="there is no run '../mine'"):
+    with pytest.raises(ConfigError, match=r"there is no run '../mine'"):
         open_run(local_store, "../mine")
 
 
@@ -180,7 +180,7 @@ def test_a_config_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_t
     from trainer.hf_model import HfModel
 
     config = {"model_type": "vit", "hidden_size": 16, "auto_map": {"AutoModelForCausalLM": "evil/code--modeling_evil.Evil"}}
-    with pytest.raises(ConfigError, match="gives no causal language model: .* custom code"):
+    with pytest.raises(ConfigError, match=r"gives no causal language model: .* custom code"):
         HfModel(config, "cpu", False)
     assert asked == []
 
