@@ -71,7 +71,7 @@ def snapshot(repository: str, progress: Progress) -> Path:
 
 def _other_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != INDEX:
+        if path.is_file() and _is_read(path) and path.suffix in MODEL_SUFFIXES and path.name != INDEX:
             if wrong := model_file_fault(path.name):
                 raise ConfigError(f"model.path: {shown(path.name)} in {folder} {wrong}; rename it, or remove it")
             if path.stat().st_size > OTHER_FILE_BYTES_MAX:
@@ -88,13 +88,18 @@ def refuse_links(folder: Path) -> None:
     is_snapshot = inside.parent.name == "snapshots" and inside.parent.parent.name.startswith("models--")
     blobs = inside.parent.parent / "blobs"
     for path in sorted(inside.iterdir()):
-        if path.suffix not in (TENSOR_SUFFIX, *MODEL_SUFFIXES) or not path.is_symlink():
+        if not _is_read(path) or not path.is_symlink():
             continue
         if not is_snapshot or os.path.dirname(os.path.realpath(path)) != str(blobs):
             raise ConfigError(
                 f"model.path: {folder / path.name} is a symbolic link to {os.readlink(path)}; put the file itself in its place "
                 "(cp -L copies a folder with what its links lead to)"
             )
+
+
+def _is_read(path: Path) -> bool:
+    """Whether a file of this name can be a part of the model; hidden ones (`._config.json` of a Mac) are none."""
+    return path.suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES) and not path.name.startswith(".")
 
 
 def _tensor_files(folder: Path) -> list[str]:
