@@ -56,7 +56,7 @@ class Checkpoint(NamedTuple):
 def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
     """The newest checkpoint that can be read; None when there is none. CorruptError when there are some, all damaged."""
     damage: CorruptError | None = None
-    for step in sorted(_steps(run, policy), reverse=True):
+    for step in reversed(steps(run, policy)):
         try:
             return Checkpoint(step, *load(run, policy, step))
         except CorruptError as error:
@@ -69,17 +69,23 @@ def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
 
 def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor], Json]:
     """Tensors (every digest verified) and state; NotFoundError when the step has no checkpoint."""
-    key = layout.manifest(layout.checkpoint(policy, step))
-    manifest = read_twice(lambda: unseal(CheckpointManifest, run.get(key), key))
-    if (manifest.policy, manifest.step) != (policy, step):
-        raise CorruptError(f"{key} is the checkpoint of {manifest.policy} step {manifest.step}")
+    manifest = read_manifest(run, policy, step)
     folder = run.sub(layout.checkpoint(policy, step))
     return tensor_folders.read_tensors(folder, Contents(manifest.tensors, manifest.files)), manifest.state
 
 
+def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifest:
+    """NotFoundError when the step has no checkpoint; CorruptError when its manifest is damaged, or another's."""
+    key = layout.manifest(layout.checkpoint(policy, step))
+    manifest = read_twice(lambda: unseal(CheckpointManifest, run.get(key), key))
+    if (manifest.policy, manifest.step) != (policy, step):
+        raise CorruptError(f"{key} is the checkpoint of {manifest.policy} step {manifest.step}")
+    return manifest
+
+
 def prune(run: ObjectStore, policy: str, keep: int) -> None:
     """Keep the newest `keep` checkpoints. Older ones, and what killed writers left below them, go: manifests first."""
-    kept = sorted(_steps(run, policy))[-keep:]
+    kept = steps(run, policy)[-keep:]
     if not kept:
         return
     keys = [key for key in _keys(run, policy) if key < layout.checkpoint(policy, kept[0])]
@@ -87,7 +93,8 @@ def prune(run: ObjectStore, policy: str, keep: int) -> None:
         run.delete(key)
 
 
-def _steps(run: ObjectStore, policy: str) -> list[int]:
+def steps(run: ObjectStore, policy: str) -> list[int]:
+    """Steps with a checkpoint, ascending."""
     return layout.numbers(_keys(run, policy), lambda step: layout.manifest(layout.checkpoint(policy, step)))
 
 

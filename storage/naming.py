@@ -2,9 +2,9 @@
 
     name ──▶ is the module one that may be imported? ──▶ import ──▶ is it a class with the methods of its kind? ──▶ the class
 
-Importing a module runs it, and so does building what it defines: whoever writes a recipe, or a `run.json` into the store, chooses
-among the modules that are installed where the services run. ASTRAFLOW_IMPORT_ALLOW limits the choice. Nothing that was found is
-called here, and nothing is called by those who ask before it was found to be what its kind says.
+Importing a module runs it, and so does building what it defines: whoever writes a recipe, or a `run.json` into the store,
+chooses among the modules that are installed where the services run. ASTRAFLOW_IMPORT_ALLOW limits the choice. What was found is
+called only after it was proved to be a class of its kind, and nothing here calls it.
 """
 
 import importlib

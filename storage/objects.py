@@ -133,7 +133,8 @@ class ObjectStore:
     def _path(self, key: str) -> str:
         if not _is_key(key):
             raise ConfigError(
-                f"{plain_names.shown(key)} cannot be a key of {self.url}; its parts must be plain names joined by single slashes"
+                f"{plain_names.shown(key)} cannot be a key of {self.url}; "
+                "its parts must be plain names joined by single slashes"
             )
         return self.prefix + key
 

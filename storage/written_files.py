@@ -1,4 +1,4 @@
-"""Writes what a stored object holds into a local folder: the only way by which names from a store become names of local files."""
+"""Writes what stored objects hold into local folders. Names from a store become names of local files nowhere else."""
 
 import os
 from contextlib import suppress

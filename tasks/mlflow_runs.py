@@ -119,8 +119,9 @@ class Board:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            for known in self._client.search_model_versions(f"name='{name}' and run_id='{mlflow_id}'"):
-                if known.tags.get(VERSION_TAG) == str(version):
+            # The name is no part of the search: a quotation mark in the experiment's name would end the search's own.
+            for known in self._client.search_model_versions(f"run_id='{mlflow_id}'"):
+                if known.name == name and known.tags.get(VERSION_TAG) == str(version):
                     return str(known.version)
             self._client.log_artifacts(mlflow_id, str(model), "model")
             source = f"{self._client.get_run(mlflow_id).info.artifact_uri}/model"

@@ -40,9 +40,9 @@ MESSAGES = {
 def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The run that a recipe describes.
 
-    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path (`./mine.yaml`), or YAML text; `overrides` are dotted keys, such as
-    `{"policies.solver.train.lr": 1e-4}`, with `*` for every policy. Prompt and model paths come out absolute, since the
-    services of a run may start in other folders. Raises ConfigError with one line for each mistake.
+    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path (`./mine.yaml`), or YAML text; `overrides` are dotted
+    keys, such as `{"policies.solver.train.lr": 1e-4}`, with `*` for every policy. Prompt and model paths come out absolute,
+    since the services of a run may start in other folders. Raises ConfigError with one line for each mistake.
     """
     source = read_source(recipe, _folders())
     override(source, overrides or {})

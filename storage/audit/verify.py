@@ -19,7 +19,7 @@ from storage import layout, plain_names, quarantine, runs
 from storage.audit.books import PolicyBooks, Terms, audit_books
 from storage.audit.names import check_named, named_versions
 from storage.audit.shards import Broken, audit_shards
-from storage.audit.weights import audit_weights
+from storage.audit.weights import audit_checkpoints, audit_weights
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Json
@@ -79,6 +79,8 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
         policy: audit_books(run, policy, steps[policy], terms[policy], audit, set_aside, broken, progress) for policy in terms
     }
     published = {policy: audit_weights(run, policy, terms[policy].due, broken, progress) for policy in terms}
+    for policy in terms:
+        audit_checkpoints(run, policy, broken)
     audit.check_versions(published, broken)
     check_named(named, published, broken)
     ordered = sorted(set(found), key=lambda violation: (violation.invariant, violation.where, violation.what))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from storage import layout, ways, weights
+from storage import checkpoints, layout, ways, weights
 from storage.audit.gaps import gaps
 from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
 from storage.objects import ObjectStore
@@ -43,6 +43,18 @@ def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progr
         if found:
             held[version] = found
     return digests
+
+
+def audit_checkpoints(run: ObjectStore, policy: str, broken: Broken) -> None:
+    """Check that the manifest of every checkpoint can be read. Its data, which is large and which only its trainer reads, is
+    left out."""
+    for step in checkpoints.steps(run, policy):
+        try:
+            checkpoints.read_manifest(run, policy, step)
+        except NotFoundError:
+            continue  # its trainer has pruned it meanwhile
+        except CorruptError as error:
+            broken(3, layout.manifest(layout.checkpoint(policy, step)), str(error))
 
 
 def _read(run: ObjectStore, policy: str, version: int, broken: Broken) -> Manifest | None:

@@ -1,8 +1,8 @@
 """Reads a model in the layout of the Hugging Face hub: `config.json`, tokenizer, safetensors in one file or several.
 
-Knows nothing of policies or runs, and never runs code that lies in a model's folder. What is read ends up in the store, where
-others can read it: so nothing outside the folder is read, however the folder came here. A symbolic link in it is refused, but for
-those of the hub's own cache, where a snapshot is a folder of links into the `blobs` of the same model:
+Knows nothing of policies or runs, and never runs code that lies in a model's folder. What is read goes into the store, where
+others can read it: so nothing outside the folder is read, however the folder came here. A symbolic link in it is refused, but
+for those of the hub's own cache, where a snapshot is a folder of links into the `blobs` of the same model:
 
     models--openai--x/snapshots/{revision}/config.json ──▶ models--openai--x/blobs/{digest}
 """
@@ -71,7 +71,7 @@ def snapshot(repository: str, progress: Progress) -> Path:
 
 def _other_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in MODEL_SUFFIXES and path.name != INDEX:
+        if path.is_file() and _is_read(path) and path.suffix in MODEL_SUFFIXES and path.name != INDEX:
             if wrong := model_file_fault(path.name):
                 raise ConfigError(f"model.path: {shown(path.name)} in {folder} {wrong}; rename it, or remove it")
             if path.stat().st_size > OTHER_FILE_BYTES_MAX:
@@ -88,13 +88,18 @@ def refuse_links(folder: Path) -> None:
     is_snapshot = inside.parent.name == "snapshots" and inside.parent.parent.name.startswith("models--")
     blobs = inside.parent.parent / "blobs"
     for path in sorted(inside.iterdir()):
-        if path.suffix not in (TENSOR_SUFFIX, *MODEL_SUFFIXES) or not path.is_symlink():
+        if not _is_read(path) or not path.is_symlink():
             continue
         if not is_snapshot or os.path.dirname(os.path.realpath(path)) != str(blobs):
             raise ConfigError(
                 f"model.path: {folder / path.name} is a symbolic link to {os.readlink(path)}; put the file itself in its place "
                 "(cp -L copies a folder with what its links lead to)"
             )
+
+
+def _is_read(path: Path) -> bool:
+    """Whether a file of this name can be a part of the model; hidden ones (`._config.json` of a Mac) are none."""
+    return path.suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES) and not path.name.startswith(".")
 
 
 def _tensor_files(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollout.chat import load_chat
-from storage import batches, layout, weights
+from storage import batches, checkpoints, layout, weights
 from storage.audit.verify import verify
 from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore, open_store
@@ -15,6 +15,7 @@ from storage.runs import create_run, list_runs, open_run, read_run
 from storage.tensors import file_digest
 from tasks.export import export_model
 from tasks.reports.episode_samples import decoder
+from tests.builders import tensors
 from tests.fakes import base_files
 from tests.small_run import SmallRun
 from tests.stranger import WRITE_ID, sealed
@@ -80,9 +81,7 @@ def test_a_workers_tokenizer_is_made_of_plain_names_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["modeling_evil.py", "pytorch_model.bin", "evil.so", "tokenizer.pkl", "../config.json"])
 def test_code_beside_a_models_tensors_is_neither_stored_nor_read(memory_store: ObjectStore, name: str) -> None:
-    from tests.builders import tensors
-
-    with pytest.raises(ConfigError, match="cannot be stored in .*: the name "):
+    with pytest.raises(ConfigError, match=r"cannot be stored in .*: the name "):
         weights.publish(memory_store, "solver", 0, tensors(0), extra_files={"config.json": b"{}", name: b"import os"})
     assert memory_store.list() == []
     made = SmallRun(f"hostile-code-{name.replace('/', '-')}")
@@ -109,6 +108,22 @@ def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(memory_
     told = {(one.invariant, one.where): one.what for one in verify(run).violations}
     assert "EVIL' is not the name of a data file" in told[3, where]
     assert told[1, batch] == f"{batch} holds batch 1 of verifier"
+
+
+def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_other(memory_store: ObjectStore) -> None:
+    run = finished_run(memory_store)
+    for step in (1, 2, 3):
+        checkpoints.save(run, "solver", step, tensors(step), {})
+    keys = [layout.manifest(layout.checkpoint("solver", step)) for step in (1, 2, 3)]
+    manifest, second = json.loads(run.get(keys[0])), run.get(keys[1])
+    manifest["files"][0]["name"] = "x./tmp/EVIL"
+    for key, body in ((keys[0], sealed(manifest)), (keys[2], second)):
+        run.delete(key)
+        run.create(key, body)
+    found = verify(run).violations
+    assert [(one.invariant, one.where) for one in found] == [(3, keys[0]), (3, keys[2])]
+    assert "'x./tmp/EVIL' is not the name of a data file" in found[0].what
+    assert found[1].what == f"{keys[2]} is the checkpoint of solver step 2"
 
 
 def test_verify_names_a_policy_that_cannot_be_part_of_a_key_and_checks_the_others(memory_store: ObjectStore) -> None:
@@ -146,7 +161,7 @@ def test_folders_that_cannot_be_runs_are_none(local_store: ObjectStore, tmp_path
         record = {"run_id": name, "created_s": 1.0, "deployment": "", "config": {}}
         (root / "runs" / name / "run.json").write_bytes(sealed(record))
     assert list_runs(local_store) == ["mine"]
-    with pytest.raises(ConfigError, match="there is no run '../mine'"):
+    with pytest.raises(ConfigError, match=r"there is no run '../mine'"):
         open_run(local_store, "../mine")
 
 
@@ -180,7 +195,7 @@ def test_a_config_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_t
     from trainer.hf_model import HfModel
 
     config = {"model_type": "vit", "hidden_size": 16, "auto_map": {"AutoModelForCausalLM": "evil/code--modeling_evil.Evil"}}
-    with pytest.raises(ConfigError, match="gives no causal language model: .* custom code"):
+    with pytest.raises(ConfigError, match=r"gives no causal language model: .* custom code"):
         HfModel(config, "cpu", False)
     assert asked == []
 

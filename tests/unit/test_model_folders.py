@@ -146,6 +146,8 @@ def test_a_link_to_itself_is_refused(folder: Path):
 def test_what_is_not_read_may_be_a_link_and_so_may_the_folder_itself(folder: Path, secret: Path, tmp_path: Path):
     complete(folder)
     (folder / "README.md").symlink_to(secret)
+    (folder / ".hidden.json").symlink_to(secret)
+    (folder / "._config.json").write_text("of a Mac")
     (folder / "pytorch_model.bin").symlink_to(secret)
     link = secret.parent / "link"
     link.symlink_to(folder)

@@ -183,9 +183,9 @@ def test_a_list_of_packages_limits_what_is_imported_and_not_what_is_built_in(
         refuse_name(path, TABLE)
         assert resolve(path, TABLE, KIND) in (Greedy, Lenient)
         return
-    with pytest.raises(ConfigError, match="is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"):
+    with pytest.raises(ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"):
         resolve(path, TABLE, KIND)
-    with pytest.raises(ConfigError, match="is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"):
+    with pytest.raises(ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"):
         refuse_name(path, TABLE)
 
 

@@ -142,13 +142,13 @@ def test_no_record_has_a_policy_a_tag_or_a_member_that_cannot_be_part_of_a_key(n
     ):
         with pytest.raises(CorruptError, match=f"{field}: .* is not a name of up to 100 letters"):
             unseal(record, sealed(fields), "it")
-    with pytest.raises(CorruptError, match="id: .* is not a name of up to 100 letters"):
+    with pytest.raises(CorruptError, match=r"id: .* is not a name of up to 100 letters"):
         decode(Heartbeat, json.dumps({"format": 1, "write_id": ID, "id": name, **beat}).encode(), "it")
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "..", ".x", "a b", "r\n", "a" * 101])
 def test_no_run_is_called_what_cannot_be_part_of_a_key(memory_store: ObjectStore, run_id: str) -> None:
-    with pytest.raises(CorruptError, match="run_id: .* is not a run id"):
+    with pytest.raises(CorruptError, match=r"run_id: .* is not a run id"):
         unseal(RunRecord, sealed({"run_id": run_id, "created_s": 1.0, "deployment": "", "config": {}}), "it")
     with pytest.raises(ConfigError, match="cannot be a run id"):
         layout.run_prefix(run_id)

@@ -97,7 +97,7 @@ def test_an_assignment_without_a_value_shows_how_to_write_it() -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...]:
-    """The folder of built-in recipes with `tiny`, and `recipes` in the working directory, where everything is named `tiny` too."""
+    """The folder of built-in recipes with `tiny`, and `recipes` in the working directory, where all files are named `tiny`."""
     (tmp_path / "ours").mkdir()
     (tmp_path / "work" / "recipes").mkdir(parents=True)
     (tmp_path / "ours" / "tiny.yaml").write_text("steps: 1\n")

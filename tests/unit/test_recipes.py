@@ -390,9 +390,8 @@ def test_a_recipe_that_names_the_standard_library_is_refused_before_anything_is_
 
 
 def test_wrong_arguments_and_missing_methods_of_an_algorithm_are_told_before_the_run() -> None:
-    message = complaint(
-        RECIPE, **{"data.filter": [{"name": "zero_advantage", "args": {"epsilon": 1}}], "data.sample": [NOT_ONE]}
-    )
+    wrong = [{"name": "zero_advantage", "args": {"epsilon": 1}}]
+    message = complaint(RECIPE, **{"data.filter": wrong, "data.sample": [NOT_ONE]})
     assert "--set data.filter: data.filter.0: zero_advantage does not take args {'epsilon': 1}" in message
     assert f"--set data.sample: data.sample.0: {NOT_ONE} has no arrange; a sampler is a class with arrange(draft)" in message
 
