@@ -38,6 +38,15 @@ class RunRecord:
     config: Json
 
 
+def check_id(run_id: str) -> None:
+    """ConfigError for what cannot be a run id."""
+    if not _RUN_ID.fullmatch(run_id):
+        shown = run_id if len(run_id) <= 200 else f"{run_id[:200]}…"
+        raise ConfigError(
+            f"{shown!r} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+
+
 def create_run(
     store: ObjectStore, run_id: str, config: Json, deployment: str = "", filled: Fill = lambda config: config
 ) -> ObjectStore:
@@ -45,8 +54,7 @@ def create_run(
 
     `filled` writes today's defaults into a configuration that was frozen before they were there.
     """
-    if not _RUN_ID.fullmatch(run_id):
-        raise ConfigError(_no_id(run_id))
+    check_id(run_id)
     run = store.sub(layout.run_prefix(run_id))
     body = seal(RunRecord(run_id, time.time(), deployment, config))
     try:
@@ -61,8 +69,7 @@ def check_restart(store: ObjectStore, run_id: str, config: Json | None, filled: 
 
     Raises ConfigError when the run is completed, or has another configuration than the one that is given.
     """
-    if not _RUN_ID.fullmatch(run_id):
-        raise ConfigError(_no_id(run_id))
+    check_id(run_id)
     run = store.sub(layout.run_prefix(run_id))
     if not run.exists(layout.RUN):
         return None
@@ -149,10 +156,6 @@ def read_stop(run: ObjectStore) -> Stop | None:
 def clear_stop(run: ObjectStore) -> None:
     """Let a stopped run be resumed."""
     run.delete(layout.STOP)
-
-
-def _no_id(run_id: str) -> str:
-    return f"{run_id!r} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-'"
 
 
 def _refuse_differences(run_id: str, stands: Json, wanted: Json) -> None:
