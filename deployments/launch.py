@@ -54,8 +54,8 @@ def prepare(deployment: str, recipe: str | None, assignments: list[str], run_id:
         names = ", ".join(name.removeprefix(f"{FLOW}/") for name in own)
         raise ConfigError(f"there is no deployment {deployment}; name {names}, or one of your own as FLOW/DEPLOYMENT")
     overrides = parse_assignments(assignments)
-    judged = recipe or own.get(full)
-    config = recipes.load(judged, overrides) if judged else None
+    judged = own.get(full) if recipe is None else recipe
+    config = recipes.load(judged, overrides) if judged is not None else None
     name = config.name if config else re.sub(r"\W+", "-", full.rsplit("/", 1)[-1], flags=re.ASCII).strip("-_")[:60] or "run"
     made_up = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     return Wanted(full, made_up if run_id is None else run_id, recipe, overrides, config)

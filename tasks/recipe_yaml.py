@@ -15,8 +15,8 @@ from storage.errors import ConfigError
 
 KeyPath: TypeAlias = tuple[str, ...]
 NESTING_MAX = 32
-BYTES_MAX = 1_000_000
-VALUES_MAX = 20_000
+BYTES_MAX = 200_000
+VALUES_MAX = 10_000
 """Keys and list items of one text, each counted as often as aliases repeat it."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 

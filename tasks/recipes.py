@@ -165,7 +165,7 @@ def _bound_at(path: KeyPath, lower: bool) -> str:
         if lower
         else {"le": "less than or equal to", "lt": "less than"}
     )
-    for bound in (*(info.metadata if info else ()), *(one for field in inner for one in field.metadata)):
+    for bound in (*(info.metadata if info else ()), *(one for part in inner for one in getattr(part, "metadata", ()))):
         for name, word in words.items():
             if (value := getattr(bound, name, None)) is not None:
                 return f"{word} {value:g}" if isinstance(value, float) else f"{word} {value}"

@@ -69,7 +69,9 @@ def test_a_number_beyond_its_bounds_is_refused_with_its_key_its_value_and_the_bo
 def _bounds(info: FieldInfo) -> list[Any]:
     """Constraints of the field itself, or of the type within an optional one."""
     inside = [part for part in get_args(info.annotation) if part is not type(None)]
-    nested = [one for part in inside for annotated in getattr(part, "__metadata__", ()) for one in annotated.metadata]
+    nested = [
+        one for part in inside for annotated in getattr(part, "__metadata__", ()) for one in getattr(annotated, "metadata", ())
+    ]
     return [*info.metadata, *nested]
 
 
