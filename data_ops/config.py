@@ -2,8 +2,9 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from storage.bounds import AnySign, Count, CountOrNone, Positive, Rows, Seconds, Seed, Steps, TokensOrNone
 from storage.frozen import Frozen
 
 
@@ -26,9 +27,9 @@ class PromptSource(Frozen):
     """Column that holds the reference answer."""
     answer_after: str | None = None
     """Keep only what follows the last occurrence of this text in the answer column (GSM8K: `####`)."""
-    limit: int | None = Field(default=None, ge=1)
+    limit: Rows | None = None
     """Use only the first so many prompts."""
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
     """Of the generator (`builtin`) and of the shuffling of every epoch."""
 
     @model_validator(mode="after")
@@ -58,27 +59,27 @@ class AdvantageConfig(Frozen):
     """`mean`: GRPO. `leave_one_out`: RLOO."""
     divide_by_std: bool = True
     """GRPO divides by the group's standard deviation (N−1); Dr.GRPO does not."""
-    reward_bias: float = 0.0
-    reward_scale: float = 1.0
-    reward_clip: float = Field(default=20.0, gt=0)
+    reward_bias: AnySign = 0.0
+    reward_scale: AnySign = 1.0
+    reward_clip: Positive = 20.0
     """Rewards are clipped to ± this after bias and scale."""
-    overlong_tokens: int = Field(default=0, ge=0)
+    overlong_tokens: TokensOrNone = 0
     """DAPO's soft overlong penalty: width T of the window before `overlong_max_tokens`; 0 turns it off."""
-    overlong_max_tokens: int = Field(default=0, ge=0)
-    overlong_factor: float = 1.0
+    overlong_max_tokens: TokensOrNone = 0
+    overlong_factor: AnySign = 1.0
 
 
 class DataConfig(Frozen):
     """The dataflow service."""
 
     prompts: PromptSource
-    samples_per_prompt: int = Field(default=8, ge=1)
+    samples_per_prompt: Count = 8
     """Episodes of each prompt: the size of a group."""
-    prompts_per_order: int = Field(default=4, ge=1)
+    prompts_per_order: Count = 4
     """Prompts in one order, the unit that a worker leases and a shard answers."""
-    max_staleness: int = Field(default=8, ge=0)
+    max_staleness: CountOrNone = 8
     """A sequence of batch n is at most this many versions older than version n−1; 0 is synchronous training."""
-    batches_ahead: int = Field(default=1, ge=0)
+    batches_ahead: CountOrNone = 1
     """How many batches may be ready beyond the one the trainer works on."""
     curate: list[Algorithm] = [Algorithm(name="accept_all")]
     """Which prompts are rolled out; applied in turn."""
@@ -89,18 +90,18 @@ class DataConfig(Frozen):
     advantage: AdvantageConfig = AdvantageConfig()
     keep_partial_groups: bool = True
     """When an episode of a group failed: keep the others (True) or drop the group (False)."""
-    poll_interval_s: float = Field(default=0.2, gt=0)
+    poll_interval_s: Seconds = 0.2
     """Pause between two looks at the store while a trainer waits for a batch and there is nothing to do."""
-    gather_interval_s: float = Field(default=2.0, gt=0)
+    gather_interval_s: Seconds = 2.0
     """Pause between two looks while no trainer waits: shards gather, and one task takes in several of them."""
-    shards_per_task: int = Field(default=16, ge=1)
+    shards_per_task: Count = 16
     """Shards that one parallel task takes in at most; more shards in a task amortize the task's own cost."""
 
 
 class PolicyData(Frozen):
     """What the dataflow must know of one policy."""
 
-    batch_size: int = Field(ge=1)
+    batch_size: Count
     """Sequences in a batch."""
-    steps: int = Field(ge=1)
+    steps: Steps
     """Batches to make."""

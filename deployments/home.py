@@ -118,6 +118,9 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def home() -> Home:
-    """The home this process was told to use."""
+    """The home this process was told to use. ConfigError where ASTRAFLOW_HOME can be no folder."""
     named = os.environ.get("ASTRAFLOW_HOME")
-    return Home(Path(named).expanduser().resolve() if named else PROJECT / ".astraflow")
+    try:
+        return Home(Path(named).expanduser().resolve() if named else PROJECT / ".astraflow")
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a user that is not there, a name that is none
+        raise ConfigError(f"ASTRAFLOW_HOME={named} can be no folder ({error}); name a writable one") from None

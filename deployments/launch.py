@@ -2,6 +2,7 @@
 it."""
 
 import datetime
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from tasks.recipe_source import parse_assignments
 from tasks.status import Status
 
 Say = Callable[[str], None]
+DEPLOYMENT_MAX = 200
 FLOW = "astraflow"
 """The flow that a deployment without a flow's name is of."""
 
@@ -43,17 +45,21 @@ class Wanted:
 
 def prepare(deployment: str, recipe: str | None, assignments: list[str], run_id: str | None) -> Wanted:
     """Raises ConfigError, naming key, line and fix, for a recipe that cannot work."""
+    if run_id is not None:
+        layout.run_prefix(run_id)  # ConfigError for what cannot be a run id, before anything starts
+    if not deployment.isprintable() or len(deployment) > DEPLOYMENT_MAX:
+        raise ConfigError(f"{deployment[:DEPLOYMENT_MAX]!r} can be no deployment's name; write FLOW/DEPLOYMENT")
     full = deployment if "/" in deployment else f"{FLOW}/{deployment}"
     own = {f"{one.flow}/{one.name}": one.parameters.get("recipe") for one in register.DEPLOYMENTS if one.flow == FLOW}
     if full != deployment and full not in own:
         names = ", ".join(name.removeprefix(f"{FLOW}/") for name in own)
         raise ConfigError(f"there is no deployment {deployment}; name {names}, or one of your own as FLOW/DEPLOYMENT")
     overrides = parse_assignments(assignments)
-    judged = recipe or own.get(full)
-    config = recipes.load(judged, overrides) if judged else None
-    name = config.name if config else full.rsplit("/", 1)[-1]
+    judged = own.get(full) if recipe is None else recipe
+    config = recipes.load(judged, overrides) if judged is not None else None
+    name = config.name if config else re.sub(r"\W+", "-", full.rsplit("/", 1)[-1], flags=re.ASCII).strip("-_")[:60] or "run"
     made_up = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    return Wanted(full, run_id or made_up, recipe, overrides, config)
+    return Wanted(full, made_up if run_id is None else run_id, recipe, overrides, config)
 
 
 def start(home: Home, wanted: Wanted, say: Say) -> Followed:

@@ -111,7 +111,7 @@ def stop(processes: Iterable[Process], grace_s: float) -> None:
         found = _find(process)
         if found is not None:
             asked += [found, *_descendants(found)]
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.Error):
                 found.terminate()
     _kill_after(asked, grace_s)
 
@@ -120,7 +120,7 @@ def drain(processes: Iterable[Process], grace_s: float) -> None:
     """Asks the direct children of each process to leave, and waits for them; the processes themselves stay."""
     children = [child for process in processes if (found := _find(process)) for child in found.children()]
     for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):
             child.terminate()
     _kill_after(children, grace_s)
 
@@ -130,7 +130,7 @@ def sweep(mark: str, grace_s: float) -> list[str]:
     found = marked(mark)
     words = [_words(process) for process in found]
     for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):
             process.terminate()
     _kill_after(found, grace_s)
     return words
@@ -196,7 +196,7 @@ def _descendants(process: psutil.Process) -> list[psutil.Process]:
 
 def _kill_after(processes: list[psutil.Process], grace_s: float) -> None:
     for process in _still_alive(processes, grace_s):
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.Error):
             process.kill()
     _still_alive(processes, KILL_TIMEOUT_S)
 

@@ -3,12 +3,13 @@ killed halfway leaves nothing that `astraflow down` does not know of."""
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from deployments.home import Home, open_private
 from deployments.processes import Process, is_alive
 
 FORMAT = 1
+PID_MAX = 2**31 - 1
 SERVER = "prefect-server"
 MLFLOW = "mlflow"
 
@@ -56,9 +57,22 @@ def load(home: Home) -> Stack | None:
         if body.pop("format") != FORMAT:
             return None
         processes = tuple(Process(**process) for process in body.pop("processes"))
-        return Stack(processes=processes, **body)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        found = Stack(processes=processes, **body)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None  # absent, cut short or from another version: nothing to go by, the sweep finds what is left
+    sound = _has_types(found) and all(_has_types(one) and 0 < one.pid <= PID_MAX for one in processes)
+    return found if sound else None
+
+
+def exists(home: Home) -> bool:
+    """Whether there is a record, readable or not."""
+    return os.path.lexists(home.record)
+
+
+def _has_types(one: Stack | Process) -> bool:
+    """Whether every plain field holds what its annotation says."""
+    wanted = {field.name: field.type for field in fields(one) if field.type in (str, bool, int, float)}
+    return all(type(getattr(one, name)) is kind for name, kind in wanted.items())
 
 
 def save(home: Home, stack: Stack) -> Stack:

@@ -10,7 +10,7 @@ only the rest is started here; with MLFLOW_TRACKING_URI set, so is MLflow.
 import fcntl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -61,23 +61,51 @@ def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
 
 
 def down(home: Home, say: Say = print) -> None:
-    """Ends active flow runs and stops every process of the stack. Raises ConfigError when something survives it."""
-    home.create()
-    with _locked(home, say):
+    """Ends active flow runs and stops every process of the stack. Whatever fails on the way, the processes are stopped; what
+    failed is raised at the end as one AstraFlowError, and what survived as a ConfigError."""
+    failed: list[str] = []
+    with _noting("making the home's folders", failed):
+        home.create()
+    with ExitStack() as held:
+        with _noting("taking the lock", failed, but=(ConfigError, KeyboardInterrupt)):
+            held.enter_context(_locked(home, say))
         stack = record.load(home)
+        if stack is None and record.exists(home):
+            failed.append(f"reading {home.record}: it is damaged, so no run was cancelled; processes are found by their mark")
         if stack is not None:
-            record.save(home, replace(stack, ready=False))  # nobody counts on it from here on
-            environment.adopt(settings(home, stack))
-            _end_flow_runs(stack, say)
-            _stop_in_order(stack)
+            with _noting("saying in the record that the stack goes down", failed):
+                record.save(home, replace(stack, ready=False))  # nobody counts on it from here on
+            with _noting("cancelling flow runs", failed):
+                environment.adopt(settings(home, stack))
+                failed += _end_flow_runs(stack, say)
+            with _noting("stopping the processes of the record", failed):
+                _stop_in_order(stack)
         stray = processes.sweep(str(home.root), STOP_GRACE_S)
         if left := processes.marked(str(home.root)):
             pids = ", ".join(str(process.pid) for process in left)
-            raise ConfigError(f"these processes of the stack could not be stopped: {pids}; kill them by hand")
-        prefect_toml.remove(home.prefect_toml)
-        record.forget(home)
+            raise ConfigError(
+                "; ".join([*failed, f"these processes of the stack could not be stopped: {pids}; kill them by hand"])
+            )
+        with _noting(f"removing {home.prefect_toml}", failed):
+            prefect_toml.remove(home.prefect_toml)
+        with _noting(f"removing {home.record}", failed):
+            record.forget(home)
     nothing = not stray and (stack is None or not stack.processes)
+    if failed:
+        raise AstraFlowError("no process of the stack is left running, but this failed: " + "; ".join(failed))
     say("nothing was running" if nothing else "the stack is down; nothing is left running")
+
+
+@contextmanager
+def _noting(doing: str, failed: list[str], but: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Notes what fails in the block, also a Ctrl-C, and goes on, but for errors of the kind `but`."""
+    try:
+        yield
+    except but:
+        raise
+    except (Exception, KeyboardInterrupt) as error:  # whatever it is, the processes must be stopped
+        told = str(error) if isinstance(error, AstraFlowError) else f"{type(error).__name__} {error}".rstrip()
+        failed.append(f"{doing}: {told}")
 
 
 def running(home: Home) -> Stack | None:
@@ -97,43 +125,43 @@ def _keys_come_later(alive: Stack | None) -> bool:
     return own and bool(environment.secret_name(alive)) and (alive is None or alive.process(SERVER) is None)
 
 
-def _end_flow_runs(stack: Stack, say: Say) -> None:
-    """On our own server every run is cancelled. On somebody else's, only the processes on this machine are asked to
-    leave: the runs belong to others too, and their supervisors replace what was here."""
+def _end_flow_runs(stack: Stack, say: Say) -> list[str]:
+    """On our own server every run is cancelled; returns what could not be. On somebody else's, only the processes on this
+    machine are asked to leave: the runs belong to others too, and their supervisors replace what was here."""
     workers = _workers(stack)
     if not stack.own_server:
         processes.drain(workers, DRAIN_GRACE_S)
-        return
+        return []
     server = stack.process(SERVER)
     if server is None:
-        _tell_uncancelled(stack, "the Prefect server is gone", say)
-        return
+        return _uncancelled(stack, "the Prefect server is gone")
     try:
         answers = partial(readiness.answers, f"{stack.prefect_url}/health")
         readiness.wait_until(answers, "the Prefect server", server, say, ANSWER_PATIENCE_S, ANSWER_CPU_S)
         cancelled, left = flow_runs.cancel_all(stack.prefect_url, register.TAG, processes_alive=bool(workers))
-    except ConfigError:
-        _tell_uncancelled(stack, "the Prefect server does not answer", say)
-        return
+    except ConfigError as error:
+        return _uncancelled(stack, f"the Prefect server does not answer as it should ({error})")
     if cancelled:
         say(f"cancelled {cancelled} flow runs" + (f"; {left} did not end in time and are killed" if left else ""))
+    return []
 
 
-def _tell_uncancelled(stack: Stack, why: str, say: Say) -> None:
-    """Names the runs that are about to be killed without having been cancelled, as far as the store knows them."""
+def _uncancelled(stack: Stack, why: str) -> list[str]:
+    """A sentence that names the runs that are about to be killed without having been cancelled, as far as the store has them;
+    nothing where there are none."""
     from tasks import status
 
-    store = replace(objects.open_store(stack.store_url), patience_s=objects.CHECK_PATIENCE_S)
     try:
+        store = replace(objects.open_store(stack.store_url), patience_s=objects.CHECK_PATIENCE_S)
         going = [run.run_id for run in status.runs(store) if run.state in ("starting", "running")]
     except AstraFlowError as error:
-        say(f"{why}, and the store does not tell its runs ({error}): no run was cancelled")
-        return
-    if going:
-        say(
-            f"{why}, so these runs are stopped without being cancelled and will show as interrupted: {', '.join(going)}; "
-            "started again with the same run ids they go on"
-        )
+        return [f"{why}, and the store does not tell its runs ({error}): no run was cancelled"]
+    if not going:
+        return []
+    return [
+        f"{why}, so these runs are stopped without being cancelled and will show as interrupted: {', '.join(going)}; "
+        "started again with the same run ids they go on"
+    ]
 
 
 def _stop_strays(home: Home, say: Say) -> None:

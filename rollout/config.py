@@ -4,19 +4,20 @@ from typing import Any
 
 from pydantic import Field
 
+from storage.bounds import Count, CountOrNone, Megabytes, NotNegative, Seconds, SecondsOrNone, Share, Threads, Tokens
 from storage.frozen import Frozen
 
 
 class SamplingConfig(Frozen):
     """How tokens of a policy are drawn."""
 
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: NotNegative = 1.0
     """0 is greedy; such tokens have log-probability 0 and cannot be trained on."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: Share = 1.0
     """1 turns it off. Of a policy that is trained it must be off: its log-probabilities are those of the kept tokens alone."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: CountOrNone = 0
     """0 turns it off; the same holds."""
-    max_new_tokens: int = Field(default=256, ge=1)
+    max_new_tokens: Tokens = 256
 
 
 class WorkflowConfig(Frozen):
@@ -26,11 +27,11 @@ class WorkflowConfig(Frozen):
     """Passed to the workflow's constructor."""
     roles: dict[str, str] = {}
     """Workflow role → policy, where they differ: `{verifier: solver}` lets one policy play both."""
-    timeout_s: float = Field(default=120.0, gt=0)
+    timeout_s: Seconds = 120.0
     """An episode that takes longer is cut and recorded as failed."""
     reward: str = "math"
     """How an answer is judged: a built-in's name or an import path."""
-    reward_timeout_s: float = Field(default=5.0, gt=0)
+    reward_timeout_s: Seconds = 5.0
 
 
 class EngineConfig(Frozen):
@@ -39,18 +40,18 @@ class EngineConfig(Frozen):
     device: str = "cpu"
     dtype: str = "float32"
     """Compute dtype; bfloat16 is slower than float32 on most CPUs."""
-    threads: int = Field(default=1, ge=1)
+    threads: Threads = 1
     """Compute threads of one engine on a CPU."""
-    max_concurrent: int = Field(default=64, ge=1)
+    max_concurrent: Count = 64
     """Sequences decoded together."""
-    max_tokens: int = Field(default=512, ge=2)
+    max_tokens: int = Field(default=512, ge=2, le=100_000_000)
     """Longest context (prompt and answer) of a sequence: sizes the KV cache."""
 
 
 class RegionConfig(Frozen):
     """Workers of one region."""
 
-    workers: int = Field(default=1, ge=0)
+    workers: CountOrNone = 1
     deployment: str = ""
     """The Prefect deployment that starts a worker there; empty means `rollout/{region}`."""
     mirror: str = ""
@@ -63,17 +64,17 @@ class RolloutConfig(Frozen):
     workflow: WorkflowConfig = WorkflowConfig()
     engine: EngineConfig = EngineConfig()
     regions: dict[str, RegionConfig] = {"us-east": RegionConfig()}
-    orders_ahead: int = Field(default=2, ge=1)
+    orders_ahead: Count = 2
     """Orders a worker leases and plays at once; two keep its engine full while one drains."""
-    lease_ttl_s: float = Field(default=20.0, gt=0)
+    lease_ttl_s: Seconds = 20.0
     """A lease that was not renewed for so long is open to others."""
-    lease_attempts_max: int = Field(default=5, ge=1)
+    lease_attempts_max: int = Field(default=5, ge=1, le=9_999)
     """After so many lost leases an order is answered with failed episodes instead of being tried for ever."""
-    drain_s: float = Field(default=15.0, ge=0)
+    drain_s: SecondsOrNone = 15.0
     """On SIGTERM: time to finish leased orders before they are given back."""
-    poll_interval_s: float = Field(default=0.2, gt=0)
+    poll_interval_s: Seconds = 0.2
     """Pause between two looks for orders when there are none."""
-    refresh_memory_mb: int = Field(default=1024, ge=64)
+    refresh_memory_mb: Megabytes = 1024
     """Host memory that fetching weights may take beside the version held and the one that is made."""
-    refresh_interval_s: float = Field(default=0.2, gt=0)
+    refresh_interval_s: Seconds = 0.2
     """Pause between two looks for new weights."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import stamina
 
@@ -164,14 +164,14 @@ def open_store(url: str) -> ObjectStore:
         raise ConfigError(
             f"the store URL {url.partition(':')[0]}:/… has one slash after its scheme; write two: s3://bucket/prefix"
         )
+    if "://" in url and not url.isprintable():
+        raise ConfigError(f"the store URL {url!r} holds a character that cannot be printed; write it as %XX, or leave it out")
     if not rest:
         if "://" in url or not url:
             raise ConfigError(f"the store URL {url!r} names no place; write a path, or s3://bucket/prefix")
-        return _local(Path(url).expanduser())
+        return _local(url)
     if scheme == "file":
-        if "?" in rest:
-            raise ConfigError("a store URL file:///path takes no parameters; write a ? of the path as %3F")
-        return _local(Path(unquote(urlsplit(url).path)))
+        return _local(_file_path(rest))
     if scheme == "memory":
         return ObjectStore(url.rstrip("/"), MemoryObjects(f"/{rest.strip('/')}"))
     if scheme == "s3":
@@ -223,6 +223,29 @@ def _second_create_loses(store: ObjectStore, key: str) -> None:
     )
 
 
-def _local(root: Path) -> ObjectStore:
-    absolute = root.absolute()
+def _file_path(rest: str) -> str:
+    """The path of `file://rest`. ConfigError for one of another machine, of none, or with parameters."""
+    machine, slash, path = rest.partition("/")
+    if machine not in ("", "localhost"):
+        machine = machine.rpartition("@")[2]
+        raise ConfigError(
+            f"the store URL file://{machine}{slash}… names the machine {machine!r}, and a file URL reaches this one only; "
+            f"write three slashes, file:///{path or machine}, for the folder /{path or machine} here"
+        )
+    for mark, spelled in (("?", "%3F"), ("#", "%23")):
+        if mark in path:
+            raise ConfigError(f"a store URL file:///path takes no parameters; write a {mark} of the path as {spelled}")
+    if not path:
+        raise ConfigError(f"the store URL file://{rest} names no folder; write file:///path")
+    return f"/{unquote(path)}"
+
+
+def _local(path: str) -> ObjectStore:
+    try:
+        absolute = Path(path).expanduser().absolute()
+        named = os.fsencode(absolute)
+    except (RuntimeError, ValueError) as error:  # a user that is not there; characters that no file system takes
+        raise ConfigError(f"the store {path!r} can be no folder ({error}); write another path") from None
+    if b"\0" in named:
+        raise ConfigError(f"the store {path!r} can be no folder, because its name holds a NUL; write another path")
     return ObjectStore(absolute.as_uri(), LocalFiles(absolute))

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from data_ops.config import DataConfig, PromptSource
 from rollout.config import RolloutConfig, SamplingConfig
+from storage.bounds import Count, CountOrNone, Layers, NotNegative, Seconds, Seed, Steps, Width
 from storage.frozen import Frozen
 from trainer.config import TrainConfig
 
@@ -15,18 +16,18 @@ from trainer.config import TrainConfig
 class TinyBase(Frozen):
     """The embedded base model: a small Qwen3 architecture, warmed up on chained addition when it is first needed."""
 
-    hidden: int = Field(default=64, ge=8)
-    layers: int = Field(default=2, ge=1)
-    heads: int = Field(default=4, ge=1)
-    kv_heads: int = Field(default=2, ge=1)
-    head_dim: int = Field(default=16, ge=2)
-    intermediate: int = Field(default=192, ge=8)
-    skill_iterations: int = Field(default=560, ge=0)
+    hidden: Width = 64
+    layers: Layers = 2
+    heads: Layers = 4
+    kv_heads: Layers = 2
+    head_dim: Width = 16
+    intermediate: Width = 192
+    skill_iterations: CountOrNone = 560
     """Supervised iterations that teach the skill."""
-    habit_iterations: int = Field(default=60, ge=0)
+    habit_iterations: CountOrNone = 60
     """Supervised iterations that hide the skill under bad habits, so that RL has something to find."""
-    batch_size: int = Field(default=64, ge=1)
-    seed: int = 0
+    batch_size: Count = 64
+    seed: Seed = 0
 
 
 class ModelConfig(Frozen):
@@ -51,7 +52,7 @@ class PolicyConfig(Frozen):
 
     model: ModelConfig
     sampling: SamplingConfig = SamplingConfig()
-    batch_size: int = Field(default=128, ge=1)
+    batch_size: Count = 128
     """Sequences in one batch of this policy."""
     train: TrainConfig = TrainConfig()
 
@@ -71,10 +72,10 @@ class EvaluationConfig(Frozen):
     prompts: PromptSource
     dataset: str = "held_out"
     """Name of the set in `status`, reports and MLflow."""
-    every: int = Field(default=20, ge=1)
+    every: Steps = 20
     """Versions between two evaluations; version 0 and the last are always evaluated."""
-    temperature: float = Field(default=1.0, ge=0)
-    max_concurrent: int = Field(default=256, ge=1)
+    temperature: NotNegative = 1.0
+    max_concurrent: Count = 256
     """Sequences decoded together."""
 
 
@@ -83,7 +84,7 @@ class TrackingConfig(Frozen):
 
     enabled: bool = True
     experiment: str = "astraflow"
-    interval_s: float = Field(default=15.0, gt=0)
+    interval_s: Seconds = 15.0
     """Pause between two looks for new metrics. Many metrics at once cost MLflow less than a few often."""
     register_models: bool = True
     """Register each policy's final weights as a model version."""
@@ -92,17 +93,17 @@ class TrackingConfig(Frozen):
 class SuperviseConfig(Frozen):
     """How the supervisor watches the others."""
 
-    heartbeat_interval_s: float = Field(default=2.0, gt=0)
-    heartbeat_limit_s: float = Field(default=20.0, gt=0)
+    heartbeat_interval_s: Seconds = 2.0
+    heartbeat_limit_s: Seconds = 20.0
     """A member silent for so long is lost, and replaced; one whose process works beside the supervisor, after ten times
     that."""
-    launch_timeout_s: float = Field(default=120.0, gt=0)
+    launch_timeout_s: Seconds = 120.0
     """A member whose process began to start, and that did not beat within this time, is launched again; one whose process works
     beside the supervisor, after ten times that."""
-    restarts_max: int = Field(default=10, ge=0)
+    restarts_max: CountOrNone = 10
     """Replacements of one member before the run fails."""
-    poll_interval_s: float = Field(default=2.0, gt=0)
-    stop_timeout_s: float = Field(default=40.0, gt=0)
+    poll_interval_s: Seconds = 2.0
+    stop_timeout_s: Seconds = 40.0
     """Time for members to leave by themselves when the run ends, before they are cancelled; ten times that after a completed
     run, while they work."""
 
@@ -112,10 +113,10 @@ class RunConfig(Frozen):
 
     name: str = "run"
     """Prefix of run ids that are made up."""
-    seed: int = Field(default=0, ge=0)
-    steps: int = Field(default=80, ge=1)
+    seed: Seed = 0
+    steps: Steps = 80
     """Training steps of every policy."""
-    policies: dict[str, PolicyConfig] = Field(min_length=1)
+    policies: dict[str, PolicyConfig] = Field(min_length=1, max_length=100)
     data: DataConfig
     rollout: RolloutConfig = RolloutConfig()
     evaluation: EvaluationConfig | None = None

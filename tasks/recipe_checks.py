@@ -5,6 +5,8 @@ files exist and which roles a workflow has.
 """
 
 import difflib
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +20,8 @@ from tasks.base_models.folders import refuse_links
 from tasks.config import RunConfig
 from tasks.recipe_source import KeyPath
 
+NAME_MAX = 60
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 PROMPT_SUFFIXES = (".jsonl", ".parquet")
 BEATS_PER_LEASE_MIN = 2
 """A worker that misses one beat must not lose its leases."""
@@ -40,8 +44,14 @@ def _names(config: RunConfig) -> Iterator[Problem]:
     named: list[tuple[KeyPath, str]] = [(("policies", name), name) for name in config.policies]
     named += [(("rollout", "regions", name), name) for name in config.rollout.regions]
     for path, name in named:
-        if not layout.NAME.fullmatch(name):
-            yield Problem(path, "a name is letters, digits, - and _ only, since it becomes part of file names")
+        if not layout.NAME.fullmatch(name) or len(name) > NAME_MAX:
+            yield Problem(
+                path, f"a name is at most {NAME_MAX} letters, digits, - and _ only, since it becomes part of file names"
+            )
+    if not _RUN_NAME.fullmatch(config.name):
+        yield Problem(
+            ("name",), "run ids begin with it: use up to 60 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
 
 
 def _roles(config: RunConfig) -> Iterator[Problem]:
@@ -166,10 +176,10 @@ def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
     if source.path is None:
         return
     file = Path(source.path)
-    if file.is_dir():
+    if os.path.isdir(file):
         found = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
         yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {file / (found or ['train.jsonl'])[0]}")
-    elif not file.is_file():
+    elif not os.path.isfile(file):
         near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
         yield Problem((*path, "path"), f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""))
     elif file.suffix not in PROMPT_SUFFIXES:
@@ -182,7 +192,10 @@ def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
 
 
 def _names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(os.listdir(folder))
+    except (OSError, ValueError):  # no folder, or none that may be looked into
+        return []
 
 
 def _models(config: RunConfig) -> Iterator[Problem]:
@@ -190,7 +203,7 @@ def _models(config: RunConfig) -> Iterator[Problem]:
         if policy.model.path is None:
             continue
         path: KeyPath = ("policies", name, "model", "path")
-        if not (Path(policy.model.path) / "config.json").is_file():
+        if not os.path.isfile(Path(policy.model.path) / "config.json"):
             yield Problem(path, f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained")
             continue
         try:

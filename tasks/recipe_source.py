@@ -5,21 +5,21 @@ line. What the keys mean is unknown here; `recipes.py` validates them.
 """
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import yaml
+from typing import Any
 
 from storage.errors import ConfigError
+from tasks import recipe_yaml
+from tasks.recipe_yaml import NESTING_MAX
+from tasks.recipe_yaml import KeyPath as KeyPath  # part of what is offered here
 
 log = logging.getLogger(__name__)
 
-KeyPath: TypeAlias = tuple[str, ...]
 EXTENDS_DEPTH_MAX = 8
-NESTING_MAX = 32
+SHOWN_MAX = 100
+"""Characters of an assignment or a name in a message."""
 SUFFIXES = (".yaml", ".yml")
 """Of a file; the name of a recipe has none."""
 ALTERNATIVES: dict[str, frozenset[str]] = {
@@ -29,28 +29,6 @@ ALTERNATIVES: dict[str, frozenset[str]] = {
 """Section → keys of which exactly one is set. Writing one on top of a base recipe takes the base's choice away."""
 SHORTCUTS: dict[str, KeyPath] = {"prompts": ("data", "prompts")}
 """First part of an override → what it stands for, for the keys that people type most."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads `5e-5` as the number it is; YAML 1.1 asks for a dot and would make it text."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-    list("-+0123456789."),
-)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back as it was."""
-
-
-_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 @dataclass(frozen=True)
@@ -89,6 +67,7 @@ def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
     here: Path | None = None
     wanted: str | None = recipe
     while wanted is not None:
+        _refuse_name(wanted)
         name, text, here = _open(wanted, folders, here)
         if name in seen or len(seen) >= EXTENDS_DEPTH_MAX:
             raise ConfigError(f"{' extends '.join([*seen, name])}: a recipe cannot extend itself; remove one `extends`")
@@ -144,38 +123,25 @@ def _namesakes(recipe: str) -> list[Path]:
 
 def dump(source: Source) -> str:
     """The source as YAML text, without what it extended."""
-    return yaml.dump(source.data, Dumper=_Dumper, allow_unicode=True, sort_keys=False)
+    return recipe_yaml.write(source.data)
 
 
 def parse(text: str, name: str) -> Source:
     """YAML text as plain data with places; raises ConfigError naming the line of a syntax error or of a repeated key."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return Source(name)
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{name}, line {node.start_mark.line + 1}: a recipe is `key: value` lines")
-        source = Source(name)
-        for path, line in _walk(node, (), name):
-            source.places[path] = Place(name, line)
-        source.data = loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        mark = error.context_mark or error.problem_mark  # the context is where the broken thing begins
-        raise ConfigError(f"{name}, line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem or error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: not valid YAML: {error}") from None
-    finally:
-        loader.dispose()
-    return source
+    found = recipe_yaml.read(text, name)
+    if found.value is None and not found.lines:
+        return Source(name)
+    if not isinstance(found.value, dict):
+        raise ConfigError(f"{name}, line {found.first_line}: a recipe is `key: value` lines")
+    return Source(name, found.value, {path: Place(name, line) for path, line in found.lines.items()})
 
 
 def override(source: Source, overrides: Mapping[str, Any]) -> None:
     """Lays dotted keys over the source. `*` stands for every key that is there: `policies.*.batch_size`."""
     for dotted, value in overrides.items():
         parts = tuple(dotted.split("."))
-        if not all(parts):
-            raise ConfigError(f"--set {dotted}: not a dotted key; write it like policies.solver.train.lr=1e-4")
+        if not all(parts) or len(parts) > NESTING_MAX:
+            raise ConfigError(f"--set {brief(dotted)}: not a dotted key; write it like policies.solver.train.lr=1e-4")
         parts = SHORTCUTS.get(parts[0], parts[:1]) + parts[1:]
         place = Place(f"--set {dotted}")
         for path in _expand(source.data, parts, ()):
@@ -192,12 +158,21 @@ def parse_assignments(assignments: tuple[str, ...] | list[str]) -> dict[str, Any
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set {assignment}: write it as key=value, for example steps=40")
-        try:
-            overrides[key.strip()] = yaml.load(value, Loader=_Loader)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {assignment}: the value is not valid YAML: {error}") from None
+            raise ConfigError(f"--set {brief(assignment)}: write it as key=value, for example steps=40")
+        overrides[key.strip()] = recipe_yaml.read(value, f"--set {brief(key.strip())}").value
     return overrides
+
+
+def brief(text: str) -> str:
+    """The text, cut where it is too long for a message."""
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+
+
+def _refuse_name(recipe: str) -> None:
+    """ConfigError for what can be no file's name. Text of a recipe has a line break, and is none."""
+    parts = recipe.split("/")
+    if "\n" not in recipe and not (recipe.isprintable() and recipe and len(parts) < 100 and all(len(p) < 200 for p in parts)):
+        raise ConfigError(f"{brief(recipe)!r} can be no recipe's name; give a name, a file, or YAML text of several lines")
 
 
 def _open(recipe: str, folders: tuple[Path, ...], here: Path | None) -> tuple[str, str, Path | None]:
@@ -210,7 +185,9 @@ def _open(recipe: str, folders: tuple[Path, ...], here: Path | None) -> tuple[st
             "the recipe %s is %s; to use %s, name it by this path", recipe, _shown(file), " or ".join(map(_as_path, others))
         )
     try:
-        return _shown(file), file.read_text(encoding="utf-8"), file.resolve().parent
+        with file.open("rb") as opened:
+            text = opened.read(recipe_yaml.BYTES_MAX + 1).decode()
+        return _shown(file), text, file.resolve().parent
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read as text: {error}") from None
 
@@ -232,28 +209,6 @@ def _shown(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-def _walk(node: yaml.Node, path: KeyPath, name: str) -> Iterator[tuple[KeyPath, int]]:
-    """Every key path of a composed document with its line (from 1)."""
-    if len(path) > NESTING_MAX:  # an anchor that contains itself would go on for ever
-        raise ConfigError(f"{name}, line {node.start_mark.line + 1}: nested deeper than {NESTING_MAX} sections")
-    if isinstance(node, yaml.MappingNode):
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in lines and key.value != "<<":
-                raise ConfigError(
-                    f"{name}, line {line}: {'.'.join((*path, key.value))}: written twice (first on line "
-                    f"{lines[key.value]}); keep one"
-                )
-            lines[key.value] = line
-            yield (*path, key.value), line
-            yield from _walk(value, (*path, key.value), name)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield (*path, str(index)), item.start_mark.line + 1
-            yield from _walk(item, (*path, str(index)), name)
 
 
 def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:

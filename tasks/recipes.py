@@ -8,11 +8,13 @@ Where a key was written is `recipe_source.py`'s knowledge; what no single field 
 import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from storage import json_values
 from storage.errors import ConfigError
 from storage.records import Json
 from tasks.config import RunConfig
@@ -51,6 +53,9 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
         config = RunConfig.model_validate(source.data)
     except ValidationError as error:
         raise _complaint(source, [_problem(source.data, dict(one)) for one in error.errors()]) from None
+    if wrong := json_values.fault(source.data):
+        path, why = wrong
+        raise _complaint(source, [Problem(tuple(path.split(".")) if path else (), why)])
     if found := problems(config):
         raise _complaint(source, found)
     return config
@@ -113,6 +118,11 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
         return Problem(path, f"unknown key; {_suggestion(path)}")
     if kind == "value_error":
         return Problem(path, str(error["ctx"]["error"]))
+    if kind == "finite_number":
+        return Problem(path, f"must be a finite number, not {_brief(error['input'])}")
+    if kind in ("int_parsing_size", "float_type") and isinstance(error["input"], int | float):
+        # So large that pydantic does not even compare it with the field's own bounds.
+        return Problem(path, f"must be {_bound_at(path, error['input'] < 0)}, not {_brief(error['input'])}")
     if kind == "literal_error":
         return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
     if kind == "missing":
@@ -142,19 +152,41 @@ def _neighbour(data: Mapping[str, Any], path: KeyPath) -> str:
 
 def _fields_at(path: KeyPath) -> set[str]:
     """Names of the fields of the model that stands at `path`; empty where there is none."""
+    model = _model_at(path)
+    return set(model.model_fields) if model is not None else set()
+
+
+def _bound_at(path: KeyPath, lower: bool) -> str:
+    """The lower or the upper bound of the number at `path`, in words."""
+    model = _model_at(path[:-1])
+    info = model.model_fields[path[-1]] if model is not None else None
+    inner = [one for part in get_args(info.annotation) for one in getattr(part, "__metadata__", ())] if info else []
+    words = (
+        {"ge": "greater than or equal to", "gt": "greater than"}
+        if lower
+        else {"le": "less than or equal to", "lt": "less than"}
+    )
+    for bound in (*(info.metadata if info else ()), *(one for part in inner for one in getattr(part, "metadata", ()))):
+        for name, word in words.items():
+            if (value := getattr(bound, name, None)) is not None:
+                return f"{word} {value:g}" if isinstance(value, float) else f"{word} {value}"
+    return "a number of at most 18 digits"
+
+
+def _model_at(path: KeyPath) -> type[BaseModel] | None:
+    """The model that stands at `path`."""
     kind: Any = RunConfig
     for part in path:
         model = _model_in(kind)
         if model is None:
-            return set()
+            return None
         if _is_container(kind):
             kind = model
         elif part in model.model_fields:
             kind = model.model_fields[part].annotation
         else:
-            return set()
-    model = None if _is_container(kind) else _model_in(kind)
-    return set(model.model_fields) if model is not None else set()
+            return None
+    return None if _is_container(kind) else _model_in(kind)
 
 
 def _all_paths(model: type[BaseModel], path: KeyPath) -> list[KeyPath]:
@@ -185,7 +217,8 @@ def _model_in(kind: Any) -> type[BaseModel] | None:
 def _make_absolute(data: dict[str, Any]) -> None:
     for *section, key in _paths_of(data):
         found = _section(data, *section)
-        found[key] = str(Path(found[key]).expanduser().resolve())
+        with suppress(OSError, RuntimeError, ValueError):  # what can be no path stays as it is, and names no file
+            found[key] = str(Path(found[key]).expanduser().resolve())
 
 
 def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
@@ -211,5 +244,8 @@ def _lower(text: str) -> str:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python spells no number of more than 4,300 digits
+        return "a number of that many digits"
     return text if len(text) <= 60 else text[:57] + "…"

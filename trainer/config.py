@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from storage.bounds import Count, CountOrNone, Decay, Megabytes, NotNegative, Positive, Seconds, Steps, Threads, Tokens
 from storage.frozen import Frozen
 
 WATER_FILLED_THRESHOLD = 0.04
@@ -14,18 +15,18 @@ class LossConfig(Frozen):
     """The policy-gradient loss; formulas and papers stand in `trainer/losses.py`."""
 
     name: Literal["ppo_clip", "m2po"] = "m2po"
-    clip_low: float = Field(default=0.2, ge=0)
+    clip_low: NotNegative = 0.2
     """ppo_clip: 1 − clip_low is the lower bound of the ratio."""
-    clip_high: float = Field(default=0.2, ge=0)
-    dual_clip: float | None = Field(default=None, gt=1)
+    clip_high: NotNegative = 0.2
+    dual_clip: float | None = Field(default=None, gt=1, le=1e6)
     """Every loss: largest ratio that counts where the advantage is negative; none: no limit."""
     m2_form: Literal["adaptive_clip", "token_mask", "water_filled"] = "adaptive_clip"
     """m2po: which of the published forms."""
-    m2_threshold: float = Field(default=0.01, gt=0)
+    m2_threshold: Positive = 0.01
     """m2po: bound θ of the second moment of the log ratio; 0.04 where `m2_form: water_filled` names none."""
     aggregate: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """DAPO, GRPO and Dr.GRPO in turn."""
-    constant_length: int | None = Field(default=None, ge=1)
+    constant_length: Tokens | None = None
     """Divisor of `aggregate: constant`."""
 
     @model_validator(mode="before")
@@ -46,34 +47,34 @@ class TrainConfig(Frozen):
     engine: str = "torch"
     """A built-in's name or an import path."""
     loss: LossConfig = LossConfig()
-    lr: float = Field(default=5e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.01, ge=0)
-    warmup_steps: int = Field(default=0, ge=0)
+    lr: Positive = 5e-6
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.01
+    warmup_steps: CountOrNone = 0
     """Steps over which the learning rate rises linearly from 0."""
-    grad_clip: float = Field(default=1.0, gt=0)
+    grad_clip: Positive = 1.0
     """Largest norm of the gradient."""
-    minibatches: int = Field(default=1, ge=1)
+    minibatches: Count = 1
     """Optimizer steps per batch; divides the batch size."""
-    micro_batch_tokens: int = Field(default=8192, ge=1)
+    micro_batch_tokens: Tokens = 8192
     """Padded tokens of one forward and backward pass."""
     normalize_advantages: bool = True
     """Normalize advantages over the masked tokens of the whole batch (mean and std in float64)."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more compute."""
     publish_dtype: Literal["BF16", "F32"] = "BF16"
-    anchor_every: int = Field(default=20, ge=1)
+    anchor_every: Steps = 20
     """Every so-manieth version is published whole, the others as deltas to the one before; 1: all of them whole."""
-    publish_memory_mb: int = Field(default=1024, ge=64)
+    publish_memory_mb: Megabytes = 1024
     """Host memory that publishing may take beside the two versions it compares."""
     device: str = "cpu"
-    threads: int = Field(default=1, ge=1)
+    threads: Threads = 1
     """CPU compute threads; 1 makes a resumed run bit-equal to an uninterrupted one."""
-    checkpoint_every: int = Field(default=10, ge=1)
+    checkpoint_every: Steps = 10
     """Steps between two checkpoints; the last step is always saved."""
-    checkpoints_keep: int = Field(default=2, ge=1)
-    poll_interval_s: float = Field(default=0.1, gt=0)
+    checkpoints_keep: Count = 2
+    poll_interval_s: Seconds = 0.1
     """Pause between two looks for the next batch."""
 
     @model_validator(mode="before")

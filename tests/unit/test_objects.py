@@ -164,3 +164,41 @@ def test_the_default_store_is_named_by_the_environment(tmp_path: Path, monkeypat
 def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
     with pytest.raises(ConfigError, match="has one slash after its scheme; write two"):
         open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("file://host/store", r"names the machine 'host', .*write three slashes, file:///store, for the folder /store here"),
+        ("file://store", r"names the machine 'store', .*write three slashes, file:///store"),
+        ("file://host:80/a/b", r"names the machine 'host:80', .*file:///a/b"),
+        ("file://[::1/store", r"names the machine '\[::1'"),
+        ("file://LOCALHOST.example/store", "names the machine"),
+        ("file://localhost", "names no folder; write file:///path"),
+        ("file:///", "names no folder; write file:///path"),
+        ("file:///a?b", "write a \\? of the path as %3F"),
+        ("file:///a#b", "write a # of the path as %23"),
+        ("file:///a\nb", "holds a character that cannot be printed"),
+        ("s3://bucket/a\tb", "holds a character that cannot be printed"),
+        ("file:///a%00b", "its name holds a NUL"),
+        ("a\0b", "its name holds a NUL"),
+        ("a\ud800b", "can be no folder"),
+        ("~no-such-user-here/store", "can be no folder"),
+    ],
+)
+def test_a_url_that_would_mean_another_folder_than_it_says_is_refused_with_what_to_write(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_store(url)
+
+
+def test_a_secret_in_a_file_url_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="names the machine 'host'") as caught:
+        open_store("file://user:secret@host/store")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_url_of_this_machine_is_the_folder_it_names(tmp_path: Path) -> None:
+    folder = tmp_path / "with space, # and ?"
+    open_store(str(folder)).put("key", b"body")
+    assert open_store(folder.as_uri()).get("key") == b"body"
+    assert open_store(folder.as_uri().replace("file://", "file://localhost")).get("key") == b"body"

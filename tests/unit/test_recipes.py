@@ -228,7 +228,7 @@ def test_a_model_folder_without_a_config_is_refused(tmp_path: Path) -> None:
 
 def test_names_that_cannot_be_part_of_a_key_are_refused() -> None:
     message = complaint(RECIPE + "  regions: {us/east: {workers: 1}}\n")
-    assert message.startswith("recipe, line 12: rollout.regions.us/east: a name is letters, digits, - and _ only")
+    assert message.startswith("recipe, line 12: rollout.regions.us/east: a name is at most 60 letters, digits, - and _ only")
 
 
 def test_no_worker_anywhere_is_refused() -> None:

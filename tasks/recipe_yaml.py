@@ -1,0 +1,117 @@
+"""YAML as plain data, with the line of every key, and within bounds: size, nesting, and what aliases expand to.
+
+A YAML text of a few lines can stand for a billion values (`b: [*a, *a, …]`, level upon level), nest deeper than any parser
+follows, or ask for a type that its value does not have. All of that is one ConfigError that names the text and, where there is
+one, the line. What the keys mean is unknown here.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import yaml
+
+from storage.errors import ConfigError
+
+KeyPath: TypeAlias = tuple[str, ...]
+NESTING_MAX = 32
+BYTES_MAX = 200_000
+VALUES_MAX = 10_000
+"""Keys and list items of one text, each counted as often as aliases repeat it."""
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML that reads `5e-5` as the number it is; YAML 1.1 asks for a dot and would make it text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_Loader` reads back as it was."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+class Document(NamedTuple):
+    """A text's value, and the line (from 1) of every key in it; a list item is a key by its index."""
+
+    value: Any
+    lines: dict[KeyPath, int]
+    first_line: int = 1
+    """Where the value begins."""
+
+
+def read(text: str, name: str) -> Document:
+    """The one document of a text; ConfigError that begins with `name`. The value of an empty text is None."""
+    if len(text.encode("utf-8", "surrogatepass")) > BYTES_MAX:
+        raise ConfigError(f"{name}: larger than {BYTES_MAX:,} bytes; a recipe is a page of settings")
+    if found := _CONTROL.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ConfigError(
+            f"{name}, line {line}: not valid YAML: the character U+{ord(found[0]):04X} cannot stand in a text; remove it"
+        )
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return Document(None, {})
+        lines = {}
+        for count, (path, line) in enumerate(_walk(node, (), name), start=1):
+            if count > VALUES_MAX:
+                raise ConfigError(f"{name}, line {line}: more than {VALUES_MAX:,} values; do its aliases (*) multiply them?")
+            lines[path] = line
+        return Document(loader.construct_document(node), lines, node.start_mark.line + 1)
+    except yaml.MarkedYAMLError as error:
+        mark = error.context_mark or error.problem_mark  # the context is where the broken thing begins
+        raise ConfigError(f"{name}, line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem or error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not valid YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: nested deeper than {NESTING_MAX} sections") from None
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        # What PyYAML's constructors raise for a value that its tag does not fit: `2001-99-99`, `!!bool maybe`, 5,000 digits.
+        raise ConfigError(f"{name}: not valid YAML: a value is not of the type it is written as ({error})") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def write(value: Any) -> str:
+    """YAML text that `read` reads back as the value."""
+    return str(yaml.dump(value, Dumper=_Dumper, allow_unicode=True, sort_keys=False))
+
+
+def _walk(node: yaml.Node, path: KeyPath, name: str) -> Iterator[tuple[KeyPath, int]]:
+    """Every key path of a composed document with its line (from 1)."""
+    if len(path) > NESTING_MAX:  # an anchor that contains itself would go on for ever
+        raise ConfigError(f"{name}, line {node.start_mark.line + 1}: nested deeper than {NESTING_MAX} sections")
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(f"{name}, line {line}: a key is one word, not a list or a section")
+            if key.value in lines and key.value != "<<":
+                raise ConfigError(
+                    f"{name}, line {line}: {'.'.join((*path, key.value))}: written twice (first on line "
+                    f"{lines[key.value]}); keep one"
+                )
+            lines[key.value] = line
+            yield (*path, key.value), line
+            yield from _walk(value, (*path, key.value), name)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield (*path, str(index)), item.start_mark.line + 1
+            yield from _walk(item, (*path, str(index)), name)
