@@ -22,7 +22,7 @@ def test_the_reward_is_the_mean_over_every_sequence_before_filtering() -> None:
 def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
     sums = Intake()
     right, wrong = episode(first_attempt=0.0, final=1.0), episode(first_attempt=0.0, final=0.0)
-    sums.add(intake(1.0), shard(group(right, right, wrong, episode(error="ValueError: no"))))
+    sums.add(intake(1.0), shard(group(right, right, wrong, episode(error="ValueError: no", final=1.0))))
     metrics = sums.metrics()
     assert metrics["dataflow/accuracy/first_attempt"] == 0.0
     assert metrics["dataflow/accuracy/final"] == pytest.approx(2 / 3)
