@@ -64,8 +64,6 @@ def route_group(order: int, index: int, group: Group, policy: str) -> PolicyGrou
     refused: list[Entry] = []
     for number, episode in enumerate(group.episodes):
         for place, sequence in enumerate(episode.sequences):
-            if policy not in sequence.policies:
-                continue
             own = owned_by(sequence, policy)
             if not own.any():
                 continue

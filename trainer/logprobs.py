@@ -29,9 +29,6 @@ def token_logprobs(
         shapes = [list(tensor.shape) for tensor in (hidden_NH, target_N, temperature_N)]
         raise ValueError(f"expected hidden [N, H], targets [N] and temperatures [N], found {shapes}")
     num_tokens = hidden_NH.shape[0]
-    if num_tokens == 0:
-        empty = hidden_NH.sum(dim=1).float()
-        return empty, empty.detach()
     chunk = max(1, logits_max // head(hidden_NH[:1].detach()).shape[1])
     if num_tokens <= chunk:
         return _chunk_logprobs(hidden_NH, head, target_N, temperature_N)

@@ -89,6 +89,32 @@ class Silent:
         return True
 
 
+class Half:
+    """Has one verb of a curator and no other of any place."""
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        return True
+
+
+def test_every_verb_of_every_place_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="observe"):
+        curators(algorithm(f"{__name__}:Half"))
+    with pytest.raises(ConfigError, match="keep"):
+        filters(algorithm(f"{__name__}:Half"))
+    with pytest.raises(ConfigError, match="arrange"):
+        samplers(algorithm(f"{__name__}:Half"))
+
+
+def test_each_built_in_sampler_has_its_name() -> None:
+    (edf,), (fifo,) = samplers(algorithm("edf")), samplers(algorithm("fifo"))
+    assert places(edf.arrange(draft(5, 3, 4)).rows) == [1, 2, 0]
+    assert places(fifo.arrange(draft(5, 3, 4)).rows) == [0, 1, 2]
+
+
+def test_a_filter_goes_by_the_name_in_the_config() -> None:
+    assert [name for name, _ in filters(algorithm("zero_advantage"))] == ["zero_advantage"]
+
+
 class EveryOther:
     """A curator of somebody else: found by import path, with an argument."""
 

@@ -22,7 +22,7 @@ def test_the_reward_is_the_mean_over_every_sequence_before_filtering() -> None:
 def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
     sums = Intake()
     right, wrong = episode(first_attempt=0.0, final=1.0), episode(first_attempt=0.0, final=0.0)
-    sums.add(intake(1.0), shard(group(right, right, wrong, episode(error="ValueError: no"))))
+    sums.add(intake(1.0), shard(group(right, right, wrong, episode(error="ValueError: no", final=1.0))))
     metrics = sums.metrics()
     assert metrics["dataflow/accuracy/first_attempt"] == 0.0
     assert metrics["dataflow/accuracy/final"] == pytest.approx(2 / 3)
@@ -85,3 +85,10 @@ def test_rows_and_ledger_are_counted() -> None:
 
 def test_a_worker_whose_clock_is_ahead_gives_no_negative_latency() -> None:
     assert batch_metrics(batch(), {0: 120.0}, now_s=110.0)["dataflow/shard_to_batch_s/max"] == 0.0
+
+
+def test_rows_of_an_order_whose_worker_is_not_known_have_no_latency() -> None:
+    """As after a restart: the shard was taken in by a dataflow that is gone."""
+    assert not any("shard_to_batch_s" in name for name in batch_metrics(batch(), {}, now_s=110.0))
+    two = batch(row(SequenceKey(1, 0, 0, 0)), row(SequenceKey(2, 0, 0, 0)))
+    assert batch_metrics(two, {2: 104.0}, now_s=110.0)["dataflow/shard_to_batch_s/max"] == 6.0

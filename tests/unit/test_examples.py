@@ -59,5 +59,11 @@ def test_minibatches_share_out_every_row_and_depend_on_seed_and_step_alone() -> 
     assert [part.tolist() for part in minibatches(10, 4, seed=1, step=3)] != [part.tolist() for part in parts]
 
 
+def test_minibatches_are_parts_of_numpys_permutation_for_the_seed_and_the_step() -> None:
+    order = np.random.default_rng([7, 2]).permutation(5).tolist()
+    assert order != list(range(5))
+    assert [part.tolist() for part in minibatches(5, 2, seed=7, step=2)] == [order[:3], order[3:]]
+
+
 def test_there_are_never_more_minibatches_than_rows() -> None:
     assert [len(part) for part in minibatches(2, 4, seed=0, step=1)] == [1, 1]

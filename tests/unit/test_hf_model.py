@@ -37,3 +37,16 @@ def test_a_model_type_that_transformers_lacks_is_named() -> None:
         HfModel(MODEL_CONFIG | {"model_type": "nobody_knows_it"}, "cpu", activation_checkpointing=False)
     with pytest.raises(ConfigError, match="model_type unnamed"):
         HfModel({}, "cpu", activation_checkpointing=False)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_activations_are_computed_again_where_the_recipe_says_so(wanted: bool) -> None:
+    model = HfModel(MODEL_CONFIG, "cpu", activation_checkpointing=wanted)
+    assert model.model.is_gradient_checkpointing is wanted
+
+
+def test_the_model_trains_with_the_dropout_of_its_config() -> None:
+    model = HfModel(MODEL_CONFIG | {"attention_dropout": 0.5}, "cpu", activation_checkpointing=False)
+    model.assign(base_weights())
+    tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
+    assert not torch.equal(model.hidden(tokens), model.hidden(tokens))

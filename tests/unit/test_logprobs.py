@@ -42,6 +42,19 @@ def test_chunks_change_neither_values_nor_gradients(logits_max: int) -> None:
         assert torch.allclose(chunked, whole, atol=1e-5)
 
 
+@pytest.mark.parametrize(("logits_max", "rows"), [(1, [1] * 5), (10, [2, 2, 1]), (14, [2, 2, 1]), (15, [3, 2]), (25, [5])])
+def test_no_more_logits_are_made_at_once_than_allowed(logits_max: int, rows: list[int]) -> None:
+    made: list[int] = []
+
+    def counting_head(hidden: Tensor) -> Tensor:
+        made.append(len(hidden))
+        return hidden * 1.0
+
+    token_logprobs(torch.zeros(5, 5), counting_head, torch.zeros(5, dtype=torch.int64), torch.ones(5), logits_max)
+    assert made[0] == 1  # how wide logits are
+    assert made[1:] == rows
+
+
 def test_no_tokens_give_no_logprobs_and_still_a_gradient() -> None:
     hidden = torch.zeros(0, 3, requires_grad=True)
     logprobs, entropies = token_logprobs(hidden, head, torch.zeros(0, dtype=torch.int64), torch.zeros(0))

@@ -75,6 +75,14 @@ def test_sequences_of_failed_episodes_are_refused_and_counted() -> None:
     assert solver.num_failed == 2
 
 
+def test_a_group_of_failed_episodes_alone_is_still_accounted_for() -> None:
+    failed = episode(sequence(), error="TimeoutError: timeout after 60 s")
+    (solver,) = route(shard(group(failed, failed)), ["solver"])["solver"]
+    assert solver.rows == ()
+    assert [entry.key for entry in solver.refused] == [(0, 0, 0, 0), (0, 0, 1, 0)]
+    assert solver.num_failed == 2
+
+
 def test_numbers_that_are_not_finite_never_reach_a_trainer() -> None:
     bad_reward, bad_logprob = sequence(reward=float("nan")), sequence(logprob=float("-inf"))
     (solver,) = route(shard(group(episode(bad_reward), episode(bad_logprob), episode())), ["solver"])["solver"]

@@ -21,6 +21,7 @@ from tests.builders import batch
 from tests.patience import PATIENCE_S
 from trainer import departure, patience, service
 from trainer.config import TrainConfig
+from trainer.engine import make_engine
 from trainer.service import train
 
 POLICY = "solver"
@@ -485,13 +486,18 @@ def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStor
     from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
 
     base = base_weights()
+    given = sampled_batch(reference_model(base))
     files = {"config.json": json.dumps(MODEL_CONFIG).encode()}
     weights.publish(memory_store, POLICY, 0, base, extra_files=files)
-    batches.commit(memory_store, sampled_batch(reference_model(base)))
-    trained(memory_store, steps=1, config=TrainConfig(lr=1e-2))
+    batches.commit(memory_store, given)
+    config = TrainConfig(lr=1e-2, minibatches=3)
+    trained(memory_store, steps=1, config=config, seed=5)
+    alone = make_engine(config, MODEL_CONFIG, seed=5)
+    alone.set_weights(base)
+    metrics = alone.step(given)
     first = weights.fetch(memory_store, POLICY, 1)
-    assert first.keys() == base.keys()
-    assert weights_digest(first) != weights_digest(base)
+    assert weights_digest(first) == weights_digest(alone.weights()) != weights_digest(base)
+    assert weights.read_manifest(memory_store, POLICY, 1).metrics.items() >= metrics.items()
     assert all(tensor.dtype == "BF16" for tensor in first.values())
 
 

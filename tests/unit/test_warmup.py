@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from trainer.muon import Muon
 from trainer.warmup import Example, Phase, warm_up, weighted_loss_sum
 
 
@@ -77,6 +78,53 @@ def test_a_batch_of_many_lengths_gives_the_gradient_of_its_weighted_mean():
     moved = model.lm_head.weight.detach() - before
     large = expected.abs() > 1e-4  # with betas of 0 AdamW moves against the gradient's sign
     assert torch.equal(moved[large].sign(), -expected[large].sign())
+
+
+@pytest.mark.parametrize("muon_lr", [None, 0.05])
+def test_iterations_are_those_of_plain_optimizers_with_clipped_gradients(muon_lr: float | None) -> None:
+    """Against one example at a time, and rates written out: 0.5, 1, 1, 0.55 of the full ones.
+
+    In float64, because AdamW moves weights of tiny gradients as far as others: rounding would show.
+    """
+    generator = np.random.default_rng(1)
+    examples = [
+        example(generator.integers(0, 11, 6).tolist(), generator.uniform(0.5, 4, 6).tolist())  # the first weight counts nowhere
+        for _ in range(4 * 3)
+    ]
+    model, plain = tiny_model().double(), tiny_model().double()
+    for one in (model, plain):
+        with torch.no_grad():
+            for parameter in one.parameters():
+                parameter.mul_(3.0)
+    phase = Phase(
+        "p", iter(examples), 4, lr=1e-2, muon_lr=muon_lr, warmup_iterations=2, decay_share=0.5, final_factor=0.1,
+        betas=(0.5, 0.8), momentum=0.7, weight_decay=0.3,
+    )  # fmt: skip
+    warm_up(model, [phase], 3, lambda *_: None)
+
+    named = dict(plain.named_parameters())
+    matrices = [p for name, p in named.items() if muon_lr is not None and ".layers." in name and p.ndim == 2]
+    rest = [p for p in named.values() if all(p is not matrix for matrix in matrices)]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(rest, lr=0.0, betas=(0.5, 0.8), weight_decay=0.3)]
+    if muon_lr is not None:
+        assert len(matrices) == 7
+        optimizers.append(Muon(matrices, lr=0.0, momentum=0.7, weight_decay=0.3))
+    for iteration, factor in enumerate((0.5, 1.0, 1.0, 0.55)):
+        batch = examples[3 * iteration : 3 * iteration + 3]
+        total = torch.zeros((), dtype=torch.float64)
+        for tokens, weights in batch:
+            logprobs = torch.log_softmax(plain(torch.tensor(tokens[None].astype(np.int64))).logits[0], -1)
+            total = total - sum(float(weights[t]) * logprobs[t - 1, int(tokens[t])] for t in range(1, 6))
+        gradients = torch.autograd.grad(total / sum(float(w[1:].sum()) for _, w in batch), list(plain.parameters()))
+        norm = float(torch.cat([each.flatten() for each in gradients]).norm())
+        assert norm > 1.5
+        for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
+            parameter.grad = gradient / norm
+        for optimizer, rate in zip(optimizers, (1e-2, muon_lr), strict=False):
+            optimizer.param_groups[0]["lr"] = rate * factor
+            optimizer.step()
+    for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
 def copying() -> Iterator[Example]:
