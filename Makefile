@@ -13,13 +13,14 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(SUPPORTED)' 2>/dev/null; then echo $$python; break; fi; done)
 
-.PHONY: help install run up down test check lint format types borders clean
+.PHONY: help install run up down test check mutants lint format types borders clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run      train two policies together, on this machine (ARGS='--set steps=40' changes the recipe)"
 	@echo "make test     run the whole test suite (ARGS='-k leases' selects)"
 	@echo "make check    lint, types, import rules and tests: what CI runs"
+	@echo "make mutants  which small mistakes in the code do the tests notice? (docs/testing.md; ARGS='--sample 50 storage/leases.py')"
 	@echo "make up       start the local stack;  make down  stop it"
 	@echo "make format   put the code in its standard form"
 	@echo "make clean    remove the environment and all caches; runs in .astraflow stay"
@@ -48,6 +49,9 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint types borders test
+
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -127,7 +127,7 @@ def importing(root: Path) -> dict[str, set[str]]:
         for names in direct.values():
             for name in list(names):
                 names |= direct[by_name[name]] if name in by_name else set()
-    conftest = direct[root / "tests/conftest.py"]
+    conftest = direct.get(root / "tests/conftest.py", set())
     files = (path for path in direct if path.name.startswith("test_") and path.parent.relative_to(root).as_posix() in FOLDERS)
     return {path.relative_to(root).as_posix(): direct[path] - conftest for path in files}
 
