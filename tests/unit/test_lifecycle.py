@@ -19,7 +19,7 @@ from storage.objects import ObjectStore
 from storage.records import Heartbeat
 from tasks import recipes
 from tasks.supervision import lifecycle
-from tests.supervised import World
+from tests.unit.test_supervisor import World
 
 
 class SlowTracker:

@@ -1,21 +1,129 @@
 """The supervisor over a hand-written launcher and a clock that only moves when told: who is launched, replaced, given up."""
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from storage import layout, runs, weights
-from storage.errors import ConfigError
+from storage.backends.backend import Backend
+from storage.errors import ConfigError, TransientError
+from storage.heartbeats import Pulse
+from storage.json_objects import encode
 from storage.objects import ObjectStore
-from storage.records import Stop
+from storage.records import Heartbeat, Stop
 from tasks import recipes
+from tasks.config import RunConfig
 from tasks.supervision import supervisor
 from tasks.supervision.launcher import Launched
-from tasks.supervision.members import Phase
+from tasks.supervision.members import Member, Phase
 from tests.builders import tensors
-from tests.supervised import World
+
+
+class ScriptedLauncher:
+    """Flow runs as a dict that the test changes."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Launched] = {}
+        self.launched: list[tuple[str, int]] = []
+        self.cancelled: list[str] = []
+        self.crashed: list[str] = []
+        self.buried: list[str] = []
+        self.away = False
+        self.refuses = False
+        self.lacks: tuple[str, ...] = ()
+
+    async def launch(self, member: Member, attempt: int) -> Launched | None:
+        if member.deployment in self.lacks:
+            raise ConfigError(f"no deployment {member.deployment!r}")
+        if self.away or self.refuses:
+            return None
+        self.launched.append((member.id, attempt))
+        self.runs[member.id] = Launched(attempt, Phase.SCHEDULED, f"{member.id}-{attempt}", "Scheduled")
+        return self.runs[member.id]
+
+    async def newest(self) -> Mapping[str, Launched] | None:
+        return None if self.away else dict(self.runs)
+
+    async def declare_crashed(self, launched: Launched, reason: str) -> None:
+        self.crashed.append(launched.flow_run_id)
+
+    async def cancel(self, launched: Launched) -> None:
+        self.cancelled.append(launched.flow_run_id)
+        for member, found in self.runs.items():
+            if found == launched and found.phase is not Phase.RUNNING:
+                self.set(member, Phase.ENDED)
+
+    async def bury(self, ended: Sequence[Launched]) -> None:
+        self.buried += [launched.flow_run_id for launched in ended]
+
+    def set(self, member: str, phase: Phase) -> None:
+        self.runs[member] = replace(self.runs[member], phase=phase, state_name=phase.value)
+
+
+class Interrupted:
+    """A backend that can be away, as a whole or for the writers of new objects."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.away = False
+        self.read_only = False
+        self.refusals = 0
+        self.noticed, self.lasted = threading.Event(), threading.Event()
+        """Set by the first call that an outage fails, and after several looks' worth of them."""
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        def call(*arguments: object) -> object:
+            if self.away or (self.read_only and verb == "create"):
+                self.refusals += 1
+                self.noticed.set()
+                if self.refusals >= 6:
+                    self.lasted.set()
+                raise TransientError("the store is away")
+            return getattr(self.backend, verb)(*arguments)
+
+        return call
+
+
+class World:
+    def __init__(self, store: ObjectStore, **changes: object) -> None:
+        overrides = {
+            "steps": 1,
+            "supervise.restarts_max": 2,
+            "supervise.stop_timeout_s": 0.01,
+            "supervise.poll_interval_s": 0.01,
+            **changes,
+        }
+        self.config: RunConfig = recipes.load("multi_policy_tiny", overrides)
+        self.run = supervisor.start(store, "run", self.config, "")
+        self.backend = Interrupted(self.run.backend)
+        self.now_s = 1000.0
+        self.launcher = ScriptedLauncher()
+        self.supervisor = self.restarted()
+
+    def restarted(self) -> supervisor.Supervisor:
+        pulse = Pulse(self.run, "supervisor", "supervisor", 0, 60.0)
+        run = replace(self.run, backend=self.backend, patience_s=0.01)  # type: ignore[arg-type]  # it passes every verb on
+        return supervisor.Supervisor(run, self.config, pulse, self.launcher, clock=lambda: self.now_s)
+
+    def look(self, rounds: int = 1, seconds: float = 1.0) -> Stop | None:
+        stop = None
+        for _ in range(rounds):
+            self.now_s += seconds
+            stop = asyncio.run(self.supervisor._round())
+        return stop
+
+    def run_all(self) -> None:
+        for member in self.launcher.runs:
+            self.launcher.set(member, Phase.RUNNING)
+
+    def beat(self, beats: int, *members: str, attempt: int = 0) -> None:
+        for member in members or self.launcher.runs:
+            heartbeat = Heartbeat("trainer", member, attempt, beats, 1.0, 1.0, 1, "here", "working")
+            self.run.put(layout.heartbeat("trainer", member), encode(heartbeat))
 
 
 @pytest.fixture
