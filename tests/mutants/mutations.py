@@ -19,6 +19,8 @@ OPERATORS: dict[type[ast.operator], str] = {
     ast.BitAnd: "|", ast.BitOr: "&", ast.Mod: "//",
 }  # fmt: skip
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+TRANSPARENT = ("property", "staticmethod", "classmethod", "contextmanager", "asynccontextmanager", "cache", "model_validator")
+"""Decorators under which a function stays Python code; any other may compile it, which shows neither calls nor lines."""
 LOGGERS = ("log", "logger", "logging")
 DROPPED = (ast.Raise, ast.Delete, ast.AugAssign, ast.Continue, ast.Break)
 
@@ -215,7 +217,7 @@ class _Walk:
         if of is None:
             return Mutant(self.path, self._where, self._line, None, 0, False, start, end, text)
         code = of.name, min(one.lineno for one in [of, *of.decorator_list])
-        compiled = any("jit" in self._text(decorator) for decorator in of.decorator_list)
+        compiled = any(self._text(decorator).partition("(")[0] not in TRANSPARENT for decorator in of.decorator_list)
         return Mutant(self.path, self._where, self._line, code, of.body[0].lineno, not compiled, start, end, text)
 
     def _text(self, node: ast.AST) -> str:
