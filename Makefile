@@ -24,13 +24,14 @@ SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13)
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(SUPPORTED)' 2>/dev/null; then echo $$python; break; fi; done)
 
-.PHONY: help install run up down test check lint deps format types borders lock clean
+.PHONY: help install run up down test check mutants lint deps format types borders lock clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make run      train two policies together, on this machine (ARGS='--set steps=40' changes the recipe)"
 	@echo "make test     run the whole test suite (ARGS='-k leases' selects)"
 	@echo "make check    lint, dependencies, types, import rules and tests: what CI runs"
+	@echo "make mutants  which small mistakes in the code do the tests notice? (docs/testing.md; ARGS='--sample 50 storage/leases.py')"
 	@echo "make up       start the local stack;  make down  stop it"
 	@echo "make format   put the code in its standard form"
 	@echo "make lock     write requirements/*.txt anew from pyproject.toml, keeping their versions where it allows; needs uv"
@@ -64,6 +65,9 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint deps types borders test
+
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -41,7 +41,8 @@ def run_prefix(run_id: str) -> str:
     """ConfigError for what cannot be a run id."""
     if not plain_names.RUN_ID.fullmatch(run_id):
         raise ConfigError(
-            f"{plain_names.shown(run_id)} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-', a letter or digit first"
+            f"{plain_names.shown(run_id)} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-', "
+            "a letter or digit first"
         )
     return f"{RUNS}/{run_id}"
 

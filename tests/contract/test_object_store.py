@@ -193,10 +193,11 @@ def test_a_sub_store_is_the_same_store_from_a_folder(store: ObjectStore) -> None
     assert run.url == f"{store.url}/runs/a"
 
 
-@pytest.mark.parametrize("key", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".tmp-1", "a/.tmp-x", "a\0b"])
-def test_names_that_could_leave_the_store_or_hide_are_refused(store: ObjectStore, key: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be a key"):
-        store.create(key, b"x")
+def test_names_that_could_leave_the_store_or_hide_are_refused(store: ObjectStore) -> None:
+    for key in ("", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".tmp-1", "a/.tmp-x", "a\0b"):
+        with pytest.raises(ConfigError, match="cannot be a key"):
+            store.create(key, b"x")
+    assert store.list() == []
 
 
 def test_names_with_odd_but_legal_characters_are_kept(store: ObjectStore) -> None:

@@ -126,9 +126,8 @@ def _baselines(pool: Pool, files: Sequence[str]) -> dict[str, Tests]:
 
 
 def _tests(file: str, names: set[str], path: str, near: bool) -> bool:
-    """Whether the test file, which imports `names`, is named for the module `path` (`near`), or else imports it."""
-    named = file in trials.nearest(path)
-    return named if near else not named and path.removesuffix(".py").replace("/", ".") in names
+    """Whether the test file, which imports `names`, imports the module `path`, and is (`near`) or is not named for it."""
+    return path.removesuffix(".py").replace("/", ".") in names and near == (file in trials.nearest(path))
 
 
 def _copy_tree(root: Path) -> None:

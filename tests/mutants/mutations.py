@@ -6,10 +6,9 @@ Left alone are annotations, decorators, docstrings, log calls and the words of e
 """
 
 import ast
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -20,6 +19,8 @@ OPERATORS: dict[type[ast.operator], str] = {
     ast.BitAnd: "|", ast.BitOr: "&", ast.Mod: "//",
 }  # fmt: skip
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+TRANSPARENT = ("property", "staticmethod", "classmethod", "contextmanager", "asynccontextmanager", "cache", "model_validator")
+"""Decorators under which a function stays Python code; any other may compile it, which shows neither calls nor lines."""
 LOGGERS = ("log", "logger", "logging")
 DROPPED = (ast.Raise, ast.Delete, ast.AugAssign, ast.Continue, ast.Break)
 
@@ -49,9 +50,9 @@ class Mutant:
     def change(self, source: str) -> tuple[str, str]:
         """The changed lines before and after, without indentation, joined by spaces: the mutant's lasting name."""
         before, after = source.splitlines(), self.applied(source).splitlines()
-        changed = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
-        sides = ([line[1:].strip() for line in changed if line[0] == sign] for sign in "-+")
-        removed, added = (" ".join(side) for side in sides)
+        head = _num_equal(before, after)
+        tail = _num_equal(before[head:][::-1], after[head:][::-1])
+        removed, added = (" ".join(line.strip() for line in side[head : len(side) - tail]) for side in (before, after))
         return removed, added
 
     def probed(self, source: str, reached: str) -> str:
@@ -71,6 +72,11 @@ def mutants(path: str, source: str) -> list[Mutant]:
     found = list(_Walk(path, source).module())
     unique = {(one.start, one.end, one.text): one for one in found}
     return sorted((one for one in unique.values() if _parses(one.applied(source))), key=lambda one: (one.start, one.text))
+
+
+def _num_equal(before: Sequence[str], after: Sequence[str]) -> int:
+    """At the start of both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
 
 
 def _parses(source: str) -> bool:
@@ -211,7 +217,7 @@ class _Walk:
         if of is None:
             return Mutant(self.path, self._where, self._line, None, 0, False, start, end, text)
         code = of.name, min(one.lineno for one in [of, *of.decorator_list])
-        compiled = any("jit" in self._text(decorator) for decorator in of.decorator_list)
+        compiled = any(self._text(decorator).partition("(")[0] not in TRANSPARENT for decorator in of.decorator_list)
         return Mutant(self.path, self._where, self._line, code, of.body[0].lineno, not compiled, start, end, text)
 
     def _text(self, node: ast.AST) -> str:

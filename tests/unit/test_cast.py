@@ -9,19 +9,11 @@ from storage.objects import ObjectStore
 from storage.records import Prompt
 from storage.tensors import weights_digest
 from tests.builders import tensors
+from tests.damaged_weights import spoil
 from tests.fakes import base_files, publish_base
 
 SAMPLING = {"solver": SamplingConfig(), "verifier": SamplingConfig(temperature=0.5)}
 CONFIG = RolloutConfig(workflow=WorkflowConfig(name="actor_and_verify"), engine=EngineConfig(name="tests.fakes:ScriptedEngine"))
-
-
-def spoil(run: ObjectStore, policy: str, version: int) -> None:
-    """Change a byte of every tensor file of a version."""
-    manifest = weights.read_manifest(run, policy, version)
-    for file in {info.file for info in manifest.tensors.values()}:
-        key = f"{layout.weights(policy, version)}/{file}"
-        body = run.get(key)
-        run.put(key, body[:-1] + bytes([body[-1] ^ 1]))
 
 
 async def test_a_cast_plays_with_exact_versions(memory_store: ObjectStore) -> None:

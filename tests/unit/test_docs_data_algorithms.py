@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -43,8 +44,14 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
     assert verify(made.run).violations == ()
     first, *later = made.batches("solver")
     assert not any(row.replay for row in first.rows)
-    for batch in later:
+    for before, batch in zip([first, *later], later, strict=False):
         assert [row.replay for row in batch.rows] == [True] + [False] * 5  # int(6 · 0.25) = 1 of 6
+        newest = next(row for row in before.rows if not row.replay)
+        assert batch.rows[0].key == newest.key
+        for array in ("tokens", "loss_mask", "logprobs", "versions", "advantages"):
+            np.testing.assert_array_equal(getattr(batch.rows[0], array), getattr(newest, array))
+    seen = [row.key for batch in [first, *later] for row in batch.rows if not row.replay]
+    assert len(seen) == len(set(seen))
     assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
 
 
@@ -61,6 +68,9 @@ def test_a_filter_of_the_example_is_named_in_the_books(memory_store: ObjectStore
     dataflow.round()
     assert dataflow.progress()["closed_below"] == 1
     assert dataflow.progress()["waiting/solver"] == 0
+    (solver, _) = dataflow._assemblies
+    reasons = [entry.reason for entry in solver.books.ledger]
+    assert reasons == ["my_algorithms:LongEnough"] * 4  # two groups of two answers of three tokens each
 
 
 def test_the_page_names_every_built_in_and_the_defaults() -> None:

@@ -7,8 +7,8 @@ from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.tensors import weights_digest
 from tests.builders import tensors
+from tests.damaged_weights import spoil
 from tests.fakes import ScriptedEngine
-from tests.unit.test_cast import spoil
 
 
 @pytest.fixture

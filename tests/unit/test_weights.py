@@ -114,7 +114,15 @@ def test_a_manifest_whose_digest_is_not_that_of_its_tensors_is_corrupt(memory_st
         weights.fetch(memory_store, "solver", 0)
 
 
-def test_a_kind_this_release_cannot_read_is_said_so(memory_store: ObjectStore) -> None:
+def test_a_kind_that_this_release_does_not_have_is_refused_with_those_that_it_has(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors())
+    changed(memory_store, kind="patch")
+    for read in (weights.read_manifest, weights.fetch):
+        with pytest.raises(CorruptError, match=r"00000000/manifest\.json is not a Manifest: kind: .*'anchor' or 'delta'"):
+            read(memory_store, "solver", 0)
+
+
+def test_a_first_version_that_is_a_delta_has_nothing_to_be_applied_to(memory_store: ObjectStore) -> None:
     weights.publish(memory_store, "solver", 0, builders.tensors())
     changed(memory_store, kind="delta", base=0)
     with pytest.raises(CorruptError, match="version 0 of solver is a delta"):

@@ -1,0 +1,13 @@
+"""Weights whose bytes are not what their manifest says."""
+
+from storage import layout, weights
+from storage.objects import ObjectStore
+
+
+def spoil(run: ObjectStore, policy: str, version: int) -> None:
+    """Change a byte of every tensor file of a version."""
+    manifest = weights.read_manifest(run, policy, version)
+    for file in {info.file for info in manifest.tensors.values()}:
+        key = f"{layout.weights(policy, version)}/{file}"
+        body = run.get(key)
+        run.put(key, body[:-1] + bytes([body[-1] ^ 1]))
