@@ -4,6 +4,7 @@ suffers: not in `verify`, nor in what reads many objects of a run at once."""
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -151,13 +152,16 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def changed(draw: st.DataObject, fields: Any) -> None:
     """Replaces one or two values anywhere, or takes them away, or adds to them."""
     for _ in range(draw.draw(st.integers(1, 2))):
-        *path, last = draw.draw(st.sampled_from(list(places(fields))))
+        there = list(places(fields))
+        if not there:
+            return
+        *path, last = draw.draw(st.sampled_from(there))
         inner = fields
         for name in path:
             inner = inner[name]
         how = draw.draw(st.sampled_from(["set", "set", "set", "delete", "add"]))
         if how == "set" or isinstance(inner, list):
-            inner[last] = draw.draw(st.sampled_from(HOSTILE))
+            inner[last] = deepcopy(draw.draw(st.sampled_from(HOSTILE)))
         elif how == "delete":
             del inner[last]
         else:
