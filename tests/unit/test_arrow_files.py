@@ -6,6 +6,7 @@ import xxhash
 from storage import arrow_files
 from storage.arrow_files import DICTIONARY, list_of, schema_of
 from storage.errors import CorruptError
+from tests.resealed import arrow_file
 
 SCHEMA = schema_of({"n": pa.int32(), "word": DICTIONARY, "tokens": list_of(pa.int32()), "mask": list_of(pa.bool_())})
 
@@ -122,6 +123,41 @@ def columns(**changes: pa.Array) -> dict[str, pa.Array]:
 def test_a_file_of_another_writer_with_a_true_digest_is_read() -> None:
     table, _ = arrow_files.read(crafted(columns()), SCHEMA, "test")
     assert arrow_files.lists(table, "tokens")[0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4", None])
+def test_a_file_of_several_record_batches_is_one_table_whatever_its_compression(compression: str | None) -> None:
+    batches = [
+        pa.RecordBatch.from_arrays([columns(n=pa.array([row], pa.int32()))[name] for name in SCHEMA.names], schema=SCHEMA)
+        for row in range(5)
+    ]
+    table, _ = arrow_files.read(arrow_file(SCHEMA, batches, "test", {}, compression), SCHEMA, "test")
+    assert arrow_files.numbers(table, "n").tolist() == [0, 1, 2, 3, 4]
+    values, offsets = arrow_files.lists(table, "tokens")
+    assert (values.tolist(), offsets.tolist()) == ([1, 2] * 5, [0, 2, 4, 6, 8, 10])
+    assert arrow_files.strings(table, "word") == ["x"] * 5
+
+
+def test_what_is_written_here_is_read_however_well_it_is_compressed() -> None:
+    zeros = np.zeros(3_000_000, dtype=np.int32)
+    one = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),
+           "mask": arrow_files.list_column([zeros == 0], list_of(pa.bool_()))}  # fmt: skip
+    file = arrow_files.write(SCHEMA, one, "test", {})
+    assert len(file) < 100_000
+    assert len(arrow_files.lists(arrow_files.read(file, SCHEMA, "test")[0], "tokens")[0]) == 3_000_000
+
+
+def test_metadata_of_an_older_version_is_refused_because_it_may_compress_in_a_way_of_its_own() -> None:
+    place = b"f" * 31 + b"e"
+    metadata = {"astraflow.format": "1", "astraflow.kind": "test", "astraflow.header": "{}", "astraflow.digest": place}
+    schema, sink = SCHEMA.with_metadata(metadata), pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([columns()[name] for name in SCHEMA.names], schema=schema))
+    file = sink.getvalue().to_pybytes()
+    file = file.replace(place, xxhash.xxh3_128_hexdigest(file.replace(place, b"0" * 32)).encode())
+    with pytest.raises(CorruptError, match=r"metadata of an Arrow file .* a message of metadata version 4; version 5 is read"):
+        arrow_files.read(file, SCHEMA, "test")
 
 
 def test_nulls_are_refused_even_with_a_true_digest() -> None:
