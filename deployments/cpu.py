@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 SAFE_ISA = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
-PROBE_TIMEOUT_S = 60.0
+PROBE_TIMEOUT_S = 900.0
+"""A backstop: importing torch takes seconds, and minutes on a busy machine."""
 _PROBE = "import torch;a = torch.ones(64, 64, dtype=torch.bfloat16, requires_grad=True);(a @ a).sum().backward()"
 
 

@@ -22,7 +22,8 @@ MARK = "ASTRAFLOW_STACK"
 """Environment variable that marks a process as part of the stack whose home it names."""
 CLOCK_SLACK_S = 2.0
 """The creation time is derived from the boot time, which moves a little when the clock is corrected."""
-KILL_TIMEOUT_S = 5.0
+KILL_TIMEOUT_S = 60.0
+"""A killed process ends when it is next given CPU time."""
 POLL_S = 0.05
 LOG_BYTES_MAX = 16_000_000
 """A log beyond this size is put aside as `NAME.old` when its process starts again."""

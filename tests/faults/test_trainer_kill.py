@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_trainer_killed_before_any_of_its_writes_ends_bit_equal_to_one_that_never_was(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.trainer_process", str(tmp_path)],

@@ -202,6 +202,7 @@ def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) ->
     assert not lost
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_store_that_is_gone_for_half_a_minute_in_the_middle_of_a_fetch_delays_it(proxy: FlakyProxy) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
