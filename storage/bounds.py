@@ -40,10 +40,10 @@ Seed: TypeAlias = Annotated[int, _Number, Field(ge=0, le=2**63 - 1)]
 Seconds: TypeAlias = Annotated[float, _Number, Field(gt=0, le=2_592_000)]
 """A time to wait or to pause; at most thirty days."""
 SecondsOrNone: TypeAlias = Annotated[float, _Number, Field(ge=0, le=2_592_000)]
-Positive: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1e6)]
+Positive: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1e12)]
 """A factor or a limit."""
-NotNegative: TypeAlias = Annotated[float, _Number, Field(ge=0, le=1e6)]
-AnySign: TypeAlias = Annotated[float, _Number, Field(ge=-1e6, le=1e6)]
+NotNegative: TypeAlias = Annotated[float, _Number, Field(ge=0, le=1e12)]
+AnySign: TypeAlias = Annotated[float, _Number, Field(ge=-1e12, le=1e12)]
 Share: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1)]
 Decay: TypeAlias = Annotated[float, _Number, Field(ge=0, lt=1)]
 """Of a running mean."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from storage import (
     batches,
     checkpoints,
+    evaluations,
     heartbeats,
     layout,
     leases,
@@ -52,7 +53,7 @@ HOSTILE: tuple[Any, ...] = (
 SCHEMAS = {
     "shards": (shards.SCHEMA, shards.KIND),
     "batches": (batches.SCHEMA, batches.KIND),
-    "evals": (evals.SCHEMA, evals.KIND),
+    "evals": (evaluations.SCHEMA, evaluations.KIND),
 }
 
 

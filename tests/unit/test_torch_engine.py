@@ -161,7 +161,7 @@ async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(
         (EngineConfig(dtype="float8"), "rollout.engine.dtype is 'float8'"),
         (EngineConfig(device="cuda:77"), "rollout.engine.device 'cuda:77'"),
         (EngineConfig(max_tokens=9000), "max_position_embeddings is 8192"),
-        (EngineConfig(max_tokens=8192, max_concurrent=2**40), "lower rollout.engine.max_concurrent"),
+        (EngineConfig(max_tokens=8192, max_concurrent=1_000_000), "lower rollout.engine.max_concurrent"),
     ],
 )
 def test_an_impossible_engine_names_the_setting_to_change(config: EngineConfig, message: str) -> None:
