@@ -10,7 +10,7 @@ write into the store cannot make its readers and writers leave it. The root itse
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -177,8 +177,8 @@ def _parts(key: str) -> Sequence[str]:
 
 
 def _make_below(folder: int, name: str, path: Path, make: bool) -> int:
-    """A descriptor of the folder `name` in `folder`, which could not be opened: made if it is missing and `make` says so. `path`
-    is where that is."""
+    """A descriptor of the folder `name` in `folder`, which could not be opened: made if it is missing and `make` says so.
+    `path` is where that is."""
     try:
         _refuse_link(folder, name, path)
     except FileNotFoundError:
@@ -214,7 +214,7 @@ def _refuse_link(folder: int, name: str, path: Path) -> os.stat_result:
     return status
 
 
-def _walk(folder: int, start: str, depth: int) -> "Iterator[tuple[str, os.DirEntry[str]]]":
+def _walk(folder: int, start: str, depth: int) -> "Generator[tuple[str, os.DirEntry[str]], None, None]":
     """Everything below `folder`, whose keys begin with `start`, that is neither a folder nor a symbolic link."""
     with os.scandir(folder) as entries:
         for entry in entries:
