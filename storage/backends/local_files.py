@@ -28,6 +28,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_BELOW = _FOLDER | os.O_NOFOLLOW
 
 
 class LocalFiles:
@@ -87,14 +88,13 @@ class LocalFiles:
             raise _sorted(error, self.root / key) from error
 
     def exists(self, key: str) -> bool:
-        path = self.root / key
         try:
             with self._beside(key) as (folder, name):
-                return not stat.S_ISDIR(_refuse_link(folder, name, path).st_mode)
+                return not stat.S_ISDIR(_refuse_link(folder, name, self.root / key).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise _sorted(error, path) from error
+            raise _sorted(error, self.root / key) from error
 
     def list(self, prefix: str, start_after: str) -> Keys:
         found = (key for key, entry in self._entries(prefix) if not entry.name.startswith(TEMPORARY))
@@ -156,10 +156,11 @@ class LocalFiles:
             _make_folder(self.root)
         folder = os.open(self.root, _FOLDER)
         try:
-            path = self.root
-            for part in parts:
-                path /= part
-                below = _open_below(folder, part, path, make)
+            for at, part in enumerate(parts):
+                try:
+                    below = os.open(part, _BELOW, dir_fd=folder)
+                except OSError:
+                    below = _make_below(folder, part, self.root.joinpath(*parts[: at + 1]), make)
                 os.close(folder)
                 folder = below
             yield folder
@@ -175,20 +176,18 @@ def _parts(key: str) -> Sequence[str]:
     return parts
 
 
-def _open_below(folder: int, name: str, path: Path, make: bool) -> int:
-    """A descriptor of the folder `name` in `folder`; `path` says where that is."""
+def _make_below(folder: int, name: str, path: Path, make: bool) -> int:
+    """A descriptor of the folder `name` in `folder`, which could not be opened: made if it is missing and `make` says so.
+    `path` is where that is."""
     try:
-        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+        _refuse_link(folder, name, path)
     except FileNotFoundError:
         if not make:
             raise
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=folder)
         os.fsync(folder)
-        return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-    except OSError:
-        _refuse_link(folder, name, path)
-        raise
+    return os.open(name, _BELOW, dir_fd=folder)
 
 
 def _reading(folder: int, name: str, path: Path) -> BinaryIO:
@@ -215,7 +214,7 @@ def _refuse_link(folder: int, name: str, path: Path) -> os.stat_result:
     return status
 
 
-def _walk(folder: int, start: str, depth: int) -> "Generator[tuple[str, os.DirEntry[str]]]":
+def _walk(folder: int, start: str, depth: int) -> "Generator[tuple[str, os.DirEntry[str]], None, None]":
     """Everything below `folder`, whose keys begin with `start`, that is neither a folder nor a symbolic link."""
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -227,7 +226,7 @@ def _walk(folder: int, start: str, depth: int) -> "Generator[tuple[str, os.DirEn
             if not depth:
                 continue
             try:
-                below = os.open(entry.name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+                below = os.open(entry.name, _BELOW, dir_fd=folder)
             except (FileNotFoundError, NotADirectoryError):
                 continue  # it was removed meanwhile
             try:

@@ -9,7 +9,7 @@ from storage import layout
 from storage.errors import ConfigError
 from tasks.mlflow_runs import flatten
 from tasks.tracking import Tracker, tracking_uri
-from tests.small_run import RUN_ID, SmallRun
+from tests.small_run import RECIPE, RUN_ID, SmallRun
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own imports and database layer warn; none of it is ours
 
@@ -173,3 +173,17 @@ def test_an_address_with_a_credential_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "s3cr3t" not in str(refused.value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
     assert tracking_uri() == "https://mlflow.example"
+
+
+def test_a_quotation_mark_in_the_experiments_name_ends_no_search(uri: str) -> None:
+    made = SmallRun("tracking-quoted", RECIPE + "tracking: {experiment: \"it's' or name like '%\"}\n")
+    made.version("solver", 0, {"config.json": b"{}"})
+    made.version("verifier", 0, {"config.json": b"{}"})
+    for _ in range(2):
+        assert Tracker(made.run, RUN_ID, made.config, uri).finish("completed") is None
+    from mlflow.tracking import MlflowClient
+
+    found = MlflowClient(tracking_uri=uri, registry_uri=uri).search_model_versions()
+    assert sorted((one.name, one.version) for one in found) == [
+        (f"it's' or name like '%-{policy}", 1) for policy in ("solver", "verifier")
+    ]
