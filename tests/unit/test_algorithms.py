@@ -77,6 +77,18 @@ def test_a_class_without_the_verbs_is_refused_before_the_run() -> None:
         samplers(algorithm("fractions:Fraction"))
 
 
+class Picky:
+    """Refuses its argument's value."""
+
+    def __init__(self, share: float) -> None:
+        raise ValueError("share must be at most 1")
+
+
+def test_a_refused_value_names_the_place_and_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"data\.filter: .*share must be at most 1"):
+        filters(algorithm(f"{__name__}:Picky", share=2))
+
+
 class Half:
     """Has one verb of a curator and no other of any place."""
 
