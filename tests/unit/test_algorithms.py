@@ -89,6 +89,18 @@ class Silent:
         return True
 
 
+class Picky:
+    """Refuses its argument's value."""
+
+    def __init__(self, share: float) -> None:
+        raise ValueError("share must be at most 1")
+
+
+def test_a_refused_value_names_the_place_and_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"data\.filter: .*share must be at most 1"):
+        filters(algorithm(f"{__name__}:Picky", share=2))
+
+
 class Half:
     """Has one verb of a curator and no other of any place."""
 

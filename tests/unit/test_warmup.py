@@ -100,7 +100,7 @@ def test_iterations_are_those_of_plain_optimizers_with_clipped_gradients(muon_lr
         "p", iter(examples), 4, lr=1e-2, muon_lr=muon_lr, warmup_iterations=2, decay_share=0.5, final_factor=0.1,
         betas=(0.5, 0.8), momentum=0.7, weight_decay=0.3,
     )  # fmt: skip
-    warm_up(model, [phase], 3, lambda *_: None)
+    reported = warm_up(model, [phase], 3, lambda *_: None)
 
     named = dict(plain.named_parameters())
     matrices = [p for name, p in named.items() if muon_lr is not None and ".layers." in name and p.ndim == 2]
@@ -115,7 +115,8 @@ def test_iterations_are_those_of_plain_optimizers_with_clipped_gradients(muon_lr
         for tokens, weights in batch:
             logprobs = torch.log_softmax(plain(torch.tensor(tokens[None].astype(np.int64))).logits[0], -1)
             total = total - sum(float(weights[t]) * logprobs[t - 1, int(tokens[t])] for t in range(1, 6))
-        gradients = torch.autograd.grad(total / sum(float(w[1:].sum()) for _, w in batch), list(plain.parameters()))
+        mean = total / sum(float(w[1:].sum()) for _, w in batch)
+        gradients = torch.autograd.grad(mean, list(plain.parameters()))
         norm = float(torch.cat([each.flatten() for each in gradients]).norm())
         assert norm > 1.5
         for parameter, gradient in zip(plain.parameters(), gradients, strict=True):
@@ -123,6 +124,7 @@ def test_iterations_are_those_of_plain_optimizers_with_clipped_gradients(muon_lr
         for optimizer, rate in zip(optimizers, (1e-2, muon_lr), strict=False):
             optimizer.param_groups[0]["lr"] = rate * factor
             optimizer.step()
+    assert reported["p"] == pytest.approx(mean.item(), rel=1e-5)
     for mine, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
