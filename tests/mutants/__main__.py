@@ -58,14 +58,17 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     sources = {path: Path(path).read_text() for path in _files(args.paths)}
     drawn = [one for path, source in sources.items() for one in mutants(path, source) if one.function.startswith(args.function)]
-    num_all = len(drawn)
+    num_all, listed = len(drawn), _read_listed()
+    names = {_key(one, sources[one.path]) for one in drawn if one.path in {path for path, *_ in listed}}
+    for path, function, before, after in listed.keys() - names:
+        if path in sources and function.startswith(args.function):
+            print(f"{LISTED.name} lists what is no mutant any more: {path} {function}\n  - {before}\n  + {after}")
     if 0 < args.sample < num_all:
         drawn = sorted(random.Random(args.seed).sample(drawn, args.sample), key=lambda one: (one.path, one.start, one.text))
     print(f"{len(drawn)} of {num_all} mutants of {len(sources)} files, seed {args.seed}", flush=True)
     if args.list:
         print("\n".join(_diff(one, sources[one.path]) for one in drawn))
         return 0
-    listed = _read_listed()
     outcomes = [Outcome(one, "listed", listed[key]) for one in drawn if (key := _key(one, sources[one.path])) in listed]
     known = {outcome.mutant for outcome in outcomes}
     outcomes += _tried([one for one in drawn if one not in known], sources, args.jobs)

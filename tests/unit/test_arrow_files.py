@@ -182,3 +182,15 @@ def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> Non
     offsets, wild = np.array([0, 2], np.int32).tobytes(), np.array([0, 1000], np.int32).tobytes()
     with pytest.raises(CorruptError, match="is no readable Arrow file: Column 2: In chunk 0: Invalid: List child array"):
         arrow_files.read(crafted(columns(), offsets, wild), SCHEMA, "test")
+
+
+def test_columns_are_compressed() -> None:
+    """Prompts of a group repeat, and so do versions and owners: raw they would cross an ocean many times over."""
+    lists = [np.full(1000, 7, dtype=np.int32)] * 50
+    columns = {
+        "n": [0] * 50,
+        "word": ["even"] * 50,
+        "tokens": arrow_files.list_column(lists, list_of(pa.int32())),
+        "mask": arrow_files.list_column([values == 7 for values in lists], list_of(pa.bool_())),
+    }
+    assert len(arrow_files.write(SCHEMA, columns, "test", {})) < 50 * 1000 * 4 // 20

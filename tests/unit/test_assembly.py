@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from data_ops import assembly as assembly_module
@@ -130,6 +131,27 @@ def test_a_batch_says_how_long_its_shards_waited_for_it(memory_store: ObjectStor
     metrics = batches.read(memory_store, POLICY, 1).metrics
     assert [metrics[f"dataflow/shard_to_batch_s/{stat}"] for stat in ("min", "p50", "max")] == [7.0, 23.5, 40.0]
     assert batches.read(memory_store, POLICY, 1).created_s == 100.0
+
+
+def test_a_shard_that_holds_nothing_for_the_policy_closes_its_order(memory_store: ObjectStore) -> None:
+    made = assembly_of(memory_store)
+    made.take_in(Prepared(0, {}, shard()))
+    assert made.books.is_closed(0)
+    made.take_in(Prepared(1, {POLICY: PolicyIntake(rows=(row(key(1)),))}, None, "cannot be read"))
+    assert made.books.is_closed(1)
+    assert made.books.num_waiting == 0
+
+
+def test_a_batch_tells_of_the_shards_since_the_batch_before_alone(memory_store: ObjectStore) -> None:
+    made = assembly_of(memory_store, size=1)
+    for version in range(2):
+        weights.publish(memory_store, POLICY, version, tensors(version))
+    made.look_for_version()
+    for order, reward in enumerate((1.0, 0.25)):
+        take_in(made, order, row(key(order), version=1), rewards=np.array([reward]))
+        assert made.make_batches() == 1
+    means = [batches.read(memory_store, POLICY, step).metrics["dataflow/reward/mean"] for step in (1, 2)]
+    assert means == [1.0, 0.25]
 
 
 def test_work_of_the_store_and_of_the_algorithms_is_measured_apart(memory_store: ObjectStore) -> None:

@@ -102,6 +102,12 @@ def test_a_row_that_breaks_its_promises_is_corrupt(changes: dict[str, object], s
         round_trip(with_row(**changes))
 
 
+def test_the_smallest_values_that_are_allowed_come_back() -> None:
+    lowest = with_row(tokens=array([0] * 5, np.int32), key=SequenceKey(0, 0, 0, 0), min_version=0)
+    found = round_trip(lowest).rows[1]
+    assert (found.tokens.tolist(), found.key, found.min_version) == ([0] * 5, SequenceKey(0, 0, 0, 0), 0)
+
+
 def test_a_row_may_be_older_than_what_it_trains_on() -> None:
     """A masked token of the policy was sampled by version 2; those trained on by version 5."""
     versions = array([-1, -1, 5, 5, 5], np.int32)

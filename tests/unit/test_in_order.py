@@ -46,3 +46,23 @@ def test_a_failure_is_raised_in_its_place_and_nothing_new_is_begun() -> None:
     with pytest.raises(ValueError, match="three"):
         next(results)
     assert len(begun) <= 9
+
+
+def test_work_that_has_begun_is_waited_for_and_what_waits_is_dropped_when_nobody_wants_the_rest() -> None:
+    begun, let_go, ended = [], threading.Event(), []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        if number:
+            assert let_go.wait(60.0)
+            ended.append(number)
+        return number
+
+    results = in_order(work, range(10), threads=2, budget=6)
+    assert next(results) == 0
+    waiting = threading.Timer(0.2, let_go.set)
+    waiting.start()
+    results.close()  # type: ignore[attr-defined]  # a generator
+    assert sorted(ended) == sorted(number for number in begun if number)
+    assert len(begun) <= 3
+    waiting.join()

@@ -118,6 +118,15 @@ def test_a_sequence_that_breaks_its_promises_is_corrupt(changes: dict[str, objec
         round_trip(with_sequence(**changes))
 
 
+def test_the_smallest_values_that_are_allowed_come_back() -> None:
+    """Token 0, version 0 and the first policy: what a looser or a stricter check would refuse or let through."""
+    lowest = with_sequence(tokens=array([0] * 5, np.int32), versions=array([-1, -1, 0, 0, 0], np.int32))
+    found = round_trip(lowest).groups[0].episodes[0].sequences[1]
+    assert found.tokens.tolist() == [0] * 5
+    assert found.versions.tolist() == [-1, -1, 0, 0, 0]
+    assert found.owners.tolist() == [-1, -1, 0, 0, 0]
+
+
 def test_an_order_below_0_is_corrupt() -> None:
     with pytest.raises(
         CorruptError, match="a shard's header is not a _Header: order: Input should be greater than or equal to 0"

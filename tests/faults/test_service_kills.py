@@ -1,0 +1,114 @@
+"""Services without loops of their own, killed at one of their changes after the other: the last attempt ends as if nothing
+had been."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage import layout, mirrors, runs, weights
+from storage.models import load_model
+from storage.objects import ObjectStore, open_store
+from storage.retention import Retention
+from storage.tensors import weights_digest
+from tasks import evals, garbage, recipes
+from tasks.base_models.publishing import build_digest, publish_base_models
+from tasks.config import ModelConfig, RunConfig, TinyBase
+from tasks.evaluation import evaluate_versions
+from tests.builders import mirror_next, tensors
+from tests.fakes import publish_base
+from tests.killed_store import Killed, killed_at
+
+SMALL = TinyBase(
+    hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, skill_iterations=1, habit_iterations=1, batch_size=4
+)
+
+
+def each_kill(store: ObjectStore, after: bool, work: Callable[[ObjectStore], None]) -> int:
+    """Does `work` on a store, killed at its first change, again from the start at its second, … until it comes to its end;
+    how often it was killed. What each attempt left stays."""
+    for number in range(1, 200):
+        dying, _ = killed_at(store, number, after)
+        try:
+            work(dying)
+        except Killed:
+            continue
+        return number - 1
+    raise AssertionError("it never comes to its end")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_base_model_whose_builder_dies_again_and_again_is_built_and_published_whole(
+    memory_store: ObjectStore, after: bool
+) -> None:
+    models = {policy: ModelConfig(tiny=SMALL) for policy in ("solver", "verifier")}
+
+    def build(store: ObjectStore) -> None:
+        publish_base_models(store, store.sub("runs/r"), models, lambda stage, share: None)
+
+    kills = each_kill(memory_store, after, build)
+    assert kills >= 4, "files of the model and of two policies"
+    built, _ = load_model(memory_store, build_digest(SMALL))
+    for policy in models:
+        assert weights_digest(weights.fetch(memory_store.sub("runs/r"), policy, 0)) == weights_digest(built)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(memory_store: ObjectStore, after: bool) -> None:
+    settings = {"evaluation.prompts.limit": 3, "rollout.engine.name": "tests.fakes:ScriptedEngine"}
+    config = recipes.load("multi_policy_tiny", settings)
+    publish_base(memory_store, ["solver", "verifier"])
+    vector = {"solver": 0, "verifier": 0}
+    dying, _ = killed_at(memory_store, 1, after)
+    with pytest.raises(Killed):
+        evaluate_versions(dying, config, vector)
+    assert evals.exists(memory_store, vector) is after
+    made = evaluate_versions(memory_store, config, vector)
+    assert made.final.tolist() == [1.0] * 3
+    assert evals.read(memory_store, vector).rows == made.rows
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_mirror_whose_copier_dies_again_and_again_holds_every_version(memory_store: ObjectStore, after: bool) -> None:
+    home, mirror = memory_store.sub("home"), memory_store.sub("mirror")
+    for version in range(3):
+        weights.publish(home, "solver", version, tensors(version))
+
+    def copy(target: ObjectStore) -> None:
+        while mirror_next(home, target) is not None:
+            pass
+
+    assert each_kill(mirror, after, copy) >= 3
+    for version in range(3):
+        assert weights_digest(weights.fetch(mirror, "solver", version)) == weights_digest(tensors(version))
+    assert weights.latest(mirror, "solver") == 2
+
+
+def collected(folder: Path) -> tuple[ObjectStore, ObjectStore, RunConfig]:
+    """A run of six versions, its mirror, and its recipe."""
+    config = recipes.load("single_policy_tiny", {"evaluation": None, "rollout.regions.eu-west.mirror": str(folder / "eu")})
+    run = runs.create_run(open_store(str(folder / "home")), "one", config.model_dump(mode="json"))
+    for version in range(6):
+        weights.publish(run, "solver", version, tensors(version))
+    copy = mirrors.of_run(run, str(folder / "eu"))
+    while mirror_next(run, copy) is not None:
+        pass
+    run.put(f"{layout.weights('solver', 5)}/{'0' * 32}.model-00000.safetensors", b"cut off")
+    return run, copy, config
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_gc_that_dies_again_and_again_at_home_lets_go_of_what_was_planned_and_of_nothing_else(
+    tmp_path: Path, after: bool
+) -> None:
+    run, copy, config = collected(tmp_path)
+
+    def collect(store: ObjectStore) -> None:
+        assert garbage.remove(garbage.survey(store, "one", config, Retention(last=2, every=0, grace_s=0.0))) == {}
+
+    assert each_kill(run, after, collect) >= 3, "records of versions, and their files"
+    for store in (run, copy):
+        held = {key.split("/")[2] for key in store.list("weights/solver") if key.endswith(".safetensors")}
+        assert held == {f"{version:08d}" for version in (0, 4, 5)}
+    for version in (0, 4, 5):
+        assert weights_digest(weights.fetch(run, "solver", version)) == weights_digest(tensors(version))
