@@ -16,6 +16,9 @@ import httpx
 import psutil
 import pytest
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.events import Event
+from prefect.events.clients import PrefectEventsClient, PrefectEventSubscriber
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from deployments import auth, flow_runs, pages, plan, processes, record, register, stack
 from deployments.home import OTHERS, Home
@@ -23,6 +26,7 @@ from deployments.ports import HOST
 from deployments.prefect_api import connected
 from deployments.record import Stack
 from deployments.register import Deployment
+from tasks.prefect_settings import settings_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -124,6 +128,19 @@ def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: Wor
         assert [answer.status_code for answer in (foreign, rebound, preflight)] == [403, 403, 403]
         assert known.post("block_documents/filter", json={"include_secrets": True}).json() == []
         assert known.post("flow_runs/count", json={}).json() == 0
+
+
+async def test_prefects_event_stream_asks_for_the_secret(world: World) -> None:
+    wrong = {PREFECT_API_URL: world.stack.prefect_url, PREFECT_API_AUTH_STRING: "astraflow:wrong"}
+    with temporary_settings(wrong), pytest.raises(Exception, match="Unable to authenticate to the event stream"):
+        await PrefectEventSubscriber(reconnection_attempts=0).__aenter__()
+    with temporary_settings(settings_for(world.stack.prefect_url)):
+        async with PrefectEventSubscriber(reconnection_attempts=0) as subscriber:
+            async with PrefectEventsClient() as client:
+                await client.emit(Event(event="probe", resource={"prefect.resource.id": "probe"}))
+            async for event in subscriber:
+                if event.event == "probe":
+                    break
 
 
 def test_mlflow_asks_for_the_secret_too(world: World) -> None:
