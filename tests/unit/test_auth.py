@@ -33,6 +33,13 @@ def test_only_the_owner_may_read_the_secret(home: Home) -> None:
     assert stat.S_IMODE(home.auth.stat().st_mode) == 0o600
 
 
+def test_no_secret_is_written_through_a_link(home: Home, tmp_path: Path) -> None:
+    home.auth.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        auth.create(home)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_home_without_a_secret_has_none(home: Home) -> None:
     assert auth.read(home) is None
 
