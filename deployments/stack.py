@@ -72,6 +72,7 @@ def down(home: Home, say: Say = print) -> None:
             pids = ", ".join(str(process.pid) for process in left)
             raise ConfigError(f"these processes of the stack could not be stopped: {pids}; kill them by hand")
         prefect_toml.remove(home.prefect_toml)
+        home.auth.unlink(missing_ok=True)  # a page that is still open goes on sending it, to whoever takes the port
         record.forget(home)
     nothing = not stray and (stack is None or not stack.processes)
     say("nothing was running" if nothing else "the stack is down; nothing is left running")

@@ -244,6 +244,7 @@ def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
     assert not [process for process in everything if _lives(process)]
     assert processes.marked(str(world.home.root)) == []
     assert not world.home.prefect_toml.exists()
+    assert not world.home.auth.exists()
     assert record.load(world.home) is None
     stack.down(world.home, world.said.append)
     assert world.said[-1] == "nothing was running"

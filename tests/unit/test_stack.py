@@ -35,6 +35,7 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Hom
     run = runs.create_run(open_store(home.store.as_uri()), "mine", recipes.load("multi_policy_tiny").model_dump(mode="json"))
     server = _sleeper(home, SERVER)
     record.save(home, Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", home.store.as_uri(), True, processes=(server,)))
+    home.auth.write_text("damaged")
     said: list[str] = []
     with Pulse(run, "supervisor", "supervisor", 0, 2.0):
         while not heartbeats.read_all(run):
@@ -43,6 +44,7 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Hom
     assert said[0].startswith("the Prefect server does not answer, so these runs are stopped without being cancelled")
     assert "interrupted: mine;" in said[0]
     assert not processes.is_alive(server)
+    assert not home.auth.exists()
 
 
 def test_what_is_stopped_for_want_of_a_record_is_named(home: Home) -> None:
