@@ -18,7 +18,9 @@ import pytest
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.events import Event
 from prefect.events.clients import PrefectEventsClient, PrefectEventSubscriber
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect.settings import temporary_settings
+from websockets import ConnectionClosedError, InvalidStatus, Origin, Subprotocol
+from websockets.asyncio.client import connect
 
 from deployments import auth, flow_runs, pages, plan, processes, record, register, stack
 from deployments.home import OTHERS, Home
@@ -131,9 +133,13 @@ def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: Wor
 
 
 async def test_prefects_event_stream_asks_for_the_secret(world: World) -> None:
-    wrong = {PREFECT_API_URL: world.stack.prefect_url, PREFECT_API_AUTH_STRING: "astraflow:wrong"}
-    with temporary_settings(wrong), pytest.raises(Exception, match="Unable to authenticate to the event stream"):
-        await PrefectEventSubscriber(reconnection_attempts=0).__aenter__()
+    stream = f"{world.stack.prefect_url.replace('http', 'ws')}/events/out"
+    async with connect(stream, subprotocols=[Subprotocol("prefect")], proxy=None) as anyone:
+        await anyone.send(json.dumps({"type": "auth", "token": "astraflow:wrong"}))
+        with pytest.raises(ConnectionClosedError, match="Invalid token"):
+            await anyone.recv()
+    with pytest.raises(InvalidStatus, match="403"):
+        await connect(stream, subprotocols=[Subprotocol("prefect")], proxy=None, origin=Origin(EVIL["origin"]))
     with temporary_settings(settings_for(world.stack.prefect_url)):
         async with PrefectEventSubscriber(reconnection_attempts=0) as subscriber:
             async with PrefectEventsClient() as client:
