@@ -1,4 +1,4 @@
-"""The auth string of the local stack: one random secret for each home, which both of its servers ask for.
+"""The auth string of the local stack: a random secret, which both of its servers ask for. `up` makes it, and `down` deletes it.
 
     HOME/auth ─┬─▶ both servers, which compare it with what a request carries
                ├─▶ commands, workers and flow runs, in their environment; never in a work pool
@@ -32,12 +32,10 @@ def read(home: Home) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{home.auth} cannot be read ({error}); run `astraflow down`, delete it, run `astraflow up`"
-        ) from None
+        raise ConfigError(f"{home.auth} cannot be read ({error}); run `astraflow down`, then `astraflow up`") from None
     user, _, password = found.partition(":")
     if user != USER or not password:
-        raise ConfigError(f"{home.auth} holds no auth string; run `astraflow down`, delete it, run `astraflow up`")
+        raise ConfigError(f"{home.auth} holds no auth string; run `astraflow down`, then `astraflow up`")
     return found
 
 

@@ -2,7 +2,7 @@
 default. Nothing else here spells a path below it.
 
     .astraflow/
-      auth                          the secret that both servers ask for
+      auth                          the secret that both servers ask for, while the stack is up
       stack.json  stack.lock        which processes run, and who may start some
       prefect/                      PREFECT_HOME, with the server's database
       mlflow/                       the tracking database and the artifacts

@@ -88,6 +88,8 @@ def down(home: Home, say: Say = print) -> None:
             )
         with _noting(f"removing {home.prefect_toml}", failed):
             prefect_toml.remove(home.prefect_toml)
+        with _noting(f"removing {home.auth}", failed):
+            home.auth.unlink(missing_ok=True)  # a page that is still open goes on sending it, to whoever takes the port
         with _noting(f"removing {home.record}", failed):
             record.forget(home)
     nothing = not stray and (stack is None or not stack.processes)

@@ -15,6 +15,11 @@ import httpx
 import psutil
 import pytest
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.events import Event
+from prefect.events.clients import PrefectEventsClient, PrefectEventSubscriber
+from prefect.settings import temporary_settings
+from websockets import ConnectionClosedError, InvalidStatus, Origin, Subprotocol
+from websockets.asyncio.client import connect
 
 from deployments import auth, flow_runs, pages, plan, processes, record, register, stack
 from deployments.home import OTHERS, Home
@@ -22,6 +27,7 @@ from deployments.ports import HOST
 from deployments.prefect_api import connected
 from deployments.record import Stack
 from deployments.register import Deployment
+from tasks.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -125,6 +131,23 @@ def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: Wor
         assert known.post("flow_runs/count", json={}).json() == 0
 
 
+async def test_prefects_event_stream_asks_for_the_secret(world: World) -> None:
+    stream = f"{world.stack.prefect_url.replace('http', 'ws')}/events/out"
+    async with connect(stream, subprotocols=[Subprotocol("prefect")], proxy=None) as anyone:
+        await anyone.send(json.dumps({"type": "auth", "token": "astraflow:wrong"}))
+        with pytest.raises(ConnectionClosedError, match="Invalid token"):
+            await anyone.recv()
+    with pytest.raises(InvalidStatus, match="403"):
+        await connect(stream, subprotocols=[Subprotocol("prefect")], proxy=None, origin=Origin(EVIL["origin"]))
+    with temporary_settings(settings_for(world.stack.prefect_url)):
+        async with PrefectEventSubscriber(reconnection_attempts=0) as subscriber:
+            async with PrefectEventsClient() as client:
+                await client.emit(Event(event="probe", resource={"prefect.resource.id": "probe"}))
+            async for event in subscriber:
+                if event.event == "probe":
+                    break
+
+
 def test_mlflow_asks_for_the_secret_too(world: World) -> None:
     search = f"{world.stack.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=5"
     secret = {"authorization": auth.basic(auth.create(world.home))}
@@ -226,6 +249,7 @@ def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
     assert not [process for process in everything if _lives(process)]
     assert processes.marked(str(world.home.root)) == []
     assert not world.home.prefect_toml.exists()
+    assert not world.home.auth.exists()
     assert record.load(world.home) is None
     stack.down(world.home, world.said.append)
     assert world.said[-1] == "nothing was running"

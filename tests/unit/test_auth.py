@@ -33,6 +33,13 @@ def test_only_the_owner_may_read_the_secret(home: Home) -> None:
     assert stat.S_IMODE(home.auth.stat().st_mode) == 0o600
 
 
+def test_no_secret_is_written_through_a_link(home: Home, tmp_path: Path) -> None:
+    home.auth.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        auth.create(home)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_a_home_without_a_secret_has_none(home: Home) -> None:
     assert auth.read(home) is None
 
@@ -40,7 +47,7 @@ def test_a_home_without_a_secret_has_none(home: Home) -> None:
 @pytest.mark.parametrize("body", [b"", b"astraflow:", b"somebody:else", b"no colon", b"\xff"])
 def test_a_damaged_secret_is_told_with_what_to_do(home: Home, body: bytes) -> None:
     home.auth.write_bytes(body)
-    with pytest.raises(ConfigError, match=f"{home.auth} .*run `astraflow down`, delete it, run `astraflow up`"):
+    with pytest.raises(ConfigError, match=f"{home.auth} .*run `astraflow down`, then `astraflow up`"):
         auth.create(home)
     assert home.auth.read_bytes() == body
     assert auth.known(home) == ""

@@ -39,6 +39,7 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Hom
     run = runs.create_run(open_store(home.store.as_uri()), "mine", recipes.load("multi_policy_tiny").model_dump(mode="json"))
     server = _sleeper(home, SERVER)
     record.save(home, Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", home.store.as_uri(), True, processes=(server,)))
+    home.auth.write_text("damaged")
     said: list[str] = []
     with Pulse(run, "supervisor", "supervisor", 0, 2.0):
         while not heartbeats.read_all(run):
@@ -49,6 +50,7 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Hom
     assert "interrupted: mine;" in str(caught.value)
     assert said == []
     assert not processes.is_alive(server)
+    assert not home.auth.exists()
 
 
 def _breaks(error: BaseException) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from storage import layout
 from storage.errors import ConfigError
-from tasks.mlflow_runs import flatten
+from tasks.mlflow_runs import PARENT, Board, flatten
 from tasks.tracking import Tracker, tracking_uri
 from tests.small_run import RECIPE, RUN_ID, SmallRun
 
@@ -164,6 +164,12 @@ def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 def test_nested_settings_become_dotted_parameters() -> None:
     assert flatten({"a": {"b": 1, "c": {}}, "d": [1, 2]}) == {"a.b": 1, "a.c": {}, "d": [1, 2]}
+
+
+def test_a_page_is_linked_without_a_credential() -> None:
+    board = object.__new__(Board)  # without a server
+    board.uri, board.experiment_id, board._ids = "https://me:s3cr3t@mlflow.example/", "7", {PARENT: "abc"}
+    assert board.link == "https://mlflow.example/#/experiments/7/runs/abc"
 
 
 def test_an_address_with_a_credential_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
