@@ -94,9 +94,15 @@ def _terms(run: ObjectStore, broken: Broken) -> dict[str, Terms]:
     try:
         due = config["steps"] if _completed(run, broken) else -1
         staleness, policies = config["data"]["max_staleness"], config["policies"]
-        return {policy: Terms(policies[policy]["batch_size"], staleness, due) for policy in sorted(policies)}
-    except KeyError as absent:
+        terms = {policy: Terms(policies[policy]["batch_size"], staleness, due) for policy in sorted(policies)}
+    except (KeyError, TypeError) as absent:
         raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no {absent}") from absent
+    for policy, one in terms.items():
+        if not layout.NAME.fullmatch(policy) or any(type(number) is not int for number in vars(one).values()):
+            raise ConfigError(
+                f"{run.url} cannot be verified, because the config in its {layout.RUN} is none: {policy!r} has {one}"
+            )
+    return terms
 
 
 def _completed(run: ObjectStore, broken: Broken) -> bool:

@@ -6,8 +6,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+
+from data_ops.config import DataConfig, PolicyData
+from data_ops.service import Dataflow
+from storage import batches, layout, quarantine, runs, shards, weights
+from storage.audit.verify import verify
+from storage.objects import ObjectStore, open_store
+from storage.records import Json
+from tests import builders
+from tests.resealed import rewritten
+from tests.true_run import finished_run
 
 ROOT = Path(__file__).parents[2]
 TOLD = {
@@ -83,3 +94,32 @@ def test_a_small_object_that_asks_for_much_is_corrupt(name: str, read: dict[str,
 
 def test_every_bomb_is_known_here(read: dict[str, list[str]]) -> None:
     assert read.keys() == TOLD.keys()
+
+
+def test_a_bomb_is_set_aside_while_the_other_shards_are_trained_on(memory_store: ObjectStore) -> None:
+    """In the dataflow, and in `verify` of what came of it."""
+    source = finished_run(open_store(f"memory://{uuid4().hex}"))
+    config = runs.run_config(source)
+    run = runs.create_run(memory_store, "r", config)
+    data = DataConfig.model_validate(config["data"])
+    weights.publish(run, "solver", 0, builders.tensors(0), extra_files={"config.json": b"{}"})
+    weights.publish(run, "verifier", 0, builders.tensors(0), extra_files={"config.json": b"{}"})
+    policies = dict.fromkeys(("solver", "verifier"), PolicyData(batch_size=6, steps=4))
+    dataflow = Dataflow(run, data, policies, seed=0)
+    dataflow.round()
+    good = source.get(layout.shard(1))
+
+    def change(header: Json) -> None:
+        header["groups"][0]["episodes"][0]["num_sequences"] = 2 * 10**7
+
+    run.create(layout.shard(0), rewritten(source.get(layout.shard(0)), shards.SCHEMA, shards.KIND, change))
+    run.create(layout.shard(1), good)
+    for _ in range(3):
+        dataflow.round()
+    assert list(quarantine.quarantined(run)) == [layout.shard(0)]
+    assert "its header lists 200000" in quarantine.quarantined(run)[layout.shard(0)]
+    assert batches.read(run, "solver", 1).shards == (0, 1)
+    assert {row.key.order for row in batches.read(run, "solver", 1).rows} == {1}
+    verdict = verify(run)
+    assert (verdict.quarantined, verdict.sequences) == (1, 16)
+    assert not [violation for violation in verdict.violations if violation.where == layout.shard(0)]
