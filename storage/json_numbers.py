@@ -14,5 +14,5 @@ def _of_word(value: Any) -> Any:
 Number: TypeAlias = Annotated[float, BeforeValidator(_of_word)]
 """A float of a record that is stored as JSON, where it may also be "NaN", "Infinity" or "-Infinity"."""
 
-Count: TypeAlias = Annotated[int, Field(ge=0)]
-"""An integer of a record that is stored as JSON: a number of things, or the place of one in a row. Below 2^63, as all are."""
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+"""An integer of a record that is stored as JSON: a number of things, or the place of one in a row. Computed with in 64 bits."""
