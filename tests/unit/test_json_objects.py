@@ -166,9 +166,7 @@ def test_long_digits_in_text_are_no_integers() -> None:
 
 def test_an_order_of_too_many_episodes_is_refused_when_it_is_written(memory_store: ObjectStore) -> None:
     prompts = tuple(Prompt(f"p/{number}", {"question": "?"}) for number in range(2))
-    with pytest.raises(
-        ConfigError, match="an order of 65538 episodes is too large, at most 65536 are played: make data.prompts"
-    ):
+    with pytest.raises(ConfigError, match="an order of 65538 episodes is too large, at most 65536 are played"):
         orders.commit(memory_store, Order(0, prompts, 2**15 + 1, 0, (), {}))
     orders.commit(memory_store, Order(0, prompts, 2**15, 0, (), {}))
     assert orders.read(memory_store, 0).samples_per_prompt == 2**15
