@@ -118,7 +118,7 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
     def file_of(size: int) -> Callable[[Manifest], Manifest]:
         return lambda manifest: replace(manifest, files=(replace(manifest.files[0], num_bytes=size),))
 
-    def shape_of(shape: list[int]) -> Callable[[Json], None]:
+    def shape_of(shape: object) -> Callable[[Json], None]:
         return lambda fields: fields["tensors"]["w"].update(shape=shape)
 
     manifest_key = layout.manifest(layout.weights("p", 1))
