@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from storage import layout
 from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError
-from storage.json_numbers import COUNT_MAX
+from storage.json_numbers import QUANTITY_MAX
 from storage.json_objects import decode, encode
 from storage.json_values import storable_text
 from storage.objects import ObjectStore
@@ -208,7 +208,7 @@ class Pulse:
 
 
 def _measured(numbers: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if 0 <= value <= COUNT_MAX}
+    return {name: value for name, value in numbers.items() if 0 <= value <= QUANTITY_MAX}
 
 
 def _cpu_seconds() -> float:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BeforeValidator, Field
 
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-COUNT_MAX = 2**53
+INTEGER_BITS = 128
+"""Of any integer in a stored object; states of random generators have so many."""
+QUANTITY_MAX = 2**53
 """Up to here whole numbers and floats are the same."""
 TIME_MAX_S = 253_402_300_799.0
 """The end of the year 9999, which is as far as calendars go."""
@@ -21,9 +23,9 @@ def _of_word(value: Any) -> Any:
 
 Number: TypeAlias = Annotated[float, BeforeValidator(_of_word)]
 """A float of a record that is stored as JSON, where it may also be "NaN", "Infinity" or "-Infinity"."""
-Count: TypeAlias = Annotated[int, Field(ge=0, le=COUNT_MAX)]
-"""A whole number from 0 to 2^53."""
-Quantity: TypeAlias = Annotated[float, Field(ge=0, le=COUNT_MAX, allow_inf_nan=False)]
+Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
+"""A whole number: of things, or the place of one in a row. Computed with in 64 bits."""
+Quantity: TypeAlias = Annotated[float, Field(ge=0, le=QUANTITY_MAX, allow_inf_nan=False)]
 """A finite float from 0 to 2^53: a counter, a rate, a time that was spent."""
 UnixTime: TypeAlias = Annotated[float, Field(ge=0, le=TIME_MAX_S, allow_inf_nan=False)]
 """Seconds since 1970, up to the year 9999."""

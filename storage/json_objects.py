@@ -22,12 +22,11 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from storage.errors import ConfigError, CorruptError
+from storage.json_numbers import INTEGER_BITS
 from storage.records import Json
 
 FORMAT = 1
 """Raised when an older reader could misread the objects; readers refuse what they do not know."""
-INTEGER_BITS = 63
-"""Integers lie below 2^63, above −2^63: what follows from them is computed in 64 bits."""
 VALUES_MAX = 2**21
 """Values of one object: a manifest of 100,000 tensors has half as many. Each takes some 300 bytes of memory when it is read."""
 FAULTS_TOLD_MAX = 1000
@@ -156,7 +155,7 @@ def _refuse_large_integers(text: bytes, what: str) -> None:
     while values:
         value = values.pop()
         if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
-            raise CorruptError(f"{what} has an integer of {value.bit_length()} bits; integers lie below 2^{INTEGER_BITS}")
+            raise CorruptError(f"{what} has an integer of {value.bit_length()} bits; at most {INTEGER_BITS} are read")
         if isinstance(value, dict):
             values += value.values()
         elif isinstance(value, list):

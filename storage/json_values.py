@@ -6,11 +6,12 @@ value that is judged here before it is stored cannot fail later, when the object
 
 from typing import Any
 
+from storage.json_numbers import INTEGER_BITS
+
 DEPTH_MAX = 32
 """Levels of lists and objects inside a value. Far below what any reader of JSON allows, since objects stand around it."""
-DIGITS_MAX = 4_000
-"""Of a whole number; Python itself refuses to read more than 4,300."""
-_END = 10**DIGITS_MAX
+DIGITS_MAX = 39
+"""Decimal digits of a whole number of INTEGER_BITS."""
 _PLAIN = (str, int, float, list, tuple, dict, type(None))
 
 
@@ -56,7 +57,7 @@ def _why_not(value: Any, depth: int) -> str:
     if isinstance(value, dict):
         return next((f"has a key that {why}" for key in value if (why := _key_fault(key))), "")
     if isinstance(value, int):
-        return "" if -_END < value < _END else f"is a whole number of more than {DIGITS_MAX:,} digits"
+        return "" if value.bit_length() <= INTEGER_BITS else f"is a whole number of more than {INTEGER_BITS} bits"
     if isinstance(value, float) and not -float("inf") < value < float("inf"):
         return f"is {value}, which is no number in JSON"
     return ""

@@ -118,7 +118,7 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
     def file_of(size: int) -> Callable[[Manifest], Manifest]:
         return lambda manifest: replace(manifest, files=(replace(manifest.files[0], num_bytes=size),))
 
-    def shape_of(shape: list[int]) -> Callable[[Json], None]:
+    def shape_of(shape: object) -> Callable[[Json], None]:
         return lambda fields: fields["tensors"]["w"].update(shape=shape)
 
     manifest_key = layout.manifest(layout.weights("p", 1))
@@ -178,7 +178,8 @@ def json_that_claims() -> Iterator[tuple[str, Read]]:
         "nested objects": '"x":' + '{"x":' * 100_000 + "1" + "}" * 100_000,
         "an integer of four thousand digits": '"seed":' + "9" * 4000,
         "an integer of five thousand digits": '"x":' + "9" * 5000,
-        "an integer of 2^63": f'"cursor":{{"x":[{2**63}]}}',
+        "an integer of 2^128": f'"cursor":{{"x":[{2**128}]}}',
+        "a count of 2^63": f'"seed":{2**63}',
         "three million lists": '"x":[' + "[]," * 3_000_000 + "1]",
         "many wrong fields": '"seen":[' + "[]," * 200_000 + "1]",
         "a negative count": '"samples_per_prompt":-1',

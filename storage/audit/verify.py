@@ -100,13 +100,19 @@ def _terms(run: ObjectStore, broken: Broken) -> dict[str, Terms]:
     try:
         due = config["steps"] if _completed(run, broken) else -1
         staleness, policies = config["data"]["max_staleness"], config["policies"]
-        return {
+        terms = {
             policy: Terms(policies[policy]["batch_size"], staleness, due)
             for policy in sorted(policies)
             if _can_be_a_key(policy, broken)
         }
-    except KeyError as absent:
+    except (KeyError, TypeError) as absent:
         raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no {absent}") from absent
+    for policy, one in terms.items():
+        if any(type(number) is not int for number in vars(one).values()):
+            raise ConfigError(
+                f"{run.url} cannot be verified, because the config in its {layout.RUN} is none: {policy!r} has {one}"
+            )
+    return terms
 
 
 def _can_be_a_key(policy: str, broken: Broken) -> bool:

@@ -6,15 +6,26 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+
+from data_ops.config import DataConfig, PolicyData
+from data_ops.service import Dataflow
+from storage import batches, layout, quarantine, runs, shards, weights
+from storage.audit.verify import verify
+from storage.objects import ObjectStore, open_store
+from storage.records import Json
+from tests import builders
+from tests.resealed import rewritten
+from tests.true_run import finished_run
 
 ROOT = Path(__file__).parents[2]
 TOLD = {
     "a shard of 2e7 sequences": "a shard has 2 rows; its header lists 20000001 sequences",
     "a shard of 2^63 - 1 sequences": "a shard has 2 rows; its header lists 9223372036854775808 sequences",
     "a shard of -1 sequences": r"num_sequences: Input should be greater than or equal to 0",
-    "a shard of 10^400 sequences": "a shard's header has an integer of 1329 bits; integers lie below 2\\^63",
+    "a shard of 10^400 sequences": "a shard's header has an integer of 1329 bits; at most 128 are read",
     "columns of zeros under zstd": r"an Arrow file of \d{4} bytes claims to hold 134217728 bytes of columns; that is too many",
     "rows of zeros under zstd": r"an Arrow file of \d{4} bytes claims to hold 1048576 rows; that is too many",
     "too many record batches": "5000 batches; at most 4096 are read",
@@ -51,11 +62,12 @@ TOLD = {
     "half a character": "surrogates not allowed",
     "JSON with nested lists": "orders/00000000.json is not JSON: recursion limit exceeded",
     "JSON with nested objects": "orders/00000000.json is not JSON: recursion limit exceeded",
-    "JSON with an integer of four thousand digits": "has an integer of 13288 bits; integers lie below",
+    "JSON with an integer of four thousand digits": "has an integer of 13288 bits; at most 128 are read",
     "JSON with an integer of five thousand digits": "orders/00000000.json is not JSON: number out of range",
-    "JSON with an integer of 2^63": "has an integer of 64 bits; integers lie below",
+    "JSON with an integer of 2^128": "has an integer of 129 bits; at most 128 are read",
     "JSON with three million lists": "has 6000015 JSON values in 9000190 bytes; at most 2097152 are read",
     "JSON with many wrong fields": "orders/00000000.json is not a Order: 200000 fields are wrong",
+    "JSON with a count of 2^63": "seed: Input should be less than 9223372036854775808",
     "JSON with a negative count": "samples_per_prompt: Input should be greater than or equal to 0",
     "a checksum that is a number": r"orders/end.json has the checksum 1{32}, which is not 32 hex digits",
     "a heartbeat of a long number": "heartbeats/x has an integer of 13288 bits",
@@ -83,3 +95,32 @@ def test_a_small_object_that_asks_for_much_is_corrupt(name: str, read: dict[str,
 
 def test_every_bomb_is_known_here(read: dict[str, list[str]]) -> None:
     assert read.keys() == TOLD.keys()
+
+
+def test_a_bomb_is_set_aside_while_the_other_shards_are_trained_on(memory_store: ObjectStore) -> None:
+    """In the dataflow, and in `verify` of what came of it."""
+    source = finished_run(open_store(f"memory://{uuid4().hex}"))
+    config = runs.run_config(source)
+    run = runs.create_run(memory_store, "r", config)
+    data = DataConfig.model_validate(config["data"])
+    weights.publish(run, "solver", 0, builders.tensors(0), extra_files={"config.json": b"{}"})
+    weights.publish(run, "verifier", 0, builders.tensors(0), extra_files={"config.json": b"{}"})
+    policies = dict.fromkeys(("solver", "verifier"), PolicyData(batch_size=6, steps=4))
+    dataflow = Dataflow(run, data, policies, seed=0)
+    dataflow.round()
+    good = source.get(layout.shard(1))
+
+    def change(header: Json) -> None:
+        header["groups"][0]["episodes"][0]["num_sequences"] = 2 * 10**7
+
+    run.create(layout.shard(0), rewritten(source.get(layout.shard(0)), shards.SCHEMA, shards.KIND, change))
+    run.create(layout.shard(1), good)
+    for _ in range(3):
+        dataflow.round()
+    assert list(quarantine.quarantined(run)) == [layout.shard(0)]
+    assert "its header lists 200000" in quarantine.quarantined(run)[layout.shard(0)]
+    assert batches.read(run, "solver", 1).shards == (0, 1)
+    assert {row.key.order for row in batches.read(run, "solver", 1).rows} == {1}
+    verdict = verify(run)
+    assert (verdict.quarantined, verdict.sequences) == (1, 16)
+    assert not [violation for violation in verdict.violations if violation.where == layout.shard(0)]

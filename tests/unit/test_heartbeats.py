@@ -239,10 +239,13 @@ def test_a_beat_with_an_absurd_number_is_unreadable_and_says_where(memory_store:
 
 
 def test_the_largest_numbers_that_a_beat_may_hold_are_read(memory_store: ObjectStore) -> None:
-    for name in ("attempt", "pid", "progress.orders_done", "versions.solver"):
-        assert parse(body(name, str(2**53)), WORKER_KEY).kind == "rollout"
-        with pytest.raises(CorruptError, match=rf"{name.partition('.')[0]}.*less than or equal to 9007199254740992"):
-            parse(body(name, str(2**53 + 2)), WORKER_KEY)
+    for name, most in (
+        *((name, 2**63 - 1) for name in ("attempt", "beats", "pid", "versions.solver")),
+        *((name, 2**53) for name in ("progress.orders_done", "rates.tokens_per_s", "seconds.wait")),
+    ):
+        assert parse(body(name, str(most)), WORKER_KEY).kind == "rollout"
+        with pytest.raises(CorruptError, match=rf"{name.partition('.')[0]}.*less than"):
+            parse(body(name, str(most + 2)), WORKER_KEY)
     assert parse(body("beat_s", "253402300799"), WORKER_KEY).beat_s == 253402300799.0
     with pytest.raises(CorruptError, match="beat_s"):
         parse(body("beat_s", "253402300800"), WORKER_KEY)

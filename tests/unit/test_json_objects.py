@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from storage.errors import CorruptError
+from storage import orders
+from storage.errors import ConfigError, CorruptError
 from storage.json_numbers import Number
 from storage.json_objects import build, decode, dump, encode, seal, unseal
+from storage.objects import ObjectStore
 from storage.records import Lease, Order, Prompt, Stop
 
 ORDER = Order(3, (Prompt("p/1", {"question": 'é\n"?', "n": [1, None]}),), 8, 2**63 - 1, (0, 2), {"next": 4}, 1.5)
@@ -148,3 +150,23 @@ def test_no_value_is_taken_for_one_of_another_type(fields: str, place: str) -> N
 def test_bytes_that_are_not_the_record_say_what_is_wrong(body: bytes, sentence: str) -> None:
     with pytest.raises(CorruptError, match=sentence):
         decode(Order, body, "orders/1")
+
+
+def test_an_integer_that_nobody_would_read_is_refused_when_it_is_written() -> None:
+    assert json.loads(dump({"state": 2**128 - 1})) == {"state": 2**128 - 1}
+    with pytest.raises(
+        ConfigError, match="what shall be stored has an integer of 129 bits; at most 128 are read; use a smaller"
+    ):
+        dump({"state": [{"x": 2**128}]})
+
+
+def test_long_digits_in_text_are_no_integers() -> None:
+    assert unseal(Stop, seal(Stop("failed", "9" * 5000, 1.5)), "x").reason == "9" * 5000
+
+
+def test_an_order_of_too_many_episodes_is_refused_when_it_is_written(memory_store: ObjectStore) -> None:
+    prompts = tuple(Prompt(f"p/{number}", {"question": "?"}) for number in range(2))
+    with pytest.raises(ConfigError, match="an order of 65538 episodes is too large, at most 65536 are played"):
+        orders.commit(memory_store, Order(0, prompts, 2**15 + 1, 0, (), {}))
+    orders.commit(memory_store, Order(0, prompts, 2**15, 0, (), {}))
+    assert orders.read(memory_store, 0).samples_per_prompt == 2**15

@@ -167,7 +167,7 @@ UNSTORABLE = {
     "minus infinity": ('{"question": "1", "answer": "2", "w": -Infinity}', "column 'w' is -inf"),
     "5,000 digits": (
         f'{{"question": "1", "answer": {"9" * 5000}}}',
-        "column 'answer' is a whole number of more than 4,000 digits",
+        "column 'answer' is a whole number of more than 128 bits",
     ),
     "400 levels": (f'{{"question": "1", "answer": "2", "x": {"[" * 400}{"]" * 400}}}', "is nested deeper than 32 levels"),
     "100,000 levels": ("[" * 100_000, "nested deeper than 32 levels"),

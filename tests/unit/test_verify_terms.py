@@ -1,0 +1,31 @@
+"""A run whose configuration is no configuration cannot be verified, and a person is told so."""
+
+import pytest
+
+from storage.audit.verify import verify
+from storage.errors import ConfigError
+from storage.objects import ObjectStore
+from storage.records import Json, Stop
+from storage.runs import create_run, request_stop
+
+GOOD: Json = {"steps": 2, "policies": {"solver": {"batch_size": 4}}, "data": {"max_staleness": 8}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": "2"},
+        {"steps": None},
+        {"data": []},
+        {"data": {"max_staleness": True}},
+        {"policies": {"solver": None}},
+        {"policies": ["solver"]},
+        {"policies": {"../x": {"batch_size": 4}}},
+        {"policies": {"solver": {"batch_size": [4]}}},
+    ],
+)
+def test_settings_of_another_type_are_told(change: Json, memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "r", {**GOOD, **change})
+    request_stop(run, Stop("completed", "", 0.0))
+    with pytest.raises(ConfigError, match=r"cannot be verified, because the config in its run.json"):
+        verify(run)
