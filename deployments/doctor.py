@@ -190,7 +190,12 @@ def _gpu() -> Check:
     command = shutil.which("nvidia-smi")
     if command is None:
         return Check("gpu", "ok", "none; the embedded recipes need none")
-    listed = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=GPU_TIMEOUT_S, check=False)
+    try:
+        listed = subprocess.run(
+            [command, "-L"], capture_output=True, text=True, errors="replace", timeout=GPU_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("gpu", "warn", f"nvidia-smi fails ({type(error).__name__})", "check the driver, if there should be one")
     names = [line.split(" (")[0] for line in listed.stdout.splitlines() if line.startswith("GPU")]
     if names:
         return Check("gpu", "ok", "; ".join(names))

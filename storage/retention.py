@@ -9,6 +9,7 @@ newer than what a living worker holds (its chain goes on from there), and whatev
 training.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -43,6 +44,14 @@ class Retention:
     """policy → versions to keep in any case."""
     grace_s: float = 3600.0
     """Nothing younger is retired."""
+
+    def __post_init__(self) -> None:
+        """ConfigError for numbers by which nothing could be kept as it is meant: not-a-number compares with no age."""
+        if not 0 <= self.grace_s < math.inf or self.last < 1 or self.every < 0:
+            raise ConfigError(
+                f"keep the newest {self.last}, every {self.every}th and what is younger than {self.grace_s:g} s: "
+                "the first is at least 1, the others are finite and at least 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ other, and nothing of how they came about.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from storage import layout, plain_names, quarantine, runs
 from storage.audit.books import PolicyBooks, Terms, audit_books
@@ -21,6 +21,7 @@ from storage.audit.names import check_named, named_versions
 from storage.audit.shards import Broken, audit_shards
 from storage.audit.weights import audit_checkpoints, audit_weights
 from storage.errors import ConfigError, CorruptError, NotFoundError
+from storage.json_numbers import QUANTITY_MAX
 from storage.objects import ObjectStore
 from storage.records import Json
 
@@ -97,22 +98,19 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
 def _terms(run: ObjectStore, broken: Broken) -> dict[str, Terms]:
     """What the run's configuration and end promise of each policy, sorted by name."""
     config = _config(run)
-    try:
-        due = config["steps"] if _completed(run, broken) else -1
-        staleness, policies = config["data"]["max_staleness"], config["policies"]
-        terms = {
-            policy: Terms(policies[policy]["batch_size"], staleness, due)
-            for policy in sorted(policies)
-            if _can_be_a_key(policy, broken)
-        }
-    except (KeyError, TypeError) as absent:
-        raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no {absent}") from absent
-    for policy, one in terms.items():
-        if any(type(number) is not int for number in vars(one).values()):
-            raise ConfigError(
-                f"{run.url} cannot be verified, because the config in its {layout.RUN} is none: {policy!r} has {one}"
-            )
-    return terms
+    steps = _whole(config.get("steps"), run, "steps")
+    due = steps if _completed(run, broken) else -1
+    staleness = _whole(_section(config.get("data"), run, "data").get("max_staleness"), run, "data.max_staleness")
+    policies = _section(config.get("policies"), run, "policies")
+    return {
+        policy: Terms(
+            _whole(_section(settings, run, f"policies.{policy}").get("batch_size"), run, f"policies.{policy}.batch_size"),
+            staleness,
+            due,
+        )
+        for policy, settings in sorted(policies.items())
+        if _can_be_a_key(policy, broken)
+    }
 
 
 def _can_be_a_key(policy: str, broken: Broken) -> bool:
@@ -120,6 +118,18 @@ def _can_be_a_key(policy: str, broken: Broken) -> bool:
         return True
     broken(1, layout.RUN, f"names the policy {plain_names.shown(policy)}, of which there can be no batch and no version")
     return False
+
+
+def _section(value: Any, run: ObjectStore, key: str) -> Json:
+    if isinstance(value, dict):
+        return value
+    raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no section {key!r}")
+
+
+def _whole(value: Any, run: ObjectStore, key: str) -> int:
+    if type(value) is int and 0 <= value <= QUANTITY_MAX:
+        return value
+    raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no whole number {key!r}")
 
 
 def _completed(run: ObjectStore, broken: Broken) -> bool:

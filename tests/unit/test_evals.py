@@ -117,8 +117,9 @@ def test_an_evaluation_of_policies_that_cannot_be_is_corrupt() -> None:
 @pytest.mark.parametrize("column", ["first_attempt", "final"])
 def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(column: str, value: float) -> None:
     values = np.array([1, 0, value, np.nan], np.float32)
+    changed: dict[str, Any] = {column: values}
     with pytest.raises(CorruptError, match=f"{column} of row 2 is"):
-        evals.decode(evals.encode(replace(evaluation(20), **{column: values})))
+        evals.decode(evals.encode(replace(evaluation(20), **changed)))
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ def test_the_largest_numbers_that_a_beat_may_hold_are_read(memory_store: ObjectS
 def test_a_beat_under_another_members_key_or_of_a_region_that_is_no_name_is_unreadable() -> None:
     with pytest.raises(CorruptError, match=r"-0\.json holds the heartbeat of heartbeats/rollout/rollout-us-east-1\.json"):
         parse(body("id", '"rollout-us-east-1"'), WORKER_KEY)
-    with pytest.raises(CorruptError, match="cannot name a policy, a member"):
+    with pytest.raises(CorruptError, match="is not a name of up to 100 letters"):
         parse(body("id", '"../../x"'), WORKER_KEY)
     with pytest.raises(CorruptError, match=r"names the region '\[/\]'"):
         parse(body("region", '"[/]"'), WORKER_KEY)

@@ -11,6 +11,7 @@ from rollout.rewards import MathReward
 from rollout.workflow import Agent
 from rollout.workflows.single_turn import SingleTurn
 from storage.records import Episode, Prompt
+from tests import builders
 from tests.fakes import ScriptedEngine, cast_of, fail, guess, lines, scripted_player, solve
 
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
@@ -60,6 +61,12 @@ async def test_a_timeout_of_the_workflows_own_keeps_its_name() -> None:
     [
         (None, "TypeError: the workflow returned NoneType, not an Episode"),
         (Episode((), float("nan")), "ValueError: the workflow's reward is nan; it must be a finite number"),
+        (Episode((), float("-inf")), "ValueError: the workflow's reward is -inf; it must be a finite number"),
+        (Episode((), 0.0, {"x": float("nan")}), "ValueError: the workflow's metric x is nan; it must be a finite number"),
+        (
+            Episode((builders.sequence(), builders.sequence(reward=float("inf"))), 0.0),
+            "ValueError: the workflow's reward of sequence 1 is inf; it must be a finite number",
+        ),
         (
             Episode((), 0.0, {"x": float("inf")}),
             "ValueError: the workflow's metric x is inf; it must be a finite number",

@@ -192,7 +192,7 @@ def test_a_surrogate_in_the_files_own_bytes_is_named(tmp_path: Path) -> None:
 def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_shard(
     tmp_path: Path, memory_store: ObjectStore
 ) -> None:
-    deep = json.dumps({"question": "1", "answer": "2", "n": 10**3999, "x": json.loads("[" * 31 + '"end"' + "]" * 31)})
+    deep = json.dumps({"question": "1", "answer": "2", "n": 2**128 - 1, "x": json.loads("[" * 31 + '"end"' + "]" * 31)})
     prompt = read_jsonl(write_lines(tmp_path / "a.jsonl", deep))[0]
     order = Order(0, (prompt,), 2, 0, (), {})
     orders.commit(memory_store, order)

@@ -306,3 +306,9 @@ def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(memory_st
         assert retention.read_retired(memory_store, "solver", version) is not None
     assert audited(memory_store) == []
     assert retention.plan(memory_store, "solver", keep_last, now_s).retired == {}
+
+
+@pytest.mark.parametrize("grace_s", [float("nan"), float("inf"), -1.0])
+def test_an_age_that_is_none_is_refused_since_it_would_keep_nothing_young(grace_s: float) -> None:
+    with pytest.raises(ConfigError, match="the first is at least 1, the others are finite and at least 0"):
+        Retention(grace_s=grace_s)

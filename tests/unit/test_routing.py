@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from data_ops.routing import route
 from storage.records import NOBODY, Sequence, SequenceKey
@@ -83,8 +84,9 @@ def test_a_group_of_failed_episodes_alone_is_still_accounted_for() -> None:
     assert solver.num_failed == 2
 
 
-def test_numbers_that_are_not_finite_never_reach_a_trainer() -> None:
-    bad_reward, bad_logprob = sequence(reward=float("nan")), sequence(logprob=float("-inf"))
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_not_finite_never_reach_a_trainer(value: float) -> None:
+    bad_reward, bad_logprob = sequence(reward=value), sequence(logprob=value)
     (solver,) = route(shard(group(episode(bad_reward), episode(bad_logprob), episode())), ["solver"])["solver"]
     assert [entry.reason for entry in solver.refused] == ["not_finite", "not_finite"]
     assert len(solver.rows) == 1

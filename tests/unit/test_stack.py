@@ -30,7 +30,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def _sleeper(home: Home, name: str) -> processes.Process:
-    return processes.start(name, SLEEP, {MARK: str(home.root)}, home.logs / f"{name}.log", home.root)
+    started = processes.start(name, SLEEP, {MARK: str(home.root)}, home.logs / f"{name}.log", home.root)
+    while started.pid not in [one.pid for one in processes.marked(str(home.root))]:
+        time.sleep(0.01)  # the kernel shows a new program's environment a moment after it began
+    return started
 
 
 def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

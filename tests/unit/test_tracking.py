@@ -193,3 +193,13 @@ def test_a_quotation_mark_in_the_experiments_name_ends_no_search(uri: str) -> No
     assert sorted((one.name, one.version) for one in found) == [
         (f"it's' or name like '%-{policy}", 1) for policy in ("solver", "verifier")
     ]
+
+
+def test_a_metric_whose_name_mlflow_refuses_holds_up_no_other(uri: str) -> None:
+    made = trained("tracking-names", steps=1)
+    made.batch("solver", 2, **{"[/]\x1b": 1.0, "reward/mean": 0.5, "x" * 300: 1.0})
+    made.version("solver", 2, loss=2.0)
+    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+    seen = Seen(uri)
+    assert seen.curve("solver", "dataflow/reward/mean") == [(1, 0.25), (2, 0.5)]
+    assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]

@@ -1,9 +1,11 @@
 """`verify` is clean on a true run and names every kind of damage, where it is and which promise it breaks."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -378,7 +380,7 @@ def test_an_end_that_cannot_be_read_is_named(run: ObjectStore) -> None:
 
 def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "bare", {**CONFIG, "policies": {"solver": {}}})
-    with pytest.raises(ConfigError, match=r"the config in its run\.json has no 'batch_size'"):
+    with pytest.raises(ConfigError, match=r"its run\.json has no whole number 'policies\.solver\.batch_size'"):
         verify(run)
 
 
@@ -505,3 +507,22 @@ def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
     evaluations.commit(run, evaluation({"solver": 1, "verifier": 1}))
     tags.give(run, "best", "solver", 1)
     assert told(run) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({**CONFIG, "steps": True}, "whole number 'steps'"),
+        ({**CONFIG, "steps": 1e30}, "whole number 'steps'"),
+        ({**CONFIG, "steps": 2**100}, "whole number 'steps'"),
+        ({**CONFIG, "steps": "many"}, "whole number 'steps'"),
+        ({**CONFIG, "data": None}, "section 'data'"),
+        ({**CONFIG, "data": {"max_staleness": -1}}, "whole number 'data.max_staleness'"),
+        ({**CONFIG, "policies": []}, "section 'policies'"),
+        ({**CONFIG, "policies": {"solver": 3}}, "section 'policies.solver'"),
+    ],
+)
+def test_a_config_of_other_types_is_a_sentence(memory_store: ObjectStore, config: dict[str, Any], missing: str) -> None:
+    run = create_run(memory_store, "strange", config)
+    with pytest.raises(ConfigError, match=re.escape(f"run.json has no {missing}")):
+        verify(run)
