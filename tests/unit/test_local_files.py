@@ -161,3 +161,15 @@ def test_a_deletion_is_on_the_disk_before_it_is_told(tmp_path: Path, monkeypatch
     assert disk.done == ["unlink a/b", "sync a"]
     files.delete("a/b")
     assert disk.done == ["unlink a/b", "sync a"]
+
+
+def test_unfinished_files_are_those_that_nobody_has_written_to_for_a_while(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name, written_s in (("a/.tmp-1", 100.0), ("a/b/.tmp-2", 101.0), ("a/whole", 1.0)):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (written_s, written_s))
+    assert files.unfinished("", 100.0) == {}
+    assert files.unfinished("", 100.5) == {"a/.tmp-1": 4}
+    assert files.unfinished("a/b", 200.0) == {"a/b/.tmp-2": 4}
+    assert files.unfinished("absent", 200.0) == {}
