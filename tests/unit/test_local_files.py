@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_is_told(
     monkeypatch.setattr(os, naming, named)
     getattr(LocalFiles(tmp_path), verb)("a", b"x")
     assert done == ["sync bytes", naming, "sync folder"]
+
+
+@pytest.mark.parametrize("verb", ["create", "write"])
+def test_all_bytes_have_left_the_process_when_the_file_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    fsync, sizes = os.fsync, []
+
+    def synced(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            sizes.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    getattr(LocalFiles(tmp_path), verb)("a", b"small, so that a buffer holds it")
+    assert sizes == [len(b"small, so that a buffer holds it")]
 
 
 def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
