@@ -191,7 +191,7 @@ class _Walk:
     def _called(self, node: ast.Call) -> Iterator[Mutant]:
         if isinstance(node.func, ast.Name) and node.func.id in TWINS:
             yield self._replaced(node.func, TWINS[node.func.id])
-        symmetric = isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
+        symmetric = isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "suppress")
         for first, second in pairwise(() if symmetric else node.args):
             if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
                 between = self.source[self._span(first)[1] : self._span(second)[0]]

@@ -28,6 +28,19 @@ def test_no_more_is_ahead_than_the_budget_allows_but_always_one(budget: float, m
         assert len(begun) <= taken + 1 + most
 
 
+def test_what_is_taken_makes_room_for_as_much_again() -> None:
+    pulled: list[int] = []
+
+    def inputs() -> Iterator[int]:
+        for number in range(12):
+            pulled.append(number)
+            yield number
+
+    results = in_order(lambda number: number, inputs(), threads=3, budget=30, cost=lambda _: 10.0)
+    # three in work, and the next one in the hand
+    assert [(taken, len(pulled)) for taken in results] == [(taken, min(12, taken + 4)) for taken in range(12)]
+
+
 def test_a_failure_is_raised_in_its_place_and_nothing_new_is_begun() -> None:
     begun: list[int] = []
 

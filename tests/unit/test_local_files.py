@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,22 @@ def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_is_told(
     monkeypatch.setattr(os, naming, named)
     getattr(LocalFiles(tmp_path), verb)("a", b"x")
     assert done == ["sync bytes", naming, "sync folder"]
+
+
+@pytest.mark.parametrize("verb", ["create", "write"])
+def test_all_bytes_have_left_the_process_when_the_file_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    fsync, sizes = os.fsync, []
+
+    def synced(descriptor: int) -> None:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            sizes.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    getattr(LocalFiles(tmp_path), verb)("a", b"small, so that a buffer holds it")
+    assert sizes == [len(b"small, so that a buffer holds it")]
 
 
 def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,3 +286,15 @@ def test_a_deletion_is_on_the_disk_before_it_is_told(tmp_path: Path, monkeypatch
     assert disk.done == ["unlink a/b", "sync a"]
     files.delete("a/b")
     assert disk.done == ["unlink a/b", "sync a"]
+
+
+def test_unfinished_files_are_those_that_nobody_has_written_to_for_a_while(tmp_path: Path) -> None:
+    files = LocalFiles(tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name, written_s in (("a/.tmp-1", 100.0), ("a/b/.tmp-2", 101.0), ("a/whole", 1.0)):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (written_s, written_s))
+    assert files.unfinished("", 100.0) == {}
+    assert files.unfinished("", 100.5) == {"a/.tmp-1": 4}
+    assert files.unfinished("a/b", 200.0) == {"a/b/.tmp-2": 4}
+    assert files.unfinished("absent", 200.0) == {}

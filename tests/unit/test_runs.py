@@ -133,3 +133,10 @@ def test_a_restart_is_judged_before_anything_is_started(memory_store: ObjectStor
             check_restart(memory_store, "mine", config)
     with pytest.raises(ConfigError, match="cannot be a run id"):
         check_restart(memory_store, "a/b", CONFIG)
+
+
+def test_a_run_id_like_no_other_is_answered_with_the_last_three_runs(memory_store: ObjectStore) -> None:
+    for run_id in ("a-1", "b-2", "c-3", "d-4", "e-5"):
+        create_run(memory_store, run_id, CONFIG)
+    with pytest.raises(ConfigError, match=r"did you mean c-3 or d-4 or e-5\?$"):
+        open_run(memory_store, "zzzzzz")
