@@ -80,7 +80,7 @@ def algebraically_equal(answer: str, reference: str) -> bool:
         return decimal
     if bool(verify(gold, given, timeout_seconds=None)):
         return not _far_apart(gold, given)
-    return bool(gold and given) and _same_equation(gold[0], given[0])
+    return bool(gold and given) and (_same_equation(gold[0], given[0]) or _is_symbol(gold[0], given[0]))
 
 
 @lru_cache(maxsize=REFERENCES_MAX)
@@ -93,7 +93,8 @@ def _parsed(text: str) -> list[Any]:
 
     spelling = replace(LatexExtractionConfig().normalization_config, units=False)  # `5t` is not 5
     latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
-    parsed: list[Any] = parse(f"\\boxed{{{text}}}", [latex], parsing_timeout=None)
+    # first_match: where the whole cannot be read, a part of it that can is not the answer
+    parsed: list[Any] = parse(f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None)
     return parsed
 
 
@@ -119,6 +120,14 @@ def _same_equation(gold: Any, given: Any) -> bool:
         return False
     ratio = simplify((gold.lhs - gold.rhs) / (given.lhs - given.rhs))
     return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
+
+
+def _is_symbol(gold: Any, given: Any) -> bool:
+    """Whether an expression is equal to a single variable, which math-verify compares by its spelling."""
+    from sympy import Expr, Symbol, simplify
+
+    both = isinstance(gold, Expr) and isinstance(given, Expr)
+    return both and (isinstance(gold, Symbol) or isinstance(given, Symbol)) and simplify(gold - given) == 0
 
 
 def _far_apart(gold: list[Any], given: list[Any]) -> bool:

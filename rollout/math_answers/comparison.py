@@ -70,7 +70,7 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     if len(CLOSED_AT_INFINITY.findall(answer)) != len(CLOSED_AT_INFINITY.findall(gold)):
         return False
     expected = collection(gold)
-    given = collection(answer, len(expected.items) if expected is not None else 0)
+    given = collection(answer, len(expected.items) if expected is not None else 1)
     if expected is not None and given is not None:
         return _equal_collections(given, expected, algebra, depth - 1) if depth else False
     if (expected is not None or given is not None) and _number(gold if given is not None else answer) is not None:
@@ -167,8 +167,10 @@ def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     verdict = _equal_words(answer, gold)
     if verdict is not None:
         return verdict
-    if bool(name) != bool(given_name):
-        answer, gold = sides(given_value)[-1], sides(gold_value)[-1]
+    if name and len(sides(answer)) == 1:
+        gold = sides(gold_value)[-1]
+    elif given_name and len(sides(gold)) == 1:
+        answer = sides(given_value)[-1]
     return algebra(_for_algebra(answer), _for_algebra(gold))
 
 
