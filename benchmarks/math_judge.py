@@ -16,7 +16,6 @@ import asyncio
 import json
 import resource
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -48,7 +47,7 @@ class Score:
     false_positives: int = 0
     timeouts: int = 0
     cpu_s: float = 0.0
-    errors: Counter[str] = field(default_factory=Counter)
+    errors: dict[str, int] = field(default_factory=dict)
     """By the change that made the answer."""
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
@@ -62,7 +61,7 @@ class Score:
         else:
             self.false_positives += 1
         change = f"{'right' if pair.right else 'wrong'}: {pair.change}"
-        self.errors[change] += 1
+        self.errors[change] = self.errors.get(change, 0) + 1
         if len(self.examples.setdefault(change, [])) < EXAMPLES_MAX:
             self.examples[change].append((pair.answer, pair.gold))
 

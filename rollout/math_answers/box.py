@@ -6,7 +6,7 @@ from typing import Final
 TEXT_CHARS_MAX: Final = 200_000
 """Only the end of a longer text is searched."""
 
-BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{|\\.|[{}]", re.DOTALL)
+BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{|\\(?!\\(?:boxed|fbox)).|[{}]", re.DOTALL)
 """An opened box, an escaped character (`\\{` opens no group, and `\\\\{` is a line break before one), or a brace."""
 
 

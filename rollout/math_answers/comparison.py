@@ -13,12 +13,14 @@ from typing import Final, Literal
 
 from rollout.math_answers.numbers import Reading, TooLargeError, read_number, rounds, same_number
 from rollout.math_answers.spelling import tidy, without_spaces
-from rollout.math_answers.structure import Collection, collection, parts_of_union, sides, without_brackets
+from rollout.math_answers.structure import Collection, collection, nesting, parts_of_union, sides, without_brackets
 
 CHARS_MAX: Final = 1_000
 """A longer answer is wrong, unless it is spelled like the reference: no reference of a known problem set has 300."""
 DEPTH_MAX: Final = 5
 """Collections within collections."""
+NESTING_MAX: Final = 20
+"""Groups within groups of an answer; parsers take exponential time for hundreds of them."""
 
 Algebra = Callable[[str, str], bool | None]
 """Whether two tidy expressions (the answer first) are equal by rules of algebra; None where that is left open."""
@@ -55,7 +57,10 @@ def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bo
     """
     if len(answer) > CHARS_MAX or len(reference) > CHARS_MAX:
         return bool(answer.strip()) and answer.strip() == reference.strip()
-    return _equal(tidy(answer), _tidy_reference(reference), algebra, DEPTH_MAX)
+    given, gold = tidy(answer), _tidy_reference(reference)
+    if nesting(given) > NESTING_MAX:
+        return given == gold
+    return _equal(given, gold, algebra, DEPTH_MAX)
 
 
 @lru_cache(maxsize=4096)

@@ -20,7 +20,7 @@ CLOSING: Final = frozenset((")", "]", "}", "\\}"))
 CLOSED_BY: Final = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
 
 CONJUNCTION: Final = re.compile(r" ?,? ?\\text\{ ?(?:and|or) ?\} ?|,? (?:and|or) (?=\S)")
-GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 """A number whose commas group its digits."""
 
 
@@ -84,6 +84,11 @@ def without_brackets(text: str) -> str:
         else:
             break
     return text
+
+
+def nesting(text: str) -> int:
+    """How many groups are open at most at one place."""
+    return max((depth + 1 for kind, _, depth in _marks(text) if kind in OPENING), default=0)
 
 
 def _enclosed(text: str) -> tuple[str, str, str] | None:
