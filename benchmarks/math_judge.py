@@ -1,14 +1,14 @@
 """How often the math judge is wrong, and how fast it is, beside plain math-verify on the same answers.
 
-Answers with a known label are made out of the golds of real problem sets: rewritten so that they stay right (other spelling,
-units, thousands, scientific notation, equations, …), or changed so that they are wrong (off by one, other exponent, something
-left to compute, other order, …). `forms` are pairs in the forms that golds of MATH and of olympiads have. Both judges get each
-pair; a right answer that is refused is a false negative, a wrong one that is accepted a false positive, and a pair without a
-verdict counts as neither, but as a timeout.
+Answers with a known label are made out of the golds of real problem sets: rewritten so that they stay right (other
+spelling, units, thousands, scientific notation, equations, …), or changed so that they are wrong (off by one, other
+exponent, something left to compute, other order, …). `forms` are pairs in the forms that golds of MATH and of olympiads
+have. Both judges get each pair; a right answer that is refused is a false negative, a wrong one that is accepted a false
+positive, and a pair without a verdict counts as neither, but as a timeout.
 
-`judge` is what a worker does: a comparison at sight, and math-verify in a child process for what that leaves open. `math-verify`
-is the library as its users call it, gold and answer in a box, with its own timeouts. CPU seconds count, those of children too. A
-last line gives what a worker needs for groups of answers that are all the same.
+`judge` is what a worker does: a comparison at sight, and math-verify in a child process for what that leaves open.
+`math-verify` is the library as its users call it, gold and answer in a box, with its own timeouts. CPU seconds count,
+those of children too. A last line gives what a worker needs for groups of answers that are all the same.
 """
 
 import argparse
@@ -66,16 +66,19 @@ class Score:
             self.examples[change].append((pair.answer, pair.gold))
 
 
+Row = Callable[[Json], str]
+
+
 def golds_of(data: Path) -> dict[str, list[str]]:
     """The different golds of every problem set that is there."""
-    numbers = {
+    sources: dict[str, tuple[str, Row]] = {
         "svamp": ("math_eval/svamp/test.jsonl", lambda row: str(row["Answer"])),
         "aime24": ("math_eval/aime24/test.jsonl", lambda row: str(row["answer"])),
         "amc23": ("math_eval/amc23/test.jsonl", lambda row: str(row["answer"])),
         "minerva_math": ("math_eval/minerva_math/test.jsonl", lambda row: last_box(row["solution"]) or ""),
         "gsm8k": ("gsm8k/test.jsonl", lambda row: row["answer"].rpartition("####")[2].strip()),
     }
-    return {name: sorted({read(row) for row in _rows(data / file)}) for name, (file, read) in numbers.items()}
+    return {name: sorted({read(row) for row in _rows(data / file)}) for name, (file, read) in sources.items()}
 
 
 def _rows(file: Path) -> list[Json]:

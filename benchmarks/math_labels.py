@@ -83,7 +83,10 @@ def _wrong_numbers(number: re.Match[str]) -> dict[str, list[str]]:
         "words": [f"{gold} squared" if value not in (0, 1) else f"{gold} or more", "no answer"],
     }
     if exponent:
-        made["other exponent"] = [f"{plain}{part or ''}e{int(exponent) + 1}", f"{plain}{part or ''}\\times10^{{{-int(exponent)}}}"]
+        made["other exponent"] = [
+            f"{plain}{part or ''}e{int(exponent) + 1}",
+            f"{plain}{part or ''}\\times10^{{{-int(exponent)}}}",
+        ]
     if whole and value > 9:
         made["base"] = [f"{plain}_{{{12}}}"]
         made["space"] = [f"{plain[0]} {plain[1:]}"]
@@ -119,9 +122,16 @@ def _wrong_expressions(gold: str) -> dict[str, list[str]]:
 
 def is_expression(gold: str) -> bool:
     """Whether the gold is one term or sum, which can be multiplied and added to."""
-    return not any(mark in gold for mark in ("=", "<", ">", ",", "\\{", "[", "]", "\\text", "\\cup", "\\pm", "\\ge", "\\le", "_3", "_2")) and not (
-        gold.isalpha() and len(gold) > 1
-    ) and "begin" not in gold and "%" not in gold and "\\infty" not in gold
+    return (
+        not any(
+            mark in gold
+            for mark in ("=", "<", ">", ",", "\\{", "[", "]", "\\text", "\\cup", "\\pm", "\\ge", "\\le", "_3", "_2")
+        )
+        and not (gold.isalpha() and len(gold) > 1)
+        and "begin" not in gold
+        and "%" not in gold
+        and "\\infty" not in gold
+    )
 
 
 def _scientific(value: Fraction) -> list[str]:

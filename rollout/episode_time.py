@@ -1,7 +1,7 @@
 """The time limit of one episode, which stands still while something outside the episode is waited for.
 
-    async with episode_limit(120.0) as limit:      # around the play
-        async with stopped_time():                 # around a wait that is no fault of the episode, such as a queue
+async with episode_limit(120.0) as limit:      # around the play
+    async with stopped_time():                 # around a wait that is no fault of the episode, such as a queue
 """
 
 import asyncio

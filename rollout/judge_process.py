@@ -26,8 +26,26 @@ END_TIMEOUT_S: Final = 10.0
 READ_BYTES: Final = 65_536
 
 ENVIRONMENT: Final = frozenset(
-    "PATH HOME TMPDIR LANG LANGUAGE LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH DYLD_LIBRARY_PATH VIRTUAL_ENV SYSTEMROOT "
-    "PYTHONHOME PYTHONHASHSEED PYTHONUTF8 PYTHONIOENCODING PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX".split()
+    [
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "LANG",
+        "LANGUAGE",
+        "LC_ALL",
+        "LC_CTYPE",
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "DYLD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "SYSTEMROOT",
+        "PYTHONHOME",
+        "PYTHONHASHSEED",
+        "PYTHONUTF8",
+        "PYTHONIOENCODING",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONPYCACHEPREFIX",
+    ]
 )
 """What a child inherits of the environment: no credentials, whatever they are called."""
 

@@ -25,7 +25,9 @@ NESTING_MAX: Final = 20
 Algebra = Callable[[str, str], bool | None]
 """Whether two tidy expressions (the answer first) are equal by rules of algebra; None where that is left open."""
 
-NAME: Final = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\([a-zA-Z](?:,[a-zA-Z])*\))?")
+NAME: Final = re.compile(
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\([a-zA-Z](?:,[a-zA-Z])*\))?"
+)
 """What may be left of `=` without being part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
 

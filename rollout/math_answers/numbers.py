@@ -1,6 +1,7 @@
 """Reads numbers exactly, as fractions, and says when two of them are the same.
 
-    1,200.50   5\\times10^{3}   3e5   -\\frac{1}{2}   3 1/2   2^{10}   50%   121_3   0.\\overline{3}   18 dollars   45^\\circ   7+8-3
+    1,200.50   5\\times10^{3}   3e5   -\\frac{1}{2}   3 1/2   2^{10}
+    50%   121_3   0.\\overline{3}   18 dollars   45^\\circ   7+8-3
 
 All work is bounded by the limits below, whatever the text. A text with a variable, a function or an irrational root is
 not read: a computer algebra system has to decide about that.
@@ -92,9 +93,7 @@ def same_number(answer: Reading, gold: Reading) -> bool:
     if answer.percent == gold.percent:
         return same_value(answer, gold)
     percent, other = (answer, gold) if answer.percent else (gold, answer)
-    hundredth = replace(
-        percent, value=percent.value / 100, decimals=None if percent.decimals is None else percent.decimals + 2
-    )
+    hundredth = replace(percent, value=percent.value / 100, decimals=None if percent.decimals is None else percent.decimals + 2)
     return same_value(percent, other) or same_value(hundredth, other)
 
 
@@ -125,7 +124,9 @@ def _same_based(answer: Reading, gold: Reading) -> bool:
         return answer.value == gold.value and (gold.base is None or answer.base == gold.base)
     if not answer.plain or answer.value.denominator != 1:
         return False
-    return _positional(str(abs(answer.value.numerator)), gold.base) == abs(gold.value) and (answer.value < 0) == (gold.value < 0)
+    return _positional(str(abs(answer.value.numerator)), gold.base) == abs(gold.value) and (answer.value < 0) == (
+        gold.value < 0
+    )
 
 
 def _read_based(found: re.Match[str]) -> Reading | None:

@@ -44,7 +44,8 @@ GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!|\\,|\\thinspace ?)(?=\d{3
 it groups digits is decided where numbers are read."""
 
 SPACING: Final = re.compile(
-    r"(?<!\\)\\[,;: \n\t]|~|\\(?:q?quad|enspace|thinspace|medspace|thickspace|displaystyle|textstyle|limits|allowbreak)(?![a-zA-Z])"
+    r"(?<!\\)\\[,;: \n\t]|~"
+    r"|\\(?:q?quad|enspace|thinspace|medspace|thickspace|displaystyle|textstyle|limits|allowbreak)(?![a-zA-Z])"
 )
 DROPPED: Final = re.compile(r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?")
 """Sizes of delimiters (`\\left.` is an invisible one)."""

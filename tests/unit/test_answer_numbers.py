@@ -68,8 +68,9 @@ def test_a_number_is_read_exactly(text: str, reading: Reading) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "x", "5x", "5m", "5 x", "1 2", "1 200", "12,00", "1,2", "(5", "5)", "\\frac{1}{0}", "\\frac{1}", "\\sqrt{2}", "\\sqrt{-4}",
-        "2^{1/2}", "5 or 6", "5 squared", "5\\text{or more}", "0^{-1}", "\\pi", "5!", "€€5", "1_1", "3 / ", "5 ab", "twelve", "१२",
+        "", "x", "5x", "5m", "5 x", "1 2", "1 200", "12,00", "1,2", "(5", "5)", "\\frac{1}{0}", "\\frac{1}",
+        "\\sqrt{2}", "\\sqrt{-4}", "2^{1/2}", "5 or 6", "5 squared", "5\\text{or more}", "0^{-1}", "\\pi", "5!", "€€5", "1_1",
+        "3 / ", "5 ab", "twelve", "१२",
         "0.333...",
     ],
 )  # fmt: skip

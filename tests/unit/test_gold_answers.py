@@ -1,8 +1,8 @@
-"""Golds of real problem sets, judged as answers. Those in DATA lie beside the repository, where they are there at all; OWN are always
-there."""
+"""Golds of real problem sets, judged as answers. Those in DATA lie beside the repository, if at all; OWN are always there."""
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +13,35 @@ from rollout.math_answers.comparison import equal
 from rollout.math_judge import judge
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-OWN = ["12", "0", "7", "1,200", "1080", "27.0", "-3", "0.25", "-0.875", "4.5e33", "1.6e-19", "24.310", "41585", "3600", "1e-5", "100"]
-LATEX = ["\\frac{3}{4}", "2\\sqrt{3}", "\\frac{x+1}{2}", "x^2-4x+7", "\\frac{\\pi}{6}", "(1, 2)", "[0, 5)", "\\{1, 2\\}", "y=2x+1"]
+OWN = [
+    "12",
+    "0",
+    "7",
+    "1,200",
+    "1080",
+    "27.0",
+    "-3",
+    "0.25",
+    "-0.875",
+    "4.5e33",
+    "1.6e-19",
+    "24.310",
+    "41585",
+    "3600",
+    "1e-5",
+    "100",
+]
+LATEX = [
+    "\\frac{3}{4}",
+    "2\\sqrt{3}",
+    "\\frac{x+1}{2}",
+    "x^2-4x+7",
+    "\\frac{\\pi}{6}",
+    "(1, 2)",
+    "[0, 5)",
+    "\\{1, 2\\}",
+    "y=2x+1",
+]
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no problem sets in {DATA}")
 
@@ -91,5 +118,5 @@ def test_references_in_latex_equal_themselves_and_not_their_neighbours() -> None
     references = [last_box(str(row["solution"])) or "" for row in rows("math_eval/minerva_math/test.jsonl")][::4]
     assert len(references) == 68
     assert [reference for reference in references if not judge(reference, reference)] == []
-    neighbours = [(a, b) for a, b in zip(references, references[1:], strict=False) if "".join(a.split()) != "".join(b.split())]
+    neighbours = [(a, b) for a, b in pairwise(references) if "".join(a.split()) != "".join(b.split())]
     assert [pair for pair in neighbours if judge(*pair)] == []

@@ -32,6 +32,12 @@ def judge_of(pool: JudgePool) -> Judge:
     return judge
 
 
+async def until_busy(pool: JudgePool) -> None:
+    """Waits until a child has a question; the pool has no event for it."""
+    while not pool._busy:  # noqa: ASYNC110 -- it is set in a thread
+        await asyncio.sleep(0.01)
+
+
 async def test_one_child_answers_question_after_question(pool: JudgePool) -> None:
     assert await pool.equal("x+1", "1+x")
     child = judge_of(pool).pid
@@ -129,8 +135,7 @@ async def test_a_child_killed_in_the_middle_is_replaced_and_asked_again(pool: Ju
     child = judge_of(pool).pid
     os.kill(child, signal.SIGSTOP)  # it has the question, and cannot have answered when it dies
     question = asyncio.create_task(pool.equal("x+2", "2+x"))
-    while not pool._busy:
-        await asyncio.sleep(0.01)
+    await until_busy(pool)
     os.kill(child, signal.SIGKILL)
     assert await question
     assert judge_of(pool).pid != child
@@ -164,8 +169,7 @@ async def test_closing_ends_a_comparison_in_progress_and_the_queue() -> None:
     pool = JudgePool(timeout_s=1e6, judges_max=1)
     await pool.equal("x+1", "1+x")
     running, queued = (asyncio.create_task(pool.equal(f"{ENDLESS}+{n}", "1+x")) for n in range(2))
-    while not pool._busy:
-        await asyncio.sleep(0.01)
+    await until_busy(pool)
     await asyncio.to_thread(pool.close)
     results = await asyncio.gather(running, queued, return_exceptions=True)
     assert [type(result) for result in results] == [JudgeFailedError, asyncio.CancelledError]
