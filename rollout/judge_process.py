@@ -25,28 +25,12 @@ LOOK_S: Final = 1.0
 END_TIMEOUT_S: Final = 10.0
 READ_BYTES: Final = 65_536
 
-ENVIRONMENT: Final = frozenset(
-    [
-        "PATH",
-        "HOME",
-        "TMPDIR",
-        "LANG",
-        "LANGUAGE",
-        "LC_ALL",
-        "LC_CTYPE",
-        "TZ",
-        "LD_LIBRARY_PATH",
-        "DYLD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "SYSTEMROOT",
-        "PYTHONHOME",
-        "PYTHONHASHSEED",
-        "PYTHONUTF8",
-        "PYTHONIOENCODING",
-        "PYTHONDONTWRITEBYTECODE",
-        "PYTHONPYCACHEPREFIX",
-    ]
+ENVIRONMENT_TEXT: Final = (
+    "PATH HOME TMPDIR LANG LANGUAGE LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH DYLD_LIBRARY_PATH VIRTUAL_ENV "
+    "SYSTEMROOT PYTHONHOME PYTHONHASHSEED PYTHONUTF8 PYTHONIOENCODING PYTHONDONTWRITEBYTECODE "
+    "PYTHONPYCACHEPREFIX"
 )
+ENVIRONMENT: Final = frozenset(ENVIRONMENT_TEXT.split())
 """What a child inherits of the environment: no credentials, whatever they are called."""
 
 
