@@ -32,6 +32,7 @@ class WorkflowConfig(Frozen):
     reward: str = "math"
     """How an answer is judged: a built-in's name or an import path."""
     reward_timeout_s: Seconds = 5.0
+    """CPU seconds that judging one answer may take; an answer that takes longer has no reward, and its episode has failed."""
 
 
 class EngineConfig(Frozen):

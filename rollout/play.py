@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rollout.cast import Cast
 from rollout.engine import EngineFailedError
+from rollout.episode_time import EpisodeLimit, episode_limit
 from rollout.seeds import derived_seed
 from rollout.workflow import Agent, Calls
 from storage.records import Episode, Group, Prompt
@@ -44,20 +45,20 @@ async def play_group(cast: Cast, prompt: Prompt, samples: int, seed: int, seen: 
 
 
 async def play_episode(cast: Cast, prompt: Prompt, seed: int, seen: Seen | None = None) -> Episode:
-    """One play. Its time runs from when it gets a place; a workflow that raises or overruns gives an episode with
-    `error`."""
+    """One play. Its time runs from when it gets a place, except while a judge is waited for; a workflow that raises or
+    overruns gives an episode with `error`."""
     async with cast.place():
         calls = Calls()
         agents = {role: Agent(player, seed, calls) for role, player in cast.players.items()}
-        limit = asyncio.timeout(cast.timeout_s)
+        limit: EpisodeLimit | None = None
         start_s = time.perf_counter()
         try:
-            async with limit:
+            async with episode_limit(cast.timeout_s) as limit:
                 episode = _checked(await cast.workflow.play(prompt, agents))
         except EngineFailedError:
             raise
         except Exception as error:  # a rollout's own failure, whatever it is, is data on its episode
-            cut = isinstance(error, TimeoutError) and limit.expired()
+            cut = isinstance(error, TimeoutError) and limit is not None and limit.is_over
             message = f"timeout after {cast.timeout_s:g} s" if cut else f"{type(error).__name__}: {error}"
             episode = Episode((), 0.0, error=message[:ERROR_CHARS_MAX])
         episode = replace(episode, seconds=time.perf_counter() - start_s)

@@ -125,5 +125,6 @@ class World:
 
     def beat(self, beats: int, *members: str, attempt: int = 0) -> None:
         for member in members or self.launcher.runs:
-            heartbeat = Heartbeat("trainer", member, attempt, beats, 1.0, 1.0, 1, "here", "working")
-            self.run.put(layout.heartbeat("trainer", member), encode(heartbeat))
+            kind = self.supervisor.watches[member].member.kind
+            heartbeat = Heartbeat(kind, member, attempt, beats, 1.0, 1.0, 1, "here", "working")
+            self.run.put(layout.heartbeat(kind, member), encode(heartbeat))

@@ -138,9 +138,9 @@ async def test_one_policy_may_play_both_roles() -> None:
 
 
 async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None:
-    class Slow:
+    class Counting:
         async def score(self, answer: str, prompt: Prompt) -> Score:
-            return Score(0.0, {"reward_timeouts": 1.0})
+            return Score(0.0, {"tests_run": 3.0})
 
         def close(self) -> None: ...
 
@@ -148,8 +148,8 @@ async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None
         "solver": scripted_player("solver", lines(WRONG, WRONG)),
         "verifier": scripted_player("verifier", lines(REJECT)),
     }
-    episode = await play_episode(cast_of(ActorAndVerify(Slow()), **players), PROMPT, seed=0)
-    assert episode.metrics["reward_timeouts"] == 2.0
+    episode = await play_episode(cast_of(ActorAndVerify(Counting()), **players), PROMPT, seed=0)
+    assert episode.metrics["tests_run"] == 6.0
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,9 @@ class Picky:
     def __init__(self, share: float) -> None:
         raise ValueError("share must be at most 1")
 
+    def keep(self, group: object) -> bool:
+        return True
+
 
 def test_a_refused_value_names_the_place_and_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"data\.filter: .*share must be at most 1"):

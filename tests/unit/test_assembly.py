@@ -17,6 +17,7 @@ from storage.objects import ObjectStore
 from storage.records import Row, SequenceKey
 from tests import builders
 from tests.builders import row, shard, tensors
+from tests.workers import write_orders
 
 POLICY = "solver"
 
@@ -56,6 +57,7 @@ def trained(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Objec
         (row(key(1), replay=True), row(key(3))),
         (row(key(4)), row(key(5))),
     ]
+    write_orders(memory_store, 8)
     for step, own in enumerate(rows, start=1):
         batches.commit(memory_store, builders.batch(*own, step=step, shards=(), closed_below=6))
     for version in range(4):

@@ -5,81 +5,113 @@ import sys
 
 import pytest
 
-from rollout.math_judge import equal
+from benchmarks.math_pairs import EQUAL, UNEQUAL
+from rollout import math_judge
+from rollout.math_judge import REFERENCES_MAX, algebraically_equal, judge
 
 STUCK_IN_C = """
 from itertools import repeat
 from rollout import math_judge
-math_judge.equal = lambda *_: sum(repeat(1))
+math_judge.judge = lambda *_: sum(repeat(1))
 math_judge.main()
 """
 """A judge whose every comparison is one endless call in C, inside which Python runs no signal handler."""
 
-EQUAL = [
-    ("\\frac{1}{2}", "0.5"),
-    ("\\frac12", "\\frac{1}{2}"),
-    ("\\dfrac{2}{4}", "\\tfrac{1}{2}"),
-    ("1/2", "\\frac{1}{2}"),
-    ("-\\frac{3}{4}", "\\frac{-3}{4}"),
-    ("2\\sqrt{3}", "\\sqrt{12}"),
-    ("\\frac{1}{\\sqrt{2}}", "\\frac{\\sqrt{2}}{2}"),
-    ("x^2+2x+1", "(x+1)^2"),
-    ("1+x", "x+1"),
-    ("x=12", "12"),
-    ("3\\times 10^{5}", "300000"),
-    ("2^{10}", "1024"),
-    ("\\pi/2", "\\frac{\\pi}{2}"),
-    ("\\{2, 1\\}", "\\{1, 2\\}"),
-    ("[0, 1)", "[0,1)"),
-    ("(1, 2)", "\\left(1,2\\right)"),
-    ("(-\\infty, 3]", "\\left(-\\infty,3\\right]"),
-    ("50\\%", "50"),
-    ("12\\text{ cm}", "12"),
-    ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
-]
-DIFFERENT = [
-    ("\\frac{1}{2}", "0.51"),
-    ("\\frac{1}{3}", "0.33"),
-    ("\\frac{2}{1}", "\\frac{1}{2}"),
-    ("\\frac{3}{4}", "-\\frac{3}{4}"),
-    ("\\sqrt{3}", "\\sqrt{2}"),
-    ("\\sqrt{4}", "-2"),
-    ("x^2+1", "(x+1)^2"),
-    ("x+1", "y+1"),
-    ("x=12", "13"),
-    ("3\\times 10^{4}", "300000"),
-    ("2^{10}", "1000"),
-    ("\\pi", "3.14"),
-    ("\\{1, 2\\}", "\\{1, 3\\}"),
-    ("\\{1\\}", "\\{1, 2\\}"),
-    ("[0, 1]", "[0, 1)"),
-    ("(2, 1)", "(1, 2)"),
-    ("(-\\infty, 3)", "(-\\infty, 3]"),
-    ("50\\%", "51"),
-    ("\\begin{pmatrix} 2 \\\\ 1 \\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"),
-    ("\\text{no solution}", "0"),
-]
+IDLE = """
+import time
+from rollout import math_judge
+math_judge.judge = lambda *_: time.sleep(1.0) or True
+math_judge.main()
+"""
+"""A judge whose comparisons take a second in which they use no CPU, as on a machine that is busy with something else."""
+
+WITHOUT_THE_LIBRARY = """
+import sys
+sys.modules["math_verify"] = None
+from rollout import math_judge
+math_judge.main()
+"""
+
+
+def answers_of(code: str, *questions: object) -> subprocess.CompletedProcess[str]:
+    lines = "".join(json.dumps(question) + "\n" for question in questions)
+    return subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, text=True, timeout=250, check=False)
 
 
 @pytest.mark.parametrize(("answer", "reference"), EQUAL)
 def test_different_words_for_the_same_thing_are_equal(answer: str, reference: str) -> None:
-    assert equal(answer, reference)
+    assert judge(answer, reference)
 
 
-@pytest.mark.parametrize(("answer", "reference"), DIFFERENT)
+@pytest.mark.parametrize(("answer", "reference"), UNEQUAL)
 def test_what_is_not_the_same_thing_is_not_equal(answer: str, reference: str) -> None:
-    assert not equal(answer, reference)
+    assert not judge(answer, reference)
 
 
-@pytest.mark.parametrize("answer", ["", "}{", "\\frac{1}{", "\\frac{1}{0}", "???", "$$", "\\undefined{3}"])
+@pytest.mark.parametrize("answer", ["", "}{", "\\frac{1}{", "\\frac{1}{0}", "???", "$$", "\\undefined{3}", "(" * 500, "(" * 20])
 def test_what_cannot_be_read_equals_nothing(answer: str) -> None:
-    assert not equal(answer, "1")
+    assert not judge(answer, "1")
+    assert not judge(answer, "x+1")
 
 
-def test_a_judge_that_no_python_signal_reaches_is_ended_by_the_kernel() -> None:
-    question = json.dumps({"answer": "1", "reference": "1", "timeout_s": 0.1}) + "\n"
-    child = subprocess.run(
-        [sys.executable, "-c", STUCK_IN_C], input=question, capture_output=True, text=True, timeout=60, check=False
-    )
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("1.41421", "\\sqrt{2}", True),
+        ("1.4142", "\\sqrt{2}", False),
+        ("\\sqrt{2}", "1.414214", True),
+        ("1414.21", "1000\\sqrt{2}", True),
+        ("1.6\\times10^{-19}x", "9.1\\times10^{-31}x", False),
+        ("1.6\\times10^{-19}x", "1.60\\times10^{-19}x", True),
+        ("3\\times10^{5}x", "300000x", True),
+        ("x", "x+10^{-9}", False),
+        ("2x-x", "x", True),
+        ("x", "2x-y", False),
+        ("2y=4x+6", "y=2x+3", True),
+        ("2y=4x+7", "y=2x+3", False),
+        ("\\frac{2}{3} E_{1}+\\frac{2}{3} E_{2}", "\\frac{1}{3} E_{1}+\\frac{2}{3} E_{2}", False),
+    ],
+)
+def test_values_are_compared_relative_to_their_size(answer: str, reference: str, equal: bool) -> None:
+    assert algebraically_equal(answer, reference) is equal
+
+
+def test_a_reference_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = math_judge._parsed
+    monkeypatch.setattr(math_judge, "_parsed", lambda text: parsed.append(text) or parse(text))
+    math_judge._parsed_reference.cache_clear()
+    for answer in ("z+1", "1+z", "z+2"):
+        judge(answer, "1+z+0")
+    assert parsed.count("1+z+0") == 1
+    assert math_judge._parsed_reference.cache_info().maxsize == REFERENCES_MAX
+
+
+def test_a_comparison_that_uses_too_much_cpu_is_ended_by_the_kernel_even_inside_c() -> None:
+    child = answers_of(STUCK_IN_C, {"answer": "1", "reference": "1", "timeout_s": 0.1})
     assert child.returncode == -signal.SIGPROF
     assert child.stdout == '{"ready": true}\n'
+
+
+def test_time_in_which_the_judge_gets_no_cpu_does_not_count() -> None:
+    child = answers_of(IDLE, {"answer": "1", "reference": "1", "timeout_s": 0.3})
+    assert child.returncode == 0
+    assert child.stdout == '{"ready": true}\n{"equal": true}\n'
+
+
+def test_each_comparison_has_the_whole_time() -> None:
+    code = "from rollout import math_judge\nmath_judge.judge = lambda *_: sum(range(6_000_000)) > 0\nmath_judge.main()"
+    child = answers_of(code, *[{"answer": "1", "reference": "1", "timeout_s": 1.0}] * 20)  # some 2 s of CPU in all
+    assert child.stdout.count('{"equal": true}') == 20
+
+
+def test_without_math_verify_the_child_says_so_and_leaves() -> None:
+    child = answers_of(WITHOUT_THE_LIBRARY)
+    assert child.returncode == 0
+    assert "math_verify" in json.loads(child.stdout)["failed"]
+
+
+def test_pairs_of_the_table_are_written_once() -> None:
+    assert len(set(EQUAL)) == len(EQUAL) >= 60
+    assert len(set(UNEQUAL)) == len(UNEQUAL) >= 60
+    assert not set(EQUAL) & set(UNEQUAL)

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from data_ops.routing import route_group
 from rollout.chat import user
 from rollout.engine import EngineFailedError
+from rollout.episode_time import stopped_time
+from rollout.judge_process import JudgeTimeoutError
 from rollout.play import play_episode, play_group, play_prompts
-from rollout.rewards import MathReward
+from rollout.rewards import MathReward, Score
 from rollout.workflow import Agent
 from rollout.workflows.single_turn import SingleTurn
 from storage.records import Episode, Prompt
@@ -43,6 +46,37 @@ async def test_what_a_play_raises_is_recorded_and_the_others_go_on() -> None:
     assert [episode.error for episode in group.episodes] == [None, "ValueError: the script has no answer", None]
     assert [episode.reward for episode in group.episodes] == [1.0, 0.0, 0.0]
     assert [len(episode.sequences) for episode in group.episodes] == [1, 0, 1]
+
+
+class Judged:
+    """A reward that is waited for, and then has no verdict or a score."""
+
+    def __init__(self, seconds: float, error: Exception | None = None) -> None:
+        self._seconds, self._error = seconds, error
+
+    async def score(self, answer: str, prompt: Prompt) -> Score:
+        async with stopped_time():
+            await asyncio.sleep(self._seconds)
+        if self._error:
+            raise self._error
+        return Score(1.0)
+
+    def close(self) -> None: ...
+
+
+async def test_an_answer_without_a_verdict_is_a_failed_episode_and_not_a_wrong_answer() -> None:
+    workflow = SingleTurn(Judged(0.0, JudgeTimeoutError("no verdict within 5 s of CPU time")))
+    player = scripted_player("solver", solve)
+    group = await play_group(cast_of(workflow, solver=player), PROMPT, 2, seed=0)
+    assert [episode.error for episode in group.episodes] == ["JudgeTimeoutError: no verdict within 5 s of CPU time"] * 2
+    routed = route_group(0, 0, group, "solver")
+    assert routed is None  # nothing of it reaches a baseline or a batch
+
+
+async def test_waiting_for_the_judge_is_not_the_episodes_time() -> None:
+    cast = cast_of(SingleTurn(Judged(0.5)), timeout_s=0.3, solver=scripted_player("solver", solve))
+    episode = await play_episode(cast, PROMPT, seed=0)
+    assert (episode.error, episode.reward) == (None, 1.0)
 
 
 async def test_a_play_that_hangs_is_cut_by_its_timeout() -> None:

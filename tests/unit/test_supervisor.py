@@ -150,8 +150,9 @@ def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(wor
 
 def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_last(world: World) -> None:
     def says(member: str, beats: int, words: str) -> None:
-        beat = Heartbeat("trainer", member, 0, beats, 1.0, 1.0, 1, "here", "working", note=words)
-        world.run.put(layout.heartbeat("trainer", member), encode(beat))
+        kind = world.supervisor.watches[member].member.kind
+        beat = Heartbeat(kind, member, 0, beats, 1.0, 1.0, 1, "here", "working", note=words)
+        world.run.put(layout.heartbeat(kind, member), encode(beat))
 
     world.look()
     world.run_all()
@@ -175,7 +176,7 @@ def test_after_the_last_order_the_note_names_who_is_not_done_and_what_they_do(wo
         weights.publish(world.run, policy, 1, tensors(1))
     world.run.create(layout.orders_end(), b"{}")
     beat = Heartbeat("evaluation", "evaluation", 0, 7, 1.0, 1.0, 1, "here", "working", note="evaluating solver 1")
-    world.run.put(layout.heartbeat("trainer", "evaluation"), encode(beat))
+    world.run.put(layout.heartbeat("evaluation", "evaluation"), encode(beat))
     world.look()
     assert world.supervisor.pulse.last.note == "waiting for: evaluation (evaluating solver 1)"
 

@@ -20,7 +20,6 @@ GOOD: Json = {"steps": 2, "policies": {"solver": {"batch_size": 4}}, "data": {"m
         {"data": {"max_staleness": True}},
         {"policies": {"solver": None}},
         {"policies": ["solver"]},
-        {"policies": {"../x": {"batch_size": 4}}},
         {"policies": {"solver": {"batch_size": [4]}}},
     ],
 )

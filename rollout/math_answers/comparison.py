@@ -1,0 +1,258 @@
+"""Whether an answer means what the reference means.
+
+    same spelling ─▶ lists, tuples, sets, intervals: item by item ─▶ numbers: exactly ─▶ everything else: `algebra`
+
+The event loop asks without algebra and takes None for "not decided"; the judge asks with a computer algebra system.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Final, Literal
+
+from rollout.math_answers.numbers import Reading, TooLargeError, read_number, rounds, same_number
+from rollout.math_answers.spelling import tidy, without_spaces
+from rollout.math_answers.structure import Collection, collection, nesting, parts_of_union, sides, without_brackets
+
+CHARS_MAX: Final = 1_000
+"""A longer answer is wrong, unless it is spelled like the reference: no reference of a known problem set has 300."""
+DEPTH_MAX: Final = 5
+"""Collections within collections."""
+NESTING_MAX: Final = 20
+"""Groups within groups of an answer; parsers take exponential time for hundreds of them."""
+
+Algebra = Callable[[str, str], bool | None]
+"""Whether two tidy expressions (the answer first) are equal by rules of algebra; None where that is left open."""
+
+NAME: Final = re.compile(
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\([a-zA-Z](?:,[a-zA-Z])*\))?"
+)
+"""What may be left of `=` without being part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
+MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
+
+COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
+VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
+"""A letter other than the constants e and i, in a text without commands."""
+UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-][\w.(\\{]|\*|\\times|\\cdot|\\div")
+"""In a text without spaces: an operation that is left to be done."""
+APART: Final = re.compile(r"(?<![_\d])\d+ \d")
+ELLIPSIS: Final = re.compile(r"\.\.|\\[lc]?dots")
+
+TEXT: Final = re.compile(r"\\text ?\{([^{}]*)\}")
+WORDS: Final = re.compile(r"[a-zA-Z][a-zA-Z .'()-]*")
+WORD_MIN: Final = 4
+"""Letters from which on a word is the same in capitals, though nothing says that it is text."""
+CHOICE: Final = re.compile(r"\(?([A-Za-z])\)?")
+TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
+TRAILING_UNITS_MAX: Final = 4
+TRAILING_DEGREES: Final = re.compile(r"(?<=[\d})a-z])\^ ?(?:\{\\circ ?\}|\\circ)$")
+CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
+GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bool | None:
+    """Whether two answers are equal; None where only algebra could tell, and `algebra` does not.
+
+    `1,200` equals `1200.0`; `0.33` is not `0.333`. For a plain number a sum, a difference or a product is wrong even
+    where its value is right: an answer that copies `7+8-3` out of the question is no result.
+    """
+    if len(answer) > CHARS_MAX or len(reference) > CHARS_MAX:
+        return bool(answer.strip()) and answer.strip() == reference.strip()
+    given, gold = tidy(answer), _tidy_reference(reference)
+    if nesting(given) > NESTING_MAX:
+        return given == gold
+    return _equal(given, gold, algebra, DEPTH_MAX)
+
+
+@lru_cache(maxsize=4096)
+def _tidy_reference(reference: str) -> str:
+    return tidy(reference)
+
+
+def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
+    if without_spaces(answer) == without_spaces(gold):
+        return bool(answer)
+    answer, gold = MEMBER.sub("", answer), MEMBER.sub("", gold)
+    if len(CLOSED_AT_INFINITY.findall(answer)) != len(CLOSED_AT_INFINITY.findall(gold)):
+        return False
+    expected = collection(gold)
+    given = collection(answer, len(expected.items) if expected is not None else 1)
+    if expected is not None and given is not None:
+        return _equal_collections(given, expected, algebra, depth - 1) if depth else False
+    if (expected is not None or given is not None) and _number(gold if given is not None else answer) is not None:
+        return False  # a number against several
+    parts, expected_parts = parts_of_union(answer), parts_of_union(gold)
+    if len(parts) == len(expected_parts) > 1 and depth and _equal_unordered(parts, expected_parts, algebra, depth - 1):
+        return True
+    return _equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
+
+
+def _equal_collections(answer: Collection, gold: Collection, algebra: Algebra, depth: int) -> bool | None:
+    order = _order(answer, gold)
+    if order == "unordered":
+        return _equal_unordered(answer.items, gold.items, algebra, depth)
+    if order is None or len(answer.items) != len(gold.items):
+        return False
+    return _all(_equal(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True))
+
+
+def _order(answer: Collection, gold: Collection) -> Literal["ordered", "unordered"] | None:
+    """How two collections are compared; None where their brackets contradict each other.
+
+    Sets, and lists without brackets, have no order; tuples and intervals have one. A list without brackets may stand for
+    a set, or in the same order for a tuple. With more than two items `[1, 2, 3]` is no interval but a tuple too.
+    """
+    if all(each.is_bare or each.is_set for each in (answer, gold)):
+        return "unordered"
+    if answer.brackets == gold.brackets:
+        return "ordered"
+    if answer.is_set or gold.is_set:
+        return None
+    if len(gold.items) > 2 or {answer.brackets, gold.brackets} == {"", "()"}:
+        return "ordered"
+    return None
+
+
+def _equal_unordered(answers: Sequence[str], golds: Sequence[str], algebra: Algebra, depth: int) -> bool | None:
+    """Whether the items can be paired so that each equals its partner."""
+    answers, golds = _distinct(answers), _distinct(golds)
+    if len(answers) != len(golds):
+        return False
+
+    @cache
+    def edge(gold: int, answer: int) -> bool | None:
+        return _equal(answers[answer], golds[gold], algebra, depth)
+
+    if _perfect(len(golds), lambda gold, answer: edge(gold, answer) is True):
+        return True
+    return None if _perfect(len(golds), lambda gold, answer: edge(gold, answer) is not False) else False
+
+
+def _distinct(items: Sequence[str]) -> list[str]:
+    return list({without_spaces(item): item for item in items}.values())
+
+
+def _perfect(count: int, edge: Callable[[int, int], bool]) -> bool:
+    """Whether a perfect matching exists between `count` items on both sides (Kuhn's algorithm)."""
+    partners: dict[int, int] = {}
+
+    def place(gold: int, tried: set[int]) -> bool:
+        for answer in range(count):
+            if answer not in tried and edge(gold, answer):
+                tried.add(answer)
+                if answer not in partners or place(partners[answer], tried):
+                    partners[answer] = gold
+                    return True
+        return False
+
+    return all(place(gold, set()) for gold in range(count))
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    """False where one is False, None where one is open, else True."""
+    found = True
+    undecided = False
+    for verdict in verdicts:
+        found &= verdict is not False
+        undecided |= verdict is None
+        if not found:
+            return False
+    return None if undecided else True
+
+
+def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
+    if without_spaces(answer) == without_spaces(gold):
+        return bool(answer)
+    given_name, given_value = _named(answer)
+    name, gold_value = _named(gold)
+    number = _number(gold_value)
+    if number is not None:
+        if name and given_name and name != given_name:
+            return False
+        return _equal_to_number(given_value if given_name else answer, number, gold_value, algebra)
+    verdict = _equal_words(answer, gold)
+    if verdict is not None:
+        return verdict
+    if name and len(sides(answer)) == 1:
+        gold = sides(gold_value)[-1]
+    elif given_name and len(sides(gold)) == 1:
+        answer = sides(given_value)[-1]
+    return algebra(_for_algebra(answer), _for_algebra(gold))
+
+
+def _equal_to_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
+    *before, result = sides(answer)
+    try:
+        reading = read_number(without_brackets(result))
+        if reading is None:
+            return _equal_unread(result, gold, gold_text, algebra)
+        if not same_number(reading, gold):
+            return False
+        return not any(_contradicts(part, reading) for part in before)
+    except TooLargeError:
+        return False
+
+
+def _contradicts(part: str, result: Reading) -> bool:
+    """Whether `part = result` is false, as in `7 = 8`; what has a variable contradicts nothing."""
+    reading = read_number(without_brackets(part))
+    if reading is None:
+        return False
+    value = replace(reading, plain=False, evaluated=True)
+    return not (same_number(value, replace(result, plain=False)) or rounds(result, reading.value))
+
+
+def _equal_unread(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
+    """Whether an expression that is no number as it stands has the value of a number."""
+    bare = COMMAND.sub("", answer)
+    if not any("0" <= letter <= "9" for letter in bare) and answer.isascii():
+        return False
+    if VARIABLE.search(bare) or APART.search(answer) or ELLIPSIS.search(answer):
+        return False
+    if gold.plain and UNFINISHED.search(without_spaces(answer)):
+        return False
+    return algebra(_for_algebra(answer), _for_algebra(gold_text))
+
+
+def _equal_words(answer: str, gold: str) -> bool | None:
+    """Whether two texts in words are the same, however they are set; None where one of them may be mathematics."""
+    one, other = (" ".join(TEXT.sub(r"\1", text).split()).strip(" .") for text in (answer, gold))
+    is_text = "\\text" in answer or "\\text" in gold
+    choices = CHOICE.fullmatch(one), CHOICE.fullmatch(other)
+    if choices[0] and choices[1]:
+        one, other = choices[0][1], choices[1][1]
+        return one == other or (is_text and one.lower() == other.lower())
+    if not WORDS.fullmatch(one) or not WORDS.fullmatch(other):
+        return None
+    same = one.lower() == other.lower()
+    if is_text or one == other:
+        return same
+    return True if same and min(len(word) for word in one.split()) >= WORD_MIN else None  # it may be a product
+
+
+def _named(text: str) -> tuple[str, str]:
+    """`x = 5` → (`x`, `5`); a text without a name left of its first equality → ("", text)."""
+    first, *rest = sides(text)
+    if rest and NAME.fullmatch(first):
+        return first, "=".join(rest)
+    return "", text
+
+
+def _number(gold: str) -> Reading | None:
+    """The number of a reference; a letter behind it is a variable there."""
+    try:
+        return read_number(without_brackets(gold), letters_are_units=False)
+    except TooLargeError:
+        return None
+
+
+def _for_algebra(text: str) -> str:
+    """Without the commas of thousands and without a unit behind the expression."""
+    text = GROUPING_COMMA.sub("", text)
+    for _ in range(TRAILING_UNITS_MAX):
+        rest = TRAILING_DEGREES.sub("", TRAILING_UNIT.sub("", text)).strip()
+        if not rest or rest == text:
+            break
+        text = rest
+    return text

@@ -1,0 +1,110 @@
+"""One spelling for what LaTeX spells in many ways, before answers are compared.
+
+    $\\left(\\dfrac12,\\ 1{,}200\\right)$.   ──tidy──▶   (\\frac{1}{2}, 1200)
+
+Only spelling changes here, never meaning. Every pattern takes time that grows linearly with the text.
+"""
+
+import re
+from typing import Final
+
+CHARACTERS: Final = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "×": "\\times ",
+        "·": "\\cdot ",
+        "⋅": "\\cdot ",
+        "∗": "*",
+        "÷": "\\div ",
+        "°": "^\\circ ",
+        "∞": "\\infty ",
+        "π": "\\pi ",
+        "√": "\\sqrt ",
+        "±": "\\pm ",
+        "≤": "\\le ",
+        "≥": "\\ge ",
+        "≠": "\\ne ",
+        "≈": "\\approx ",
+        "∪": "\\cup ",
+        "½": "\\frac{1}{2}",
+        "¼": "\\frac{1}{4}",
+        "¾": "\\frac{3}{4}",
+        "²": "^{2}",
+        "³": "^{3}",
+        "％": "%",
+        "\u00a0": " ",
+        "\u2009": "\\,",
+        "\u202f": "\\,",
+    }
+)
+
+GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!|\\,|\\thinspace ?)(?=\d{3}(?!\d))")
+"""What separates the thousands of a number and nothing else. A plain comma also separates the items of a list, so whether
+it groups digits is decided where numbers are read."""
+
+SPACING: Final = re.compile(
+    r"(?<!\\)\\[,;: \n\t]|~"
+    r"|\\(?:q?quad|enspace|thinspace|medspace|thickspace|displaystyle|textstyle|limits|allowbreak)(?![a-zA-Z])"
+)
+DROPPED: Final = re.compile(r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?")
+"""Sizes of delimiters (`\\left.` is an invisible one)."""
+RENAMED: Final = re.compile(
+    r"\\(dfrac|tfrac|cfrac|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|"
+    r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|rm|bf|it)(?![a-zA-Z])\s{0,8}"
+)
+NEW_NAMES: Final = {
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac "),
+    "lbrace": "\\{",
+    "rbrace": "\\}",
+    "lbrack": "[",
+    "rbrack": "]",
+    "langle": "(",
+    "rangle": ")",
+    **dict.fromkeys(("geq", "geqslant"), "\\ge "),
+    **dict.fromkeys(("leq", "leqslant"), "\\le "),
+    "neq": "\\ne ",
+    **dict.fromkeys(("degree", "degrees"), "^\\circ "),
+    **dict.fromkeys(("rm", "bf", "it"), ""),
+}
+"""Every other one of RENAMED is a font, and becomes `\\text`."""
+
+SHORT_FRACTION: Final = re.compile(r"\\frac\s{0,8}(?:(\d)\s{0,8}(\d)|(\d)\s{0,8}(?=\{)|\{([^{}]*)\}\s{0,8}(\d)|(?=\{))")
+"""`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac {1}`."""
+
+WHITE: Final = re.compile(r"\s+")
+LOOSE: Final = re.compile(r" (?![0-9A-Za-z.])|(?<![0-9A-Za-z.},;]) ")
+"""A space that separates no two words, numbers or items of a list: `1, 200` is a list, `1,200` a number."""
+
+
+def tidy(text: str) -> str:
+    """The same answer in one spelling: without dollars around it, spacing commands, sizes and a final full stop."""
+    text = GROUPED.sub("", text.translate(CHARACTERS))
+    text = DROPPED.sub("", SPACING.sub(" ", text))
+    text = RENAMED.sub(lambda found: NEW_NAMES.get(found[1], "\\text"), text)
+    text = SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%").replace("\\$", "").replace("$", "")
+    return _unwrapped(LOOSE.sub("", WHITE.sub(" ", text)).strip())
+
+
+def without_spaces(text: str) -> str:
+    """For comparing spellings: all spaces gone but those between two digits, since `1 2` is not `12`."""
+    return re.sub(r" (?!\d)|(?<!\d) ", "", text)
+
+
+def _fraction(found: re.Match[str]) -> str:
+    if found[1]:
+        return f"\\frac{{{found[1]}}}{{{found[2]}}}"
+    if found[3]:
+        return f"\\frac{{{found[3]}}}"
+    if found[5]:
+        return f"\\frac{{{found[4]}}}{{{found[5]}}}"
+    return "\\frac"
+
+
+def _unwrapped(text: str) -> str:
+    """Without the brackets of mathematics around the whole and the punctuation behind it."""
+    for opened, closed in (("\\(", "\\)"), ("\\[", "\\]")):
+        text = text.removesuffix(".").removeprefix(opened).removesuffix(closed) if text.startswith(opened) else text
+    if len(text) > 1 and text[-1] in ".,;" and not text.endswith(".."):
+        text = text[:-1]
+    return text.strip()

@@ -1,0 +1,142 @@
+"""Takes an answer apart at its outermost level: lists, tuples, intervals, sets, unions, chains of equalities.
+
+\\{1,2\\} → {1 2}     (1,200, 3] → ( 1 200 3 ]     1,200 → one number     x=2 or x=3 → x=2, x=3     2\\pm\\sqrt3 → two items
+"""
+
+import re
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+ITEMS_MAX: Final = 50
+"""A list with more items is not taken apart."""
+BRACKETS_MAX: Final = 4
+"""Pairs of brackets around the whole that are taken off."""
+
+MARK: Final = re.compile(r"\\\{|\\\}|\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\[a-zA-Z]+|\\.|[()\[\]{},;=]")
+OPENING: Final = frozenset(("(", "[", "{", "\\{"))
+CLOSING: Final = frozenset((")", "]", "}", "\\}"))
+CLOSED_BY: Final = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
+
+CONJUNCTION: Final = re.compile(r" ?,? ?\\text\{ ?(?:and|or) ?\} ?|,? (?:and|or) (?=\S)")
+GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
+"""A number whose commas group its digits."""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Several answers in one. `(0, 1]` → `Collection("(", "]", ("0", "1"))`; `2, 3` has no brackets."""
+
+    opening: str
+    closing: str
+    items: tuple[str, ...]
+
+    @property
+    def brackets(self) -> str:
+        """`(]` of an interval; empty for a list without brackets."""
+        return self.opening + self.closing
+
+    @property
+    def is_bare(self) -> bool:
+        return not self.opening
+
+    @property
+    def is_set(self) -> bool:
+        return self.opening == "\\{"
+
+
+def collection(text: str, num_expected: int = 0) -> Collection | None:
+    """The items of a tidy text that is a list, tuple, interval or set; None for a single answer.
+
+    A comma with a space behind it separates items. `1,200` is one number, except in brackets without any other comma,
+    and where `num_expected` items are looked for that appear only if it is two.
+    """
+    text = CONJUNCTION.sub(", ", text)
+    opening, inner, closing = _enclosed(text) or ("", text, "")
+    items, all_commas = _items(inner, keep_numbers=True), _items(inner, keep_numbers=False)
+    if len(items) != num_expected and (len(all_commas) == num_expected or (opening and ", " not in inner)):
+        items = all_commas
+    if len(items) == 1 and not opening and text.count("\\pm") == 1:
+        items = [text.replace("\\pm", sign).replace("=+", "=").removeprefix("+").strip() for sign in "+-"]
+    if not 1 < len(items) <= ITEMS_MAX or not all(items):
+        return None
+    return Collection(opening, closing, tuple(items))
+
+
+def parts_of_union(text: str) -> tuple[str, ...]:
+    """`(0,1)\\cup[2,3]` → its two intervals."""
+    return tuple(_split(text, ("\\cup",)))
+
+
+def sides(text: str) -> list[str]:
+    """`7+8 = 15` → `7+8`, `15`; also where the sides are only about equal."""
+    return _split(text, ("=", "\\approx", "\\equiv", "\\simeq"))
+
+
+def without_brackets(text: str) -> str:
+    """`((5))` and `\\{5\\}` → `5`; `(1)(2)` as it is."""
+    for _ in range(BRACKETS_MAX):
+        for opening, closing in (("(", ")"), ("{", "}"), ("\\{", "\\}")):
+            if text.startswith(opening) and text.endswith(closing) and _closing_at(text) == len(text) - len(closing):
+                text = text[len(opening) : -len(closing)].strip()
+                break
+        else:
+            break
+    return text
+
+
+def nesting(text: str) -> int:
+    """How many groups are open at most at one place."""
+    return max((depth + 1 for kind, _, depth in _marks(text) if kind in OPENING), default=0)
+
+
+def _enclosed(text: str) -> tuple[str, str, str] | None:
+    """(opening bracket, what is inside, closing bracket) where one pair is around the whole text."""
+    opening = "\\{" if text.startswith("\\{") else text[:1]
+    end = _closing_at(text) if opening in CLOSED_BY else None
+    if end is None or text[end:] not in CLOSED_BY[opening]:
+        return None
+    return opening, text[len(opening) : end], text[end:]
+
+
+def _items(text: str, keep_numbers: bool) -> list[str]:
+    grouping: set[int] = set()
+    if keep_numbers:
+        for number in GROUPING.finditer(text):
+            grouping.update(at for at in range(*number.span()) if text[at] == ",")
+    return _split(text, (",", ";"), grouping)
+
+
+def _marks(text: str) -> Iterator[tuple[str, int, int]]:
+    """Every bracket, separator and command, with its place and the number of groups that are open around it.
+
+    Round and square brackets close each other, since `(0, 1]` is an interval.
+    """
+    depth = 0
+    for mark in MARK.finditer(text):
+        kind = mark[0]
+        if kind in CLOSING or kind.startswith("\\end{"):
+            depth -= 1
+        yield kind, mark.start(), depth
+        if kind in OPENING or kind.startswith("\\begin{"):
+            depth += 1
+
+
+def _closing_at(text: str) -> int | None:
+    """Where the group that the text begins with ends."""
+    for kind, at, depth in _marks(text):
+        if depth == 0 and at > 0 and kind in CLOSING:
+            return at
+    return None
+
+
+def _split(text: str, separators: tuple[str, ...], skipped: AbstractSet[int] = frozenset()) -> list[str]:
+    """The parts between the separators that are in no group and not at a skipped place."""
+    parts: list[str] = []
+    begin = 0
+    for kind, at, depth in _marks(text):
+        if depth == 0 and kind in separators and at not in skipped:
+            parts.append(text[begin:at].strip())
+            begin = at + len(kind)
+    return [*parts, text[begin:].strip()]

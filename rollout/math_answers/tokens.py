@@ -1,0 +1,45 @@
+"""Splits a tidy text into the tokens that a number and its unit consist of."""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Kind = Literal["numeral", "word", "text", "command", "sign"]
+
+TOKEN: Final = re.compile(
+    r"(?P<numeral>(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,4}(?![\d.a-zA-Z]))?)"
+    r"|\\text ?\{(?P<text>[^{}]*)\}"
+    r"|(?P<command>\\[a-zA-Z]+)"
+    r"|(?P<word>[a-zA-Z]+)"
+    r"|(?P<sign>[-+*/^_(){}%.€£¥₹₩])",
+    re.ASCII,
+)
+DEGREES: Final = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-zA-Z]))")
+
+
+@dataclass(frozen=True)
+class Token:
+    """`12` in `x = 12` is `Token("numeral", "12", spaced=True)`; `\\text{ cm}` is `Token("text", " cm", spaced=False)`."""
+
+    kind: Kind
+    text: str
+    spaced: bool
+    """Whether a space stands before it."""
+
+
+def tokens(text: str) -> list[Token] | None:
+    """The tokens of a text, or None where a character belongs to none of the kinds. A degree sign is the unit `deg`."""
+    text = DEGREES.sub(r"\\text{deg}", text)
+    found: list[Token] = []
+    at, spaced = 0, False
+    while at < len(text):
+        if text[at] == " ":
+            at, spaced = at + 1, True
+            continue
+        match = TOKEN.match(text, at)
+        if match is None:
+            return None
+        kind: Kind = match.lastgroup  # type: ignore[assignment]  # the groups are named after the kinds
+        found.append(Token(kind, match[kind], spaced))
+        at, spaced = match.end(), False
+    return found
