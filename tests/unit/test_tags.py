@@ -120,3 +120,7 @@ def test_a_tag_that_cannot_be_read_lets_nothing_go(run: ObjectStore) -> None:
     run.put(layout.tag("good"), b"{}")
     with pytest.raises(CorruptError, match=r"tags/good\.json"):
         retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
+
+
+def test_a_version_is_written_as_its_policy_and_its_number() -> None:
+    assert tags.parse("solver@40") == ("solver", 40)
