@@ -100,7 +100,7 @@ class Picky:
 
 
 def test_a_refused_value_names_the_place_and_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"data\.filter: .*share must be at most 1"):
+    with pytest.raises(ConfigError, match=r"data\.filter\.0: .* does not take args \{'share': 2\} \(share must be at most 1\)"):
         filters(algorithm(f"{__name__}:Picky", share=2))
 
 

@@ -37,3 +37,8 @@ def test_a_policys_name_is_never_taken_for_a_number() -> None:
 def test_plain_names_make_keys() -> None:
     assert layout.batch("solver_2", 3) == "batches/solver_2/00000003.arrow"
     assert layout.heartbeat("rollout", "rollout-us-east-0") == "heartbeats/rollout/rollout-us-east-0.json"
+
+
+def test_only_what_lies_in_a_policys_weights_folder_is_of_its_weights() -> None:
+    keys = ("weights/solver/00000001/manifest.json", "weights/solver", "batches/solver/00000001.arrow", "weights")
+    assert [layout.policy_of_weights(key) for key in keys] == ["solver", "", "", ""]

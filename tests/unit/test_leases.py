@@ -203,10 +203,12 @@ def test_what_was_remembered_of_an_order_that_is_done_is_dropped(
 
 
 def test_an_own_lease_is_not_remembered_as_anothers(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+    leases.release(memory_store, taken(memory_store, "a", LeaseWatch(20.0)))
     taken(memory_store, "a", LeaseWatch(20.0))
     assert take(memory_store, "b", watch) is None
+    assert watch.attempt_of(7) == 1
     clock.now_s += 20.0
-    assert taken(memory_store, "b", watch).attempt == 1
+    assert taken(memory_store, "b", watch).attempt == 2
     assert watch.attempt_of(7) == 0
 
 

@@ -148,3 +148,7 @@ def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: Object
 def test_a_tag_with_another_name_or_an_absurd_number_is_damaged(run: ObjectStore, change: dict[str, Any]) -> None:
     run.put("tags/best.json", seal(replace(Tag("best", "solver", 4, 5.0), **change)))
     assert (tags.look(run).found, list(tags.look(run).unreadable)) == ((), ["tags/best.json"])
+
+
+def test_a_version_is_written_as_its_policy_and_its_number() -> None:
+    assert tags.parse("solver@40") == ("solver", 40)
