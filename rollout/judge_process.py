@@ -31,8 +31,8 @@ ENVIRONMENT_TEXT: Final = (
     "PYTHONPYCACHEPREFIX OMP_NUM_THREADS ASTRAFLOW_STACK"
 )
 ENVIRONMENT: Final = frozenset(ENVIRONMENT_TEXT.split())
-"""What a child inherits of the environment: no credentials, whatever they are called. ASTRAFLOW_STACK marks processes of the stack
-for `astraflow down`."""
+"""What a child inherits of the environment: no credentials, whatever they are called. ASTRAFLOW_STACK marks it for
+`astraflow down`."""
 
 
 class JudgeTimeoutError(Exception):
