@@ -94,7 +94,9 @@ def cancel_all(
 ) -> tuple[int, int]:
     """Cancels every unfinished flow run with the tag, `among` those that are meant, and waits until they are gone, or none
     has gone for `timeout_s`; runs that a schedule planned for later are left. Where no worker lives that could end them, they
-    are declared cancelled at once. Returns how many were cancelled, and how many of them had not ended by then."""
+    are declared cancelled at once. So is, after the wait, one that never ran: a process that starts in a cancelled flow run
+    exits, and Prefect then leaves the flow run in Cancelling for ever. Returns how many were cancelled, and how many of them had
+    not ended by then."""
     from prefect.states import Cancelled, Cancelling
 
     moved_at, fewest = time.monotonic(), math.inf
@@ -110,7 +112,12 @@ def cancel_all(
         if len(unfinished) < fewest:
             moved_at, fewest = time.monotonic(), len(unfinished)
         if not unfinished or time.monotonic() - moved_at > timeout_s:
-            return len(asked), len(unfinished)
+            running = [flow_run for flow_run in unfinished if flow_run.start_time is not None]
+            with connected(api_url) as client:
+                for flow_run in unfinished:
+                    if flow_run not in running:
+                        client.set_flow_run_state(flow_run.id, Cancelled(), force=True)
+            return len(asked), len(running)
         time.sleep(POLL_S)
 
 
