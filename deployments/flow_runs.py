@@ -95,8 +95,8 @@ def cancel_all(
     """Cancels every unfinished flow run with the tag, `among` those that are meant, and waits until they are gone, or none
     has gone for `timeout_s`; runs that a schedule planned for later are left. Where no worker lives that could end them, they
     are declared cancelled at once. So is, after the wait, one that never ran: a process that starts in a cancelled flow run
-    exits, and Prefect then leaves the flow run in Cancelling for ever. Returns how many were cancelled, and how many of them had
-    not ended by then."""
+    exits, and Prefect then leaves the flow run in Cancelling for ever. Returns how many were cancelled, and how many of them
+    had not ended by then."""
     from prefect.states import Cancelled, Cancelling
 
     moved_at, fewest = time.monotonic(), math.inf
