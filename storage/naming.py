@@ -126,9 +126,12 @@ def _load(path: str) -> Any:
         raise ConfigError(f"{path} cannot be imported: {error}; is its package installed, or on PYTHONPATH?") from error
     except (Exception, SystemExit) as error:  # the module is somebody else's program, which may end in any way
         raise ConfigError(f"{path} cannot be imported: its module raised {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"the module {module_name} has no {attribute!r} (from {path!r})")
-    return getattr(module, attribute)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise ConfigError(f"the module {module_name} has no {attribute!r} (from {path!r})") from None
+    except (Exception, SystemExit) as error:  # a module may import its parts when they are first asked for
+        raise ConfigError(f"{path} cannot be imported: its module raised {type(error).__name__}: {error}") from error
 
 
 def _fault(found: Any, kind: Kind) -> str:
