@@ -22,7 +22,7 @@ _SECRET = re.compile(
 _WITH_PATHS = ("file", "memory", "sqlite", "s3")
 """Schemes of places whose paths may hold an @."""
 _SHORTENED = re.compile(r"([a-z][a-z0-9+.-]*:/|//)[^/]*@|[^/]*:[^/]*@", re.IGNORECASE)
-"""The begin of an address that lacks its scheme or a slash, and has a user."""
+"""The beginning of an address without a scheme, or with one slash after it, that has a user."""
 _PARAMETERS = re.compile(r"[?&#;]")
 """What a parameter may follow."""
 
