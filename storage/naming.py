@@ -90,7 +90,11 @@ def _resolved(name: str, builtins: Mapping[str, Any], kind: Kind) -> Any:
         known = builtins[name]
         return _load(known) if isinstance(known, str) else known
     found = _load(name)
-    if wrong := _fault(found, kind):
+    try:
+        wrong = _fault(found, kind)
+    except Exception as error:  # a class of somebody else, whose attributes may be computed
+        raise ConfigError(f"{name} cannot be used: it raised {type(error).__name__}: {str(error).strip()}") from error
+    if wrong:
         raise ConfigError(f"{name} {wrong}; {kind.wanted}")
     return found
 
