@@ -110,7 +110,7 @@ def _tensor_files(folder: Path) -> list[str]:
         )
     try:
         names = sorted(set(map(str, json.loads(index.read_bytes())["weight_map"].values())))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"model.path: {index} is not an index of safetensors files; fetch the model again") from error
     for name in names:
         if fault(name) or not name.endswith(TENSOR_SUFFIX) or not (folder / name).is_file():
