@@ -12,6 +12,7 @@ Nothing of a request's body is read or buffered here.
 import base64
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
@@ -29,6 +30,7 @@ HOSTS = ("127.0.0.1", "localhost")
 OPEN = "/open"
 HEALTH = "/health"
 COOKIE_DAYS = 90
+_PORT = re.compile(r"[0-9]{1,5}")
 POLICY_VIOLATION = 1008
 
 FOREIGN_HOST = "This server answers at 127.0.0.1 and localhost only.\n"
@@ -137,7 +139,10 @@ def _read(headers: Headers) -> tuple[bytes, bytes | None, bytes, bytes]:
 
 
 def _is_local(host: bytes) -> bool:
-    return host.decode("latin-1").partition(":")[0].lower() in HOSTS
+    """Whether a Host is one of our names, with or without a port, and nothing else: applications build a request's URL from it,
+    and `localhost:4200/health?` would change the URL's path."""
+    name, colon, port = host.decode("latin-1").partition(":")
+    return name.lower() in HOSTS and (not colon or _PORT.fullmatch(port) is not None)
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:

@@ -5,6 +5,7 @@ Prefect reads its settings from the environment, then `.env`, then `prefect.toml
 `pyproject.toml`, then the profile. A file that somebody else wrote is left alone.
 """
 
+import os
 from pathlib import Path
 
 from deployments.home import open_private
@@ -14,7 +15,7 @@ _OURS = "# Written by `astraflow up`, removed by `astraflow down`.\n"
 
 def write(path: Path, api_url: str, auth_string: str) -> bool:
     """Writes a file that only its owner may read. Returns False, and writes nothing, where somebody else's file is."""
-    if path.exists() and not _is_ours(path):
+    if os.path.lexists(path) and not _is_ours(path):
         return False
     with open(path, "w", opener=open_private) as file:
         file.write(f'{_OURS}[api]\nurl = "{api_url}"\nauth_string = "{auth_string}"\n')
@@ -28,6 +29,6 @@ def remove(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return path.read_text().startswith(_OURS)
+        return not path.is_symlink() and path.read_text().startswith(_OURS)
     except (OSError, UnicodeDecodeError):
         return False

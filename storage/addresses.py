@@ -1,6 +1,7 @@
 """Addresses of servers and stores, which are stored with runs, shown on pages and logged: none of them holds a credential."""
 
 import re
+from urllib.parse import unquote
 
 from storage.errors import ConfigError
 
@@ -14,20 +15,27 @@ VARIABLES = {
 }
 """Variable that holds an address → where the credentials for it belong."""
 
-_SECRET = re.compile(r"passw|pwd|token|secret|credential|signature|api_?key|access_?key|^auth|^key$|^sig$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"passw|pwd|token|secret|credential|signature|api_?key|access_?key|^auth|^(key|sig|pass|pw)$", re.IGNORECASE
+)
 """Names of parameters whose values are secrets."""
 _WITH_PATHS = ("file", "memory", "sqlite", "s3")
 """Schemes of places whose paths may hold an @."""
+_SHORTENED = re.compile(r"([a-z][a-z0-9+.-]*:/|//)[^/]*@|[^/]*:[^/]*@", re.IGNORECASE)
+"""The beginning of an address without a scheme, or with one slash after it, that has a user."""
+_PARAMETERS = re.compile(r"[?&#;]")
+"""What a parameter may follow."""
 
 
 def holds_credentials(url: str) -> bool:
     """Whether there is a user before the host, or a parameter that is named like a secret."""
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return re.match(r"[^/]*:[^/]*@", url) is not None
-    place = rest.partition("/")[0] if scheme in _WITH_PATHS else rest  # a password may hold a slash that nobody quoted
-    user = "@" in place or (scheme == "s3" and ":" in place)
-    return user or any(_SECRET.search(one.partition("=")[0]) for one in re.split(r"[?&#;]", rest)[1:])
+        return _SHORTENED.match(url) is not None
+    kind = scheme.lower()
+    place = rest.partition("/")[0] if kind in _WITH_PATHS else rest  # a password may hold a slash that nobody quoted
+    user = "@" in place or (kind == "s3" and ":" in place)
+    return user or any(_SECRET.search(unquote(one.partition("=")[0])) for one in _PARAMETERS.split(rest)[1:])
 
 
 def without_credentials(url: str) -> str:
@@ -35,7 +43,10 @@ def without_credentials(url: str) -> str:
     if not holds_credentials(url):
         return url
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    return f"{scheme}{separator}{re.split(r'[?#]', rest.rpartition('@')[2])[0]}"
+    place = _PARAMETERS.split(rest.rpartition("@")[2])[0]
+    if scheme.lower() == "s3" and ":" in place.partition("/")[0]:  # a key and its secret, where only a bucket belongs
+        place = "…"
+    return f"{scheme}{separator}{place}"
 
 
 def refuse_credentials(variable: str, url: str) -> None:

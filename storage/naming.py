@@ -90,7 +90,11 @@ def _resolved(name: str, builtins: Mapping[str, Any], kind: Kind) -> Any:
         known = builtins[name]
         return _load(known) if isinstance(known, str) else known
     found = _load(name)
-    if wrong := _fault(found, kind):
+    try:
+        wrong = _fault(found, kind)
+    except Exception as error:  # a class of somebody else, whose attributes may be computed
+        raise ConfigError(f"{name} cannot be used: it raised {type(error).__name__}: {str(error).strip()}") from error
+    if wrong:
         raise ConfigError(f"{name} {wrong}; {kind.wanted}")
     return found
 
@@ -126,9 +130,12 @@ def _load(path: str) -> Any:
         raise ConfigError(f"{path} cannot be imported: {error}; is its package installed, or on PYTHONPATH?") from error
     except (Exception, SystemExit) as error:  # the module is somebody else's program, which may end in any way
         raise ConfigError(f"{path} cannot be imported: its module raised {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
-        raise ConfigError(f"the module {module_name} has no {attribute!r} (from {path!r})")
-    return getattr(module, attribute)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise ConfigError(f"the module {module_name} has no {attribute!r} (from {path!r})") from None
+    except (Exception, SystemExit) as error:  # a module may import its parts when they are first asked for
+        raise ConfigError(f"{path} cannot be imported: its module raised {type(error).__name__}: {error}") from error
 
 
 def _fault(found: Any, kind: Kind) -> str:

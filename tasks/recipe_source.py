@@ -5,6 +5,7 @@ line. What the keys mean is unknown here; `recipes.py` validates them.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,7 +94,7 @@ def find(recipe: str, folders: tuple[Path, ...], here: Path | None = None) -> Pa
     """
     if "\n" in recipe:
         return None
-    found = next((candidate for candidate in _candidates(recipe, folders, here) if candidate.is_file()), None)
+    found = next((candidate for candidate in _candidates(recipe, folders, here) if os.path.isfile(candidate)), None)
     if found is not None:
         return found
     known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
@@ -118,7 +119,11 @@ def _candidates(recipe: str, folders: tuple[Path, ...], here: Path | None) -> li
 
 def _namesakes(recipe: str) -> list[Path]:
     """Files of the working directory that look like a recipe's name and are not what it means."""
-    return [] if is_path(recipe) else [file for file in map(Path, (recipe, *(recipe + s for s in SUFFIXES))) if file.is_file()]
+    return (
+        []
+        if is_path(recipe)
+        else [file for file in map(Path, (recipe, *(recipe + s for s in SUFFIXES))) if os.path.isfile(file)]
+    )
 
 
 def dump(source: Source) -> str:
@@ -195,7 +200,7 @@ def _open(recipe: str, folders: tuple[Path, ...], here: Path | None) -> tuple[st
 def _others(recipe: str, file: Path, folders: tuple[Path, ...], here: Path | None) -> list[Path]:
     """Other files that a person may have meant by the name of a recipe."""
     alike = [] if is_path(recipe) else [*_candidates(recipe, folders, here), *_namesakes(recipe)]
-    return [other for other in alike if other.is_file() and not other.samefile(file)]
+    return [other for other in alike if os.path.isfile(other) and not other.samefile(file)]
 
 
 def _as_path(file: Path) -> str:

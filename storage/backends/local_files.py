@@ -27,6 +27,8 @@ DEPTH_MAX = 64
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_NOT_OPENED = {errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP}
+"""What opening a socket, or a device that is not there, ends with."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BELOW = _FOLDER | os.O_NOFOLLOW
 
@@ -49,12 +51,14 @@ class LocalFiles:
         try:
             with self._beside(key) as (folder, name), _reading(folder, name, path) as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise ConfigError(f"{path} is no file but a pipe or a device; remove it from the store")
+                    raise _no_file(path)
                 file.seek(start)
                 return file.read(num_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise NotFoundError(f"there is no object {path}") from None
         except OSError as error:
+            if error.errno in _NOT_OPENED:
+                raise _no_file(path) from error
             raise _sorted(error, path) from error
 
     def create(self, key: str, body: bytes) -> bool:
@@ -270,6 +274,10 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _no_file(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is no file but a pipe, a socket or a device; remove it from the store")
 
 
 def _sorted(error: OSError, path: Path) -> AstraFlowError:

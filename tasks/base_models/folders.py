@@ -10,8 +10,7 @@ for those of the hub's own cache, where a snapshot is a folder of links into the
 import json
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYetError
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeAlias
 
@@ -47,26 +46,23 @@ def read_model_folder(folder: Path, progress: Progress) -> tuple[dict[str, HostT
 def snapshot(repository: str, progress: Progress) -> Path:
     """The local folder of a hub model, fetched unless it is there. ConfigError when it cannot be had."""
     try:
+        import httpx
         import huggingface_hub
     except ImportError as error:
         raise ConfigError("model.hub needs the package huggingface_hub: pip install huggingface_hub") from error
     patterns = [f"*{suffix}" for suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES)]
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(huggingface_hub.snapshot_download, repository, allow_patterns=patterns)
-        while True:
-            try:
-                return Path(fetching.result(timeout=REPORT_INTERVAL_S))
-            except NotYetError:
-                progress(f"fetching {repository}", 0.0)
-            except (
-                OSError,
-                ValueError,
-            ) as error:  # what the hub's client raises: no network, no such name, no permission
-                reason = str(error).strip().splitlines()[0]
-                raise ConfigError(
-                    f"model.hub: {repository} cannot be fetched from the Hugging Face hub ({reason}); "
-                    "check its name and the network, or set model.path to a local folder"
-                ) from error
+        while not wait([fetching], REPORT_INTERVAL_S).done:
+            progress(f"fetching {repository}", 0.0)
+    try:
+        return Path(fetching.result())
+    except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no such name, no permission, no space
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"model.hub: {repository} cannot be fetched from the Hugging Face hub ({reason}); "
+            "check its name and the network, or set model.path to a local folder"
+        ) from error
 
 
 def _other_files(folder: Path) -> Iterator[Path]:
@@ -114,7 +110,7 @@ def _tensor_files(folder: Path) -> list[str]:
         )
     try:
         names = sorted(set(map(str, json.loads(index.read_bytes())["weight_map"].values())))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ConfigError(f"model.path: {index} is not an index of safetensors files; fetch the model again") from error
     for name in names:
         if fault(name) or not name.endswith(TENSOR_SUFFIX) or not (folder / name).is_file():

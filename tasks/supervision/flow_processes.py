@@ -26,7 +26,8 @@ class _Sample:
 
 
 def cpu_seconds(flow_run_id: str) -> float | None:
-    """CPU time of the processes of a flow run on this machine; None when there are none, or nobody may look at them."""
+    """CPU time of the processes of a flow run on this machine and of their finished children, so that it does not fall when one
+    of them ends; None when there are none, or nobody may look at them."""
     total, found = 0.0, False
     for process in psutil.process_iter():
         try:
@@ -37,6 +38,7 @@ def cpu_seconds(flow_run_id: str) -> float | None:
             continue
         found = True
         total += times.user + times.system
+        total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return total if found else None
 
 

@@ -23,6 +23,14 @@ HIDDEN = [
     ("s3://key:s3/cr3t@bucket/prefix", "s3://bucket/prefix"),
     ("file://me:s3cr3t@host/store", "file://host/store"),
     ("me:s3cr3t@host:4200/api", "host:4200/api"),
+    ("//me:s3cr3t@host:4200/api", "host:4200/api"),
+    ("http:/me:s3cr3t@host:4200/api", "host:4200/api"),
+    ("s3://key:s3cr3t/bucket", "s3://…"),
+    ("S3://key:s3cr3t/bucket", "S3://…"),
+    ("https://host/api;token=s3cr3t", "https://host/api"),
+    ("https://host/api&token=s3cr3t", "https://host/api"),
+    ("postgresql://host/db?%70assword=s3cr3t", "postgresql://host/db"),
+    ("https://host/api?pass=s3cr3t", "https://host/api"),
 ]
 CLEAN = [
     "http://127.0.0.1:4200/api",
@@ -31,6 +39,8 @@ CLEAN = [
     "file:///home/me@domain/store",
     "sqlite:////home/me@domain/mlflow.db",
     "/home/me@domain/store",
+    "FILE:///home/me@domain/store",
+    "https://host/api?compass=north",
     "here",
     "databricks://profile",
 ]

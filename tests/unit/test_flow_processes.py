@@ -56,3 +56,31 @@ def test_what_is_forgotten_is_seen_for_the_first_time_again() -> None:
     seen.forget("f")
     now_s[0] = 7.0
     assert seen.works("f")
+
+
+def test_the_cpu_time_does_not_fall_when_a_child_ends() -> None:
+    flow_run = str(uuid4())
+    child = "import time\nwhile time.process_time() < 1.0: pass\nprint('used', flush=True)\ninput()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print('ended', flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, MARK: flow_run},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin as told, process.stdout as said:
+        assert said.readline() == "used\n"
+        before_s = flow_processes.cpu_seconds(flow_run)
+        assert before_s is not None
+        assert before_s >= 0.9
+        told.write("\n")
+        told.flush()
+        assert said.readline() == "ended\n"
+        after_s = flow_processes.cpu_seconds(flow_run)
+        assert after_s is not None
+        assert after_s >= before_s
+        told.write("\n")
+    process.wait()

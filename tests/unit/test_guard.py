@@ -83,7 +83,11 @@ def test_prefects_own_check_decides_over_requests_without_the_secret(prefect: Gu
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:5000", "127.0.0.1.evil.example", "10.0.0.1:5000", "", "localhost.:1"]
+    "host",
+    [
+        *("evil.example", "evil.example:5000", "127.0.0.1.evil.example", "10.0.0.1:5000", "", "localhost.:1", "[::1]:5000"),
+        *("localhost:5000/health?", "localhost:5000#", "localhost:5000@evil.example", "localhost:", "127.0.0.1:x"),
+    ],
 )
 def test_a_foreign_host_is_refused_even_with_the_secret(
     mlflow: Guard, prefect: Guard, application: Application, host: str

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -218,8 +219,17 @@ def test_the_folder_of_the_store_itself_may_be_reached_through_a_link(tmp_path: 
 def test_a_pipe_in_the_store_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     store, _ = tell_tale(tmp_path)
     os.mkfifo(store.root / "runs/r/run.json")
-    with pytest.raises(ConfigError, match=r"run\.json is no file but a pipe or a device"):
+    with pytest.raises(ConfigError, match=r"run\.json is no file but a pipe, a socket or a device"):
         store.read("runs/r/run.json")
+
+
+def test_a_socket_in_the_store_is_refused_and_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = tell_tale(tmp_path)
+    monkeypatch.chdir(store.root / "runs/r")  # the address of a socket may have about 100 characters
+    with socket.socket(socket.AF_UNIX) as planted:
+        planted.bind("run.json")
+        with pytest.raises(ConfigError, match=r"run\.json is no file but a pipe, a socket or a device; remove it"):
+            store.read("runs/r/run.json")
 
 
 def test_folders_nested_without_end_are_not_walked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
+import huggingface_hub
 import numpy as np
 import pytest
 
 from storage.errors import ConfigError
 from storage.records import HostTensor
 from storage.tensors import to_safetensors
-from tasks.base_models.folders import INDEX, WEIGHTS, read_model_folder
+from tasks.base_models.folders import INDEX, WEIGHTS, read_model_folder, snapshot
 from tests.patience import PATIENCE_S
 
 
@@ -78,7 +80,7 @@ def test_an_index_that_leads_elsewhere_is_refused(folder: Path, name: str):
         read_model_folder(folder, silent)
 
 
-@pytest.mark.parametrize("text", ["no json", "[]", '{"weight_map": [1]}'])
+@pytest.mark.parametrize("text", ["no json", "[]", '{"weight_map": [1]}', "[" * 100_000])
 def test_a_broken_index_is_named(folder: Path, text: str):
     (folder / INDEX).write_text(text)
     with pytest.raises(ConfigError, match="is not an index of safetensors files"):
@@ -203,3 +205,21 @@ def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_
     (folder / name).write_text("{}")
     with pytest.raises(ConfigError, match="; rename it, or remove it"):
         read_model_folder(folder, silent)
+
+
+@pytest.mark.parametrize(
+    "error", [TimeoutError("the lock is held"), TimeoutError(), httpx.ProxyError("no such proxy"), OSError(28, "disk full")]
+)
+def test_whatever_ends_a_download_from_the_hub_is_a_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch):
+    def fails(repository: str, **options: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fails)
+    told: list[str] = []
+
+    def progress(stage: str, share: float) -> None:
+        told.append(stage)
+        assert len(told) < 100, "it waits for what has ended"
+
+    with pytest.raises(ConfigError, match=r"^model\.hub: some/model cannot be fetched .* set model\.path to a local folder$"):
+        snapshot("some/model", progress)

@@ -207,6 +207,30 @@ def test_a_module_that_fails_is_a_sentence(text: str, sentence: str, tmp_path: P
     assert "failing_module" not in sys.modules
 
 
+def test_a_module_that_fails_when_a_name_is_asked_for_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lazy_module.py").write_text("def __getattr__(name): raise ImportError(f'{name} needs torchvision')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^lazy_module:Name cannot be imported: .* ImportError: Name needs torchvision$"):
+        resolve("lazy_module:Name", TABLE, KIND)
+    sys.modules.pop("lazy_module", None)
+
+
+class _NeedsBackend(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            return super().__getattribute__(name)
+        raise ImportError(f"{name} needs torchvision")
+
+
+class Placeholder(metaclass=_NeedsBackend):
+    """What a package such as transformers has in place of a class whose own requirements are not installed."""
+
+
+def test_a_class_that_fails_when_its_methods_are_asked_for_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r":Placeholder cannot be used: it raised ImportError: \w+ needs torchvision$"):
+        resolve(f"{__name__}:Placeholder", TABLE, KIND)
+
+
 PLACES = {
     "curate": lambda name: algorithms.curators([Algorithm(name=name)]),
     "filter": lambda name: algorithms.filters([Algorithm(name=name)]),

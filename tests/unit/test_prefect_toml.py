@@ -42,3 +42,16 @@ def test_a_file_of_somebody_else_is_neither_replaced_nor_removed(tmp_path: Path)
     assert not prefect_toml.write(path, URL, SECRET)
     prefect_toml.remove(path)
     assert path.read_text() == '[api]\nurl = "https://example.com/api"\n'
+
+
+def test_no_secret_is_written_through_a_link_wherever_it_leads(tmp_path: Path) -> None:
+    path, target = tmp_path / "prefect.toml", tmp_path / "elsewhere"
+    path.symlink_to(target)
+    assert not prefect_toml.write(path, URL, SECRET)
+    assert not target.exists()
+    assert prefect_toml.write(target, "http://127.0.0.1:1/api", "astraflow:other")
+    before = target.read_text()
+    assert not prefect_toml.write(path, URL, SECRET)
+    prefect_toml.remove(path)
+    assert path.is_symlink()
+    assert target.read_text() == before

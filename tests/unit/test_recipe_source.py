@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ConfigError
-from tasks.recipe_source import override, parse, parse_assignments, read_source
+from tasks.recipe_source import find, override, parse, parse_assignments, read_source
 
 
 def test_a_small_number_in_scientific_notation_is_a_number() -> None:
@@ -162,3 +162,10 @@ def test_a_file_that_is_the_built_in_one_itself_is_no_other(
     monkeypatch.chdir(folders[0])
     assert read_source("tiny", folders[:1]).data == {"steps": 1}
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("name", ["é" * 150, f"{'é' * 150}/mine.yaml", f"./{'é' * 190}.yaml"])
+def test_a_name_that_no_file_system_takes_is_no_recipe(name: str, tmp_path: Path) -> None:
+    for read in (read_source, find):
+        with pytest.raises(ConfigError, match="no such recipe"):
+            read(name, (tmp_path,))
