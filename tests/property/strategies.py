@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from storage import layout
+from storage.json_numbers import TIME_MAX_S
 from storage.records import NOBODY, Batch, Entry, Episode, Float32, Group, Prompt, Row, Sequence, SequenceKey, Shard
 
 INT32_MAX = 2**31 - 1
@@ -12,6 +13,7 @@ POLICIES = [("solver",), ("solver", "verifier"), ("a" * 100, "1_e-", "solver")]
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
 floats = st.floats(width=64)
+times = st.floats(0, TIME_MAX_S)
 metrics = st.dictionaries(texts, floats, max_size=3)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts | st.floats(allow_nan=False, allow_infinity=False),
@@ -62,8 +64,8 @@ shards = st.builds(
     weights=st.dictionaries(
         st.from_regex(layout.NAME, fullmatch=True), st.dictionaries(st.integers(0, INT32_MAX), texts, max_size=2), max_size=2
     ),
-    started_s=floats,
-    finished_s=floats,
+    started_s=times,
+    finished_s=times,
 )
 keys = st.builds(
     SequenceKey, st.integers(0, 2**60), st.integers(0, INT32_MAX), st.integers(0, INT32_MAX), st.integers(0, INT32_MAX)
@@ -103,5 +105,5 @@ batches = st.builds(
     closed_below=st.integers(0, 2**40),
     closed=st.lists(st.integers(0, 2**40), max_size=3).map(tuple),
     metrics=metrics,
-    created_s=floats,
+    created_s=times,
 )

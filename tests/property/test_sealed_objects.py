@@ -104,7 +104,7 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: heartbeats.read_all(RUN)
     yield lambda: leases.read_newest(RUN, 0)
     yield lambda: tags.read_all(RUN)
-    yield lambda: list(evals.read_all(RUN))
+    yield lambda: evaluations.look(RUN)
     yield lambda: runs.read_run(RUN)
     yield lambda: runs.read_stop(RUN)
     yield lambda: quarantine.quarantined(RUN)
