@@ -17,7 +17,7 @@ INSTALLED := .venv/.installed
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip install --quiet
 HASHED := $(PIP) --require-hashes --no-deps --only-binary :all:
-FROM_TORCH_INDEX := $(if $(TORCH_INDEX),PIP_INDEX_URL=$(TORCH_INDEX))
+FROM_TORCH_INDEX := $(if $(TORCH_INDEX),PIP_INDEX_URL='$(TORCH_INDEX)')
 NEEDS_CUDA := import sys, importlib.metadata as m; sys.exit(not any("nvidia" in one or "cuda" in one for one in m.requires("torch") or []))
 ARGS ?=
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
@@ -42,9 +42,9 @@ $(INSTALLED): pyproject.toml Makefile $(wildcard requirements/*.txt)
 		echo "Python 3.11, 3.12 or 3.13 is needed; found: $$(python3 --version 2>&1 || echo none). Install one, or name it: make PYTHON=/path/to/python" >&2; \
 		exit 1; \
 	fi
-	@$(PYTHON) -c '$(SUPPORTED)' || { \
-		echo "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
+	@"$(PYTHON)" -c '$(SUPPORTED)' || { \
+		echo "Python 3.11, 3.12 or 3.13 is needed; $(PYTHON) is $$("$(PYTHON)" --version 2>&1)" >&2; exit 1; }
+	"$(PYTHON)" -m venv .venv
 	$(HASHED) -r requirements/locked.txt
 	$(FROM_TORCH_INDEX) $(PIP) --no-deps --only-binary :all: -r requirements/torch.txt
 	if $(BIN)/python -c '$(NEEDS_CUDA)'; then \
@@ -87,7 +87,7 @@ borders: $(INSTALLED)
 	$(BIN)/lint-imports
 
 lock:
-	$(PYTHON) requirements/lock.py $(ARGS)
+	"$(PYTHON)" requirements/lock.py $(ARGS)
 
 clean:
 	@if [ -x $(BIN)/astraflow ]; then $(BIN)/astraflow down; fi

@@ -26,13 +26,18 @@ _MAC_BYTES = 12
 
 
 def read(home: Home) -> str | None:
-    """The home's auth string; None when none was made yet. ConfigError for a file that holds something else."""
+    """The home's auth string; None when none was made yet. ConfigError for a file that holds something else, or that another
+    user made: that user knows what it holds."""
     try:
-        found = home.auth.read_text().strip()
+        with home.auth.open() as file:
+            owner = os.fstat(file.fileno()).st_uid
+            found = file.read().strip()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{home.auth} cannot be read ({error}); run `astraflow down`, then `astraflow up`") from None
+    if owner != os.geteuid():
+        raise ConfigError(f"{home.auth} belongs to another user; delete it, then run `astraflow up`")
     user, _, password = found.partition(":")
     if user != USER or not password:
         raise ConfigError(f"{home.auth} holds no auth string; run `astraflow down`, then `astraflow up`")
@@ -48,12 +53,15 @@ def known(home: Home) -> str:
 
 
 def create(home: Home) -> str:
-    """The home's auth string, which is made when there is none."""
+    """The home's auth string, which is made when there is none. ConfigError where something else is in its place."""
     if (found := read(home)) is not None:
         return found
     made = f"{USER}:{secrets.token_urlsafe(32)}"
-    with os.fdopen(open_private(home.auth, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
-        file.write(f"{made}\n")
+    try:
+        with os.fdopen(open_private(home.auth, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
+            file.write(f"{made}\n")
+    except FileExistsError:
+        raise ConfigError(f"{home.auth} is a link that leads nowhere; delete it, then run `astraflow up`") from None
     return made
 
 

@@ -106,7 +106,10 @@ def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) 
     for pool, old_beat in before.items():
 
         def beats(pool: str = pool, old_beat: str | None = old_beat) -> bool:
-            beat = readiness.worker_beats(stack.prefect_url, [pool]).get((pool, programs.worker_name(pool)))
+            try:
+                beat = readiness.worker_beats(stack.prefect_url, [pool]).get((pool, programs.worker_name(pool)))
+            except ConfigError:  # a busy server that let one request time out
+                return False
             return beat is not None and beat != old_beat
 
         readiness.wait_until(beats, f"the worker of pool {pool}", stack.process(_worker(pool)), say)

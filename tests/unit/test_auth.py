@@ -1,4 +1,5 @@
 import base64
+import os
 import stat
 from pathlib import Path
 
@@ -35,9 +36,18 @@ def test_only_the_owner_may_read_the_secret(home: Home) -> None:
 
 def test_no_secret_is_written_through_a_link(home: Home, tmp_path: Path) -> None:
     home.auth.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(ConfigError, match=f"{home.auth} is a link that leads nowhere; delete it"):
         auth.create(home)
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_secret_that_another_user_made_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    auth.create(home)
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    with pytest.raises(ConfigError, match=f"{home.auth} belongs to another user; delete it"):
+        auth.create(home)
+    assert auth.known(home) == ""
 
 
 def test_a_home_without_a_secret_has_none(home: Home) -> None:
