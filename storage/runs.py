@@ -113,7 +113,7 @@ def look(store: ObjectStore) -> Runs:
             ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:
             continue
-        except CorruptError as error:
+        except (CorruptError, ConfigError) as error:  # of this one: the folder of all runs was listed
             unreadable[run_id] = str(error)
     return Runs(tuple(run_id for _, run_id in sorted(ages)), unreadable)
 
@@ -137,11 +137,17 @@ def request_stop(run: ObjectStore, stop: Stop) -> Stop:
 
 
 def read_stop(run: ObjectStore) -> Stop | None:
-    """The request that stands, or None while the run shall go on."""
+    """The request that stands, or None while the run shall go on. CorruptError for one that cannot be read: whether the run is
+    completed is not known then, and nothing but a person can lift it."""
     try:
         return read_twice(lambda: unseal(Stop, run.get(layout.STOP), layout.STOP))
     except NotFoundError:
         return None
+    except CorruptError as error:
+        raise CorruptError(
+            f"the run's end cannot be read: {error}; put {run.url}/{layout.STOP} back from a copy, or delete it to take the "
+            "run up again"
+        ) from error
 
 
 def clear_stop(run: ObjectStore) -> None:

@@ -66,6 +66,8 @@ class LocalFiles:
                 try:
                     os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
                 except FileExistsError:
+                    if stat.S_ISDIR(_refuse_link(folder, name, path).st_mode):
+                        raise ConfigError(f"{path} is a folder where an object belongs; remove it from the store") from None
                     return False
                 except OSError as error:
                     if error.errno in _NO_LINKS:

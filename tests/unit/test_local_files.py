@@ -222,6 +222,14 @@ def test_a_pipe_in_the_store_is_refused_and_not_waited_for(tmp_path: Path) -> No
         store.read("runs/r/run.json")
 
 
+def test_a_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_again_and_again(tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path)
+    (tmp_path / "stop.json").mkdir()
+    with pytest.raises(ConfigError, match=r"/stop\.json is a folder where an object belongs; remove it from the store$"):
+        store.create("stop.json", b"1")
+    assert store.list("", "") == []
+
+
 def test_folders_nested_without_end_are_not_walked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_files, "DEPTH_MAX", 2)
     store = LocalFiles(tmp_path)
