@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from storage.backends.backend import Keys
+from storage.backends.backend import Keys, refuse_size
 from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
 
 TEMPORARY = ".tmp-"
@@ -48,8 +48,11 @@ class LocalFiles:
         path = self.root / key
         try:
             with self._beside(key) as (folder, name), _reading(folder, name, path) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
                     raise ConfigError(f"{path} is no file but a pipe or a device; remove it from the store")
+                if num_bytes < 0:
+                    refuse_size(key, status.st_size, str(path))
                 file.seek(start)
                 return file.read(num_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -116,7 +116,8 @@ def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(
     said = call(command, "bad")
     assert said.exit_code == 1
     assert said.stderr.startswith("the run's end cannot be read: stop.json is not JSON")
-    assert "put" in said.stderr and "/runs/bad/stop.json back from a copy, or delete it to take the run up again" in said.stderr
+    assert "; put file:///" in said.stderr
+    assert "/runs/bad/stop.json back from a copy, or delete it to take the run up again" in said.stderr
 
 
 def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: ObjectStore) -> None:
