@@ -70,10 +70,8 @@ def orphans(run: ObjectStore, policy: str, now_s: float) -> list[str]:
 def _has_lost_its_manifest(key: str, policy: str, versions: Sequence[int]) -> bool:
     """Whether the file belongs to a version that others came after, which therefore was published, and whose manifest is
     missing: somebody may put it back."""
-    folder = key.rpartition("/")[0]
-    number = folder.rpartition("/")[2]
-    is_version = number.isdecimal() and folder == layout.weights(policy, int(number))
-    return is_version and int(number) < max(versions, default=0) and int(number) not in versions
+    version = layout.version_of(key.rpartition("/")[0], policy)
+    return version is not None and version < max(versions, default=0) and version not in versions
 
 
 @dataclass(frozen=True)

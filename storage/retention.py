@@ -270,9 +270,9 @@ def _by_version(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = defaultdict(list)
     for key in keys:
         folder, _, name = key.rpartition("/")
-        number = folder.rpartition("/")[2]
-        if name not in (MANIFEST, layout.RETIRED) and number.isdecimal() and folder == layout.weights(policy, int(number)):
-            found[int(number)].append(key)
+        version = layout.version_of(folder, policy)
+        if version is not None and name not in (MANIFEST, layout.RETIRED):
+            found[version].append(key)
     return found
 
 
