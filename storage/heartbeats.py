@@ -6,6 +6,7 @@ texts are short, and its key is its member's own: `parse` refuses any other, who
 
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -31,7 +32,8 @@ STORE_PATIENCE_S = 2.5
 """A beat's look at what stands, and its write, each give up on a failing store after so long: the next one says more."""
 CLOSE_TIMEOUT_S = 15.0
 """How long leaving a `Pulse` waits for its thread."""
-
+_KEY = re.compile(rf"{layout.HEARTBEATS}/{layout.NAME.pattern}/{layout.NAME.pattern}\.json")
+"""Other keys are no objects of the run."""
 
 BYTES_MAX = 1_000_000
 TEXT_MAX = 2_000
@@ -51,7 +53,7 @@ def look(run: ObjectStore) -> Heartbeats:
     """Read the newest beat of every member."""
     beats: list[Heartbeat] = []
     unreadable: dict[str, str] = {}
-    for key in run.list(layout.HEARTBEATS):
+    for key in filter(_KEY.fullmatch, run.list(layout.HEARTBEATS)):
         try:
             beats.append(parse(run.get(key), key))
         except NotFoundError:

@@ -33,8 +33,9 @@ FROZEN = "frozen.json"
 RETIRED = "retired.json"
 NAME = plain_names.NAME
 """What policies, members and tags may be called, because their names are parts of keys."""
-_NUMBER = re.compile(r"\d{8,}")
-_MERGED = re.compile(r"/(\d{8,})/since-(\d{8,})\.json")
+_NUMBER = re.compile(r"\d{8,19}")
+"""Numbers lie below 2^63. A server that nobody controls may list keys with thousands of digits."""
+_MERGED = re.compile(r"/(\d{8,19})/since-(\d{8,19})\.json")
 
 
 def run_prefix(run_id: str) -> str:
@@ -85,6 +86,12 @@ def policy_of_weights(key: str) -> str:
 
 def is_shard(key: str) -> bool:
     return key.startswith(f"{SHARDS}/")
+
+
+def version_of(folder: str, policy: str) -> int | None:
+    """The version of the policy whose folder this is; None when it is none's."""
+    number = folder.rpartition("/")[2]
+    return int(number) if _NUMBER.fullmatch(number) and folder == weights(policy, int(number)) else None
 
 
 def retired(policy: str, version: int) -> str:

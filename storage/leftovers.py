@@ -64,7 +64,14 @@ def orphans(run: ObjectStore, policy: str, now_s: float) -> list[str]:
             folders[folder].append(name)
     with ThreadPoolExecutor(READ_THREADS) as pool:
         found = pool.map(partial(_unnamed, run, now_s, is_over), folders.keys(), folders.values())
-        return [key for keys in found for key in keys]
+        return [key for keys in found for key in keys if not _has_lost_its_manifest(key, policy, versions)]
+
+
+def _has_lost_its_manifest(key: str, policy: str, versions: Sequence[int]) -> bool:
+    """Whether the file belongs to a version that others came after, which therefore was published, and whose manifest is
+    missing: somebody may put it back."""
+    version = layout.version_of(key.rpartition("/")[0], policy)
+    return version is not None and version < max(versions, default=0) and version not in versions
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,10 @@ def _unnamed(run: ObjectStore, now_s: float, is_over: bool, folder: str, names: 
     try:
         if now_s - unseal(_Dated, run.get(manifest_key), manifest_key).created_s < AGE_S:
             return []
-        named = [run.get(f"{folder}/{name}") for name in names if name not in writers]
+        bodies = {name: run.get(f"{folder}/{name}") for name in names if name not in writers}
+        for name, body in bodies.items():
+            if name.endswith(".json"):
+                unseal(_Dated, body, f"{folder}/{name}")
     except (NotFoundError, CorruptError):
         return []  # it is being pruned, or does not tell what it lists
-    return [f"{folder}/{name}" for name in writers if not any(name.encode() in body for body in named)]
+    return [f"{folder}/{name}" for name in writers if not any(name.encode() in body for body in bodies.values())]

@@ -19,11 +19,11 @@ import stamina
 
 from storage import plain_names
 from storage.backends import s3_urls
-from storage.backends.backend import Backend, Keys
+from storage.backends.backend import Backend, Keys, refuse_size
 from storage.backends.local_files import TEMPORARY, LocalFiles
 from storage.backends.memory_objects import MemoryObjects
 from storage.backends.s3_objects import S3Objects
-from storage.errors import AstraFlowError, ConfigError, ConflictError, NotFoundError, TransientError
+from storage.errors import AstraFlowError, ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.in_order import in_order
 from storage.json_objects import new_write_id
 
@@ -86,6 +86,10 @@ class ObjectStore:
         carry a write id wherever two writers could otherwise produce the same bytes and both believe they won.
         """
         path = self._path(key)
+        try:
+            refuse_size(key, len(body), f"{self.url}/{key}")
+        except CorruptError as error:
+            raise ConfigError(f"{error}, which nobody would read; make prompts, orders or the recipe smaller") from None
 
         def commit() -> bool:
             if self.backend.create(path, body):
@@ -94,6 +98,8 @@ class ObjectStore:
                 return self.backend.read(path) == body
             except NotFoundError:
                 raise TransientError(f"{self.url}/{key} stood and was deleted while it was being created") from None
+            except CorruptError:  # it is too large to be this one
+                return False
 
         if not self._retried(commit):
             raise ConflictError(f"{self.url}/{key} exists with another body: somebody else was first")

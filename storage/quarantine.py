@@ -24,8 +24,8 @@ class _Reason:
 def quarantine(run: ObjectStore, key: str, reason: str) -> None:
     """Copy the object `key` into the quarantine and write down why; the first reason stands."""
     copy = layout.quarantine(key)
-    # Nothing to copy, or an earlier copy stands: either way the reason below is what counts.
-    with suppress(NotFoundError, ConflictError):
+    # Nothing to copy, too much of it, or an earlier copy stands: either way the reason below is what counts.
+    with suppress(NotFoundError, ConflictError, CorruptError):
         run.create(copy, run.get(key))
     try:
         run.create(copy + _REASON, seal(_Reason(key, reason)))

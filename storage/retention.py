@@ -30,6 +30,8 @@ from storage.tensor_folders import MANIFEST
 READ_THREADS = 16
 ALIVE_S = 600.0
 """A worker whose heartbeat is not older counts as living: it may be in the middle of a chain."""
+READERS = ("rollout", "evaluation")
+"""Kinds of services that read versions other than the newest."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def thaw(run: ObjectStore) -> None:
 
 
 def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> Plan:
-    """What of the policy's weights may go at Unix time `now_s`. Reads every manifest. CorruptError for one that is damaged."""
+    """What of the policy's weights may go at Unix time `now_s`. Reads every manifest. CorruptError for one that is damaged, and
+    for a damaged tag or heartbeat, whose versions are not known."""
     newest = weights.latest(run, policy)
     if newest is None:
         return Plan(policy, {}, {}, 0)
@@ -236,10 +239,18 @@ def _wanted(
 
 
 def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
+    """CorruptError when a reader's heartbeat cannot be read, be it one of another release: what it holds is not known."""
+    seen = heartbeats.look(run)
+    for key, why in seen.unreadable.items():
+        if key.split("/")[1] in READERS:
+            raise CorruptError(
+                f"{why}; which versions its writer holds is not known: wait for its next heartbeat, or delete {run.url}/{key} "
+                "if it has ended"
+            )
     versions = [
         beat.versions[policy]
-        for beat in heartbeats.read_all(run)
-        if beat.kind in ("rollout", "evaluation")
+        for beat in seen.beats
+        if beat.kind in READERS
         and beat.state not in ("done", "failed")
         and policy in beat.versions
         and now_s - beat.beat_s < ALIVE_S
@@ -259,9 +270,9 @@ def _by_version(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = defaultdict(list)
     for key in keys:
         folder, _, name = key.rpartition("/")
-        number = folder.rpartition("/")[2]
-        if name not in (MANIFEST, layout.RETIRED) and number.isdecimal() and folder == layout.weights(policy, int(number)):
-            found[int(number)].append(key)
+        version = layout.version_of(folder, policy)
+        if version is not None and name not in (MANIFEST, layout.RETIRED):
+            found[version].append(key)
     return found
 
 

@@ -19,6 +19,10 @@ from storage.second_reads import read_twice
 
 log = logging.getLogger(__name__)
 
+STOP_BYTES_MAX = 1_000_000
+"""Of `stop.json`, which every service reads every few seconds."""
+REASON_MAX = 10_000
+"""Characters of a reason; what is longer is cut where it is written and where it is read."""
 _DIFFERENCES_MAX = 10
 """Differing settings that one error message names."""
 
@@ -113,7 +117,7 @@ def look(store: ObjectStore) -> Runs:
             ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:
             continue
-        except CorruptError as error:
+        except (CorruptError, ConfigError) as error:  # of this one: the folder of all runs was listed
             unreadable[run_id] = str(error)
     return Runs(tuple(run_id for _, run_id in sorted(ages)), unreadable)
 
@@ -128,7 +132,7 @@ def list_runs(store: ObjectStore) -> list[str]:
 
 def request_stop(run: ObjectStore, stop: Stop) -> Stop:
     """End the run; the first request stands and is returned."""
-    stop = replace(stop, reason=storable_text(stop.reason))
+    stop = replace(stop, reason=storable_text(stop.reason[:REASON_MAX]))
     try:
         run.create(layout.STOP, seal(stop))
     except ConflictError:
@@ -137,11 +141,24 @@ def request_stop(run: ObjectStore, stop: Stop) -> Stop:
 
 
 def read_stop(run: ObjectStore) -> Stop | None:
-    """The request that stands, or None while the run shall go on."""
+    """The request that stands, or None while the run shall go on. CorruptError for one that cannot be read: whether the run is
+    completed is not known then, and nothing but a person can lift it."""
     try:
-        return read_twice(lambda: unseal(Stop, run.get(layout.STOP), layout.STOP))
+        return read_twice(lambda: _parsed_stop(run.get(layout.STOP)))
     except NotFoundError:
         return None
+    except CorruptError as error:
+        raise CorruptError(
+            f"the run's end cannot be read: {error}; put {run.url}/{layout.STOP} back from a copy, or delete it to take the "
+            "run up again"
+        ) from error
+
+
+def _parsed_stop(body: bytes) -> Stop:
+    if len(body) > STOP_BYTES_MAX:
+        raise CorruptError(f"{layout.STOP} has {len(body):,} bytes; it has at most {STOP_BYTES_MAX:,}")
+    stop = unseal(Stop, body, layout.STOP)
+    return replace(stop, reason=stop.reason[:REASON_MAX])
 
 
 def clear_stop(run: ObjectStore) -> None:

@@ -167,9 +167,7 @@ def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
     try:
         return stored_runs.read_stop(run)
     except CorruptError as error:
-        problems.append(
-            f"the run's end cannot be read: {error}; put it back from a copy, or delete it to take the run up again"
-        )
+        problems.append(str(error))
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from storage import heartbeats, layout, tags, tensors, ways, weights
-from storage.errors import CorruptError
+from storage.errors import CorruptError, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
 from storage.tags import Tag
@@ -93,10 +93,10 @@ def history(run: ObjectStore, policy: str) -> Versions:
 
 
 def _try(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int) -> _Read | str:
-    """The version, or why its manifest cannot be read."""
+    """The version, or why its manifest, before which and after which there are others, cannot be read."""
     try:
         return _read(run, policy, beats, tagged, number)
-    except CorruptError as error:
+    except (CorruptError, NotFoundError) as error:
         return str(error)
 
 

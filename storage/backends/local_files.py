@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from storage.backends.backend import Keys
+from storage.backends.backend import Keys, refuse_size
 from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
 
 TEMPORARY = ".tmp-"
@@ -50,8 +50,11 @@ class LocalFiles:
         path = self.root / key
         try:
             with self._beside(key) as (folder, name), _reading(folder, name, path) as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
                     raise _no_file(path)
+                if num_bytes < 0:
+                    refuse_size(key, status.st_size, str(path))
                 file.seek(start)
                 return file.read(num_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -70,6 +73,8 @@ class LocalFiles:
                 try:
                     os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
                 except FileExistsError:
+                    if stat.S_ISDIR(_refuse_link(folder, name, path).st_mode):
+                        raise ConfigError(f"{path} is a folder where an object belongs; remove it from the store") from None
                     return False
                 except OSError as error:
                     if error.errno in _NO_LINKS:

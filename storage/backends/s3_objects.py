@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from storage.backends.backend import Keys
+from storage.backends.backend import JSON_BYTES_MAX, Keys, refuse_size
 from storage.backends.s3_urls import S3Place
 from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
 
@@ -40,6 +40,10 @@ class S3Objects:
         self._opened: tuple[int, Any] | None = None
 
     def read(self, key: str) -> bytes:
+        if key.endswith(".json"):  # nobody need ask for its size first: what is too large is cut off
+            body = self.read_part(key, 0, JSON_BYTES_MAX + 1)
+            refuse_size(key, len(body), self._name(key))
+            return body
         with self._translated(key):
             # One connection at a time makes it a single GET; otherwise s3fs asks for the size first.
             return bytes(self._fs().cat_file(f"{self.bucket}/{self.root}{key}", max_concurrency=1))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from deployments import live, tables
 from deployments.cli import app
 from deployments.plain_console import PlainConsole
 from storage import runs
+from storage.errors import CorruptError
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore, open_store
 from storage.records import Stop
@@ -89,6 +91,40 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_the_others_are_
         ("good", "interrupted", 5.0),
     ]
     assert listed[0]["reason"]
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("make", [link, os.mkfifo], ids=["a link", "a pipe"])
+def test_a_run_whose_record_is_no_file_is_listed_with_the_reason_and_the_others_are_too(
+    store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "store" / "runs" / "bad" / "run.json"
+    path.unlink()
+    make(path)
+    said = call("runs")
+    assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [["bad", "unreadable"], ["good", "interrupted"]]
+    assert f"bad: {path} is " in said.stderr
+    assert json.loads(call("status", "--json").stdout)["run_id"] == "good"
+
+
+@pytest.mark.parametrize("command", ["cancel", "gc"])
+def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(store: ObjectStore, command: str) -> None:
+    store.put("runs/bad/stop.json", b"{")
+    said = call(command, "bad")
+    assert said.exit_code == 1
+    assert said.stderr.startswith("the run's end cannot be read: stop.json is not JSON")
+    assert "; put file:///" in said.stderr
+    assert "/runs/bad/stop.json back from a copy, or delete it to take the run up again" in said.stderr
+
+
+def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: ObjectStore) -> None:
+    store.put("runs/bad/stop.json", b"{")
+    with pytest.raises(CorruptError, match="or delete it to take the run up again"):
+        runs.check_restart(store, "bad", None)
+    assert store.get("runs/bad/stop.json") == b"{"
 
 
 @pytest.mark.parametrize("command", ["status", "report", "weights", "verify", "gc"])

@@ -316,6 +316,7 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.merges: [],
         layout.is_shard: [],
         layout.policy_of_weights: [],
+        layout.version_of: [],
     }
     spelled = {function for name, function in inspect.getmembers(layout, inspect.isfunction) if not name.startswith("_")}
     assert keys.keys() == spelled

@@ -29,6 +29,17 @@ def test_only_a_key_that_is_spelled_as_the_layout_spells_it_has_a_number() -> No
     assert layout.numbers(keys + strays, layout.shard) == [3, 12, 123456789]
 
 
+def test_a_number_of_thousands_of_digits_is_no_number() -> None:
+    long = "9" * 5000
+    keys = [f"orders/{long}.json", layout.order(7), layout.order(2**63 - 1)]
+    assert layout.numbers(keys, layout.order) == [7, 2**63 - 1]
+    folder = layout.weights("solver", 16)
+    assert layout.merges([f"weights/solver/{long}/since-{long}.json", f"{folder}/since-00000008.json"], "solver") == {16: [8]}
+    assert (layout.version_of(folder, "solver"), layout.version_of(folder, "verifier")) == (16, None)
+    others = (f"weights/solver/{long}", "weights/solver/16", "weights/solver/٠٠٠٠٠٠١٦", "checkpoints/solver/00000016")
+    assert [layout.version_of(other, "solver") for other in others] == [None] * 4
+
+
 def test_a_policys_name_is_never_taken_for_a_number() -> None:
     keys = [layout.batch("p00000007", 2), layout.batch("p00000002", 7)]
     assert layout.numbers(keys, lambda step: layout.batch("p00000007", step)) == [2]

@@ -62,6 +62,30 @@ def test_beside_a_damaged_manifest_nothing_is_an_orphan(run: ObjectStore) -> Non
     assert leftovers.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(9)]
 
 
+def test_beside_a_damaged_record_of_merged_changes_nothing_is_an_orphan(run: ObjectStore) -> None:
+    run.put(weight(0, "since-00000000.json"), b'{"files": [{"name": "00')
+    run.put(weight(0, ".DS_Store"), b"no object of the run")
+    assert leftovers.orphans(run, "solver", LATER_S) == [checkpoint(5), checkpoint(9)]
+    run.delete(weight(0, "since-00000000.json"))
+    assert weight(0) in leftovers.orphans(run, "solver", LATER_S)
+
+
+def test_the_data_of_a_version_that_lost_its_manifest_is_no_orphan_since_others_came_after_it(run: ObjectStore) -> None:
+    lost = {}
+    for version in (0, 3):
+        lost[version] = run.get(weight(version, "manifest.json"))
+        run.delete(weight(version, "manifest.json"))
+    runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
+    found = leftovers.orphans(run, "solver", LATER_S)
+    assert [key for key in found if key.startswith((layout.weights("solver", 0), layout.weights("solver", 3)))] == []
+    assert {weight(1), weight(NEXT)} <= set(found)  # a version that is to come was never written
+    for key in found:
+        run.delete(key)
+    for version, body in lost.items():
+        run.put(weight(version, "manifest.json"), body)
+        assert set(weights.fetch(run, "solver", version)) == set(builders.tensors(version))
+
+
 def test_the_others_can_be_read_when_the_orphans_are_gone(run: ObjectStore) -> None:
     runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
     for key in leftovers.orphans(run, "solver", LATER_S):

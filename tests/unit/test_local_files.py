@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from storage.backends import local_files
+from storage.backends.backend import JSON_BYTES_MAX
 from storage.backends.local_files import TEMPORARY, LocalFiles
-from storage.errors import ConfigError, TransientError
+from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
+from storage.objects import ObjectStore
+from storage.quarantine import quarantine, quarantined
 from tests.ordinary_user import as_ordinary_user
 
 
@@ -230,6 +233,35 @@ def test_a_socket_in_the_store_is_refused_and_not_tried_again(tmp_path: Path, mo
         planted.bind("run.json")
         with pytest.raises(ConfigError, match=r"run\.json is no file but a pipe, a socket or a device; remove it"):
             store.read("runs/r/run.json")
+
+
+def test_a_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_again_and_again(tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path)
+    (tmp_path / "stop.json").mkdir()
+    with pytest.raises(ConfigError, match=r"/stop\.json is a folder where an object belongs; remove it from the store$"):
+        store.create("stop.json", b"1")
+    assert store.list("", "") == []
+
+
+def test_a_json_object_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    store = ObjectStore("file:///store", LocalFiles(tmp_path))
+    for name in ("stop.json", "0.arrow"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(JSON_BYTES_MAX)
+    assert len(store.get("stop.json")) == JSON_BYTES_MAX
+    with pytest.raises(ConfigError, match=r"orders/0\.json has more than 134,217,728 bytes; .* which nobody would read"):
+        store.create("orders/0.json", bytes(JSON_BYTES_MAX + 1))
+    with (tmp_path / "stop.json").open("wb") as file:
+        file.truncate(2**42)  # more than any memory
+    with pytest.raises(CorruptError, match=r"stop\.json has more than 134,217,728 bytes; that is too many for a JSON object$"):
+        store.get("stop.json")
+    with pytest.raises(ConflictError):
+        store.create("stop.json", b"{}")
+    quarantine(store, "stop.json", "is too large")
+    assert quarantined(store) == {"stop.json": "is too large"}
+    assert not store.exists("quarantine/stop.json")
+    assert store.get("stop.json", JSON_BYTES_MAX)[:2] == b"\0\0"  # who says how much is wanted gets it
+    assert len(store.get("0.arrow")) == JSON_BYTES_MAX
 
 
 def test_folders_nested_without_end_are_not_walked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

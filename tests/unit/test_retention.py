@@ -8,7 +8,7 @@ import pytest
 
 from storage import heartbeats, json_objects, layout, retention, weights
 from storage.audit.weights import audit_weights
-from storage.errors import ConfigError, NotFoundError
+from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.heartbeats import Kind, Pulse
 from storage.json_objects import seal
 from storage.objects import ObjectStore
@@ -162,6 +162,19 @@ def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does
         run.delete(layout.heartbeat(kind, "one"))
         found.append((kind, state, versions, 14 in kept and 10 in kept))
     assert found == READERS
+
+
+@pytest.mark.parametrize("kind", ["rollout", "evaluation"])
+def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(run: ObjectStore, kind: str) -> None:
+    wanted = Retention(last=1, every=0, grace_s=0.0)
+    run.put(f"heartbeats/{kind}/a-0.json", b'{"format": 2}')
+    with pytest.raises(CorruptError, match=rf"heartbeats/{kind}/a-0\.json has format 2.*: wait for its next heartbeat"):
+        retention.plan(run, "solver", wanted, later_s(run))
+    run.delete(f"heartbeats/{kind}/a-0.json")
+    for other in (f"heartbeats/{kind}/.DS_Store", f"heartbeats/{kind}/a-0.json/x", f"heartbeats/{kind}.json"):
+        run.put(other, b"no heartbeat")
+    run.put("heartbeats/trainer/trainer-solver.json", b"")  # of one that reads no older version
+    assert 14 in retention.plan(run, "solver", wanted, later_s(run)).retired
 
 
 def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectStore) -> None:

@@ -2,7 +2,9 @@ import json
 
 import pytest
 
+from storage import layout, runs
 from storage.errors import ConfigError, CorruptError
+from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import Json, Stop
 from storage.runs import (
@@ -140,3 +142,16 @@ def test_a_run_id_like_no_other_is_answered_with_the_last_three_runs(memory_stor
         create_run(memory_store, run_id, CONFIG)
     with pytest.raises(ConfigError, match=r"did you mean c-3 or d-4 or e-5\?$"):
         open_run(memory_store, "zzzzzz")
+
+
+def test_a_reason_is_cut_where_it_is_written_and_where_it_is_read(memory_store: ObjectStore) -> None:
+    assert len(runs.request_stop(memory_store, Stop("failed", "x" * 20_000, 1.0)).reason) == runs.REASON_MAX == 10_000
+    memory_store.put(layout.STOP, seal(Stop("failed", "y" * 20_000, 1.0)))
+    assert runs.read_stop(memory_store) == Stop("failed", "y" * 10_000, 1.0)
+
+
+def test_an_end_of_megabytes_is_not_parsed(memory_store: ObjectStore) -> None:
+    body = seal(Stop("failed", "z" * runs.STOP_BYTES_MAX, 1.0))
+    memory_store.put(layout.STOP, body)
+    with pytest.raises(CorruptError, match=rf"stop\.json has {len(body):,} bytes; it has at most 1,000,000; put .* delete it"):
+        runs.read_stop(memory_store)

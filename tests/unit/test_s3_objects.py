@@ -16,10 +16,10 @@ from botocore.exceptions import (
 )
 from s3fs.errors import translate_boto_error
 
-from storage.backends import s3_objects
+from storage.backends import backend, s3_objects
 from storage.backends.s3_objects import S3Objects
 from storage.backends.s3_urls import S3Place
-from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
+from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError, TransientError
 
 PLACE = S3Place("bucket", "root", "http://host:9000", "eu")
 
@@ -226,6 +226,20 @@ def test_reads_writes_and_deletes_name_the_object_below_the_root(served: Callabl
         ("pipe_file", {"path": "bucket/root/a", "body": b"y"}),
         ("delete_object", {"Bucket": "bucket", "Key": "root/a"}),
     ]
+
+
+def test_of_a_json_object_no_more_is_asked_for_than_it_may_have(
+    served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "JSON_BYTES_MAX", 3)
+    monkeypatch.setattr(s3_objects, "JSON_BYTES_MAX", 3)
+    objects, server = served(b"{ }", b"{  }", b"1234")
+    assert objects.read("stop.json") == b"{ }"
+    with pytest.raises(CorruptError, match=r"^s3://bucket/root/stop\.json.* has more than 3 bytes; that is too many"):
+        objects.read("stop.json")
+    assert objects.read("0.arrow") == b"1234"
+    asked = {"path": "bucket/root/stop.json", "start": 0, "end": 4}
+    assert server.asked[:2] == [("cat_file", asked), ("cat_file", asked)]
 
 
 def test_one_connection_serves_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
