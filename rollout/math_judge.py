@@ -21,6 +21,7 @@ import sys
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, lru_cache, partial
+from inspect import signature
 from random import Random
 from typing import Any, Final, TextIO
 
@@ -102,10 +103,10 @@ def _parsed(text: str) -> list[Any]:
 @cache
 def _keep_case() -> None:
     """Has math-verify tell `R` from `r`. It has no setting for that: the parser it calls has one."""
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from math_verify import parser
 
-    parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
+    settings = signature(parser.latex2sympy).parameters["conversion_config"].default
+    parser.latex2sympy = partial(parser.latex2sympy, conversion_config=replace(settings, lowercase_symbols=False))
 
 
 def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | None:

@@ -131,8 +131,8 @@ def _unwrapped(text: str) -> str:
     if len(text) > 1 and text[-1] in ".,;" and not text.endswith(".."):
         text = text[:-1]
     text = text.strip()
-    if (opened := SET_AS_TEXT.match(text)) and _closes_at_end(text, opened.end()):
-        text = text[opened.end() : -1].strip()
+    if (wrapped := SET_AS_TEXT.match(text)) and _closes_at_end(text, wrapped.end()):
+        text = text[wrapped.end() : -1].strip()
     return text
 
 

@@ -162,3 +162,18 @@ def test_a_file_that_is_the_built_in_one_itself_is_no_other(
     monkeypatch.chdir(folders[0])
     assert read_source("tiny", folders[:1]).data == {"steps": 1}
     assert caplog.records == []
+
+
+def test_numbers_mean_what_they_look_like_and_not_what_yaml_1_1_makes_of_them() -> None:
+    written = ("a=010", "b=1:30", "c=190:20:30", "d=10", "e=0", "f=-5", "g=0x10", "h=1_000", "i=5e-5")
+    assert parse_assignments(written) == {
+        "a": "010",
+        "b": "1:30",
+        "c": "190:20:30",
+        "d": 10,
+        "e": 0,
+        "f": -5,
+        "g": 16,
+        "h": 1000,
+        "i": 5e-5,
+    }
