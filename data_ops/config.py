@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from storage.bounds import AnySign, Count, CountOrNone, Positive, Rows, Seconds, Seed, Steps, TokensOrNone
 from storage.frozen import Frozen
@@ -25,7 +25,7 @@ class PromptSource(Frozen):
     """Column that holds the problem."""
     answer: str = "answer"
     """Column that holds the reference answer."""
-    answer_after: str | None = None
+    answer_after: str | None = Field(default=None, min_length=1)
     """Keep only what follows the last occurrence of this text in the answer column (GSM8K: `####`)."""
     limit: Rows | None = None
     """Use only the first so many prompts."""
@@ -67,6 +67,16 @@ class AdvantageConfig(Frozen):
     """DAPO's soft overlong penalty: width T of the window before `overlong_max_tokens`; 0 turns it off."""
     overlong_max_tokens: TokensOrNone = 0
     overlong_factor: AnySign = 1.0
+
+    @model_validator(mode="after")
+    def _window_within_the_limit(self) -> "AdvantageConfig":
+        if self.overlong_tokens > self.overlong_max_tokens:
+            raise ValueError(
+                f"overlong_tokens {self.overlong_tokens} is wider than overlong_max_tokens {self.overlong_max_tokens}: "
+                "every answer would be penalized; set overlong_max_tokens to the longest answer, such as "
+                "sampling.max_new_tokens"
+            )
+        return self
 
 
 class DataConfig(Frozen):

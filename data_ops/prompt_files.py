@@ -7,6 +7,7 @@ This module knows nothing of orders, epochs or training.
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def read_hub(source: PromptSource) -> list[Prompt]:
 
 def _existing(source: PromptSource) -> Path:
     path = Path(str(source.path)).expanduser()
-    if not path.is_file():
+    if not os.path.isfile(path):  # False also for what can be no path
         raise ConfigError(f"prompts.path {path} is not a file (looked in {Path.cwd()}); correct the path")
     return path
 
@@ -95,6 +96,8 @@ def _plain(table: Any, path: Path) -> Any:
     nested = (pa.types.is_list, pa.types.is_large_list, pa.types.is_struct, pa.types.is_null)
 
     def plain(kind: Any) -> bool:
+        if pa.types.is_dictionary(kind):
+            return plain(kind.value_type)
         if any(check(kind) for check in nested):
             return all(plain(kind.field(i).type) for i in range(kind.num_fields))
         return any(check(kind) for check in known)
@@ -167,25 +170,36 @@ def _fields(row: bytes | Json | Unreadable, source: PromptSource) -> Json:
     columns = _parse(row) if isinstance(row, bytes) else row
     if wrong := json_values.fault(columns):
         where, why = wrong
-        raise BrokenRowError(f"column {where!r} {why}" if where else why)
+        raise BrokenRowError(f"column {where[:COLUMNS_SHOWN]!r} {why}" if where else why)
     question, answer = _text(columns, source.question), _text(columns, source.answer)
     if source.answer_after is not None:
         _, mark, answer = answer.rpartition(source.answer_after)
         if not mark:
             raise BrokenRowError(f"column {source.answer!r} has no {source.answer_after!r} (prompts.answer_after)")
         answer = answer.strip()
+        if not answer:
+            raise BrokenRowError(f"column {source.answer!r} has nothing after {source.answer_after!r} (prompts.answer_after)")
     return {**columns, "question": question, "answer": answer}
 
 
 def _parse(line: bytes) -> Json:
     try:
-        columns = json.loads(line, parse_int=_whole)
+        columns = json.loads(line, parse_int=_whole, object_pairs_hook=_object)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise BrokenRowError(f"not JSON ({error})") from error
     except RecursionError:
         raise BrokenRowError(f"nested deeper than {json_values.DEPTH_MAX} levels") from None
     if not isinstance(columns, dict):
         raise BrokenRowError(f"a JSON {type(columns).__name__} instead of an object with columns")
+    return columns
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Json:
+    columns = dict(pairs)
+    if len(columns) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in columns if names.count(name) > 1)
+        raise BrokenRowError(f"column {twice[:COLUMNS_SHOWN]!r} is written twice; keep one")
     return columns
 
 

@@ -20,7 +20,8 @@ import signal
 import sys
 from dataclasses import replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache, partial
+from inspect import signature
 from random import Random
 from typing import Any, Final, TextIO
 
@@ -78,7 +79,7 @@ def algebraically_equal(answer: str, reference: str) -> bool:
     gold, given = _parsed_reference(reference), _parsed(answer)
     if gold and given and (decimal := _decimal_of(answer, given[0], reference, gold[0])) is not None:
         return decimal
-    if bool(verify(gold, given, timeout_seconds=None)):
+    if bool(verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)):
         return not _far_apart(gold, given)
     return bool(gold and given) and (_same_equation(gold[0], given[0]) or _is_symbol(gold[0], given[0]))
 
@@ -94,8 +95,18 @@ def _parsed(text: str) -> list[Any]:
     spelling = replace(LatexExtractionConfig().normalization_config, units=False)  # `5t` is not 5
     latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
     # first_match: where the whole cannot be read, a part of it that can is not the answer
+    _keep_case()
     parsed: list[Any] = parse(f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None)
     return parsed
+
+
+@cache
+def _keep_case() -> None:
+    """Has math-verify tell `R` from `r`. It has no setting for that: the parser it calls has one."""
+    from math_verify import parser
+
+    settings = signature(parser.latex2sympy).parameters["conversion_config"].default
+    parser.latex2sympy = partial(parser.latex2sympy, conversion_config=replace(settings, lowercase_symbols=False))
 
 
 def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | None:
@@ -107,8 +118,8 @@ def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | No
     if decimal is None or decimal.decimals is None or other.free_symbols:
         return None
     value = other.doit().evalf(DIGITS)
-    if not value.is_Float:
-        return None
+    if not value.is_Float or abs(Fraction(str(value)) - decimal.value) <= abs(decimal.value) / 10 ** (DIGITS - 5):
+        return None  # `\\log_2 8` and `3.0`: no decimal of an irrational number
     return is_long_decimal(decimal, Fraction(str(value)))
 
 

@@ -19,7 +19,7 @@ from storage.errors import ConfigError
 from storage.records import Json
 from tasks.config import RunConfig
 from tasks.recipe_checks import Problem, problems
-from tasks.recipe_source import KeyPath, Source, dump, find, is_path, override, read_source
+from tasks.recipe_source import KeyPath, Source, brief, dump, find, is_path, override, read_source
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 MESSAGES = {
@@ -108,7 +108,7 @@ def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:
 def _where(source: Source, path: KeyPath) -> str:
     """Place and key; the key once where the place is the very `--set` of it."""
     place, key = str(source.place(path)), ".".join(path) or "recipe"
-    return place if place == f"--set {key}" else f"{place}: {key}"
+    return brief(place) if place == f"--set {key}" else f"{brief(place)}: {brief(key)}"
 
 
 def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:

@@ -205,7 +205,7 @@ def constant_weights(lengths_B: Tensor, constant_length: int) -> Tensor:
 def _limited(log_ratio_N: Tensor, advantages_N: Tensor, silenced_N: Tensor, limit_N: Tensor) -> TokenLoss:
     """−ρA, and the constant `limit_N` on tokens whose gradient is taken away."""
     # Masking the log ratio before exp, not the product after it: inf · 0 would be NaN, also in the gradient.
-    kept_N = torch.where(silenced_N, 0.0, log_ratio_N)
+    kept_N = torch.where(silenced_N | (advantages_N == 0), 0.0, log_ratio_N)
     return TokenLoss(torch.where(silenced_N, limit_N, -torch.exp(kept_N) * advantages_N), silenced_N)
 
 

@@ -11,7 +11,7 @@ BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{|\\(?!\\(?:boxed|fbox)).|[
 
 
 def last_box(text: str) -> str | None:
-    """The contents of the `\\boxed{…}` that begins last among those whose braces balance, or None without one.
+    """The contents of the `\\boxed{…}` that begins last among those that are not empty and whose braces balance, or None.
 
     `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`; `\\boxed{3} and \\boxed{4` → `3`. One pass over at most TEXT_CHARS_MAX
     characters, whatever they are.
@@ -25,6 +25,6 @@ def last_box(text: str) -> str | None:
             groups.append(brace.end() if len(brace[0]) > 1 else -1)
         elif brace[0] == "}" and groups:
             opened = groups.pop()
-            if opened > begin:
+            if opened > begin and not text[opened : brace.start()].isspace() and opened < brace.start():
                 begin, end = opened, brace.start()
     return text[begin:end] if begin >= 0 else None

@@ -13,7 +13,16 @@ from typing import Final, Literal
 
 from rollout.math_answers.numbers import Reading, TooLargeError, read_number, rounds, same_number
 from rollout.math_answers.spelling import tidy, without_spaces
-from rollout.math_answers.structure import Collection, collection, nesting, parts_of_union, sides, without_brackets
+from rollout.math_answers.structure import (
+    Collection,
+    collection,
+    nesting,
+    parts_of_ratio,
+    parts_of_union,
+    sides,
+    without_brackets,
+)
+from rollout.math_answers.units import is_unit
 
 CHARS_MAX: Final = 1_000
 """A longer answer is wrong, unless it is spelled like the reference: no reference of a known problem set has 300."""
@@ -46,7 +55,22 @@ WORD_MIN: Final = 4
 CHOICE: Final = re.compile(r"\(?([A-Za-z])\)?")
 TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
 TRAILING_UNITS_MAX: Final = 4
+CLOCK: Final = re.compile(
+    r"(\d{1,2})(?:(?:\{:\}|:)(\d\d))? ?(?:(?:\\text ?\{ ?)?([aApP]) ?\.? ?[mM] ?\.? ?\}?)?(?:\\text ?\{ ?\})?"
+)
+"""Hour, minute, `a` or `p`."""
+CAPITALS: Final = re.compile(r"[A-Z]{3,}")
+GREEK: Final = re.compile(
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega)"
+    r"(?![a-zA-Z])",
+    re.IGNORECASE,
+)
+ABOUT: Final = "\\approx"
+PRIMES: Final = re.compile(r"(?:'|\\prime(?![a-zA-Z])){1,99}")
+
 TRAILING_DEGREES: Final = re.compile(r"(?<=[\d})a-z])\^ ?(?:\{\\circ ?\}|\\circ)$")
+ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+ANGLE_DEGREES: Final = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))")
 CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
 GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
@@ -80,6 +104,11 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     given = collection(answer, len(expected.items) if expected is not None else 1)
     if expected is not None and given is not None:
         return _equal_collections(given, expected, algebra, depth - 1) if depth else False
+    ratios = parts_of_ratio(answer), parts_of_ratio(gold)
+    if len(ratios[0]) > 2 or len(ratios[1]) > 2:
+        if len(ratios[0]) != len(ratios[1]) or not depth:
+            return False
+        return _all(_equal(a, g, algebra, depth - 1) for a, g in zip(*ratios, strict=True))
     if (expected is not None or given is not None) and _number(gold if given is not None else answer) is not None:
         return False  # a number against several
     parts, expected_parts = parts_of_union(answer), parts_of_union(gold)
@@ -166,6 +195,9 @@ def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
         return bool(answer)
     given_name, given_value = _named(answer)
     name, gold_value = _named(gold)
+    times = _clock(answer), _clock(gold)
+    if times[0] and times[1] and (times[0][2] or times[1][2]):
+        return times[0][:2] == times[1][:2] and (times[0][2] == times[1][2] or not (times[0][2] and times[1][2]))
     number = _number(gold_value)
     if number is not None:
         if name and given_name and name != given_name:
@@ -176,13 +208,54 @@ def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
         return verdict
     if name and len(sides(answer)) == 1:
         gold = sides(gold_value)[-1]
-    elif given_name and len(sides(gold)) == 1:
-        answer = sides(given_value)[-1]
-    return algebra(_for_algebra(answer), _for_algebra(gold))
+    elif len(sides(gold)) == 1:
+        return _equal_chain(given_value if given_name else answer, gold, algebra)
+    elif len(sides(answer)) == 1 and _is_relation(gold):
+        return False
+    return _ask(algebra, answer, gold)
+
+
+def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
+    """Whether the result of `a = b = result ≈ 1.41` equals the gold and no side before it contradicts it."""
+    exact = answer.partition(ABOUT)[0].strip()
+    *before, result = sides(exact or answer)
+    known = _variables(gold)
+    # `S = …` names the result; `x+1 = x+2` for a gold in x, and a side without variables, claim something
+    claims = [part for part in before if _variables(part) <= known]
+    return _all(_ask(algebra, part, gold) for part in (result, *claims))
+
+
+def _clock(text: str) -> tuple[int, int, str] | None:
+    """`5:30 p.m.` → (5, 30, "p"); `5:30` → (5, 30, "")."""
+    found = CLOCK.fullmatch(text)
+    return (int(found[1]), int(found[2] or "0"), (found[3] or "").lower()) if found else None
+
+
+def _variables(text: str) -> frozenset[str]:
+    return frozenset(VARIABLE.findall(COMMAND.sub("", text))) | frozenset(GREEK.findall(text))
+
+
+def _is_relation(gold: str) -> bool:
+    """Whether the left side of an equation computes with variables, as in `x+y = 4`: its right side is not the answer."""
+    first = sides(gold)[0]
+    return bool(_variables(first)) and bool(re.search(r"[a-zA-Z\d)}][-+*/^]|\\frac|\d[a-zA-Z]", first))
+
+
+def _ask(algebra: Algebra, answer: str, gold: str) -> bool | None:
+    if sorted(PRIMES.findall(answer)) != sorted(PRIMES.findall(gold)):  # a derivative; algebra reads none
+        return False
+    given, wanted = _for_algebra(answer), _for_algebra(gold)
+    trailing = TRAILING_UNIT.search(given), TRAILING_UNIT.search(wanted)
+    if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
+        return False  # `\\sqrt{2}\\text{ squared}`
+    return algebra(given, wanted)
 
 
 def _equal_to_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
     *before, result = sides(answer)
+    exact, _, decimal = answer.rpartition(ABOUT)
+    if exact and (reading := _number(decimal)) is not None and rounds(reading, gold.value) and reading.value != gold.value:
+        answer, (*before, result) = exact, sides(exact)
     try:
         reading = read_number(without_brackets(result))
         if reading is None:
@@ -212,19 +285,23 @@ def _equal_unread(answer: str, gold: Reading, gold_text: str, algebra: Algebra) 
         return False
     if gold.plain and UNFINISHED.search(without_spaces(answer)):
         return False
-    return algebra(_for_algebra(answer), _for_algebra(gold_text))
+    return _ask(algebra, answer, gold_text)
 
 
 def _equal_words(answer: str, gold: str) -> bool | None:
     """Whether two texts in words are the same, however they are set; None where one of them may be mathematics."""
     one, other = (" ".join(TEXT.sub(r"\1", text).split()).strip(" .") for text in (answer, gold))
     is_text = "\\text" in answer or "\\text" in gold
+    if is_text and one and without_spaces(one) == without_spaces(other):
+        return True
     choices = CHOICE.fullmatch(one), CHOICE.fullmatch(other)
     if choices[0] and choices[1]:
         one, other = choices[0][1], choices[1][1]
         return one == other or (is_text and one.lower() == other.lower())
     if not WORDS.fullmatch(one) or not WORDS.fullmatch(other):
         return None
+    if CAPITALS.fullmatch(one) and CAPITALS.fullmatch(other):
+        return one == other
     same = one.lower() == other.lower()
     if is_text or one == other:
         return same
@@ -251,8 +328,13 @@ def _for_algebra(text: str) -> str:
     """Without the commas of thousands and without a unit behind the expression."""
     text = GROUPING_COMMA.sub("", text)
     for _ in range(TRAILING_UNITS_MAX):
-        rest = TRAILING_DEGREES.sub("", TRAILING_UNIT.sub("", text)).strip()
+        rest = TRAILING_UNIT.sub(_unless_unit, text).strip()
+        rest = rest if ANGLE.search(rest) else TRAILING_DEGREES.sub("", rest).strip()
         if not rest or rest == text:
             break
         text = rest
-    return text
+    return ANGLE_DEGREES.sub(r"(\1\\pi/180)", text) if ANGLE.search(text) else text
+
+
+def _unless_unit(found: re.Match[str]) -> str:
+    return "" if is_unit(found[0]) else found[0]

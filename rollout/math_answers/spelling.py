@@ -30,14 +30,24 @@ CHARACTERS: Final = str.maketrans(
         "½": "\\frac{1}{2}",
         "¼": "\\frac{1}{4}",
         "¾": "\\frac{3}{4}",
-        "²": "^{2}",
-        "³": "^{3}",
-        "％": "%",
+        "⅓": "\\frac{1}{3}",
+        "⅔": "\\frac{2}{3}",
+        "⅕": "\\frac{1}{5}",
+        "⅙": "\\frac{1}{6}",
+        "⅛": "\\frac{1}{8}",
+        "∅": "\\emptyset ",
+        "，": ", ",
+        "、": ", ",
+        "。": ".",
+        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if chr(code) != "，"},  # full width
         "\u00a0": " ",
         "\u2009": "\\,",
         "\u202f": "\\,",
     }
 )
+
+SUPERSCRIPTS: Final = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+RAISED: Final = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 
 GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!|\\,|\\thinspace ?)(?=\d{3}(?!\d))")
 """What separates the thousands of a number and nothing else. A plain comma also separates the items of a list, so whether
@@ -50,7 +60,7 @@ SPACING: Final = re.compile(
 DROPPED: Final = re.compile(r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?")
 """Sizes of delimiters (`\\left.` is an invisible one)."""
 RENAMED: Final = re.compile(
-    r"\\(dfrac|tfrac|cfrac|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|"
+    r"\\(dfrac|tfrac|cfrac|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
     r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|rm|bf|it)(?![a-zA-Z])\s{0,8}"
 )
 NEW_NAMES: Final = {
@@ -64,10 +74,21 @@ NEW_NAMES: Final = {
     **dict.fromkeys(("geq", "geqslant"), "\\ge "),
     **dict.fromkeys(("leq", "leqslant"), "\\le "),
     "neq": "\\ne ",
+    "varnothing": "\\emptyset ",
+    **dict.fromkeys(("ldots", "cdots"), "\\dots "),
+    "pounds": "£",
     **dict.fromkeys(("degree", "degrees"), "^\\circ "),
     **dict.fromkeys(("rm", "bf", "it"), ""),
 }
 """Every other one of RENAMED is a font, and becomes `\\text`."""
+
+CONSTANT: Final = re.compile(r"\\mathrm\s{0,8}\{\s{0,8}([ei])\s{0,8}\}")
+"""Euler's number and the imaginary unit, set upright."""
+REPEATED: Final = re.compile(r"(?<=[.\d])\\(?:bar|overline)\s{0,8}(?:\{(\d{1,30})\}|(\d))")
+SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d])")
+"""The beginning of a text which is mathematics: `\\textbf{42}`, `\\text{5 apples}`."""
+
+BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
 SHORT_FRACTION: Final = re.compile(r"\\frac\s{0,8}(?:(\d)\s{0,8}(\d)|(\d)\s{0,8}(?=\{)|\{([^{}]*)\}\s{0,8}(\d)|(?=\{))")
 """`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac {1}`."""
@@ -79,7 +100,9 @@ LOOSE: Final = re.compile(r" (?![0-9A-Za-z.])|(?<![0-9A-Za-z.},;]) ")
 
 def tidy(text: str) -> str:
     """The same answer in one spelling: without dollars around it, spacing commands, sizes and a final full stop."""
-    text = GROUPED.sub("", text.translate(CHARACTERS))
+    text = SUPERSCRIPTS.sub(lambda found: f"^{{{found[0].translate(RAISED)}}}", text).translate(CHARACTERS)
+    text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
+    text = REPEATED.sub(lambda found: f"\\overline{{{found[1] or found[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
     text = RENAMED.sub(lambda found: NEW_NAMES.get(found[1], "\\text"), text)
     text = SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%").replace("\\$", "").replace("$", "")
@@ -107,4 +130,17 @@ def _unwrapped(text: str) -> str:
         text = text.removesuffix(".").removeprefix(opened).removesuffix(closed) if text.startswith(opened) else text
     if len(text) > 1 and text[-1] in ".,;" and not text.endswith(".."):
         text = text[:-1]
-    return text.strip()
+    text = text.strip()
+    if (wrapped := SET_AS_TEXT.match(text)) and _closes_at_end(text, wrapped.end()):
+        text = text[wrapped.end() : -1].strip()
+    return text
+
+
+def _closes_at_end(text: str, begin: int) -> bool:
+    """Whether the group whose contents begin at `begin` ends with the text."""
+    depth = 1
+    for brace in BRACE.finditer(text, begin):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return brace.end() == len(text)
+    return False

@@ -14,7 +14,7 @@ ITEMS_MAX: Final = 50
 BRACKETS_MAX: Final = 4
 """Pairs of brackets around the whole that are taken off."""
 
-MARK: Final = re.compile(r"\\\{|\\\}|\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\[a-zA-Z]+|\\.|[()\[\]{},;=]")
+MARK: Final = re.compile(r"\\\{|\\\}|\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\[a-zA-Z]+|\\.|[()\[\]{},;:=]")
 OPENING: Final = frozenset(("(", "[", "{", "\\{"))
 CLOSING: Final = frozenset((")", "]", "}", "\\}"))
 CLOSED_BY: Final = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
@@ -57,16 +57,27 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     items, all_commas = _items(inner, keep_numbers=True), _items(inner, keep_numbers=False)
     if len(items) != num_expected and (len(all_commas) == num_expected or (opening and ", " not in inner)):
         items = all_commas
-    if len(items) == 1 and not opening and text.count("\\pm") == 1:
-        items = [text.replace("\\pm", sign).replace("=+", "=").removeprefix("+").strip() for sign in "+-"]
+    if not opening or opening == "\\{":
+        items = [one for item in items for one in _both_signs(item)]
     if not 1 < len(items) <= ITEMS_MAX or not all(items):
         return None
     return Collection(opening, closing, tuple(items))
 
 
+def _both_signs(text: str) -> list[str]:
+    if text.count("\\pm") != 1:
+        return [text]
+    return [text.replace("\\pm", sign).replace("=+", "=").removeprefix("+").strip() for sign in "+-"]
+
+
 def parts_of_union(text: str) -> tuple[str, ...]:
     """`(0,1)\\cup[2,3]` → its two intervals."""
     return tuple(_split(text, ("\\cup",)))
+
+
+def parts_of_ratio(text: str) -> tuple[str, ...]:
+    """`1:2:3` → its three terms."""
+    return tuple(_split(text, (":",)))
 
 
 def sides(text: str) -> list[str]:

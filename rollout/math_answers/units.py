@@ -48,6 +48,12 @@ def begins_unit(token: Token) -> bool:
     return token.kind in ("word", "text") or token.text in ("\\mu", "\\Omega", "\\AA", "\\ell")
 
 
+def is_unit(text: str) -> bool:
+    """Whether a `\\text{…}`, with or without a power behind it, is a unit that changes no value."""
+    words = _words(text[text.index("{") + 1 : text.index("}")])
+    return words is not None and not any(word.lower() in NO_UNITS or word.lower() in SCALES for word in words)
+
+
 def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
     """What the number before this unit is to be multiplied by: 1, or more where it begins with `million`. None where the
     tokens are no unit; a bare letter is one only if `letters_are_units`."""
@@ -86,7 +92,7 @@ def _is_unit_word(word: str, glued: bool) -> bool:
 
 def _words(text: str) -> list[str] | None:
     """The words of a `\\text{…}`, in which even one letter is a unit; None where there is more than words."""
-    for mark in "/.-~^()":
+    for mark in "/.-~^()€£¥₹₩":
         text = text.replace(mark, " ")
     words = [word.rstrip("23") for word in text.split()]
     return words if all(word == "" or word.isalpha() for word in words) else None

@@ -115,3 +115,9 @@ def test_the_penalty_is_scaled_with_the_reward() -> None:
 def test_wrong_shapes_are_refused_at_the_door(rewards: list[float], lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="must both be"):
         group_advantages(np.array(rewards), np.array(lengths), AdvantageConfig())
+
+
+def test_an_overlong_window_wider_than_the_longest_answer_is_refused() -> None:
+    with pytest.raises(ValueError, match="overlong_tokens 10 is wider than overlong_max_tokens 0"):
+        AdvantageConfig(overlong_tokens=10)
+    assert AdvantageConfig(overlong_tokens=10, overlong_max_tokens=10).overlong_max_tokens == 10

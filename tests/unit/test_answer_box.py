@@ -24,7 +24,7 @@ from rollout.math_answers.box import TEXT_CHARS_MAX, last_box
         ("\\fbox{10}", "10"),
         ("\\\\boxed{11}", "11"),
         ("x \\\\\\boxed{12}", "12"),
-        ("\\boxed{}", ""),
+        ("\\boxed{}", None),
         ("12", None),
         ("\\boxed{12", None),
         ("", None),
@@ -54,3 +54,7 @@ def test_the_search_takes_time_that_grows_with_the_text_and_not_with_its_square(
     count = 25_000 // len(part)
     short, long = (cpu_s(lambda text=part * n: last_box(text)) for n in (count, 4 * count))  # type: ignore[misc]  # bound early
     assert long < 10 * max(short, 0.001)
+
+
+def test_an_empty_box_takes_no_answers_place() -> None:
+    assert last_box("it is \\boxed{5}, in \\boxed{} or \\boxed{ } as you asked") == "5"

@@ -323,3 +323,15 @@ def test_tensors_of_another_rank_shape_or_dtype_are_refused_with_what_was_found(
         masked_ratio(zeros(2), zeros(2), zeros(2), zeros(2))
     with pytest.raises(ValueError, match=r"int64 lengths \[B\], found torch.float64"):
         token_mean_weights(zeros(2))
+
+
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_a_token_without_an_advantage_adds_nothing_however_large_its_ratio(dual_clip: float | None) -> None:
+    logprobs_N = torch.tensor([0.0], requires_grad=True)
+    behaviour_N, advantages_N = torch.tensor([-300.0]), torch.tensor([0.0])
+    for loss in (
+        ppo_clip(logprobs_N, behaviour_N, advantages_N, WIDE_OPEN, dual_clip),
+        masked_ratio(logprobs_N, behaviour_N, advantages_N, torch.tensor([True]), dual_clip),
+    ):
+        (gradient,) = torch.autograd.grad(loss.values_N.sum(), logprobs_N)
+        assert (loss.values_N.tolist(), gradient.tolist(), loss.silenced_N.tolist()) == ([0.0], [0.0], [False])

@@ -236,3 +236,39 @@ def test_a_file_whose_name_is_no_text_is_refused_because_ids_come_from_it(tmp_pa
     file = tmp_path / os.fsdecode(b"sums\xff.jsonl")
     with pytest.raises(ConfigError, match="becomes part of every prompt's id, but it has the lone surrogate U"):
         read_jsonl(write_lines(file, '{"question": "1+1", "answer": "2"}'))
+
+
+def test_a_column_that_is_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    lines = ('{"question": "q", "answer": "1"}', '{"question": "q", "answer": "1", "answer": "2"}')
+    with pytest.raises(ConfigError, match=r"line 2: column 'answer' is written twice"):
+        read_jsonl(write_lines(tmp_path / "a.jsonl", *lines))
+
+
+def test_an_answer_that_is_empty_behind_its_mark_is_refused_with_its_line(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", '{"question": "q", "answer": "so #### "}')
+    with pytest.raises(ConfigError, match=r"line 1: column 'answer' has nothing after '####'"):
+        read_jsonl(PromptSource(path=str(tmp_path / "a.jsonl"), answer_after="####"))
+
+
+def test_an_empty_mark_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 character"):
+        PromptSource(path="a.jsonl", answer_after="")
+
+
+def test_a_path_that_no_file_can_have_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        read_jsonl(PromptSource(path=str(tmp_path / ("x" * 300 + ".jsonl"))))
+
+
+def test_a_broken_columns_name_is_cut_in_the_message(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_jsonl(write_lines(tmp_path / "a.jsonl", '{"question": "q", "answer": "1", "' + "k" * 5000 + '": NaN}'))
+    assert "line 1: column 'kkk" in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_text_with_a_dictionary_encoding_is_read_as_text(tmp_path: Path) -> None:
+    table = pa.table({"question": ["q", "r"], "answer": pa.array(["1", "2"]).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    prompts = read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+    assert [prompt.fields["answer"] for prompt in prompts] == ["1", "2"]

@@ -169,3 +169,18 @@ def test_a_name_that_no_file_system_takes_is_no_recipe(name: str, tmp_path: Path
     for read in (read_source, find):
         with pytest.raises(ConfigError, match="no such recipe"):
             read(name, (tmp_path,))
+
+
+def test_numbers_mean_what_they_look_like_and_not_what_yaml_1_1_makes_of_them() -> None:
+    written = ("a=010", "b=1:30", "c=190:20:30", "d=10", "e=0", "f=-5", "g=0x10", "h=1_000", "i=5e-5")
+    assert parse_assignments(written) == {
+        "a": "010",
+        "b": "1:30",
+        "c": "190:20:30",
+        "d": 10,
+        "e": 0,
+        "f": -5,
+        "g": 16,
+        "h": 1000,
+        "i": 5e-5,
+    }

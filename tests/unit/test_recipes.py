@@ -425,3 +425,14 @@ def test_a_model_folder_with_a_symbolic_link_is_refused_before_anything_starts(t
     assert complaint(text).startswith(
         f"recipe, line 5: policies.solver.model.path: {tmp_path}/model/tokenizer.json is a symbolic link to {tmp_path}/theirs; "
     )
+
+
+def test_a_time_written_like_a_clock_is_no_number() -> None:
+    assert complaint("single_policy_tiny", **{"steps": "1:30"}) == "--set steps: must be a whole number, not '1:30'"
+
+
+def test_a_very_long_key_is_cut_in_the_message() -> None:
+    said = complaint("single_policy_tiny", **{"a" * 5000: 1})
+    assert "aaa…" in said
+    assert "unknown key" in said
+    assert len(said) < 1000
