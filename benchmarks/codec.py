@@ -5,7 +5,7 @@ deltas within rows, raw values, zstd and SHA-256 (benchmarks/delta_formats.py). 
 the cheapest way: programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same bytes: it
 reads them from a file, sorts the indices, and scatters two bytes a change into the model's memory-mapped safetensors file
 (not counted: the process of its own in which it does so, and what the engine does with the file afterwards). The entropy bound
-is that of a code that knows nothing of the weights: positions of independent changes plus the distribution of the steps. All
+is that of a code that does not use the weights: positions of independent changes plus the distribution of the steps. All
 run on one thread, tensor by tensor, the worker over the whole model; `ours` runs once more on two.
 
 CPU seconds count (process time of all threads); GB are those of the model in bf16. `apply` changes the old bits in place and

@@ -35,7 +35,7 @@ class AstraFlowFormat:
 
 class AstraFlowWorker:
     """What AstraFlow's program does with its format, as its public code of 2026 has it (raas/server/apply_delta_worker.py),
-    written anew: the model lies in a safetensors file in memory; indices and values come as one file, are cut out of its
+    written anew: the model is a safetensors file in memory; indices and values come as one file, are cut out of its
     bytes, sorted, and scattered, two bytes a change, into the mapped model."""
 
     HEADER = struct.Struct("<QHHi")

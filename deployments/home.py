@@ -118,7 +118,7 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def home() -> Home:
-    """The home this process was told to use. ConfigError where ASTRAFLOW_HOME can be no folder."""
+    """The home that ASTRAFLOW_HOME names, else the default. ConfigError where that can be no folder."""
     named = os.environ.get("ASTRAFLOW_HOME")
     try:
         return Home(Path(named).expanduser().resolve() if named else PROJECT / ".astraflow")

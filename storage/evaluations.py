@@ -46,7 +46,7 @@ class Evaluation:
 
 
 def key(evaluation: Evaluation) -> str:
-    """Where the evaluation lies in its run."""
+    """The key of the evaluation, relative to its run."""
     return layout.evaluation(evaluation.versions)
 
 

@@ -93,7 +93,7 @@ def take(run: ObjectStore, name: str) -> Tag | None:
 
 
 def key(tag: Tag) -> str:
-    """Where the tag lies in its run."""
+    """The key of the tag, relative to its run."""
     return layout.tag(tag.name)
 
 

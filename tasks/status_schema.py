@@ -106,7 +106,7 @@ class Status(Frozen):
     counts: dict[str, int]
     """`orders` written, `orders_done` taken in by the dataflow, `evaluations`."""
     problems: list[str] = []
-    """Which objects of the run cannot be read, and why; everything else here is told without them."""
+    """Which objects of the run cannot be read, and why; everything else here is computed without them."""
 
 
 class RunSummary(Frozen):

@@ -25,7 +25,7 @@ def find_workflow(config: WorkflowConfig, key: str = "") -> type[Workflow]:
     roles = getattr(found, "roles", None)
     if not (isinstance(roles, tuple) and roles and all(isinstance(role, str) for role in roles)):
         raise ConfigError(
-            f"{key and f'{key}: '}{config.name} has no class attribute roles, the names of whom it plays with, such as "
+            f"{key and f'{key}: '}{config.name} has no class attribute roles, the names of the policies that it calls, such as "
             f'roles = ("solver",); see {WORKFLOW.page}'
         )
     return cast(type[Workflow], found)

@@ -1,6 +1,6 @@
 """Reads a model in the layout of the Hugging Face hub: `config.json`, tokenizer, safetensors in one file or several.
 
-Knows nothing of policies or runs, and never runs code that lies in a model's folder. What is read goes into the store, where
+Independent of policies and runs; never runs code of a model's folder. What is read goes into the store, where
 others can read it: so nothing outside the folder is read, however the folder came here. A symbolic link in it is refused, but
 for those of the hub's own cache, where a snapshot is a folder of links into the `blobs` of the same model:
 

@@ -28,3 +28,8 @@ def test_settings_of_another_type_are_told(change: Json, memory_store: ObjectSto
     request_stop(run, Stop("completed", "", 0.0))
     with pytest.raises(ConfigError, match=r"cannot be verified, because the config in its run.json"):
         verify(run)
+
+
+def test_no_staleness_at_all_is_a_setting_like_another(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "r", {**GOOD, "data": {"max_staleness": 0}})
+    assert list(verify(run).policies) == ["solver"]
