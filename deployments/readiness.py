@@ -12,6 +12,7 @@ from deployments.prefect_api import connected
 from deployments.processes import Process, is_alive, last_lines
 from storage.errors import ConfigError
 from tasks.prefect_settings import settings_for
+from tasks.supervision.flow_processes import fair_share
 
 POLL_S = 0.1
 ANSWER_TIMEOUT_S = 10.0
@@ -20,8 +21,8 @@ STALL_LIMIT_S = 90.0
 CPU_LIMIT_S = 300.0
 """A part that has used so much CPU time without becoming ready never will: a start takes 5 to 20 s of it."""
 CPU_STEP_S = 3.0
-"""So much more CPU time is progress: within STALL_LIMIT_S it is 3 % of a core, more than a process uses that only waits, and
-less than one gets that works beside eight others a core."""
+"""So much more CPU time is progress: within STALL_LIMIT_S it is 3 % of a core, more than a process uses that only waits. On a
+loaded machine it is that part of the share of a core which each process can have."""
 LOOK_INTERVAL_S = 1.0
 """Between two measurements of a process."""
 TELL_INTERVAL_S = 15.0
@@ -38,8 +39,13 @@ class Progress:
     """Tells whether a process works, by the CPU time of it and of its descendants. Its log proves nothing: who fails again and
     again fills one, too."""
 
-    def __init__(self, process: Process | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._process, self._clock = process, clock
+    def __init__(
+        self,
+        process: Process | None,
+        clock: Callable[[], float] = time.monotonic,
+        share: Callable[[], float] = fair_share,
+    ) -> None:
+        self._process, self._clock, self._share = process, clock, share
         self._seen_s = self._measured_s()
         self._moved_at = clock()
         self.cpu_s = 0.0
@@ -48,7 +54,9 @@ class Progress:
     def look(self) -> None:
         """Measures the process once more."""
         now_s = self._measured_s()
-        if abs(now_s - self._seen_s) >= CPU_STEP_S:  # less than before: a descendant has ended, and others have begun
+        if (
+            abs(now_s - self._seen_s) >= CPU_STEP_S * self._share()
+        ):  # less than before: a descendant has ended, and others have begun
             self.cpu_s += max(0.0, now_s - self._seen_s)
             self._seen_s, self._moved_at = now_s, self._clock()
 

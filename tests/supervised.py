@@ -103,13 +103,15 @@ class World:
         self.launcher = ScriptedLauncher()
         self.cpu_s: dict[str, float] = {}
         """Flow run → CPU time of its process on this machine."""
+        self.terminated: list[str] = []
+        """Flow runs whose process got SIGTERM."""
         self.supervisor = self.restarted()
 
     def restarted(self) -> supervisor.Supervisor:
         pulse = Pulse(self.run, "supervisor", "supervisor", 0, 60.0)
         run = replace(self.run, backend=self.backend, patience_s=0.01)  # type: ignore[arg-type]  # it passes every verb on
         clock = lambda: self.now_s  # noqa: E731 - two objects share it
-        processes = FlowProcesses(self.cpu_s.get, clock)
+        processes = FlowProcesses(self.cpu_s.get, clock, lambda: 1.0, self.terminated.append)
         return supervisor.Supervisor(run, self.config, pulse, self.launcher, clock, processes)
 
     def look(self, rounds: int = 1, seconds: float = 1.0) -> Stop | None:

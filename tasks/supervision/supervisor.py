@@ -260,6 +260,7 @@ class Supervisor:
             await self.launcher.cancel(launched)
         if decision is Decision.LOST and launched is not None:
             await self.launcher.declare_crashed(launched, "its heartbeat in the object store stopped")
+            await asyncio.to_thread(self.processes.terminate, launched.flow_run_id)  # two attempts would slow each other down
             watch.launched = replace(launched, phase=Phase.ENDED, state_name="no heartbeat")
             decision = Decision.LAUNCH
         if decision is Decision.LAUNCH and launches.get(watch.member.deployment, 0) < _LAUNCHES_AT_ONCE:
@@ -282,7 +283,8 @@ class Supervisor:
         if launched.phase not in (Phase.PENDING, Phase.RUNNING) or now - since <= limit_s / 2:
             self.processes.forget(launched.flow_run_id)
             return False
-        works = await asyncio.to_thread(self.processes.works, launched.flow_run_id)
+        idle_s = await asyncio.to_thread(self.processes.idle_s, launched.flow_run_id)
+        works = idle_s is not None and idle_s < limit_s / 2
         if works and now - since > limit_s and watch.called_slow != launched.flow_run_id:
             watch.called_slow = launched.flow_run_id
             what = "was done" if watch.done else "was last heard of"
@@ -357,8 +359,8 @@ class Supervisor:
             await asyncio.sleep(self.config.supervise.poll_interval_s / 4)
 
     async def _any_works(self, left: Mapping[str, Launched]) -> bool:
-        works = [await asyncio.to_thread(self.processes.works, launched.flow_run_id) for launched in left.values()]
-        return any(works)
+        idle_s = [await asyncio.to_thread(self.processes.idle_s, launched.flow_run_id) for launched in left.values()]
+        return any(each is not None and each < self.leave_within_s / 2 for each in idle_s)
 
 
 def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:

@@ -49,7 +49,7 @@ def test_the_work_of_a_part_and_of_its_descendants_is_counted(tmp_path: Path, pr
 def test_progress_is_cpu_time_in_steps_and_restarts_the_clock_of_stalling(monkeypatch: pytest.MonkeyPatch) -> None:
     used_s, now_s = [10.0], [100.0]
     monkeypatch.setattr(readiness.processes, "cpu_s", lambda process: used_s[0])
-    progress = readiness.Progress(processes.Process("part", 1, 0.0, ""), clock=lambda: now_s[0])
+    progress = readiness.Progress(processes.Process("part", 1, 0.0, ""), clock=lambda: now_s[0], share=lambda: 1.0)
     now_s[0], used_s[0] = 150.0, 10.09
     progress.look()
     assert (progress.stalled_s, progress.cpu_s) == (50.0, 0.0)
@@ -60,6 +60,18 @@ def test_progress_is_cpu_time_in_steps_and_restarts_the_clock_of_stalling(monkey
     progress.look()
     now_s[0] = 171.0
     assert (progress.stalled_s, progress.cpu_s) == (1.0, 0.25)
+
+
+def test_on_a_loaded_machine_a_step_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    used_s = [10.0]
+    monkeypatch.setattr(readiness.processes, "cpu_s", lambda process: used_s[0])
+    progress = readiness.Progress(processes.Process("part", 1, 0.0, ""), clock=lambda: 100.0, share=lambda: 0.1)
+    used_s[0] = 10.0 + 0.09 * readiness.CPU_STEP_S
+    progress.look()
+    assert progress.cpu_s == 0.0
+    used_s[0] = 10.0 + 0.11 * readiness.CPU_STEP_S
+    progress.look()
+    assert progress.cpu_s == pytest.approx(0.11 * readiness.CPU_STEP_S)
 
 
 def test_a_part_that_does_nothing_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:

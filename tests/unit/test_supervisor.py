@@ -93,7 +93,20 @@ def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is
     for round_ in range(2):
         world.beat(20 + round_, *(member for member in world.launcher.runs if member != "trainer-solver"))
         world.look(seconds=limit_s / 4)
-    assert world.launcher.crashed == ["trainer-solver-0"]
+    assert world.launcher.crashed == world.terminated == ["trainer-solver-0"]
+
+
+def test_a_process_that_starves_for_a_while_is_not_idle_until_half_of_the_limit_has_passed(world: World) -> None:
+    """Its look falls into a moment in which it waits for a server that is as slow as itself."""
+    limit_s = world.config.supervise.launch_timeout_s
+    world.look()
+    world.launcher.set("dataflow", Phase.PENDING)
+    for round_ in range(1, 30):
+        world.cpu_s["dataflow-0"] = float(round_ // 4)
+        world.look(seconds=limit_s / 10)
+    assert world.launcher.crashed == []
+    world.look(rounds=5, seconds=limit_s / 10)
+    assert world.launcher.crashed == world.terminated == ["dataflow-0"]
 
 
 def test_a_process_that_is_starting_is_waited_for_while_it_works(world: World) -> None:
