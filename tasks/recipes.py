@@ -56,7 +56,7 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     if wrong := json_values.fault(source.data):
         path, why = wrong
         raise _complaint(source, [Problem(tuple(path.split(".")) if path else (), why)])
-    if found := problems(config):
+    if found := problems(config, source.data):
         raise _complaint(source, found)
     return config
 
