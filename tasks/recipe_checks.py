@@ -46,7 +46,10 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
 
 def _conditions(config: RunConfig, written: Mapping[str, Any]) -> Iterator[Problem]:
     """Settings without effect, because another one selects something else."""
-    sections: dict[KeyPath, BaseModel] = {("data", "prompts"): config.data.prompts, ("data", "advantage"): config.data.advantage}
+    sections: dict[KeyPath, BaseModel] = {
+        ("data", "prompts"): config.data.prompts,
+        ("data", "advantage"): config.data.advantage,
+    }
     if config.evaluation is not None:
         sections["evaluation", "prompts"] = config.evaluation.prompts
     for name, policy in config.policies.items():

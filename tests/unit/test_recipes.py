@@ -297,6 +297,29 @@ def test_an_argument_that_the_workflow_needs_is_told_before_the_run() -> None:
     )
 
 
+class Hasty:
+    def __init__(self, timeout_s: float) -> None: ...
+
+    def score(self, answer: str, prompt: object) -> float:
+        return 1.0
+
+    def close(self) -> None: ...
+
+
+class Patient:
+    async def keep(self, group: object) -> bool:
+        return False
+
+
+def test_methods_that_are_awaited_and_are_no_coroutines_and_the_reverse_are_told_before_the_run() -> None:
+    assert complaint(RECIPE, **{"rollout.workflow.reward": f"{__name__}:Hasty"}).startswith(
+        f"--set rollout.workflow.reward: {__name__}:Hasty has a score that cannot be awaited: write async def score; "
+    )
+    assert complaint(RECIPE, **{"data.filter": [f"{__name__}:Patient"]}).startswith(
+        f"--set data.filter: data.filter.0: {__name__}:Patient has a keep that would have to be awaited: write def keep without"
+    )
+
+
 def test_a_lease_shorter_than_two_beats_is_refused() -> None:
     message = complaint(RECIPE, **{"rollout.lease_ttl_s": 3})
     assert message == (
