@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from data_ops.config import PromptSource
 from data_ops.prompts import load_prompts
-from storage import layout, naming
+from storage import layout, naming, orders
 from storage.errors import ConfigError
 from storage.objects import open_store
 from tasks import recipe_conditions
@@ -160,6 +160,13 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("data", "samples_per_prompt"),
             "with 1 sample every advantage is 0 and the filter zero_advantage drops everything; use 2 or more",
+        )
+    prompts, samples = config.data.prompts_per_order, config.data.samples_per_prompt
+    if prompts * samples > orders.EPISODES_MAX:
+        yield Problem(
+            ("data", "prompts_per_order" if prompts > samples else "samples_per_prompt"),
+            f"{prompts:,} prompts with {samples:,} samples each are {prompts * samples:,} episodes in one order, and at most "
+            f"{orders.EPISODES_MAX:,} are played; lower prompts_per_order or samples_per_prompt",
         )
 
 

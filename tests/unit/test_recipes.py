@@ -209,6 +209,18 @@ def test_groups_of_one_that_the_filter_would_drop_are_refused() -> None:
     assert "the filter zero_advantage drops everything; use 2 or more" in message
 
 
+def test_an_order_of_more_episodes_than_are_played_is_refused() -> None:
+    most = {"data.prompts_per_order": 2**13, "data.samples_per_prompt": 2**3}
+    assert load(RECIPE, most).data.prompts_per_order == 2**13
+    assert complaint(RECIPE, **most | {"data.prompts_per_order": 2**13 + 1}) == (
+        "--set data.prompts_per_order: 8,193 prompts with 8 samples each are 65,544 episodes in one order, and at most 65,536 "
+        "are played; lower prompts_per_order or samples_per_prompt"
+    )
+    assert complaint(RECIPE, **{"data.samples_per_prompt": 2**14 + 1}).startswith(
+        "--set data.samples_per_prompt: 4 prompts with 16,385 samples each are 65,540 episodes in one order"
+    )
+
+
 WITHOUT_EFFECT = {
     "loss: {clip_low: 0.1}": ("clip_low", "name: m2po", "name: ppo_clip"),
     "loss: {name: m2po, clip_high: 0.2}": ("clip_high", "name: m2po", "name: ppo_clip"),
