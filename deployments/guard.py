@@ -38,27 +38,41 @@ FOREIGN_ORIGIN = "This server answers no page of another address.\n"
 UNAUTHORIZED = "This server asks for the stack's auth string. `astraflow up` prints an address that logs a browser in.\n"
 
 SCRIPT = """
-const [, ticket, target] = /^#([^/]*)(.*)$/.exec(location.hash) ?? [null, "", "/"];
-const wanted = new URL(target || "/", location.origin);
-const next = wanted.origin === location.origin ? wanted : new URL("/", location.origin);
+const [, ticket, target] = /^#([^/]*)(.*)$/.exec(location.hash) ?? [null, "", ""];
 history.replaceState(null, "", "/open");
+const home = new URL("/", location.origin);
+const pageOf = (path) => {
+  try {
+    const wanted = new URL(path || "/", home);
+    return wanted.origin === home.origin ? wanted : home;
+  } catch {
+    return home;
+  }
+};
 fetch("/open", {method: "POST", headers: {Authorization: `Ticket ${ticket}`}}).then(async (answer) => {
   const said = await answer.text();
   if (answer.ok) {
     if (said) localStorage.setItem("prefect-password", said);
-    location.replace(next);
+    location.replace(pageOf(target));
   } else {
     document.body.textContent = said;
   }
+}).catch((error) => {
+  document.body.textContent = `This page could not log in (${error.message}). `
+    + "Does the server run, and may this site store data in the browser?";
 });
 """
 """Prefect's pages read the auth string, in base64, from the browser's storage for this address."""
 
 PAGE = f'<!doctype html><meta charset="utf-8"><title>AstraFlow</title><body><script>{SCRIPT}</script>'
 _SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+_PAGE_POLICY = (
+    f"default-src 'none'; script-src 'sha256-{_SCRIPT_HASH}'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 PAGE_HEADERS = (
     (b"content-type", b"text/html; charset=utf-8"),
-    (b"content-security-policy", f"default-src 'none'; script-src 'sha256-{_SCRIPT_HASH}'; connect-src 'self'".encode()),
+    (b"content-security-policy", _PAGE_POLICY.encode()),
 )
 POLICY = (
     b"content-security-policy",

@@ -53,6 +53,7 @@ def picture(view: View) -> RenderableType:
         parts += [policies_table(view.status), regions_table(view.status)]
         if view.status.evals:
             parts.append(evaluations_table(view.status.evals))
+        parts += [Text(words, style="dim") for words in waiting_lines(view.status)]
         parts += [Text(words, style="yellow") for words in view.status.problems]
     parts.append(_links(view.links))
     title = Text.assemble((view.run_id, "bold"), "  ", _state(view), "  ", clock(view.elapsed_s))
@@ -133,8 +134,19 @@ def trouble_lines(status: Status) -> list[str]:
     return [f"{member.id}: {member.state}{f', {member.note}' if member.note else ''}" for member in troubled]
 
 
+def waiting_lines(status: Status) -> list[str]:
+    """What members of a run that is starting wait for, such as base models that are not there yet: one line for each."""
+    if status.state != "starting":
+        return []
+    by_note: dict[str, list[str]] = {}
+    for member in status.members:
+        if member.state == "waiting" and member.note:
+            by_note.setdefault(member.note, []).append(member.id)
+    return [f"{', '.join(sorted(ids))}: {note}" for note, ids in sorted(by_note.items())]
+
+
 def _waits(member: MemberStatus) -> bool:
-    """Waiting for version 0 or a batch is nobody's trouble."""
+    """Waiting for a base model, a version or a batch is nobody's trouble."""
     return member.state == "waiting" and not member.note.startswith("waits for")
 
 

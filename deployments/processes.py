@@ -79,6 +79,15 @@ def is_alive(process: Process) -> bool:
     return _find(process) is not None
 
 
+def lives_since(pid: int, at_s: float) -> bool:
+    """Whether the process that had this id at Unix time `at_s` lives; one that was given the id later does not count."""
+    try:
+        found = psutil.Process(pid)
+        return found.create_time() < at_s + CLOCK_SLACK_S and _lives(found)
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+
+
 def cpu_s(process: Process) -> float:
     """CPU time of the process, of its finished children and of its living descendants; 0 when it is gone."""
     found = _find(process)

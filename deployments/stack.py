@@ -8,20 +8,23 @@ only the rest is started here; with MLFLOW_TRACKING_URI set, so is MLflow.
 """
 
 import fcntl
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from deployments import auth, cpu, environment, flow_runs, prefect_toml, processes, readiness, record, register
+from deployments import auth, environment, flow_runs, prefect_toml, processes, readiness, record, register
 from deployments.home import Home, open_private
 from deployments.plan import living, plan
 from deployments.processes import Process, is_alive
 from deployments.record import MLFLOW, SERVER, Stack
 from deployments.start import Say, bring_up
-from storage import objects
+from storage import heartbeats, layout, objects
 from storage.errors import AstraFlowError, ConfigError
+from storage.objects import ObjectStore
+from tasks.status_schema import RunSummary
 
 LOCK_TIMEOUT_S = 1800.0
 """Starting takes minutes on a busy machine; the lock of a command that died is free at once."""
@@ -117,8 +120,8 @@ def running(home: Home) -> Stack | None:
 
 
 def settings(home: Home, stack: Stack) -> dict[str, str]:
-    """The environment of the stack's processes; a command adopts it to speak to them."""
-    return environment.of_stack(home, stack, cpu.isa_ceiling(home.root / "bf16"))
+    """What a command adopts to speak to the stack's processes."""
+    return environment.of_stack(home, stack, {})
 
 
 def _keys_come_later(alive: Stack | None) -> bool:
@@ -155,7 +158,7 @@ def _uncancelled(stack: Stack, why: str) -> list[str]:
 
     try:
         store = replace(objects.open_store(stack.store_url), patience_s=objects.CHECK_PATIENCE_S)
-        going = [run.run_id for run in status.runs(store) if run.state in ("starting", "running")]
+        going = [run.run_id for run in status.runs(store) if run.state in ("starting", "running") or _works_here(store, run)]
     except AstraFlowError as error:
         return [f"{why}, and the store does not tell its runs ({error}): no run was cancelled"]
     if not going:
@@ -164,6 +167,21 @@ def _uncancelled(stack: Stack, why: str) -> list[str]:
         f"{why}, so these runs are stopped without being cancelled and will show as interrupted: {', '.join(going)}; "
         "started again with the same run ids they go on"
     ]
+
+
+def _works_here(store: ObjectStore, run: RunSummary) -> bool:
+    """Whether the supervisor of a run that seems interrupted lives on this machine: one that gets too little CPU time to beat
+    is slow, and not gone."""
+    from tasks import status
+
+    if run.state != "interrupted":
+        return False
+    beats = heartbeats.read_all(store.sub(layout.run_prefix(run.run_id)))
+    return any(
+        processes.lives_since(beat.pid, beat.beat_s)
+        for beat in beats
+        if beat.kind == "supervisor" and beat.state not in status.ENDED and beat.host == socket.gethostname()
+    )
 
 
 def _stop_strays(home: Home, say: Say) -> None:

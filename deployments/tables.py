@@ -34,7 +34,7 @@ def status_picture(status: Status) -> RenderableType:
     parts: list[RenderableType] = [head, live.policies_table(status), live.regions_table(status)]
     if status.closing is not None:
         parts.insert(1, Text(live.closing_words(status.closing)))
-    parts += [Text(words, style="dim") for words in live.traffic_lines(status)]
+    parts += [Text(words, style="dim") for words in (*live.waiting_lines(status), *live.traffic_lines(status))]
     parts += [Text(words, style="yellow") for words in (*live.trouble_lines(status), *status.problems)]
     if status.evals:
         parts.append(live.evaluations_table(status.evals))

@@ -12,9 +12,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +25,7 @@ from rollout.ending import Ending
 from rollout.play import play_prompts
 from rollout.refresh import Refresher
 from rollout.tally import Tally
-from storage import mirrors, shards
+from storage import mirrors, shards, weights
 from storage.backends import counting
 from storage.backends.counting import Counting
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
@@ -118,12 +118,20 @@ async def _opened(
                     pulse.update(note="", versions={policy: own.manifest.version for policy, own in held.items()})
                     on_failure.pop_all()
                     return cast, held
-            except NotFoundError:
-                pulse.update(note="waits for the base models")
+            except NotFoundError as error:
+                pulse.update(note=_awaited(run, sampling) or f"cannot open the models yet: {error}")
             except TransientError as error:
                 pulse.update(note=f"cannot open the models, and tries again: {error}")
             await ending.within(BACKOFF_S)
     return None
+
+
+def _awaited(run: ObjectStore, policies: Iterable[str]) -> str:
+    """Which base models are not there yet; empty where all are, or the store does not tell."""
+    with suppress(TransientError):
+        if lacking := [policy for policy in policies if not weights.exists(run, policy, 0)]:
+            return f"waits for the base model of {', '.join(lacking)}"
+    return ""
 
 
 class Worker:

@@ -19,7 +19,8 @@ def _no_truth(value: Any) -> Any:
 _Number = BeforeValidator(_no_truth)
 
 Steps: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000)]
-"""Training steps or versions."""
+"""Training steps or versions. A million steps of ten seconds take four months, and the eight digits in the names of objects
+leave room for a hundred orders to each step."""
 Count: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000)]
 """How many of something; at least one."""
 CountOrNone: TypeAlias = Annotated[int, _Number, Field(ge=0, le=1_000_000)]

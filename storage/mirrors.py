@@ -84,6 +84,8 @@ def keep(
                 crossed[f"mirrored_bytes_{copy.policy}"] += num_bytes
                 pulse.update(state="working", note="", progress=crossed, versions={copy.policy: copy.newest})
                 merging.after(copy.policy, copy.newest)
+            if not failures and (lacking := [copy.policy for copy in copies if copy.newest < 0]):
+                pulse.update(state="waiting", note=f"waits for the base model of {', '.join(lacking)}")
             if last is not None and all(copy.newest >= last and not copy.left for copy in copies):
                 return
 

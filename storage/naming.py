@@ -32,7 +32,7 @@ class Kind:
 
     noun: str
     protocol: type
-    """The class that is named must have its public methods, with as many arguments."""
+    """The class that is named must have its public methods, with as many arguments, and coroutines where it has them."""
     page: str
     """Where its contract is written down."""
     made_with: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ def _fault(found: Any, kind: Kind) -> str:
     if inspect.isabstract(found) or getattr(found, "_is_protocol", False):
         return "is abstract"
     for name, wanted in methods.items():
-        if wrong := _wrong_arguments(found, name, wanted):
+        if wrong := _wrong_arguments(found, name, wanted) or _wrong_way(found, name, getattr(kind.protocol, name)):
             return wrong
     return _wrong_constructor(found, kind)
 
@@ -175,6 +175,18 @@ def _wrong_arguments(found: type, name: str, wanted: inspect.Signature) -> str:
     except TypeError:
         return f"has a {name} that does not take ({', '.join(wanted.parameters)})"
     return ""
+
+
+def _wrong_way(found: type, name: str, wanted: Any) -> str:
+    """What is wrong with how a method gives its result: awaited or not. One that is no Python function does not tell."""
+    method = getattr(getattr(found, name), "__func__", getattr(found, name))
+    if inspect.iscoroutinefunction(wanted):
+        if not inspect.isfunction(method) or inspect.iscoroutinefunction(inspect.unwrap(method)):
+            return ""  # a decorator may hide a coroutine behind a function that returns it
+        return f"has a {name} that cannot be awaited: write async def {name}"
+    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+        return f"has a {name} that would have to be awaited: write def {name} without async"
+    return f"has a {name} that is a generator: return the result" if inspect.isgeneratorfunction(method) else ""
 
 
 def _wrong_constructor(found: type, kind: Kind) -> str:

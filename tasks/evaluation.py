@@ -105,8 +105,12 @@ def _wait_for(run: ObjectStore, versions: Mapping[str, int], pulse: Pulse, stop:
     """Until every version exists; False when the run stopped first."""
     while not stop.is_set():
         try:
-            if all(weights.exists(run, policy, version) for policy, version in versions.items()):
+            lacking = [policy for policy, version in versions.items() if not weights.exists(run, policy, version)]
+            if not lacking:
                 return True
+            which = ", ".join(lacking)
+            newest = max(versions.values())
+            pulse.update(note=f"waits for {f'version {newest}' if newest else 'the base model'} of {which}")
             if runs.read_stop(run) is not None:
                 return False
         except TransientError as error:

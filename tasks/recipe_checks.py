@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from data_ops.config import PromptSource
 from data_ops.prompts import load_prompts
-from storage import layout, naming
+from storage import layout, naming, orders
 from storage.errors import ConfigError
 from storage.objects import open_store
+from tasks import recipe_conditions
 from tasks.base_models.folders import refuse_links
 from tasks.config import RunConfig
 from tasks.recipe_source import KeyPath
@@ -34,10 +37,33 @@ class Problem(NamedTuple):
     message: str
 
 
-def problems(config: RunConfig) -> list[Problem]:
-    """Everything wrong with `config`, in no particular order; empty when it can run."""
+def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
+    """Everything wrong with `config`, in no particular order; empty when it can run. `written` is the same as plain data, with
+    the settings that somebody wrote and without the defaults."""
     checks = (_names, _roles, _rewards, _engines, _algorithms, _groups, _sampling, _prompts, _models, _mirrors, _times)
-    return [problem for check in checks for problem in check(config)]
+    return [*_conditions(config, written), *(problem for check in checks for problem in check(config))]
+
+
+def _conditions(config: RunConfig, written: Mapping[str, Any]) -> Iterator[Problem]:
+    """Settings without effect, because another one selects something else."""
+    sections: dict[KeyPath, BaseModel] = {
+        ("data", "prompts"): config.data.prompts,
+        ("data", "advantage"): config.data.advantage,
+    }
+    if config.evaluation is not None:
+        sections["evaluation", "prompts"] = config.evaluation.prompts
+    for name, policy in config.policies.items():
+        sections["policies", name, "train", "loss"] = policy.train.loss
+    for path, section in sections.items():
+        found = recipe_conditions.without_effect(path[-1], _written_at(written, path), section.model_dump())
+        yield from (Problem((*path, key), why) for key, why in found.items())
+
+
+def _written_at(written: Mapping[str, Any], path: KeyPath) -> Mapping[str, Any]:
+    """The section at `path` as it was written; empty where it was not."""
+    for part in path:
+        written = written.get(part) or {}
+    return written
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
@@ -55,15 +81,20 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 
 def _roles(config: RunConfig) -> Iterator[Problem]:
-    from rollout.workflows import find_workflow
+    from rollout.workflows import WORKFLOW, find_workflow, strange_arguments
 
     workflow = config.rollout.workflow
     at: KeyPath = ("rollout", "workflow")
     try:
-        roles = find_workflow(workflow).roles
+        found = find_workflow(workflow)
     except ConfigError as error:
         yield Problem((*at, "name"), str(error))
         return
+    strange = strange_arguments(found, workflow)
+    yield from (Problem((*at, "args", name), why) for name, why in strange.items())
+    if not strange and (wrong := naming.unfit(found, WORKFLOW, workflow.args)):
+        yield Problem((*at, "args"), f"do not fit the workflow {workflow.name}: {wrong}")
+    roles = found.roles
     for role in workflow.roles:
         if role not in roles:
             yield Problem((*at, "roles", role), f"{workflow.name} has no such role; {_one_of(role, roles)}")
@@ -129,6 +160,13 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("data", "samples_per_prompt"),
             "with 1 sample every advantage is 0 and the filter zero_advantage drops everything; use 2 or more",
+        )
+    prompts, samples = config.data.prompts_per_order, config.data.samples_per_prompt
+    if prompts * samples > orders.EPISODES_MAX:
+        yield Problem(
+            ("data", "prompts_per_order" if prompts > samples else "samples_per_prompt"),
+            f"{prompts:,} prompts with {samples:,} samples each are {prompts * samples:,} episodes in one order, and at most "
+            f"{orders.EPISODES_MAX:,} are played; lower prompts_per_order or samples_per_prompt",
         )
 
 

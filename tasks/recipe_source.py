@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError
-from tasks import recipe_yaml
+from tasks import recipe_conditions, recipe_yaml
 from tasks.recipe_yaml import NESTING_MAX
 from tasks.recipe_yaml import KeyPath as KeyPath  # part of what is offered here
 
@@ -23,11 +23,6 @@ SHOWN_MAX = 100
 """Characters of an assignment or a name in a message."""
 SUFFIXES = (".yaml", ".yml")
 """Of a file; the name of a recipe has none."""
-ALTERNATIVES: dict[str, frozenset[str]] = {
-    "prompts": frozenset({"builtin", "path", "hub"}),
-    "model": frozenset({"tiny", "path", "hub"}),
-}
-"""Section → keys of which exactly one is set. Writing one on top of a base recipe takes the base's choice away."""
 SHORTCUTS: dict[str, KeyPath] = {"prompts": ("data", "prompts")}
 """First part of an override → what it stands for, for the keys that people type most."""
 
@@ -242,13 +237,14 @@ def _expand(data: Any, parts: KeyPath, path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _merge(target: Source, data: Mapping[str, Any], places: Mapping[KeyPath, Place], path: KeyPath) -> None:
-    """Sections are merged key by key; anything else, lists included, is replaced whole."""
+    """Sections are merged key by key; anything else, lists included, is replaced whole. What a file wrote for a choice that
+    `data` makes otherwise is dropped; another override of the same command line is not, so that no one of two is lost."""
     section: Any = target.data
     for part in path:
         section = section[part]
-    if path and (alternatives := ALTERNATIVES.get(path[-1])) and alternatives & set(data):
-        for key in alternatives - set(data):
-            section.pop(key, None)
+    for key in recipe_conditions.overruled(path[-1], section, data) if path else ():
+        if target.place((*path, key)).line is not None:
+            del section[key]
     for raw_key, value in data.items():
         key = str(raw_key)
         here = (*path, key)

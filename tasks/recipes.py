@@ -56,7 +56,7 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     if wrong := json_values.fault(source.data):
         path, why = wrong
         raise _complaint(source, [Problem(tuple(path.split(".")) if path else (), why)])
-    if found := problems(config):
+    if found := problems(config, source.data):
         raise _complaint(source, found)
     return config
 
@@ -119,7 +119,7 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
     if kind == "value_error":
         return Problem(path, str(error["ctx"]["error"]))
     if kind == "finite_number":
-        return Problem(path, f"must be a finite number, not {_brief(error['input'])}")
+        return Problem(path, f"must be a finite number, not {_brief(error['input'])}{_or_null(path)}")
     if kind in ("int_parsing_size", "float_type") and isinstance(error["input"], int | float):
         # So large that pydantic does not even compare it with the field's own bounds.
         return Problem(path, f"must be {_bound_at(path, error['input'] < 0)}, not {_brief(error['input'])}")
@@ -130,7 +130,7 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
     words = MESSAGES.get(kind) or _lower(str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, "))
     if not words.startswith("must"):
         words = f"must be {words}"
-    return Problem(path, f"{words}, not {_brief(error['input'])}")
+    return Problem(path, f"{words}, not {_brief(error['input'])}{_or_null(path) if kind == 'greater_than' else ''}")
 
 
 def _suggestion(path: KeyPath) -> str:
@@ -171,6 +171,14 @@ def _bound_at(path: KeyPath, lower: bool) -> str:
             if (value := getattr(bound, name, None)) is not None:
                 return f"{word} {value:g}" if isinstance(value, float) else f"{word} {value}"
     return "a number of at most 18 digits"
+
+
+def _or_null(path: KeyPath) -> str:
+    """What to write for no limit, where the number at `path` is one that can be switched off."""
+    model = _model_at(path[:-1])
+    info = model.model_fields.get(path[-1]) if model is not None else None
+    kinds = [(get_args(kind) or (kind,))[0] for kind in get_args(info.annotation)] if info is not None else []
+    return "; null means no limit" if {float, type(None)} <= set(kinds) else ""
 
 
 def _model_at(path: KeyPath) -> type[BaseModel] | None:

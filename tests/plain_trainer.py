@@ -122,7 +122,7 @@ class PlainTrainer:
             loss, bounds, num_silenced = self._loss(tokens)
             gradients = dict(zip(self.parameters, torch.autograd.grad(loss, list(self.parameters.values())), strict=True))
             norms.append(math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values())))
-            self._adam(gradients, min(1.0, self.config.grad_clip / norms[-1]), lr)
+            self._adam(gradients, min(1.0, (self.config.grad_clip or math.inf) / norms[-1]), lr)
             losses.append(loss.item())
             silenced += num_silenced
             seen += tokens

@@ -47,14 +47,15 @@ class TrainConfig(Frozen):
     engine: str = "torch"
     """A built-in's name or an import path."""
     loss: LossConfig = LossConfig()
-    lr: Positive = 5e-6
+    lr: NotNegative = 5e-6
+    """0 leaves the weights as they are, bit for bit: a policy that is played and not trained, or a baseline."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.01
     warmup_steps: CountOrNone = 0
     """Steps over which the learning rate rises linearly from 0."""
-    grad_clip: Positive = 1.0
-    """Largest norm of the gradient."""
+    grad_clip: Positive | None = 1.0
+    """Largest norm of the gradient; null: no limit."""
     minibatches: Count = 1
     """Optimizer steps per batch; divides the batch size."""
     micro_batch_tokens: Tokens = 8192

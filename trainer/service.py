@@ -106,7 +106,7 @@ class _Trainer:
 
     def _begin(self, seed: int) -> bool:
         """Build the engine from version 0 or the newest checkpoint; False when asked to leave before there was one."""
-        self._pulse.update(state="waiting", note="waits for version 0")
+        self._pulse.update(state="waiting", note=f"waits for the base model of {self._policy}")
         while not self._insist("reading version 0", lambda: weights.exists(self._run, self._policy, 0)):
             if self._departure.due_within(self._config.poll_interval_s):
                 return False

@@ -10,6 +10,7 @@ micro-batches changes no gradient: every weight and bound of the loss is fixed o
 Shape legend: N loss tokens of a micro-batch.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -158,8 +159,9 @@ class TorchEngine:
 
     def _update(self, tally: Tally, fixed: Constants) -> None:
         """Clip and step. A gradient that is not finite would poison the weights for ever: its minibatch is left out."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._config.grad_clip))
-        if np.isfinite(norm):
+        limit = math.inf if self._config.grad_clip is None else self._config.grad_clip
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit))
+        if np.isfinite(norm) and self._config.lr:  # a step of length 0 would still make 0.0 of −0.0
             self._optimizer.step()
         tally.add_update(norm, fixed.bounds)
 

@@ -1,7 +1,7 @@
 """The table of built-in workflows, and how a recipe's workflow is built."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from rollout.config import WorkflowConfig
@@ -35,20 +35,26 @@ def make_workflow(config: WorkflowConfig, reward: Reward) -> Workflow:
     """The workflow of a recipe. ConfigError for a name that leads nowhere, and for arguments the workflow does not
     take."""
     made: Any = find_workflow(config, "rollout.workflow.name")
-    taken = list(inspect.signature(made).parameters.values())[1:]
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
-        names = [parameter.name for parameter in taken]
-        for name in config.args:
-            if name not in names:
-                raise ConfigError(
-                    f"rollout.workflow.args.{name}: the workflow {config.name} takes no such argument; "
-                    f"it takes {', '.join(names) or 'none'}"
-                )
+    for name, why in strange_arguments(made, config).items():
+        raise ConfigError(f"rollout.workflow.args.{name}: {why}")
     try:
         workflow: Workflow = made(reward, **config.args)
     except TypeError as error:
         raise ConfigError(f"rollout.workflow.args do not fit the workflow {config.name}: {error}") from error
     return workflow
+
+
+def strange_arguments(made: Callable[..., Any], config: WorkflowConfig) -> dict[str, str]:
+    """Name → what is wrong, for the arguments of a recipe that its workflow `made` does not take, as far as it tells."""
+    try:
+        taken = list(inspect.signature(made).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return {}  # a class written in C
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+        return {}
+    names = [parameter.name for parameter in taken]
+    why = f"the workflow {config.name} takes no such argument; it takes {', '.join(names) or 'none'}"
+    return {name: why for name in config.args if name not in names}
 
 
 def policies_by_role(workflow: Workflow, config: WorkflowConfig, policies: Mapping[str, Any]) -> dict[str, str]:

@@ -147,7 +147,7 @@ class TrainEngineContract:
             metrics, expected = engine.step(given), plain.step(given)
             assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
             assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-4
-            assert metrics["trainer/grad_norm"] > 2 * ADAM.grad_clip
+            assert metrics["trainer/grad_norm"] > 2 * (ADAM.grad_clip or 0)
 
     def test_a_gradient_below_the_limit_is_not_scaled(self) -> None:
         weights = base_weights()
@@ -156,6 +156,36 @@ class TrainEngineContract:
         engine, plain = self.started(config), PlainTrainer(config, weights, SEED)
         assert engine.step(given)["trainer/grad_norm"] == pytest.approx(plain.step(given)["trainer/grad_norm"], rel=1e-5)
         assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-3
+
+    def test_a_gradient_without_a_limit_is_not_scaled(self) -> None:
+        weights = base_weights()
+        given = sampled_batch(reference_model(weights), noise=0.3)
+        rows = tuple(replace(one, advantages=one.advantages * np.float32(1e10)) for one in given.rows)
+        config = LINEAR.model_copy(update={"grad_clip": None, "lr": 1e4, "eps": 1e14})
+        limited = self.started(config.model_copy(update={"grad_clip": 1e9}))
+        engine, plain = self.started(config), PlainTrainer(config, weights, SEED)
+        metrics, expected = engine.step(replace(given, rows=rows)), plain.step(replace(given, rows=rows))
+        assert metrics["trainer/grad_norm"] == pytest.approx(expected["trainer/grad_norm"], rel=1e-4)
+        assert metrics["trainer/grad_norm"] > 2e9
+        assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-3
+        limited.step(replace(given, rows=rows))
+        assert apart(moves(limited, weights), plain_moves(plain, weights)) > 0.5
+
+    def test_a_learning_rate_of_0_leaves_every_bit_as_it_was_and_measures(self) -> None:
+        weights = base_weights()
+        weights["model.norm.weight"].bits[:4] = [0x8000, 0, 0x8000, 0]  # −0 and 0
+        config = ADAM.model_copy(update={"lr": 0.0, "publish_dtype": "BF16"})
+        engine, plain = self.started(config, weights), PlainTrainer(config, weights, SEED)
+        model = reference_model(weights)
+        for step in (1, 2):
+            given = sampled_batch(model, step, num_rows=5, noise=0.3)
+            metrics, expected = engine.step(given), plain.step(given)
+            assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+            assert metrics["trainer/lr"] == 0.0
+            assert weights_digest(engine.weights()) == weights_digest(weights)
+        resumed = self.started(config)
+        resumed.load(*through_files(*engine.save()))
+        assert weights_digest(resumed.weights()) == weights_digest(weights)
 
     @pytest.mark.parametrize("form", ["adaptive_clip", "token_mask", "water_filled"])
     def test_with_a_dual_clip_one_token_does_not_decide_a_step(self, form: str) -> None:

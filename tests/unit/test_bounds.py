@@ -104,3 +104,19 @@ def test_the_bounds_themselves_are_allowed(key: str, least: int, most: int) -> N
     for value in (least - 1, most + 1):
         with pytest.raises(ConfigError, match=f"{key}: must be"):
             load(RECIPE, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("policies.solver.train.grad_clip", float("inf"), "must be a finite number, not inf; null means no limit"),
+        ("policies.solver.train.grad_clip", 0, "must be greater than 0, not 0; null means no limit"),
+        ("policies.solver.train.loss.dual_clip", float("inf"), "must be a finite number, not inf; null means no limit"),
+        ("policies.solver.train.lr", float("inf"), "must be a finite number, not inf"),
+        ("policies.solver.train.lr", -1, "must be greater than or equal to 0, not -1"),
+    ],
+)
+def test_a_limit_that_can_be_switched_off_says_how(key: str, value: float, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(RECIPE, {key: value})
+    assert str(caught.value) == f"--set {key}: {words}"

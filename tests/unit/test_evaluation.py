@@ -301,7 +301,8 @@ def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
         def wait(self, timeout: float | None = None) -> bool:
             assert timeout is not None
             pauses.append(timeout)
-            assert pulse.last.state == "waiting"
+            which = "solver, verifier" if len(pauses) > 2 else "verifier"
+            assert (pulse.last.state, pulse.last.note) == ("waiting", f"waits for version {1 + len(pauses) // 3} of {which}")
             if len(pauses) == 2:
                 assert player.asked == vectors(0)
                 weights.publish(memory_store, "verifier", 1, tensors(1))

@@ -82,6 +82,31 @@ def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
     ]
 
 
+def test_who_waits_for_which_base_model_is_shown_while_the_run_starts() -> None:
+    def member(name: str, state: str, note: str) -> MemberStatus:
+        return MemberStatus(id=name, kind="rollout", state=state, age_s=1.0, attempt=0, region="", note=note)
+
+    members = [
+        member("trainer-solver", "waiting", "waits for the base model of solver"),
+        member("rollout-us-0", "waiting", "waits for the base model of solver, verifier"),
+        member("rollout-eu-0", "waiting", "waits for the base model of solver, verifier"),
+        member("base-model", "working", "teaching the skill"),
+        member("dataflow", "waiting", ""),
+    ]
+    status = _status("starting").model_copy(update={"members": members})
+    shown = [
+        "trainer-solver: waits for the base model of solver",
+        "rollout-eu-0, rollout-us-0: waits for the base model of solver, verifier",
+    ]
+    picture = _drawn(View("tiny-1", 3.0, "Running", status, base_model=0.25, note="teaching the skill"))
+    assert [line for line in picture if "waits" in line and "trainer waits" not in line] == shown
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(tables.status_picture(status))
+    printed = console.export_text()
+    assert [line for line in shown if line not in printed] == []
+    assert live.waiting_lines(status.model_copy(update={"state": "running"})) == []
+
+
 def test_before_the_run_exists_the_picture_says_what_it_waits_for() -> None:
     assert "waiting for the supervisor to begin (Prefect: Pending)" in _drawn(View("tiny-1", 3.0, "Pending", None))
 
@@ -132,7 +157,7 @@ def test_members_in_trouble_are_told_while_the_run_goes_on() -> None:
 
     members = [
         member("mirror-eu", "waiting", "solver is not mirrored: no route"),
-        member("trainer-solver", "waiting", "waits for version 0"),
+        member("trainer-solver", "waiting", "waits for the base model of solver"),
         member("rollout-us-0", "silent"),
         member("rollout-eu-0", "working", "starts from version 0"),
     ]

@@ -167,6 +167,27 @@ def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed
     assert set(pauses) == {0.0, mirrors.LOOK_INTERVAL_S}
 
 
+def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
+    pulse = Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)
+    said: list[tuple[str, str]] = []
+
+    def leave(pause_s: float) -> bool:
+        said.append((pulse.last.state, pulse.last.note))
+        if len(said) == 2:
+            world.publish(1)
+        if len(said) == 3:
+            weights.publish(world.home, "verifier", 0, model(0))
+        return len(said) == 4
+
+    mirrors.keep(world.home, world.mirror, ["solver", "verifier"], pulse, leave)
+    assert said == [
+        ("starting", ""),
+        ("waiting", "waits for the base model of solver, verifier"),
+        ("waiting", "waits for the base model of verifier"),
+        ("working", ""),
+    ]
+
+
 def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_version(world: World) -> None:
     world.publish(8)
     mirror_next(world.home, world.mirror)

@@ -1,7 +1,9 @@
 """What a recipe names is found, and proved to be what it must be, before anything of it is called."""
 
 import abc
+import functools
 import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +55,44 @@ class Deaf(Greedy):
         return rows
 
 
+class Hasty(Greedy):
+    def close(self) -> None: ...  # type: ignore[override]
+
+
+class Slow(Greedy):
+    async def choose(self, rows: list[int], count: int) -> list[int]:  # type: ignore[override]
+        return rows[:count]
+
+
+class Trickling(Greedy):
+    def choose(self, rows: list[int], count: int) -> Iterator[int]:  # type: ignore[override]
+        yield from rows[:count]
+
+
+class TricklingSlowly(Greedy):
+    async def choose(self, rows: list[int], count: int) -> AsyncIterator[int]:  # type: ignore[override]
+        yield rows[0]
+
+
+class SlowClass(Greedy):
+    @classmethod
+    async def choose(cls, rows: list[int], count: int) -> list[int]:  # type: ignore[override]
+        return rows[:count]
+
+
+def noted(method: Any) -> Any:
+    @functools.wraps(method)
+    def called(*args: Any) -> Any:
+        return method(*args)
+
+    return called
+
+
+class Decorated(Greedy):
+    @noted
+    async def close(self) -> None: ...
+
+
 class WithoutSeed(Greedy):
     def __init__(self) -> None:
         CALLED.append("WithoutSeed")
@@ -99,7 +139,11 @@ def nothing_is_called() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("greedy", Greedy), ("late", Lenient), (f"{HERE}:Greedy", Greedy), (f"{HERE}:Lenient", Lenient)]
+    ("name", "found"),
+    [
+        *(("greedy", Greedy), ("late", Lenient)),
+        *((f"{HERE}:{one.__name__}", one) for one in (Greedy, Lenient, Decorated)),
+    ],
 )
 def test_a_builtin_and_an_import_path_lead_to_a_class_that_is_not_yet_called(name: str, found: type) -> None:
     assert resolve(name, TABLE, KIND) is found
@@ -140,6 +184,11 @@ def test_a_path_that_leads_nowhere_says_where_it_broke(path: str, sentence: str)
         ("Made", "has no choose and no close"),
         ("Attribute", "has no choose"),
         ("Deaf", r"has a choose that does not take \(rows, count\)"),
+        ("Hasty", "has a close that cannot be awaited: write async def close"),
+        ("Slow", "has a choose that would have to be awaited: write def choose without async"),
+        ("SlowClass", "has a choose that would have to be awaited: write def choose without async"),
+        ("Trickling", "has a choose that is a generator: return the result"),
+        ("TricklingSlowly", "has a choose that would have to be awaited: write def choose without async"),
         ("Abstract", "is abstract"),
         ("Chooses", "is abstract"),
         ("WithoutSeed", r"cannot be built as WithoutSeed\(seed\)"),

@@ -209,6 +209,129 @@ def test_groups_of_one_that_the_filter_would_drop_are_refused() -> None:
     assert "the filter zero_advantage drops everything; use 2 or more" in message
 
 
+def test_an_order_of_more_episodes_than_are_played_is_refused() -> None:
+    most = {"data.prompts_per_order": 2**13, "data.samples_per_prompt": 2**3}
+    assert load(RECIPE, most).data.prompts_per_order == 2**13
+    assert complaint(RECIPE, **most | {"data.prompts_per_order": 2**13 + 1}) == (
+        "--set data.prompts_per_order: 8,193 prompts with 8 samples each are 65,544 episodes in one order, and at most 65,536 "
+        "are played; lower prompts_per_order or samples_per_prompt"
+    )
+    assert complaint(RECIPE, **{"data.samples_per_prompt": 2**14 + 1}).startswith(
+        "--set data.samples_per_prompt: 4 prompts with 16,385 samples each are 65,540 episodes in one order"
+    )
+
+
+WITHOUT_EFFECT = {
+    "loss: {clip_low: 0.1}": ("clip_low", "name: m2po", "name: ppo_clip"),
+    "loss: {name: m2po, clip_high: 0.2}": ("clip_high", "name: m2po", "name: ppo_clip"),
+    "loss: {name: ppo_clip, m2_threshold: 0.01}": ("m2_threshold", "name: ppo_clip", "name: m2po"),
+    "loss: {name: ppo_clip, m2_form: water_filled}": ("m2_form", "name: ppo_clip", "name: m2po"),
+    "loss: {constant_length: 100}": ("constant_length", "aggregate: token_mean", "aggregate: constant"),
+}
+
+
+@pytest.mark.parametrize(("loss", "words"), WITHOUT_EFFECT.items())
+def test_a_setting_of_a_loss_that_is_not_selected_is_refused(loss: str, words: tuple[str, str, str]) -> None:
+    key, selected, wanted = words
+    text = with_line("    batch_size: 32", "    train:", f"      {loss}")
+    assert complaint(text) == (
+        f"recipe, line 8: policies.solver.train.loss.{key}: has no effect with {selected}; leave it out, or set {wanted}"
+    )
+
+
+def test_a_setting_of_the_loss_that_is_selected_is_taken_whatever_its_value() -> None:
+    for loss in (
+        "{name: ppo_clip, clip_low: 0.1, dual_clip: 3}",
+        "{m2_form: token_mask, m2_threshold: 0.5, dual_clip: 3}",
+        "{aggregate: constant, constant_length: 9}",
+        "{aggregate: token_mean, constant_length: null}",
+    ):
+        load(with_line("    batch_size: 32", f"    train: {{loss: {loss}}}"))
+
+
+def test_settings_of_prompts_and_of_the_penalty_without_effect_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    path = {"prompts.path": str(tmp_path / "a.jsonl")}
+    assert complaint(RECIPE, **{"prompts.answer_after": "####"}) == (
+        "--set prompts.answer_after: data.prompts.answer_after: has no effect with builtin: chained_addition; leave it out, "
+        "or set path or hub"
+    )
+    assert complaint(RECIPE, **path, **{"prompts.split": "test"}) == (
+        f"--set prompts.split: data.prompts.split: has no effect with path: {tmp_path}/a.jsonl; leave it out, "
+        "or set builtin or hub"
+    )
+    assert complaint(RECIPE, **path, **{"data.prompts.hub_config": "main"}).endswith("a.jsonl; leave it out, or set hub")
+    assert complaint(RECIPE, **{"data.advantage.overlong_max_tokens": 40}) == (
+        "--set data.advantage.overlong_max_tokens: has no effect with overlong_tokens: 0; leave it out, or set overlong_tokens"
+    )
+    load(RECIPE, {"data.advantage.overlong_max_tokens": 40, "data.advantage.overlong_tokens": 8})
+
+
+def test_a_recipe_that_selects_something_else_than_its_base_drops_what_the_base_set_for_its_own_choice() -> None:
+    loss = load("multi_policy_tiny", {"policies.*.train.loss": {"name": "ppo_clip", "clip_low": 0.1}})
+    assert [policy.train.loss.clip_low for policy in loss.policies.values()] == [0.1, 0.1]
+    text = "extends: gsm8k_qwen3\ndata: {prompts: {builtin: chained_addition, split: test}}\n"
+    assert load(text).data.prompts.model_dump(exclude_defaults=True) == {"builtin": "chained_addition", "split": "test"}
+    assert load("extends: multi_policy_tiny\npolicies: {solver: {train: {loss: {dual_clip: 3}}}}\n").policies[
+        "solver"
+    ].train.loss.model_dump(exclude_defaults=True) == {"dual_clip": 3.0}
+
+
+def test_of_two_overrides_that_do_not_go_together_none_is_dropped() -> None:
+    name, threshold = "policies.solver.train.loss.name", "policies.solver.train.loss.m2_threshold"
+    for overrides in ({name: "ppo_clip", threshold: 0.5}, {threshold: 0.5, name: "ppo_clip"}):
+        assert complaint(RECIPE, **overrides) == (
+            f"--set {threshold}: has no effect with name: ppo_clip; leave it out, or set name: m2po"
+        )
+    assert complaint(RECIPE, **{"prompts.path": "a.jsonl", "prompts.hub": "openai/gsm8k"}).endswith(
+        "data.prompts: prompts need exactly one of builtin, path and hub; found path and hub"
+    )
+
+
+def test_arguments_that_the_workflow_does_not_take_are_told_before_the_run() -> None:
+    assert complaint(RECIPE, **{"rollout.workflow.args.rounds": 3}) == (
+        "--set rollout.workflow.args.rounds: the workflow single_turn takes no such argument; it takes attempt_message"
+    )
+
+
+class NeedsRounds:
+    roles = ("solver",)
+
+    def __init__(self, reward: object, rounds: int) -> None: ...
+
+    async def play(self, prompt: object, agents: object) -> None: ...
+
+
+def test_an_argument_that_the_workflow_needs_is_told_before_the_run() -> None:
+    assert complaint(RECIPE, **{"rollout.workflow.name": f"{__name__}:NeedsRounds"}) == (
+        f"recipe, line 11: rollout.workflow.args: do not fit the workflow {__name__}:NeedsRounds: "
+        "missing a required argument: 'rounds'"
+    )
+
+
+class Hasty:
+    def __init__(self, timeout_s: float) -> None: ...
+
+    def score(self, answer: str, prompt: object) -> float:
+        return 1.0
+
+    def close(self) -> None: ...
+
+
+class Patient:
+    async def keep(self, group: object) -> bool:
+        return False
+
+
+def test_methods_that_are_awaited_and_are_no_coroutines_and_the_reverse_are_told_before_the_run() -> None:
+    assert complaint(RECIPE, **{"rollout.workflow.reward": f"{__name__}:Hasty"}).startswith(
+        f"--set rollout.workflow.reward: {__name__}:Hasty has a score that cannot be awaited: write async def score; "
+    )
+    assert complaint(RECIPE, **{"data.filter": [f"{__name__}:Patient"]}).startswith(
+        f"--set data.filter: data.filter.0: {__name__}:Patient has a keep that would have to be awaited: write def keep without"
+    )
+
+
 def test_a_lease_shorter_than_two_beats_is_refused() -> None:
     message = complaint(RECIPE, **{"rollout.lease_ttl_s": 3})
     assert message == (

@@ -1,3 +1,6 @@
+import os
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -7,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from deployments import processes, record, stack
+from deployments import cpu, processes, record, stack
 from deployments.home import Home
 from deployments.processes import MARK
 from deployments.record import SERVER, Stack
-from storage import heartbeats, runs
+from storage import heartbeats, layout, runs
 from storage.errors import AstraFlowError, ConfigError
 from storage.heartbeats import Pulse
+from storage.json_objects import encode
 from storage.objects import open_store
+from storage.records import Heartbeat
 from tasks import recipes
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -54,6 +59,45 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Hom
     assert said == []
     assert not processes.is_alive(server)
     assert not home.auth.exists()
+
+
+def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> None:
+    """A run whose supervisor, the process `pid`, last beat a minute ago."""
+    run = runs.create_run(open_store(home.store.as_uri()), run_id, recipes.load("multi_policy_tiny").model_dump(mode="json"))
+    ago_s = time.time() - 60.0
+    beat = Heartbeat("supervisor", "supervisor", 0, 9, ago_s - 60.0, ago_s, pid, socket.gethostname(), state)
+    run.put(layout.heartbeat("supervisor", "supervisor"), encode(beat))
+
+
+def test_a_run_whose_supervisor_is_too_slow_to_beat_is_named_and_one_that_is_gone_is_not(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stack.environment, "adopt", lambda settings: None)
+    monkeypatch.setattr(processes, "CLOCK_SLACK_S", 3600.0)  # this very process may be younger than the beat
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    _silent_run(home, "slow", os.getpid())
+    _silent_run(home, "gone", gone.pid)
+    _silent_run(home, "left", os.getpid(), "done")
+    record.save(home, _stack(home))
+    with pytest.raises(AstraFlowError, match="will show as interrupted: slow; started again"):
+        stack.down(home, lambda words: None)
+
+
+def test_a_process_that_was_given_an_old_id_is_not_the_one_that_had_it(home: Home) -> None:
+    own = _sleeper(home, "worker-trainers")
+    assert processes.lives_since(own.pid, time.time())
+    assert not processes.lives_since(own.pid, time.time() - 3600.0)
+    processes.stop([own], 5.0)
+    assert not processes.lives_since(own.pid, time.time())
+    assert not processes.lives_since(2**40, time.time())
+    assert not processes.lives_since(-1, time.time())
+
+
+def test_speaking_to_the_stack_costs_no_import_of_torch(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_announces_bf16", lambda: True)
+    monkeypatch.setattr(cpu, "survives_bf16", _breaks(AssertionError("asked")))
+    assert stack.settings(home, _stack(home))["ASTRAFLOW_STORE"] == home.store.as_uri()
 
 
 def _breaks(error: BaseException) -> Callable[..., Any]:

@@ -15,3 +15,8 @@ def test_a_stored_configuration_with_the_removed_setting_switched_off_means_what
 def test_the_removed_setting_switched_on_is_refused_with_what_to_do(value: object) -> None:
     with pytest.raises(ValidationError, match="compact_deltas was removed: leave it out; a run that set it is read"):
         TrainConfig.model_validate({"compact_deltas": value})
+
+
+def test_a_learning_rate_of_0_and_a_gradient_without_a_limit_are_settings() -> None:
+    config = TrainConfig.model_validate({"lr": 0, "grad_clip": None})
+    assert (config.lr, config.grad_clip) == (0.0, None)

@@ -237,6 +237,9 @@ def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> No
     pulse, stop = pulse_of(memory_store), threading.Event()
     trainer = threading.Thread(target=train, args=(memory_store, POLICY, CONFIG, 2, 0, pulse, stop))
     trainer.start()
+    while pulse.last.state != "waiting":
+        time.sleep(0.01)
+    assert pulse.last.note == f"waits for the base model of {POLICY}"
     weights.publish(memory_store, POLICY, 0, weight_of(0), extra_files={"config.json": b"{}"})
     add_batches(memory_store, 1)
     add_batches(memory_store, 2)

@@ -111,7 +111,7 @@ def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> No
 def test_a_worker_waits_for_the_base_models(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()) as worker:
-        until(lambda: worker.beat.note == "waits for the base models")
+        until(lambda: worker.beat.note == "waits for the base model of solver")
         publish_base(memory_store, ["solver"])
         until(answered(memory_store, 1))
         worker.stop()
