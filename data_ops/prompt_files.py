@@ -9,8 +9,9 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from data_ops.config import PromptSource
 from storage import json_values
@@ -21,6 +22,8 @@ BROKEN_LINES_SHOWN = 10
 COLUMNS_SHOWN = 200
 """Characters of the columns' names in a message."""
 ROWS_PER_BATCH = 1_000
+LINE_BYTES_MAX = 2**24
+"""Of a JSONL file. A file that is one large JSON value is told from prompts before memory is full."""
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +37,21 @@ class Unreadable(str):
 
 
 def read_jsonl(source: PromptSource) -> list[Prompt]:
-    """One JSON object a line, blank lines skipped; line n becomes the prompt `{file stem}/{n - 1}`."""
+    """One JSON object a line, blank lines skipped; line n becomes the prompt `{file stem}/{n - 1}`. ConfigError for a line that
+    is longer than LINE_BYTES_MAX."""
     path = _existing(source)
-    with path.open("rb") as lines:
-        rows = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    with path.open("rb") as file:
+        rows = ((number, line) for number, line in enumerate(_lines(file, path), start=1) if line.strip())
         return _collect(source, str(path), path.stem, rows, "line")
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    for number, line in enumerate(iter(partial(file.readline, LINE_BYTES_MAX + 1), b""), start=1):
+        if len(line) > LINE_BYTES_MAX:
+            raise ConfigError(
+                f"prompts.path {path}, line {number}: has more than {LINE_BYTES_MAX:,} bytes; write one JSON object a line"
+            )
+        yield line
 
 
 def read_parquet(source: PromptSource) -> list[Prompt]:

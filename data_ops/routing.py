@@ -17,6 +17,9 @@ from storage.records import NOBODY, Entry, Episode, Group, Prompt, Row, Sequence
 
 FAILED_EPISODE = "failed_episode"
 NOT_FINITE = "not_finite"
+UNTRAINABLE = "untrainable"
+LOGPROB_MAX = 0.01
+"""Rounding may make a log-probability a little larger than 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +32,8 @@ class PolicyGroup:
     rows: tuple[Row, ...]
     """In the order of their keys; advantages are still 0."""
     refused: tuple[Entry, ...]
-    """Sequences nobody can train on: of failed episodes, or with a reward or log-probability that is not a finite
-    number."""
+    """Sequences nobody can train on: of failed episodes, with a reward or log-probability that is not a finite number, or
+    untrainable otherwise."""
     num_failed: int
     """Episodes of the prompt that failed."""
 
@@ -110,6 +113,9 @@ def mask_to(sequence: Sequence, own: NDArray[np.bool_], key: SequenceKey, prompt
 def _refusal(episode: Episode, sequence: Sequence, own: NDArray[np.bool_]) -> str:
     if episode.error is not None:
         return FAILED_EPISODE
-    if not math.isfinite(sequence.reward) or not np.isfinite(sequence.logprobs[own & sequence.loss_mask]).all():
+    mask = own & sequence.loss_mask
+    logprobs = sequence.logprobs[mask]
+    if not math.isfinite(sequence.reward) or not np.isfinite(logprobs).all():
         return NOT_FINITE
-    return ""
+    is_greedy = logprobs.size and not sequence.temperature
+    return UNTRAINABLE if is_greedy or mask[0] or (logprobs > LOGPROB_MAX).any() else ""

@@ -29,6 +29,7 @@ def remove(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return not path.is_symlink() and path.read_text().startswith(_OURS)
-    except (OSError, UnicodeDecodeError):
+        with path.open("rb") as file:
+            return not path.is_symlink() and file.read(len(_OURS.encode())) == _OURS.encode()
+    except OSError:
         return False

@@ -7,7 +7,6 @@ Used by rollout workers, which keep their engines fresh, and by the evaluation, 
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from rollout.workflow import Player, Workflow
 from rollout.workflows import make_workflow, policies_by_role
 from storage import weights
 from storage.errors import ConfigError, CorruptError, NotFoundError
+from storage.json_objects import parse
 from storage.objects import ObjectStore
 from storage.weights import Held
 
@@ -137,4 +137,4 @@ def open_cast(run: ObjectStore, config: RolloutConfig, sampling: Mapping[str, Sa
 def _engine(config: EngineConfig, policy: str, files: Mapping[str, bytes]) -> Engine:
     if "config.json" not in files:
         raise ConfigError(f"the base model of policy {policy} has no config.json, so no engine can be made for it")
-    return make_engine(config, json.loads(files["config.json"]))
+    return make_engine(config, parse(files["config.json"], f"config.json of the base model of {policy}"))

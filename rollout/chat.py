@@ -5,7 +5,6 @@ later turn is tokenized as the part of the template that follows the answer befo
 again.
 """
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from storage.errors import ConfigError
+from storage.json_objects import parse
 from storage.written_files import write_inside
 
 Message: TypeAlias = Mapping[str, str]
@@ -107,13 +107,14 @@ class Chat:
 
 def load_chat(files: Mapping[str, bytes]) -> Chat:
     """The chat of a base model from its files by name: `tokenizer.json`, `tokenizer_config.json`,
-    `chat_template.jinja`, `config.json`, `generation_config.json`, … ConfigError when they make no tokenizer."""
+    `chat_template.jinja`, `config.json`, `generation_config.json`, … ConfigError when they make no tokenizer, CorruptError for
+    one that is no JSON object."""
     with tempfile.TemporaryDirectory(prefix="astraflow-chat-") as folder:
         for name, body in files.items():
             write_inside(Path(folder), name, body)
         try:
             tokenizer = _tokenizer_class(files).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # tokenizers raises this very class; what a file may make of transformers is not known
             raise ConfigError(
                 f"the base model's files ({', '.join(sorted(files)) or 'none'}) make no tokenizer: {error}; "
                 "the model's folder needs tokenizer.json, tokenizer_config.json and a chat template"
@@ -123,7 +124,7 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
 
 def _tokenizer_class(files: Mapping[str, bytes]) -> Any:
     """AutoTokenizer, or the class it would choose where the files name it: importing AutoTokenizer takes two CPU seconds."""
-    named = json.loads(files.get("tokenizer_config.json", b"{}")).get("tokenizer_class")
+    named = parse(files.get("tokenizer_config.json", b"{}"), "tokenizer_config.json").get("tokenizer_class")
     if named == "PreTrainedTokenizerFast" and "tokenizer.json" in files:
         from transformers import PreTrainedTokenizerFast
 
@@ -135,6 +136,13 @@ def _tokenizer_class(files: Mapping[str, bytes]) -> Any:
 
 def _named_stop_ids(files: Mapping[str, bytes], tokenizer: Any) -> list[int]:
     """End tokens as the model's files name them: a number, a list of numbers, or nothing."""
-    named = [json.loads(files[name]).get("eos_token_id") for name in ("generation_config.json", "config.json") if name in files]
+    named = [
+        parse(files[name], name).get("eos_token_id") for name in ("generation_config.json", "config.json") if name in files
+    ]
     named.append(tokenizer.eos_token_id)
-    return [token for entry in named if entry is not None for token in ([entry] if isinstance(entry, int) else entry)]
+    tokens = [token for entry in named if entry is not None for token in (entry if isinstance(entry, list) else [entry])]
+    if wrong := [token for token in tokens if type(token) is not int]:
+        raise ConfigError(
+            f"the base model's files name the end token {str(wrong[0])[:80]!r}; eos_token_id is one whole number or more"
+        )
+    return tokens

@@ -4,14 +4,14 @@ from typing import Any
 
 from pydantic import Field
 
-from storage.bounds import Count, CountOrNone, Megabytes, NotNegative, Seconds, SecondsOrNone, Share, Threads, Tokens
+from storage.bounds import Count, CountOrNone, Megabytes, Seconds, SecondsOrNone, Share, Temperature, Threads, Tokens
 from storage.frozen import Frozen
 
 
 class SamplingConfig(Frozen):
     """How tokens of a policy are drawn."""
 
-    temperature: NotNegative = 1.0
+    temperature: Temperature = 1.0
     """0 is greedy; such tokens have log-probability 0 and cannot be trained on."""
     top_p: Share = 1.0
     """1 turns it off. Of a policy that is trained it must be off: its log-probabilities are those of the kept tokens alone."""

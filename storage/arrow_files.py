@@ -59,11 +59,13 @@ def list_column(arrays: Sequence[NDArray[Any]], kind: Any, num_empty: int = 0) -
 
 
 def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -> bytes:
-    """The file of one table. `columns` holds arrays or plain sequences by name; `header` is whatever is no column."""
+    """The file of one table. `columns` holds arrays or plain sequences by name; `header` is whatever is no column. ConfigError
+    for more than readers take."""
     place = new_write_id().encode()  # stands where the digest will: no such bytes occur anywhere else in the file
     metadata = {_FORMAT: FORMAT.encode(), _KIND: kind.encode(), _HEADER: dump(header), _DIGEST: place}
     schema = schema.with_metadata(metadata)
     arrays = [_array(columns[field.name], field.type) for field in schema]
+    arrow_sizes.refuse_to_write(len(arrays[0]), sum(array.nbytes for array in arrays), kind)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))

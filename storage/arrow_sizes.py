@@ -12,13 +12,16 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from storage.errors import CorruptError
+from storage.errors import ConfigError, CorruptError
 
 MEMORY_MIN, MEMORY_RATIO = 2**24, 256
 """A file may ask for the larger of this many bytes, and this many times its own. No lz4 frame, which is what is written here,
 shrinks its content to less than a 255th."""
-ROWS_MIN = 2**14
-"""Rows that any file may have; more of them need a byte of the file each. A row is some kilobytes of Python objects."""
+MEMORY_MAX = 2**32
+"""No file may ask for more, however large it is."""
+ROWS_MIN, ROWS_MAX = 2**14, 2**20
+"""Rows that any file may have, and that no file may exceed; between them each needs a byte of the file. A row is some kilobytes
+of Python objects."""
 BLOCKS_MAX = 4096
 """Record batches and dictionary batches of one file."""
 _MAGIC = b"ARROW1"
@@ -37,10 +40,19 @@ def check(body: bytes) -> None:
         rows, memory = _asked(memoryview(body))
     except (struct.error, ValueError, IndexError) as error:
         raise CorruptError(f"the metadata of an Arrow file of {len(body)} bytes cannot be read: {error}") from error
-    if memory > max(MEMORY_MIN, MEMORY_RATIO * len(body)):
+    if memory > min(MEMORY_MAX, max(MEMORY_MIN, MEMORY_RATIO * len(body))):
         raise CorruptError(f"an Arrow file of {len(body)} bytes claims to hold {memory} bytes of columns; that is too many")
-    if rows > max(ROWS_MIN, len(body)):
+    if rows > min(ROWS_MAX, max(ROWS_MIN, len(body))):
         raise CorruptError(f"an Arrow file of {len(body)} bytes claims to hold {rows} rows; that is too many")
+
+
+def refuse_to_write(rows: int, memory: int, kind: str) -> None:
+    """ConfigError for a table that nobody would read."""
+    if rows > ROWS_MAX or memory > MEMORY_MAX:
+        raise ConfigError(
+            f"a {kind} of {rows:,} rows and {memory:,} bytes cannot be stored: at most {ROWS_MAX:,} rows and {MEMORY_MAX:,} "
+            "bytes are read; make orders or batches smaller"
+        )
 
 
 def _asked(body: memoryview) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from storage.objects import ObjectStore
 from storage.probing import first_absent
 from storage.records import NOBODY, Batch, Bool, Entry, Int32, Row, SequenceKey
 from storage.second_reads import read_twice
+from storage.shards import refuse_temperatures
 from storage.token_lists import TokenLists
 
 KIND = "batch"
@@ -175,6 +176,7 @@ def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[Row,
     if (bare := np.flatnonzero(np.diff(lists.offsets[: len(keys) + 1]) == 0)).size:
         raise CorruptError(f"row {bare[0]}: is trained on, yet has no tokens")
     _check_tokens(lists)
+    refuse_temperatures(arrow_files.numbers(table, "temperature"))
     _check_ages(lists, arrow_files.numbers(table, "min_version"), len(keys))
     # Rows stand first in the table, so pairing with the shorter list of keys cuts off the rest.
     rows = zip(

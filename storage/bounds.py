@@ -6,7 +6,7 @@ Every float is finite, because `Frozen` says so.
 
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 
 def _no_truth(value: Any) -> Any:
@@ -16,6 +16,14 @@ def _no_truth(value: Any) -> Any:
     return value
 
 
+def _no_tiny_temperature(value: float) -> float:
+    if 0 < value < TEMPERATURE_MIN:
+        raise ValueError(f"must be 0 (greedy), or at least {TEMPERATURE_MIN:g}")
+    return value
+
+
+TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-12, 1e12
+"""Of sampling, where it is not 0 (greedy): logits in float32 are divided by it."""
 _Number = BeforeValidator(_no_truth)
 
 Steps: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000)]
@@ -44,6 +52,7 @@ SecondsOrNone: TypeAlias = Annotated[float, _Number, Field(ge=0, le=2_592_000)]
 Positive: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1e12)]
 """A factor or a limit."""
 NotNegative: TypeAlias = Annotated[float, _Number, Field(ge=0, le=1e12)]
+Temperature: TypeAlias = Annotated[float, _Number, Field(ge=0, le=TEMPERATURE_MAX), AfterValidator(_no_tiny_temperature)]
 AnySign: TypeAlias = Annotated[float, _Number, Field(ge=-1e12, le=1e12)]
 Share: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1)]
 Decay: TypeAlias = Annotated[float, _Number, Field(ge=0, lt=1)]

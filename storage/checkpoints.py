@@ -8,10 +8,12 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from storage import layout, tensor_folders
-from storage.errors import CorruptError
+from storage.errors import UNREADABLE, CorruptError, NotFoundError
 from storage.json_numbers import Number
 from storage.json_objects import new_write_id, unseal
 from storage.objects import ObjectStore
@@ -84,13 +86,26 @@ def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifes
 
 
 def prune(run: ObjectStore, policy: str, keep: int) -> None:
-    """Keep the newest `keep` checkpoints. Older ones, and what killed writers left below them, go: manifests first."""
-    kept = steps(run, policy)[-keep:]
-    if not kept:
+    """Keep the newest `keep` checkpoints that are whole: one whose manifest cannot be read, or which lacks a file, counts for
+    none. Older ones, and what killed writers left below them, go, manifests first; nothing does while fewer are whole."""
+    whole = (step for step in reversed(steps(run, policy)) if _is_whole(run, policy, step))
+    kept = list(islice(whole, keep))
+    if len(kept) < keep:
         return
-    keys = [key for key in _keys(run, policy) if key < layout.checkpoint(policy, kept[0])]
-    for key in sorted(keys, key=lambda key: not key.endswith(f"/{MANIFEST}")):
+    keys = [(key, key.rpartition("/")[0]) for key in _keys(run, policy)]
+    spell = partial(layout.checkpoint, policy)
+    older = {spell(step) for step in layout.numbers({folder for _, folder in keys}, spell) if step < kept[-1]}
+    for key in sorted((key for key, folder in keys if folder in older), key=lambda key: not key.endswith(f"/{MANIFEST}")):
         run.delete(key)
+
+
+def _is_whole(run: ObjectStore, policy: str, step: int) -> bool:
+    """Whether the manifest can be read and every file that it lists is there. What these hold is not read."""
+    try:
+        manifest = read_manifest(run, policy, step)
+    except (*UNREADABLE, NotFoundError):
+        return False
+    return all(run.exists(f"{layout.checkpoint(policy, step)}/{file.name}") for file in manifest.files)
 
 
 def steps(run: ObjectStore, policy: str) -> list[int]:

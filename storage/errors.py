@@ -33,3 +33,7 @@ class CorruptError(AstraFlowError):
 
 class ConfigError(AstraFlowError):
     """Something a person wrote, or the environment they set up, cannot work. Says what, where, and the fix."""
+
+
+UNREADABLE = (CorruptError, ConfigError)
+"""What reading one object of a listing raises when it is damaged, or is not for this reader: named, and the others go on."""

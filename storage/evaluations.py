@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage import arrow_files, layout
-from storage.errors import ConfigError, CorruptError
+from storage.errors import UNREADABLE, ConfigError, CorruptError
 from storage.json_numbers import Count, Quantity, UnixTime
 from storage.json_objects import build, new_write_id
 from storage.objects import ObjectStore
@@ -75,14 +75,18 @@ class Evaluations:
 
     found: tuple[Evaluation, ...]
     unreadable: Mapping[str, str]
-    """Key → why it cannot be read."""
+    """Key → why it cannot be read. `evals` alone: not even their names are known."""
 
 
 def look(run: ObjectStore, wanted: Sequence[str] | None = None) -> Evaluations:
     """Read every evaluation below the run, or those of the keys `wanted`."""
     found: list[Evaluation] = []
     unreadable: dict[str, str] = {}
-    for place in keys(run) if wanted is None else wanted:
+    try:
+        places = keys(run) if wanted is None else wanted
+    except ConfigError as error:
+        return Evaluations((), {layout.EVALS: str(error)})
+    for place in places:
         try:
             found.append(_read_key(run, place))
         except CorruptError as error:
@@ -139,7 +143,7 @@ def _read_key(run: ObjectStore, place: str) -> Evaluation:
     try:
         evaluation = read_twice(lambda: decode(run.get(place)))
         own = key(evaluation)
-    except (CorruptError, ConfigError) as error:
+    except UNREADABLE as error:
         raise CorruptError(f"{place}: {error}") from error
     if own != place:
         raise CorruptError(f"{place} holds the evaluation of {dict(evaluation.versions)}")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from storage import layout
-from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError
+from storage.errors import UNREADABLE, AstraFlowError, ConfigError, CorruptError, NotFoundError
 from storage.json_numbers import QUANTITY_MAX
 from storage.json_objects import decode, encode
 from storage.json_values import storable_text
@@ -34,6 +34,8 @@ CLOSE_TIMEOUT_S = 15.0
 """How long leaving a `Pulse` waits for its thread."""
 _KEY = re.compile(rf"{layout.HEARTBEATS}/{layout.NAME.pattern}/{layout.NAME.pattern}\.json")
 """Other keys are no objects of the run."""
+_FOLDERS = {f"{layout.HEARTBEATS}/{kind}" for kind in get_args(Kind)}
+"""What is listed under such a key, a link or a file, hides the heartbeats of a kind."""
 
 BYTES_MAX = 1_000_000
 TEXT_MAX = 2_000
@@ -46,27 +48,39 @@ class Heartbeats:
 
     beats: list[Heartbeat]
     unreadable: Mapping[str, str]
-    """Key → why it cannot be read. The member's next beat replaces it, unless that cannot be read either."""
+    """Key → why it cannot be read. The member's next beat replaces it, unless that cannot be read either. `heartbeats` alone:
+    not even their names are known."""
 
 
 def look(run: ObjectStore) -> Heartbeats:
     """Read the newest beat of every member."""
     beats: list[Heartbeat] = []
     unreadable: dict[str, str] = {}
-    for key in filter(_KEY.fullmatch, run.list(layout.HEARTBEATS)):
+    try:
+        keys = run.list(layout.HEARTBEATS)
+    except ConfigError as error:
+        return Heartbeats(beats, {layout.HEARTBEATS: str(error)})
+    for key in keys:
+        if key in _FOLDERS:
+            unreadable[key] = f"{run.url}/{key} is no folder, where the heartbeats of a kind of members belong; remove it"
+        if not _KEY.fullmatch(key):
+            continue
         try:
             beats.append(parse(run.get(key), key))
         except NotFoundError:
             continue
-        except CorruptError as error:
+        except UNREADABLE as error:
             log.debug("no heartbeat in %s: %s", key, error)
             unreadable[key] = str(error)
     return Heartbeats(beats, unreadable)
 
 
 def read_all(run: ObjectStore) -> list[Heartbeat]:
-    """The newest beat of every member whose beat can be read, sorted by key."""
-    return look(run).beats
+    """The newest beat of every member whose beat can be read, sorted by key. ConfigError when they cannot even be listed."""
+    seen = look(run)
+    if layout.HEARTBEATS in seen.unreadable:
+        raise ConfigError(seen.unreadable[layout.HEARTBEATS])
+    return seen.beats
 
 
 def parse(body: bytes, key: str) -> Heartbeat:

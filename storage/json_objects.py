@@ -118,8 +118,9 @@ def _headed(record: Any, **head: str) -> Json:
     return {"format": FORMAT, "write_id": write_id, **head, **fields}
 
 
-def _load(body: bytes, what: str) -> Json:
-    """The JSON object in `body`; CorruptError names `what` when it is not one, or of another format."""
+def parse(body: bytes, what: str) -> Json:
+    """The JSON object in `body`, which others wrote, bounded in nesting and in the number of its values; CorruptError names
+    `what` when it is none."""
     _refuse_too_many_values(body, what)
     try:
         fields = from_json(body)
@@ -127,6 +128,12 @@ def _load(body: bytes, what: str) -> Json:
         raise CorruptError(f"{what} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise CorruptError(f"{what} holds a JSON {type(fields).__name__} where an object belongs")
+    return fields
+
+
+def _load(body: bytes, what: str) -> Json:
+    """The JSON object in `body`; CorruptError names `what` when it is not one, or of another format."""
+    fields = parse(body, what)
     found = fields.get("format")
     if type(found) is not int or found != FORMAT:  # True and 1.0 equal 1, and are no format
         raise CorruptError(f"{what} has format {_brief(repr(found))}; this release reads format {FORMAT}")

@@ -62,7 +62,8 @@ class ObjectStore:
         return f"{self.url}?{self.query}" if self.query else self.url
 
     def get(self, key: str, num_bytes: int = 0) -> bytes:
-        """The whole object; NotFoundError when there is none. A large one of known size is fetched in parts, many at once."""
+        """The whole object; NotFoundError when there is none, CorruptError when what is there is no file, or larger than its
+        key allows. A large one of known size is fetched in parts, many at once."""
         path = self._path(key)
         if num_bytes <= PART_BYTES_MIN:
             return self._retried(lambda: self.backend.read(path))
@@ -98,7 +99,7 @@ class ObjectStore:
                 return self.backend.read(path) == body
             except NotFoundError:
                 raise TransientError(f"{self.url}/{key} stood and was deleted while it was being created") from None
-            except CorruptError:  # it is too large to be this one
+            except CorruptError:  # it is too large to be this one, or no file
                 return False
 
         if not self._retried(commit):

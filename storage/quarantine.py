@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from storage import layout
-from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.errors import UNREADABLE, ConflictError, CorruptError, NotFoundError
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore
 
@@ -41,7 +41,7 @@ def quarantined(run: ObjectStore) -> dict[str, str]:
             continue
         try:
             record = unseal(_Reason, run.get(name), name)
-        except CorruptError:
+        except (*UNREADABLE, NotFoundError):
             continue  # the copy of an unreadable JSON object: its reason stands beside it
         if name == layout.quarantine(record.key) + _REASON:
             found[record.key] = record.reason

@@ -182,8 +182,8 @@ class Entry(NamedTuple):
     key: SequenceKey
     fate: Fate
     reason: str
-    """Of `filtered`: the filter's name, or the dataflow's own `failed_episode`, `not_finite`, `partial_group`,
-    `no_trained_token` or `unreadable_shard`. Of `expired`: `max_staleness`. Never empty."""
+    """Of `filtered`: the filter's name, or the dataflow's own `failed_episode`, `not_finite`,
+    `untrainable`, `partial_group`, `no_trained_token` or `unreadable_shard`. Of `expired`: `max_staleness`. Never empty."""
 
 
 @dataclass(frozen=True, eq=False)

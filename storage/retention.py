@@ -242,6 +242,8 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
     """CorruptError when a reader's heartbeat cannot be read, be it one of another release: what it holds is not known."""
     seen = heartbeats.look(run)
     for key, why in seen.unreadable.items():
+        if key == layout.HEARTBEATS:
+            raise CorruptError(f"{why}; which versions are held is not known")
         if key.split("/")[1] in READERS:
             raise CorruptError(
                 f"{why}; which versions its writer holds is not known: wait for its next heartbeat, or delete {run.url}/{key} "

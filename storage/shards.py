@@ -4,8 +4,8 @@
     header   order attempt worker region weights policy_sets | groups: prompt, episodes: reward metrics error seconds
 
 So episodes that failed without a sequence survive too. `decode` believes nothing: whatever it returns fulfils every
-promise of `storage.records.Sequence`. Bits of log-probabilities are kept as they are, NaN included: judging them is no
-part of the form.
+promise of `storage.records.Sequence`. Bits of log-probabilities and rewards are kept as they are, NaN included: what is wrong
+with them is wrong with one sequence, which the dataflow leaves out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from storage import arrow_files, layout, plain_names
 from storage.arrow_files import DICTIONARY, Table, list_of, schema_of
+from storage.bounds import TEMPERATURE_MAX, TEMPERATURE_MIN
 from storage.errors import ConflictError, CorruptError
 from storage.json_numbers import Count, Number, UnixTime
 from storage.json_objects import build, new_write_id
@@ -212,6 +213,7 @@ def _check_places(table: Table, header: _Header) -> None:
 
 def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[Sequence]:
     lists = TokenLists.of(table, TOKEN_COLUMNS)
+    refuse_temperatures(arrow_files.numbers(table, "temperature"))
     sets = arrow_files.numbers(table, "policy_set")
     if ((sets < 0) | (sets >= len(policy_sets))).any():
         raise CorruptError(f"a shard's policy_set names one of {len(policy_sets)} sets that does not exist")
@@ -233,6 +235,14 @@ def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[S
         Sequence(tokens, mask, logprobs, owners, versions, policy_sets[policy_set], *rest)
         for tokens, mask, logprobs, owners, versions, policy_set, *rest in rows
     ]
+
+
+def refuse_temperatures(values: NDArray[np.float64]) -> None:
+    """CorruptError naming the first of `values` [rows] that is no temperature."""
+    wrong = np.flatnonzero(~((values == 0) | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX))))
+    if wrong.size:
+        found = f"row {wrong[0]}: the temperature is {values[wrong[0]]:g}"
+        raise CorruptError(f"{found}; it is 0, or from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}")
 
 
 def _check_tokens(lists: TokenLists, num_policies: NDArray[np.int64]) -> None:

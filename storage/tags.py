@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage import layout, weights
-from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.errors import UNREADABLE, ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.json_numbers import Count, UnixTime
 from storage.json_objects import new_write_id, seal, unseal
 from storage.objects import ObjectStore
@@ -83,7 +83,7 @@ def take(run: ObjectStore, name: str) -> Tag | None:
     """Take a name away, also from a tag that cannot be read (None is returned); ConfigError where no version has it."""
     try:
         tag = read(run, name)
-    except CorruptError:
+    except UNREADABLE:
         tag = None
     except NotFoundError:
         known = ", ".join(tag.name for tag in look(run).found) or "none"
@@ -112,20 +112,24 @@ class Tags:
 
     found: tuple[Tag, ...]
     unreadable: Mapping[str, str]
-    """Key → why it cannot be read."""
+    """Key → why it cannot be read. `tags` alone: not even their names are known."""
 
 
 def look(run: ObjectStore) -> Tags:
     """Read every tag of the run."""
     found: list[Tag] = []
     unreadable: dict[str, str] = {}
-    for place in run.list(f"{layout.TAGS}/"):
+    try:
+        places = run.list(layout.TAGS)
+    except ConfigError as error:
+        return Tags((), {layout.TAGS: str(error)})
+    for place in places:
         name = place.removeprefix(f"{layout.TAGS}/").removesuffix(".json")
         if not layout.NAME.fullmatch(name) or place != layout.tag(name):
             continue  # other keys are no objects of the run
         try:
             found.append(read(run, name))
-        except CorruptError as error:
+        except UNREADABLE as error:
             unreadable[place] = str(error)
         except NotFoundError:
             continue  # taken away meanwhile
@@ -133,9 +137,11 @@ def look(run: ObjectStore) -> Tags:
 
 
 def read_all(run: ObjectStore) -> list[Tag]:
-    """Every tag of the run, by policy and version. CorruptError for one that is damaged: what it keeps is not known."""
+    """Every tag of the run, by policy and version. CorruptError for one that cannot be read: what it keeps is not known."""
     tagged = look(run)
     for place, why in tagged.unreadable.items():
+        if place == layout.TAGS:
+            raise CorruptError(f"{why}; which versions are tagged is not known")
         name = place.removeprefix(f"{layout.TAGS}/").removesuffix(".json")
         raise CorruptError(
             f"{why}; what it keeps is not known: put it back, or take it away with `astraflow tag RUN --remove {name}`"

@@ -24,6 +24,10 @@ from storage.tensors import digest, file_digest, from_safetensors, to_safetensor
 
 FILE_BYTES_MAX = 2**28
 """Tensors are spread over files of about this size; a larger tensor gets a file of its own."""
+OTHER_FILE_BYTES_MAX = 2**26
+"""Of a file that holds no tensors: configuration, tokenizer. All of them are read into memory at once."""
+OTHER_FILES_MAX = 64
+"""Files of a folder that hold no tensors."""
 TRANSFERS_MAX = 4
 """Files that are moved, and therefore held in memory, at once."""
 MANIFEST = "manifest.json"
@@ -61,6 +65,12 @@ def write(
     for name in extra_files:
         if wrong := plain_names.model_file_fault(name):
             raise ConfigError(f"{plain_names.shown(name)} cannot be stored in {folder.url}: the name {wrong}")
+    large = [name for name, body in extra_files.items() if len(body) > OTHER_FILE_BYTES_MAX]
+    if large or len(extra_files) > OTHER_FILES_MAX:
+        raise ConfigError(
+            f"{len(extra_files)} files, of which {', '.join(large) or 'none'} have more than {OTHER_FILE_BYTES_MAX:,} bytes, "
+            f"cannot be stored in {folder.url}: at most {OTHER_FILES_MAX} smaller ones are read; leave out what is no part"
+        )
 
     def store_file(name: str, body: bytes) -> FileInfo:
         folder.put(f"{write_id}.{name}", body)
@@ -112,6 +122,16 @@ def read_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
     holders = {info.file for info in contents.tensors.values()}
     others = [info for info in contents.files if info.name not in holders]
     names = [plain_names.own_name(info.name) for info in others]
+    if len(others) > OTHER_FILES_MAX:
+        raise CorruptError(
+            f"{folder.url}/{MANIFEST} lists {len(others)} files beside its tensors; at most {OTHER_FILES_MAX} are read"
+        )
+    for info in others:
+        if info.num_bytes > OTHER_FILE_BYTES_MAX:
+            raise CorruptError(
+                f"{folder.url}/{MANIFEST} lists {plain_names.shown(info.name)} with {info.num_bytes:,} bytes; a file without "
+                f"tensors has at most {OTHER_FILE_BYTES_MAX:,}"
+            )
     for name, count in Counter(names).items():
         if wrong := plain_names.model_file_fault(name) or ("is listed twice" if count > 1 else ""):
             raise CorruptError(f"{folder.url}/{MANIFEST} lists the file {plain_names.shown(name)}, whose name {wrong}")

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from data_ops.config import DataConfig, PromptSource
 from rollout.config import RolloutConfig, SamplingConfig
-from storage.bounds import Count, CountOrNone, Layers, NotNegative, Seconds, Seed, Steps, Width
+from storage.bounds import Count, CountOrNone, Layers, Seconds, Seed, Steps, Temperature, Width
 from storage.frozen import Frozen
 from trainer.config import TrainConfig
 
@@ -74,7 +74,7 @@ class EvaluationConfig(Frozen):
     """Name of the set in `status`, reports and MLflow."""
     every: Steps = 20
     """Versions between two evaluations; version 0 and the last are always evaluated."""
-    temperature: NotNegative = 1.0
+    temperature: Temperature = 1.0
     max_concurrent: Count = 256
     """Sequences decoded together."""
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage import batches, weights
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import UNREADABLE, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Batch
 
@@ -99,11 +99,11 @@ def read_step(run: ObjectStore, policy: str, number: int) -> Step | None:
         try:
             batch = batches.read(run, policy, number)
             found, known = _of_batch(batch), True
-        except (NotFoundError, CorruptError):
+        except (NotFoundError, *UNREADABLE):
             pass
     try:
         manifest = weights.read_manifest(run, policy, number)
-    except (NotFoundError, CorruptError):
+    except (NotFoundError, *UNREADABLE):
         return found if known else None
     metrics = {**found.metrics, **manifest.metrics}
     return Step(number, manifest.created_s, metrics, found.staleness, found.fates, found.waiting)

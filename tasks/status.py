@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from storage import batches, heartbeats, layout, orders, shards, tags, weights
 from storage import runs as stored_runs
 from storage.backends import counting
-from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
+from storage.errors import UNREADABLE, AstraFlowError, NotFoundError, TransientError
 from storage.objects import ObjectStore
 from storage.records import Batch, Heartbeat, Stop
 from tasks import closing, evals
@@ -166,7 +166,7 @@ def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
     """The stop that stands; one that cannot be read is a problem, and leaves the state to the heartbeats."""
     try:
         return stored_runs.read_stop(run)
-    except CorruptError as error:
+    except UNREADABLE as error:
         problems.append(str(error))
         return None
 
@@ -192,7 +192,7 @@ def _newest(run: ObjectStore, policy: str, beats: Iterable[Heartbeat], problems:
     made = batches.next_step(run, policy, start=(version or 0) + 1) - 1
     try:
         return _Newest(version, made, batches.read(run, policy, made) if made else None)
-    except (NotFoundError, CorruptError) as error:
+    except (NotFoundError, *UNREADABLE) as error:
         problems.append(f"batch {made} of {policy} cannot be read: {error}")
         return _Newest(version, made, None)
 

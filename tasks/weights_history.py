@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from storage import heartbeats, layout, tags, tensors, ways, weights
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import UNREADABLE, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
 from storage.tags import Tag
@@ -69,14 +69,15 @@ class Versions:
     found: tuple[Version, ...]
     """Oldest first."""
     unreadable: Mapping[str, str]
-    """Key of a manifest or a tag → why it cannot be read."""
+    """Key of a manifest, a tag or a heartbeat → why it cannot be read."""
 
 
 def history(run: ObjectStore, policy: str) -> Versions:
     """Every version of the policy whose manifest can be read."""
     newest = weights.latest(run, policy)
     numbers = range(0 if newest is None else newest + 1)
-    beats = [beat for beat in heartbeats.read_all(run) if beat.kind == "rollout"]
+    seen = heartbeats.look(run)
+    beats = [beat for beat in seen.beats if beat.kind == "rollout"]
     tagged = tags.look(run)
     own = [tag for tag in tagged.found if tag.policy == policy]
     with ThreadPoolExecutor(READ_THREADS) as pool:
@@ -89,14 +90,16 @@ def history(run: ObjectStore, policy: str) -> Versions:
         for number, one in zip(numbers, read, strict=True)
         if isinstance(one, str)
     }
-    return Versions(tuple(one.version for one in read if isinstance(one, _Read)), {**damaged, **tagged.unreadable})
+    return Versions(
+        tuple(one.version for one in read if isinstance(one, _Read)), {**damaged, **tagged.unreadable, **seen.unreadable}
+    )
 
 
 def _try(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int) -> _Read | str:
     """The version, or why its manifest, before which and after which there are others, cannot be read."""
     try:
         return _read(run, policy, beats, tagged, number)
-    except (CorruptError, NotFoundError) as error:
+    except (*UNREADABLE, NotFoundError) as error:
         return str(error)
 
 

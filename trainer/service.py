@@ -7,7 +7,6 @@ It meets the others in the store alone. What is published stands for ever: a tra
 trains through the batches it had already consumed, and compares what it gets with what it had published.
 """
 
-import json
 import logging
 import threading
 import time
@@ -19,6 +18,7 @@ from storage import batches, checkpoints, layout, weights
 from storage.checkpoints import Checkpoint
 from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
 from storage.heartbeats import Pulse
+from storage.json_objects import parse
 from storage.objects import ObjectStore
 from storage.records import Batch, HostTensor
 from storage.tensors import weights_digest
@@ -114,7 +114,7 @@ class _Trainer:
         files = self._insist("reading the model's files", lambda: weights.fetch_files(self._run, self._policy))
         if MODEL_CONFIG not in files:
             raise CorruptError(f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with its files")
-        self._engine = make_engine(self._config, json.loads(files[MODEL_CONFIG]), seed)
+        self._engine = make_engine(self._config, parse(files[MODEL_CONFIG], f"{MODEL_CONFIG} of {self._policy}"), seed)
         newest = self._insist("reading the checkpoint", lambda: checkpoints.newest(self._run, self._policy))
         if newest is None:
             base = self._insist("reading version 0", lambda: weights.read(self._run, self._policy, 0))

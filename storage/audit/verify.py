@@ -20,7 +20,7 @@ from storage.audit.books import PolicyBooks, Terms, audit_books
 from storage.audit.names import check_named, named_versions
 from storage.audit.shards import Broken, audit_shards
 from storage.audit.weights import audit_checkpoints, audit_weights
-from storage.errors import ConfigError, CorruptError, NotFoundError
+from storage.errors import UNREADABLE, ConfigError, CorruptError, NotFoundError
 from storage.json_numbers import QUANTITY_MAX
 from storage.objects import ObjectStore
 from storage.records import Json
@@ -135,7 +135,7 @@ def _whole(value: Any, run: ObjectStore, key: str) -> int:
 def _completed(run: ObjectStore, broken: Broken) -> bool:
     try:
         stop = runs.read_stop(run)
-    except CorruptError as error:
+    except UNREADABLE as error:
         broken(1, layout.STOP, str(error))
         return False
     return stop is not None and stop.state == "completed"

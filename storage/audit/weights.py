@@ -5,7 +5,7 @@ from functools import partial
 
 from storage import checkpoints, layout, ways, weights
 from storage.audit.gaps import gaps
-from storage.errors import AstraFlowError, CorruptError, NotFoundError, TransientError
+from storage.errors import UNREADABLE, AstraFlowError, NotFoundError, TransientError
 from storage.objects import ObjectStore
 from storage.records import Manifest
 from storage.ways import Leg
@@ -53,7 +53,7 @@ def audit_checkpoints(run: ObjectStore, policy: str, broken: Broken) -> None:
             checkpoints.read_manifest(run, policy, step)
         except NotFoundError:
             continue  # its trainer has pruned it meanwhile
-        except CorruptError as error:
+        except UNREADABLE as error:
             broken(3, layout.manifest(layout.checkpoint(policy, step)), str(error))
 
 
@@ -98,7 +98,7 @@ def _check_bytes(
         except NotFoundError as error:
             if not run.exists(layout.retired(manifest.policy, manifest.version)):
                 broken(3, where, str(error))  # a retirement that was cut off left its data, but not all that leads to it
-        except CorruptError as error:
+        except UNREADABLE as error:
             if not weights.is_gone(run, manifest):  # it may be retired while it is read
                 broken(3, where, str(error))
         return None

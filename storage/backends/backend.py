@@ -10,22 +10,26 @@ from storage.errors import CorruptError
 
 Keys: TypeAlias = list[str]
 """Named, because within a class with a method `list` the builtin cannot be written."""
-JSON_BYTES_MAX = 2**27
-"""Of an object whose key ends with `.json` and whose size its reader does not know. A manifest of 100,000 tensors has half."""
+ARROW_BYTES_MAX = 2**30
+"""Of a shard, a batch or an evaluation. Arrow asks for several times as much to read one."""
+BYTES_MAX = 2**27
+"""Of any other object whose size its reader does not know. A manifest of 100,000 tensors has half."""
 
 
 def refuse_size(key: str, num_bytes: int, where: str) -> None:
     """CorruptError when the object `key`, which shall be read as a whole, is too large for what its name promises. Asked with
-    the object's size, or with as much of it as was read, before anything is made of it."""
-    if key.endswith(".json") and num_bytes > JSON_BYTES_MAX:
-        raise CorruptError(f"{where} has more than {JSON_BYTES_MAX:,} bytes; that is too many for a JSON object")
+    the size that the store tells, before any of it is read."""
+    most = ARROW_BYTES_MAX if key.endswith(".arrow") else BYTES_MAX
+    if num_bytes > most:
+        raise CorruptError(f"{where} has {num_bytes:,} bytes; an object of its kind has at most {most:,}")
 
 
 class Backend(Protocol):
     """All methods raise TransientError when another try may help, and ConfigError when a person must act."""
 
     def read(self, key: str) -> bytes:
-        """The whole object; NotFoundError when there is none, CorruptError when `refuse_size` says so."""
+        """The whole object, none of it where `refuse_size` says so (CorruptError). NotFoundError when there is none,
+        CorruptError when what is there is no file."""
 
     def read_part(self, key: str, start: int, end: int) -> bytes:
         """Bytes `start` to `end` of the object, fewer where it ends before; NotFoundError when there is none."""

@@ -5,6 +5,9 @@ half a file. fsspec's local `mode="create"` is not atomic, and `open("xb")` leav
 
 Every path below the root is walked folder by folder through descriptors, and no symbolic link on it is followed: whoever can
 write into the store cannot make its readers and writers leave it. The root itself may be reached through links.
+
+What is no file and stands at a key (a link, a pipe, a folder that has an object's name) is an object that cannot be read: it
+exists, is listed, and reading it is CorruptError, so that nobody takes it for absent.
 """
 
 import errno
@@ -17,18 +20,20 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from storage.backends.backend import Keys, refuse_size
-from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
+from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError, TransientError
 
 TEMPORARY = ".tmp-"
 """Names of unfinished files begin so; no listing shows them."""
 DEPTH_MAX = 64
 """Folders that are nested deeper hold no objects."""
 
+OBJECT_SUFFIXES = (".json", ".arrow")
+"""A folder whose name ends so stands where an object belongs."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-_NOT_OPENED = {errno.ENXIO, errno.ENODEV, errno.EOPNOTSUPP}
-"""What opening a socket, or a device that is not there, ends with."""
+_MISPLACED = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BELOW = _FOLDER | os.O_NOFOLLOW
 
@@ -51,8 +56,7 @@ class LocalFiles:
         try:
             with self._beside(key) as (folder, name), _reading(folder, name, path) as file:
                 status = os.fstat(file.fileno())
-                if not stat.S_ISREG(status.st_mode):
-                    raise _no_file(path)
+                _refuse_other_than_file(status, path)
                 if num_bytes < 0:
                     refuse_size(key, status.st_size, str(path))
                 file.seek(start)
@@ -60,8 +64,6 @@ class LocalFiles:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise NotFoundError(f"there is no object {path}") from None
         except OSError as error:
-            if error.errno in _NOT_OPENED:
-                raise _no_file(path) from error
             raise _sorted(error, path) from error
 
     def create(self, key: str, body: bytes) -> bool:
@@ -73,7 +75,7 @@ class LocalFiles:
                 try:
                     os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
                 except FileExistsError:
-                    if stat.S_ISDIR(_refuse_link(folder, name, path).st_mode):
+                    if not _stands(folder, name):
                         raise ConfigError(f"{path} is a folder where an object belongs; remove it from the store") from None
                     return False
                 except OSError as error:
@@ -91,6 +93,7 @@ class LocalFiles:
     def write(self, key: str, body: bytes) -> None:
         try:
             with self._beside(key, make=True) as (folder, name), _temporary(folder, body) as temporary:
+                _remove_empty_folder(folder, name)
                 os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 os.fsync(folder)
         except OSError as error:
@@ -99,7 +102,7 @@ class LocalFiles:
     def exists(self, key: str) -> bool:
         try:
             with self._beside(key) as (folder, name):
-                return not stat.S_ISDIR(_refuse_link(folder, name, self.root / key).st_mode)
+                return _stands(folder, name)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
@@ -113,7 +116,7 @@ class LocalFiles:
         try:
             with self._opened(_parts(prefix)) as folder, os.scandir(folder) as entries:
                 return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return []
         except OSError as error:
             raise _sorted(error, self.root / prefix) from error
@@ -121,6 +124,7 @@ class LocalFiles:
     def delete(self, key: str) -> None:
         try:
             with self._beside(key) as (folder, name):
+                _remove_empty_folder(folder, name)
                 os.unlink(name, dir_fd=folder)
                 os.fsync(folder)
         except (FileNotFoundError, NotADirectoryError):
@@ -140,12 +144,12 @@ class LocalFiles:
         return found
 
     def _entries(self, prefix: str) -> "Iterator[tuple[str, os.DirEntry[str]]]":
-        """Everything below `prefix` that is neither a folder nor a symbolic link, by its key."""
+        """Everything below `prefix` that may stand at a key, as `_walk` tells, by its key."""
         parts = _parts(prefix)
         try:
             with self._opened(parts) as folder:
                 yield from _walk(folder, "".join(f"{part}/" for part in parts), DEPTH_MAX)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return
         except OSError as error:
             raise _sorted(error, self.root / prefix) from error
@@ -189,7 +193,11 @@ def _make_below(folder: int, name: str, path: Path, make: bool) -> int:
     """A descriptor of the folder `name` in `folder`, which could not be opened: made if it is missing and `make` says so.
     `path` is where that is."""
     try:
-        _refuse_link(folder, name, path)
+        if stat.S_ISLNK(_status(folder, name).st_mode):
+            raise ConfigError(
+                f"{path} is a symbolic link, which no part of a store may be; put a folder in its place, or name the place it "
+                "leads to by ASTRAFLOW_STORE"
+            )
     except FileNotFoundError:
         if not make:
             raise
@@ -208,28 +216,46 @@ def _reading(folder: int, name: str, path: Path) -> BinaryIO:
     try:
         return open(name, "rb", opener=opened)
     except OSError:
-        _refuse_link(folder, name, path)
+        _refuse_other_than_file(_status(folder, name), path)
         raise
 
 
-def _refuse_link(folder: int, name: str, path: Path) -> os.stat_result:
-    """What `name` in `folder` is; ConfigError for a symbolic link."""
-    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+def _status(folder: int, name: str) -> os.stat_result:
+    """Of `name` in `folder` itself, be it a symbolic link."""
+    return os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+def _is_of_object(name: str) -> bool:
+    return name.endswith(OBJECT_SUFFIXES) and not name.startswith(TEMPORARY)
+
+
+def _stands(folder: int, name: str) -> bool:
+    """Whether the place of the object `name` is taken; FileNotFoundError where nothing is."""
+    return not stat.S_ISDIR(_status(folder, name).st_mode) or _is_of_object(name)
+
+
+def _refuse_other_than_file(status: os.stat_result, path: Path) -> None:
+    """CorruptError when an object's place is taken by what is no file. A folder whose name is no object's takes none."""
     if stat.S_ISLNK(status.st_mode):
-        raise ConfigError(
-            f"{path} is a symbolic link, which no part of a store may be; put a folder or a file in its place, or name the "
-            "place it leads to by ASTRAFLOW_STORE"
-        )
-    return status
+        raise CorruptError(f"{path} is a symbolic link, which no part of a store may be; put the file itself in its place")
+    if stat.S_ISDIR(status.st_mode):
+        if _is_of_object(path.name):
+            raise CorruptError(f"{path} is a folder where an object belongs; remove it from the store")
+    elif not stat.S_ISREG(status.st_mode):
+        raise CorruptError(f"{path} is no file but a pipe, a socket or a device; remove it from the store")
+
+
+def _remove_empty_folder(folder: int, name: str) -> None:
+    """Where an object is to be written or deleted."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.rmdir(name, dir_fd=folder)
 
 
 def _walk(folder: int, start: str, depth: int) -> "Generator[tuple[str, os.DirEntry[str]], None, None]":
-    """Everything below `folder`, whose keys begin with `start`, that is neither a folder nor a symbolic link."""
+    """Everything below `folder`, whose keys begin with `start`, that is no folder, or one that has an object's name."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.is_symlink():
-                continue
-            if not entry.is_dir(follow_symlinks=False):
+            if not entry.is_dir(follow_symlinks=False) or _is_of_object(entry.name):
                 yield start + entry.name, entry
                 continue
             if not depth:
@@ -281,10 +307,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _no_file(path: Path) -> ConfigError:
-    return ConfigError(f"{path} is no file but a pipe, a socket or a device; remove it from the store")
-
-
 def _sorted(error: OSError, path: Path) -> AstraFlowError:
     """The project's error for what the operating system said about `path`."""
     if error.errno in _FULL:
@@ -293,7 +315,7 @@ def _sorted(error: OSError, path: Path) -> AstraFlowError:
         return ConfigError(
             f"access to {path} is denied ({error.strerror}); correct its permissions, or set ASTRAFLOW_STORE elsewhere"
         )
-    if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP):
+    if error.errno in _MISPLACED:
         return ConfigError(
             f"{path} cannot be an object ({error.strerror}); a file stands where a folder belongs, or the reverse"
         )

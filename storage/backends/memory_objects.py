@@ -4,7 +4,7 @@ import threading
 
 import fsspec
 
-from storage.backends.backend import Keys
+from storage.backends.backend import Keys, refuse_size
 from storage.errors import NotFoundError
 
 # fsspec's memory files share one read position, and its directory of files is one dict of the process: every access is
@@ -20,7 +20,9 @@ class MemoryObjects:
         self._fs = fsspec.filesystem("memory")
 
     def read(self, key: str) -> bytes:
-        return self._read(key, None, None)
+        body = self._read(key, None, None)
+        refuse_size(key, len(body), f"memory:/{self._path(key)}")
+        return body
 
     def read_part(self, key: str, start: int, end: int) -> bytes:
         return self._read(key, start, end)

@@ -7,7 +7,6 @@ for those of the hub's own cache, where a snapshot is a folder of links into the
     models--openai--x/snapshots/{revision}/config.json ──▶ models--openai--x/blobs/{digest}
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -15,12 +14,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from storage.errors import ConfigError, CorruptError
+from storage.json_objects import parse
 from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, shown
 from storage.records import HostTensor
+from storage.tensor_folders import OTHER_FILE_BYTES_MAX
 from storage.tensors import from_safetensors
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-OTHER_FILE_BYTES_MAX = 64 * 2**20
 REPORT_INTERVAL_S = 0.5
 
 Progress: TypeAlias = Callable[[str, float], None]
@@ -33,7 +33,7 @@ def read_model_folder(folder: Path, progress: Progress) -> tuple[dict[str, HostT
     if not (folder / "config.json").is_file():
         raise ConfigError(f"model.path: {folder} has no config.json; name the folder that holds the model's files")
     refuse_links(folder)
-    files = {path.name: path.read_bytes() for path in _other_files(folder)}
+    files = {path.name: _bounded(path) for path in _other_files(folder)}
     tensors: dict[str, HostTensor] = {}
     names = _tensor_files(folder)
     for number, name in enumerate(names):
@@ -70,11 +70,18 @@ def _other_files(folder: Path) -> Iterator[Path]:
         if path.is_file() and _is_read(path) and path.suffix in MODEL_SUFFIXES and path.name != INDEX:
             if wrong := model_file_fault(path.name):
                 raise ConfigError(f"model.path: {shown(path.name)} in {folder} {wrong}; rename it, or remove it")
-            if path.stat().st_size > OTHER_FILE_BYTES_MAX:
-                raise ConfigError(
-                    f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove what is no part of the model"
-                )
             yield path
+
+
+def _bounded(path: Path) -> bytes:
+    """What the file holds; ConfigError when that is more than a file without tensors may have."""
+    with path.open("rb") as file:
+        body = file.read(OTHER_FILE_BYTES_MAX + 1)
+    if len(body) > OTHER_FILE_BYTES_MAX:
+        raise ConfigError(
+            f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove what is no part of the model"
+        )
+    return body
 
 
 def refuse_links(folder: Path) -> None:
@@ -109,8 +116,8 @@ def _tensor_files(folder: Path) -> list[str]:
             "save the model with save_pretrained(..., safe_serialization=True)"
         )
     try:
-        names = sorted(set(map(str, json.loads(index.read_bytes())["weight_map"].values())))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        names = sorted(set(map(str, parse(_bounded(index), INDEX)["weight_map"].values())))
+    except (CorruptError, KeyError, AttributeError) as error:
         raise ConfigError(f"model.path: {index} is not an index of safetensors files; fetch the model again") from error
     for name in names:
         if fault(name) or not name.endswith(TENSOR_SUFFIX) or not (folder / name).is_file():

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Literal
 
 from storage import shards, weights
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import UNREADABLE, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import NOBODY, Episode, Sequence, Shard
 from tasks.history import sample
@@ -84,7 +84,7 @@ def sample_episodes(run: ObjectStore, num_orders: int, policy: str) -> list[Epis
         for number in numbers:
             try:
                 picked += _of_shard(shards.read(run, number), phase, decode)
-            except (NotFoundError, CorruptError):
+            except (NotFoundError, *UNREADABLE):
                 continue
         found += _varied(picked, EPISODES_PER_PHASE)
     return list(_bounded(found))
@@ -94,7 +94,7 @@ def decoder(run: ObjectStore, policy: str) -> Decode:
     """One token as text, by the `tokenizer.json` of version 0; token numbers where there is none that can be read."""
     try:
         files = weights.fetch_files(run, policy, 0)
-    except (NotFoundError, CorruptError):
+    except (NotFoundError, *UNREADABLE):
         files = {}
     if "tokenizer.json" in files:
         from tokenizers import Tokenizer

@@ -78,7 +78,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
     """The page as text. Works for runs of any state, also before their first step."""
     config = read_config(run)
     status = status_of(run)
-    beats = heartbeats.read_all(run)
+    beats = heartbeats.look(run).beats
     colors = figures.policy_colors(config.policies)
     histories = [read_history(run, policy, max(one.version or 0, one.batches)) for policy, one in status.policies.items()]
     log = read_shard_log(run)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage import orders, shards
-from storage.errors import CorruptError, NotFoundError
+from storage.errors import UNREADABLE, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import NOBODY, Episode, Shard
 from tasks.history import READERS, sample
@@ -87,7 +87,7 @@ def by_worker(played: Sequence[Played]) -> dict[str, list[Played]]:
 def _played(run: ObjectStore, number: int) -> Played | None:
     try:
         shard = shards.read(run, number)
-    except (NotFoundError, CorruptError):
+    except (NotFoundError, *UNREADABLE):
         return None
     episodes = list(_episodes(shard))
     return Played(

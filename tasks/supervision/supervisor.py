@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from storage import heartbeats, runs
+from storage import heartbeats, layout, runs
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
@@ -118,6 +118,8 @@ class Supervisor:
     """When the look began that is to show the store again."""
     _blind_s: float = field(default=0.0, init=False)
     """How long the store was out of sight, in all."""
+    _unreadable: set[str] = field(default_factory=set, init=False)
+    """Keys of the heartbeats that could not be read at the last look."""
 
     def __post_init__(self) -> None:
         self.leave_within_s = self.config.supervise.stop_timeout_s
@@ -206,7 +208,7 @@ class Supervisor:
         return self.clock() - self._blind_s
 
     def _read_store(self) -> None:
-        beats = {beat.id: beat for beat in heartbeats.read_all(self.run)}
+        beats = {beat.id: beat for beat in self._beats()}
         ended = [watch for watch in self.watches.values() if not watch.done and is_done(self.run, self.config, watch.member)]
         if self._blind_since is not None:
             self._blind_s += self.clock() - self._blind_since
@@ -222,6 +224,16 @@ class Supervisor:
             self.pulse.update(progress={"base_model": preparing.progress["base_model"]})
         done = [watch.member.id for watch in self.watches.values() if watch.done]
         self.pulse.update(state="working", progress={"members": len(self.watches), "members_done": len(done)})
+
+    def _beats(self) -> list[Heartbeat]:
+        """Those that can be read; the others are logged once. ConfigError when they cannot even be listed."""
+        seen = heartbeats.look(self.run)
+        if layout.HEARTBEATS in seen.unreadable:
+            raise ConfigError(seen.unreadable[layout.HEARTBEATS])
+        for key in seen.unreadable.keys() - self._unreadable:
+            log.warning("a heartbeat cannot be read, its member is taken for silent: %s", seen.unreadable[key])
+        self._unreadable = set(seen.unreadable)
+        return seen.beats
 
     def _attach(self, newest: Mapping[str, Launched]) -> None:
         """To each member's newest flow run, whichever supervisor launched it."""

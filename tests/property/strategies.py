@@ -13,6 +13,7 @@ POLICIES = [("solver",), ("solver", "verifier"), ("a" * 100, "1_e-", "solver")]
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
 floats = st.floats(width=64)
+temperatures = st.just(0.0) | st.floats(1e-12, 1e12)
 times = st.floats(0, TIME_MAX_S)
 metrics = st.dictionaries(texts, floats, max_size=3)
 json_values = st.recursive(
@@ -45,7 +46,7 @@ def sequences(draw: st.DrawFn) -> Sequence:
         ),
         policies=policies,
         reward=draw(floats),
-        temperature=draw(floats),
+        temperature=draw(temperatures),
         starts_episode=draw(st.booleans()),
         name=draw(texts),
         finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
@@ -87,7 +88,7 @@ def rows(draw: st.DrawFn) -> Row:
         versions=np.where(mask, sampled_by, NOBODY).astype(np.int32),
         advantages=np.where(mask, float32_of(draw(draws)), np.float32(0)),
         reward=draw(floats),
-        temperature=draw(floats),
+        temperature=draw(temperatures),
         min_version=draw(st.integers(0, int(sampled_by.min()))),
         replay=draw(st.booleans()),
     )

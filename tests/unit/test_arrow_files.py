@@ -3,9 +3,9 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from storage import arrow_files
+from storage import arrow_files, arrow_sizes
 from storage.arrow_files import DICTIONARY, list_of, schema_of
-from storage.errors import CorruptError
+from storage.errors import ConfigError, CorruptError
 from tests.resealed import arrow_file
 
 SCHEMA = schema_of({"n": pa.int32(), "word": DICTIONARY, "tokens": list_of(pa.int32()), "mask": list_of(pa.bool_())})
@@ -194,3 +194,20 @@ def test_columns_are_compressed() -> None:
         "mask": arrow_files.list_column([values == 7 for values in lists], list_of(pa.bool_())),
     }
     assert len(arrow_files.write(SCHEMA, columns, "test", {})) < 50 * 1000 * 4 // 20
+
+
+def test_no_file_may_ask_for_more_than_any_may_and_none_such_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large files would: the smaller bounds, which grow with a file, do not stop these."""
+    whole = body(100)
+    monkeypatch.setattr(arrow_sizes, "ROWS_MAX", 99)
+    with pytest.raises(CorruptError, match="claims to hold 100 rows; that is too many"):
+        arrow_files.read(whole, SCHEMA, "test")
+    with pytest.raises(ConfigError, match=r"a test of 100 rows and [\d,]+ bytes cannot be stored: at most 99 rows"):
+        body(100)
+    assert arrow_files.read(body(99), SCHEMA, "test")[0].num_rows == 99
+    monkeypatch.undo()
+    monkeypatch.setattr(arrow_sizes, "MEMORY_MAX", 20_000)
+    with pytest.raises(CorruptError, match=r"claims to hold 2\d{4} bytes of columns; that is too many"):
+        arrow_files.read(whole, SCHEMA, "test")
+    with pytest.raises(ConfigError, match=r"at most .* rows and 20,000 bytes are read; make orders or batches smaller"):
+        body(100)

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from deployments import live, tables
 from deployments.cli import app
 from deployments.plain_console import PlainConsole
 from storage import runs
+from storage.audit.verify import verify
 from storage.errors import CorruptError
 from storage.json_objects import seal, unseal
 from storage.objects import ObjectStore, open_store
@@ -21,7 +21,9 @@ from storage.records import Stop
 from storage.runs import RunRecord
 from tasks.reports.page import render_report
 from tasks.status import status
+from tests.ordinary_user import as_ordinary_user
 from tests.small_run import SmallRun
+from tests.strange_objects import STRANGE, link, replace, strange
 
 NOT_JSON = b"\x00\xff{"
 
@@ -93,17 +95,12 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_the_others_are_
     assert listed[0]["reason"]
 
 
-def link(path: Path) -> None:
-    path.symlink_to(path.with_name("elsewhere"))
-
-
-@pytest.mark.parametrize("make", [link, os.mkfifo], ids=["a link", "a pipe"])
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
 def test_a_run_whose_record_is_no_file_is_listed_with_the_reason_and_the_others_are_too(
     store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "store" / "runs" / "bad" / "run.json"
-    path.unlink()
-    make(path)
+    replace(path, make)
     said = call("runs")
     assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [["bad", "unreadable"], ["good", "interrupted"]]
     assert f"bad: {path} is " in said.stderr
@@ -180,6 +177,61 @@ def test_a_damaged_part_of_a_run_is_named_and_the_rest_is_shown(store: ObjectSto
     assert words.replace("'", "&#39;") in store.get("runs/bad/report.html").decode()
     assert [run["state"] for run in json.loads(call("runs", "--json").stdout)] == ["interrupted", "interrupted"]
     assert call("runs").exit_code == 0
+
+
+OF_A_LISTING = {
+    "heartbeats/dataflow/dataflow.json": "1 heartbeat cannot be read: ",
+    "evals/solver-00000001_verifier-00000001.arrow": "1 evaluation cannot be read: evals/solver-00000001_",
+    "tags/best.json": "1 tag cannot be read: ",
+    "heartbeats/rollout": "1 heartbeat cannot be read: ",
+}
+
+
+@pytest.mark.parametrize(("key", "make"), strange(OF_A_LISTING))
+def test_a_listed_object_that_is_no_file_is_named_and_the_rest_is_shown(
+    store: ObjectStore, tmp_path: Path, key: str, make: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "store" / "runs" / "bad" / key
+    replace(path, make)
+    found = json.loads(call("status", "bad", "--json").stdout)
+    ((problem,), where) = found["problems"], str(path)
+    assert problem.startswith(OF_A_LISTING[key])
+    assert where in problem
+    assert found["policies"]["solver"]["version"] == 1
+    for command in ("report", "weights"):
+        said = call(command, "bad")
+        assert (said.exit_code, said.stderr.count("Traceback")) == (0, 0), said.stderr
+    assert call("verify", "bad").exit_code == 1
+    assert [run["state"] for run in json.loads(call("runs", "--json").stdout)] == ["interrupted", "interrupted"]
+
+
+@pytest.mark.parametrize(("folder", "one"), [("heartbeats", "heartbeat"), ("evals", "evaluation"), ("tags", "tag")])
+def test_a_folder_of_a_run_that_is_a_link_or_a_file_is_named_and_the_rest_is_shown(
+    store: ObjectStore, tmp_path: Path, folder: str, one: str
+) -> None:
+    path = tmp_path / "store" / "runs" / "bad" / folder
+    for make in (link, Path.touch):
+        replace(path, make)
+        found = json.loads(call("status", "bad", "--json").stdout)
+        assert [problem.startswith(f"1 {one} cannot be read: {path} ") for problem in found["problems"]] == [True]
+        assert found["policies"]["solver"]["version"] == 1
+        assert call("report", "bad").exit_code == 0
+
+
+def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(store: ObjectStore, tmp_path: Path) -> None:
+    keys = ["heartbeats/supervisor/supervisor.json", "tags/best.json", "batches/solver/00000001.arrow"]
+    store.put("runs/bad/tags/best.json", b"{}")
+
+    def work() -> None:
+        for key in keys:
+            (tmp_path / "store" / "runs" / "bad" / key).chmod(0)
+        problems = status(store, "bad").problems
+        assert [key for key in keys if any(key in problem and "is denied" in problem for problem in problems)] == keys
+        assert len(problems) == 3
+        verdict = verify(store.sub("runs/bad"))
+        assert {one.where for one in verdict.violations if "is denied" in one.what} == set(keys[1:])
+
+    as_ordinary_user(tmp_path, work)
 
 
 def test_a_sound_run_has_no_problems(store: ObjectStore) -> None:

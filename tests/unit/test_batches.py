@@ -95,6 +95,9 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ({"tokens": array([-1, 12, 40, 41, 2], np.int32)}, "row 1, token 0: tokens are negative"),
         ({"min_version": 1}, "row 1, token 2: versions are older than the row's min_version"),
         ({"min_version": -1}, "row 1: min_version is negative"),
+        ({"temperature": float("nan")}, "row 1: the temperature is nan"),
+        ({"temperature": float("inf")}, "row 1: the temperature is inf"),
+        ({"temperature": -0.5}, "row 1: the temperature is -0.5; it is 0, or from 1e-12 to"),
     ],
 )
 def test_a_row_that_breaks_its_promises_is_corrupt(changes: dict[str, object], sentence: str) -> None:

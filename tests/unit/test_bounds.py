@@ -82,6 +82,13 @@ def _value(written: str) -> Any:
     return read(written, "a value").value
 
 
+@pytest.mark.parametrize("key", ["policies.solver.sampling.temperature", "evaluation.temperature"])
+def test_a_temperature_that_float32_could_not_divide_by_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}: must be 0 \(greedy\), or at least 1e-12"):
+        load(RECIPE, {key: 9e-13})
+    assert load(RECIPE, {"policies.solver.sampling.temperature": 1e-12}).policies["solver"].sampling.temperature == 1e-12
+
+
 def test_an_error_names_file_line_value_and_bound() -> None:
     with pytest.raises(ConfigError) as caught:
         load(RECIPE.replace("steps: 4", "steps: 1e30"))

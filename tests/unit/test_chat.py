@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rollout.chat import Chat, load_chat, system, user
-from storage.errors import ConfigError
+from storage.errors import ConfigError, CorruptError
 from tests.fakes import END_ID, base_files, tiny_chat
 
 USER, ASSISTANT = 355, 356
@@ -80,3 +80,29 @@ def test_a_tokenizer_without_a_template_says_what_is_missing() -> None:
     del files["chat_template.jinja"]
     with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
         load_chat(files)
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "words"),
+    [
+        ("tokenizer_config.json", b"[" * 100_000, r"make no tokenizer: tokenizer_config\.json is not JSON"),
+        (
+            "tokenizer_config.json",
+            b"[]",
+            r"make no tokenizer: tokenizer_config\.json holds a JSON list where an object belongs",
+        ),
+        ("tokenizer.json", b"{}", "make no tokenizer: "),
+        ("tokenizer.json", b"[" * 100_000, "make no tokenizer: "),
+        ("generation_config.json", b'{"eos_token_id": "</s>"}', "name the end token '</s>'; eos_token_id is one whole"),
+        ("generation_config.json", b'{"eos_token_id": {"a": 1}}', "name the end token"),
+    ],
+)
+def test_files_of_a_model_that_make_no_chat_are_a_sentence(name: str, body: bytes, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_chat({**base_files(), name: body})
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"a":' * 1000 + b"1" + b"}" * 1000])
+def test_a_config_that_is_no_json_object_is_named(body: bytes) -> None:
+    with pytest.raises(CorruptError, match=r"generation_config\.json (holds a JSON list|is not JSON)"):
+        load_chat({**base_files(), "generation_config.json": body})

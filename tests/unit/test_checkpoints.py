@@ -108,3 +108,37 @@ def test_the_second_trainer_of_a_step_loses_and_leaves_nothing(memory_store: Obj
     with pytest.raises(ConflictError):
         save(memory_store, 10)
     assert memory_store.list() == stored
+
+
+def test_prune_counts_no_checkpoint_that_cannot_be_gone_on_from(memory_store: ObjectStore) -> None:
+    for step in (10, 20, 30):
+        save(memory_store, step)
+    whole = memory_store.get("checkpoints/solver/00000030/manifest.json")
+    for step in ("00000098", "00000099", "9223372036854775807"):
+        memory_store.put(f"checkpoints/solver/{step}/manifest.json", whole)  # another step's
+    memory_store.put("checkpoints/solver/00000097/manifest.json", b"{")
+    save(memory_store, 96)
+    (data,) = (key for key in memory_store.list("checkpoints/solver/00000096") if key.endswith(".safetensors"))
+    memory_store.delete(data)
+    checkpoints.prune(memory_store, "solver", keep=2)
+    assert [step for step in checkpoints.steps(memory_store, "solver") if step < 96] == [20, 30]
+    assert newest_step(memory_store) == 30
+
+
+def test_prune_deletes_nothing_while_fewer_checkpoints_are_whole_than_it_keeps(memory_store: ObjectStore) -> None:
+    for step in (10, 20, 30):
+        save(memory_store, step)
+    for step in (20, 30):
+        memory_store.put(f"checkpoints/solver/{step:08d}/manifest.json", b"{")
+    stored = memory_store.list()
+    checkpoints.prune(memory_store, "solver", keep=2)
+    assert memory_store.list() == stored
+
+
+def test_prune_leaves_what_is_no_checkpoint(memory_store: ObjectStore) -> None:
+    save(memory_store, 20)
+    strays = [f"checkpoints/solver/{name}" for name in ("00000010.bak/manifest.json", "000000000010/x", ".DS_Store")]
+    for stray in strays:
+        memory_store.put(stray, b"")
+    checkpoints.prune(memory_store, "solver", keep=1)
+    assert [key for key in memory_store.list() if "00000020" not in key] == sorted(strays)

@@ -1,5 +1,7 @@
 import os
+import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tasks import garbage, recipes
 from tasks.config import RunConfig
 from tests import builders
 from tests.builders import mirror_next
+from tests.strange_objects import replace, strange
 
 LAST = 9
 WANTED = Retention(last=2, every=0, grace_s=0.0)
@@ -245,3 +248,29 @@ def test_a_run_that_is_over_still_lets_go(store: ObjectStore) -> None:
 def test_a_reason_in_the_artifact_is_text_and_not_markdown() -> None:
     done = garbage.Collected(applied=True, skipped={"tiny-1": "![x](http://evil) | <img src=x>\n# forged"})
     assert garbage.markdown(done).splitlines()[-1] == r"- tiny-1: \!\[x\]\(http://evil\) \| \<img src=x\> \# forged"
+
+
+PROTECTING = {
+    "tags/best.json": r"tags/best\.json .*; what it keeps is not known: put it back, or take it away with `astraflow tag RUN",
+    "tags": "tags .*; which versions are tagged is not known",
+    "heartbeats/rollout/rollout-0.json": r"rollout-0\.json .*; which versions its writer holds is not known",
+    "heartbeats/evaluation": "heartbeats/evaluation is no folder, .*; which versions its writer holds is not known",
+    "heartbeats": "heartbeats .*; which versions are held is not known",
+    "frozen.json": "is frozen; thaw it first",
+}
+
+
+@pytest.mark.parametrize(("key", "make"), strange(PROTECTING))
+def test_what_protects_versions_and_cannot_be_read_keeps_all_of_its_run_and_none_of_another(
+    store: ObjectStore, tmp_path: Path, key: str, make: Callable[[Path], None]
+) -> None:
+    hidden, _ = make_run(store, "hidden")
+    sound, _ = make_run(store, "sound")
+    replace(tmp_path / "home/runs/hidden" / key, make)
+    done = garbage.collect(store, ["hidden", "sound"], WANTED, [], apply=True)
+    assert data(hidden) == list(range(LAST + 1))
+    assert data(sound) == [0, LAST - 1, LAST]
+    assert list(done.skipped) == ["hidden"]
+    assert re.search(PROTECTING[key], done.skipped["hidden"])
+    assert garbage.collect(store, [], WANTED, [], apply=True).surveys[-1].run_id == "sound"
+    assert data(hidden) == list(range(LAST + 1))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from storage.backends import local_files
-from storage.backends.backend import JSON_BYTES_MAX
+from storage.backends.backend import ARROW_BYTES_MAX, BYTES_MAX
 from storage.backends.local_files import TEMPORARY, LocalFiles
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
 from storage.objects import ObjectStore
@@ -193,18 +193,17 @@ def test_a_folder_of_the_store_that_is_a_symbolic_link_is_refused_by_name_and_no
     assert (outside / "best.json").read_bytes() == b"not ours"
 
 
-def test_an_object_that_is_a_symbolic_link_is_neither_read_nor_listed_and_overwriting_replaces_the_link(tmp_path: Path) -> None:
+def test_an_object_that_is_a_symbolic_link_is_not_read_and_overwriting_replaces_the_link(tmp_path: Path) -> None:
     store, outside = tell_tale(tmp_path)
     link = store.root / "runs/r/report.html"
     link.symlink_to(outside / "best.json")
     (store.root / "runs/linked").symlink_to(outside)
-    assert store.list("", "") == ["runs/r/tags/best.json"]
+    assert store.list("", "") == ["runs/linked", "runs/r/report.html", "runs/r/tags/best.json"]
     assert store.folders("runs") == ["r"]
-    for verb in (store.read, store.exists):
-        with pytest.raises(ConfigError, match=r"runs/r/report\.html is a symbolic link"):
-            verb("runs/r/report.html")
-    with pytest.raises(ConfigError, match="is a symbolic link"):
-        store.create("runs/r/report.html", b"x")
+    assert store.exists("runs/r/report.html")
+    assert not store.create("runs/r/report.html", b"x")
+    with pytest.raises(CorruptError, match=r"runs/r/report\.html is a symbolic link"):
+        store.read("runs/r/report.html")
     store.write("runs/r/report.html", b"page")
     assert not link.is_symlink()
     assert store.read("runs/r/report.html") == b"page"
@@ -222,7 +221,7 @@ def test_the_folder_of_the_store_itself_may_be_reached_through_a_link(tmp_path: 
 def test_a_pipe_in_the_store_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     store, _ = tell_tale(tmp_path)
     os.mkfifo(store.root / "runs/r/run.json")
-    with pytest.raises(ConfigError, match=r"run\.json is no file but a pipe, a socket or a device"):
+    with pytest.raises(CorruptError, match=r"run\.json is no file but a pipe, a socket or a device"):
         store.read("runs/r/run.json")
 
 
@@ -231,37 +230,71 @@ def test_a_socket_in_the_store_is_refused_and_not_tried_again(tmp_path: Path, mo
     monkeypatch.chdir(store.root / "runs/r")  # the address of a socket may have about 100 characters
     with socket.socket(socket.AF_UNIX) as planted:
         planted.bind("run.json")
-        with pytest.raises(ConfigError, match=r"run\.json is no file but a pipe, a socket or a device; remove it"):
+        with pytest.raises(CorruptError, match=r"run\.json is no file but a pipe, a socket or a device; remove it"):
             store.read("runs/r/run.json")
 
 
-def test_a_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_again_and_again(tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_an_object_exists_is_listed_and_cannot_be_read(tmp_path: Path) -> None:
     store = LocalFiles(tmp_path)
-    (tmp_path / "stop.json").mkdir()
-    with pytest.raises(ConfigError, match=r"/stop\.json is a folder where an object belongs; remove it from the store$"):
-        store.create("stop.json", b"1")
+    for name in ("tags/best.json", "shards/0.arrow"):
+        (tmp_path / name / "within").mkdir(parents=True)
+    assert store.list("", "") == ["shards/0.arrow", "tags/best.json"]
+    assert store.exists("tags/best.json")
+    assert not store.create("tags/best.json", b"1")
+    with pytest.raises(CorruptError, match=r"/tags/best\.json is a folder where an object belongs; remove it from the store$"):
+        store.read("tags/best.json")
+    for change in (lambda: store.write("tags/best.json", b"1"), lambda: store.delete("tags/best.json")):
+        with pytest.raises(ConfigError, match=r"/tags/best\.json cannot be an object \(Directory not empty\)"):
+            change()
+    assert not store.exists("tags")
+
+
+def test_an_empty_folder_gives_way_to_what_is_written_and_goes_when_it_is_deleted(tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path)
+    (tmp_path / "beat.json").mkdir()
+    store.write("beat.json", b"1")
+    assert store.read("beat.json") == b"1"
+    (tmp_path / "tag.json").mkdir()
+    store.delete("tag.json")
+    assert store.list("", "") == ["beat.json"]
+
+
+def test_another_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_again_and_again(tmp_path: Path) -> None:
+    store = LocalFiles(tmp_path)
+    (tmp_path / "stop").mkdir()
+    with pytest.raises(ConfigError, match=r"/stop is a folder where an object belongs; remove it from the store$"):
+        store.create("stop", b"1")
     assert store.list("", "") == []
 
 
-def test_a_json_object_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_a_folder_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    store, _ = tell_tale(tmp_path)
+    (store.root / "runs/r/heartbeats").write_bytes(b"")
+    for verb in (lambda: store.list("runs/r/heartbeats", ""), lambda: store.folders("runs/r/heartbeats")):
+        with pytest.raises(ConfigError, match=r"/heartbeats cannot be an object .* a file stands where a folder belongs"):
+            verb()
+
+
+def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     store = ObjectStore("file:///store", LocalFiles(tmp_path))
-    for name in ("stop.json", "0.arrow"):
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(JSON_BYTES_MAX)
-    assert len(store.get("stop.json")) == JSON_BYTES_MAX
-    with pytest.raises(ConfigError, match=r"orders/0\.json has more than 134,217,728 bytes; .* which nobody would read"):
-        store.create("orders/0.json", bytes(JSON_BYTES_MAX + 1))
     with (tmp_path / "stop.json").open("wb") as file:
-        file.truncate(2**42)  # more than any memory
-    with pytest.raises(CorruptError, match=r"stop\.json has more than 134,217,728 bytes; that is too many for a JSON object$"):
-        store.get("stop.json")
+        file.truncate(BYTES_MAX)
+    assert len(store.get("stop.json")) == BYTES_MAX
+    with pytest.raises(
+        ConfigError, match=r"orders/0\.json has 134,217,729 bytes; .* at most 134,217,728, .* nobody would read"
+    ):
+        store.create("orders/0.json", bytes(BYTES_MAX + 1))
+    for name, most in (("stop.json", BYTES_MAX), ("report.html", BYTES_MAX), ("0.arrow", ARROW_BYTES_MAX)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(2**42)  # more than any memory
+        with pytest.raises(CorruptError, match=rf"{name} has 4,398,046,511,104 bytes; .* has at most {most:,}$"):
+            store.get(name)
     with pytest.raises(ConflictError):
         store.create("stop.json", b"{}")
     quarantine(store, "stop.json", "is too large")
     assert quarantined(store) == {"stop.json": "is too large"}
     assert not store.exists("quarantine/stop.json")
-    assert store.get("stop.json", JSON_BYTES_MAX)[:2] == b"\0\0"  # who says how much is wanted gets it
-    assert len(store.get("0.arrow")) == JSON_BYTES_MAX
+    assert store.get("stop.json", BYTES_MAX)[:2] == b"\0\0"  # who says how much is wanted gets it
 
 
 def test_folders_nested_without_end_are_not_walked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,3 +223,22 @@ def test_whatever_ends_a_download_from_the_hub_is_a_sentence(error: Exception, m
 
     with pytest.raises(ConfigError, match=r"^model\.hub: some/model cannot be fetched .* set model\.path to a local folder$"):
         snapshot("some/model", progress)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX])
+def test_a_file_of_a_model_that_is_larger_than_any_is_refused_before_memory_is_full(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    os.truncate(folder / name, 2**42)
+    with pytest.raises(ConfigError, match=rf"{name} is larger than 67108864 bytes; remove what is no part of the model"):
+        read_model_folder(folder, silent)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 500_000, "[" + "[]," * 3_000_000 + "1]", '{"weight_map": [1]}', "[1]"],
+    ids=["nested", "many values", "no map", "a list"],
+)
+def test_an_index_that_would_fill_memory_or_is_none_is_refused(folder: Path, text: str) -> None:
+    (folder / INDEX).write_text(text)
+    with pytest.raises(ConfigError, match=rf"{INDEX} is not an index of safetensors files; fetch the model again"):
+        read_model_folder(folder, silent)

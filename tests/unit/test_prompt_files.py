@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_ops import prompt_files
 from data_ops.config import PromptSource
 from data_ops.prompt_files import read_hub, read_jsonl, read_parquet
 from storage import orders, shards
@@ -272,3 +273,14 @@ def test_text_with_a_dictionary_encoding_is_read_as_text(tmp_path: Path) -> None
     pq.write_table(table, tmp_path / "a.parquet")
     prompts = read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
     assert [prompt.fields["answer"] for prompt in prompts] == ["1", "2"]
+
+
+def test_a_line_without_end_is_refused_before_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = json.dumps({"question": "1+1=?", "answer": "2"})
+    monkeypatch.setattr(prompt_files, "LINE_BYTES_MAX", len(good) + 1)  # its line feed counts
+    assert [prompt.id for prompt in read_jsonl(write_lines(tmp_path / "a.jsonl", good, good))] == ["a/0", "a/1"]
+    source = write_lines(tmp_path / "b.jsonl", good, f" {good}", good)
+    with pytest.raises(
+        ConfigError, match=rf"b\.jsonl, line 2: has more than {len(good) + 1} bytes; write one JSON object a line"
+    ):
+        read_jsonl(source)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,6 +91,33 @@ def test_numbers_that_are_not_finite_never_reach_a_trainer(value: float) -> None
     (solver,) = route(shard(group(episode(bad_reward), episode(bad_logprob), episode())), ["solver"])["solver"]
     assert [entry.reason for entry in solver.refused] == ["not_finite", "not_finite"]
     assert len(solver.rows) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logprobs": np.array([0, 0, -1, 0.011, -1], dtype=np.float32)},
+        {"temperature": 0.0},
+        {
+            "loss_mask": np.ones(5, dtype=np.bool_),
+            "owners": np.zeros(5, dtype=np.int8),
+            "versions": np.full(5, 3, dtype=np.int32),
+        },
+    ],
+    ids=["a log-probability above 0", "greedy", "a first token"],
+)
+def test_a_sequence_that_no_trainer_could_use_is_left_out_and_the_others_go_on(change: dict[str, Any]) -> None:
+    bad = replace(sequence(), **change)
+    (solver,) = route(shard(group(episode(bad), episode())), ["solver"])["solver"]
+    assert [tuple(entry) for entry in solver.refused] == [((0, 0, 0, 0), "filtered", "untrainable")]
+    assert [row.key for row in solver.rows] == [(0, 0, 1, 0)]
+
+
+def test_a_log_probability_that_rounding_put_above_0_and_a_greedy_context_are_kept() -> None:
+    rounded = replace(sequence(), logprobs=np.array([0, 0, -1, 0.009, -1], dtype=np.float32))
+    context = replace(sequence(), temperature=0.0, loss_mask=np.zeros(5, dtype=np.bool_))
+    (solver,) = route(shard(group(episode(rounded), episode(context))), ["solver"])["solver"]
+    assert (len(solver.rows), solver.refused) == (2, ())
 
 
 def test_a_log_probability_that_is_masked_out_may_be_anything() -> None:

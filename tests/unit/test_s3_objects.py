@@ -14,6 +14,7 @@ from botocore.exceptions import (
     ProfileNotFound,
     ReadTimeoutError,
 )
+from fsspec.asyn import get_loop
 from s3fs.errors import translate_boto_error
 
 from storage.backends import backend, s3_objects
@@ -31,12 +32,33 @@ def answer(status: int, code: str) -> BaseException:
     return translated
 
 
+class Body:
+    """Of an answer whose headers have arrived: the rest comes when it is read."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.was_read, self.was_closed = content, False, False
+
+    async def read(self) -> bytes:
+        self.was_read = True
+        return self.content
+
+    def close(self) -> None:
+        self.was_closed = True
+
+
 class Server:
     """In the place of an s3fs filesystem: answers each call from a script, and writes down what was asked."""
 
     def __init__(self, *script: Any) -> None:
         self.script = list(script)
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.loop = get_loop()
+        self.bodies: list[Body] = []
+
+    async def _call_s3(self, method: str, **arguments: Any) -> Any:
+        content = self._next(method, arguments)
+        self.bodies.append(Body(content))
+        return {"ContentLength": len(content), "Body": self.bodies[-1]}
 
     def call_s3(self, method: str, **arguments: Any) -> Any:
         return self._next(method, arguments)
@@ -222,24 +244,27 @@ def test_reads_writes_and_deletes_name_the_object_below_the_root(served: Callabl
     objects.write("a", bytearray(b"y"))
     objects.delete("a")
     assert server.asked == [
-        ("cat_file", {"path": "bucket/root/a", "max_concurrency": 1}),
+        ("get_object", {"Bucket": "bucket", "Key": "root/a"}),
         ("pipe_file", {"path": "bucket/root/a", "body": b"y"}),
         ("delete_object", {"Bucket": "bucket", "Key": "root/a"}),
     ]
 
 
-def test_of_a_json_object_no_more_is_asked_for_than_it_may_have(
+def test_nothing_of_an_object_that_is_too_large_is_read_once_its_size_is_known(
     served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "JSON_BYTES_MAX", 3)
-    monkeypatch.setattr(s3_objects, "JSON_BYTES_MAX", 3)
-    objects, server = served(b"{ }", b"{  }", b"1234")
+    monkeypatch.setattr(backend, "BYTES_MAX", 3)
+    monkeypatch.setattr(backend, "ARROW_BYTES_MAX", 4)
+    objects, server = served(b"{ }", b"{  }", b"1234", b"12345")
     assert objects.read("stop.json") == b"{ }"
-    with pytest.raises(CorruptError, match=r"^s3://bucket/root/stop\.json.* has more than 3 bytes; that is too many"):
+    with pytest.raises(
+        CorruptError, match=r"^s3://bucket/root/stop\.json at .* has 4 bytes; an object of its kind has at most 3$"
+    ):
         objects.read("stop.json")
     assert objects.read("0.arrow") == b"1234"
-    asked = {"path": "bucket/root/stop.json", "start": 0, "end": 4}
-    assert server.asked[:2] == [("cat_file", asked), ("cat_file", asked)]
+    with pytest.raises(CorruptError, match=r"0\.arrow at .* has 5 bytes; an object of its kind has at most 4$"):
+        objects.read("0.arrow")
+    assert [(body.was_read, body.was_closed) for body in server.bodies] == [(True, True), (False, True)] * 2
 
 
 def test_one_connection_serves_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

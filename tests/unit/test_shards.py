@@ -111,6 +111,10 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ({"tokens": array([11, 12, 40, -1, 2], np.int32)}, "row 1, token 3: tokens are negative"),
         ({"policies": ("solver", "solver")}, r"policy set \['solver', 'solver'\] names a policy twice"),
         ({"finish_reason": "bored"}, "unknown finish reasons"),
+        ({"temperature": float("nan")}, "row 1: the temperature is nan; it is 0, or from 1e-12 to 1e\\+12"),
+        ({"temperature": float("inf")}, "row 1: the temperature is inf"),
+        ({"temperature": -1.0}, "row 1: the temperature is -1"),
+        ({"temperature": 9e-13}, "row 1: the temperature is 9e-13"),
     ],
 )
 def test_a_sequence_that_breaks_its_promises_is_corrupt(changes: dict[str, object], sentence: str) -> None:
@@ -125,6 +129,12 @@ def test_the_smallest_values_that_are_allowed_come_back() -> None:
     assert found.tokens.tolist() == [0] * 5
     assert found.versions.tolist() == [-1, -1, 0, 0, 0]
     assert found.owners.tolist() == [-1, -1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-12, 1e12])
+def test_a_temperature_at_a_bound_comes_back(temperature: float) -> None:
+    found = round_trip(with_sequence(temperature=temperature))
+    assert found.groups[0].episodes[0].sequences[1].temperature == temperature
 
 
 def test_an_order_below_0_is_corrupt() -> None:

@@ -1,8 +1,9 @@
 """The supervisor over a hand-written launcher and a clock that only moves when told: who is launched, replaced, given up."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -18,6 +19,7 @@ from tasks.supervision.launcher import Launched
 from tasks.supervision.members import Phase
 from tests.builders import tensors
 from tests.patience import PATIENCE_S
+from tests.strange_objects import STRANGE, link, replace
 from tests.supervised import World
 
 
@@ -65,6 +67,40 @@ def test_a_member_whose_heart_stops_is_replaced_and_one_that_beats_is_kept(world
     world.look(seconds=limit_s - 1)
     world.look(seconds=2)
     assert world.launcher.crashed == ["trainer-verifier-0"]
+
+
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
+def test_a_heartbeat_that_is_no_file_is_logged_once_and_ends_nothing(
+    local_store: ObjectStore, tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(local_store)
+    world.look()
+    world.run_all()
+    world.beat(1)
+    world.look()
+    (beat,) = (tmp_path / "store").rglob("heartbeats/trainer/trainer-solver.json")
+    replace(beat, make)
+    world.beat(2, *(member for member in world.launcher.runs if member != "trainer-solver"))
+    for _ in range(3):
+        assert world.look() is None
+    assert world.launcher.crashed == []
+    (said,) = (record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage())
+    assert said.startswith(f"a heartbeat cannot be read, its member is taken for silent: {beat} is ")
+    if make is not STRANGE["a full folder"]:
+        world.beat(3)
+        world.look()
+        assert world.supervisor.watches["trainer-solver"].beat == (0, 3)
+
+
+def test_heartbeats_that_cannot_be_listed_end_the_run_with_the_reason(local_store: ObjectStore, tmp_path: Path) -> None:
+    world = World(local_store)
+    world.look()
+    world.beat(1)
+    (heartbeats,) = (tmp_path / "store").rglob("heartbeats")
+    replace(heartbeats, link)
+    stop = world.look()
+    assert stop is not None
+    assert (stop.state, stop.reason.startswith(f"{heartbeats} is a symbolic link")) == ("failed", True)
 
 
 def test_a_member_that_no_worker_has_taken_is_waited_for(world: World) -> None:

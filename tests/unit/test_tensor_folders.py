@@ -101,3 +101,22 @@ def test_a_file_that_would_overwrite_the_tensors_is_refused(memory_store: Object
 def test_a_file_that_is_only_called_like_one_of_tensors_is_stored(memory_store: ObjectStore) -> None:
     contents = write(memory_store, builders.tensors(1), {"model-00000.safetensors.json": b"x"}, ID)
     assert read_files(memory_store, contents) == {"model-00000.safetensors.json": b"x"}
+
+
+def test_files_beside_the_tensors_are_as_few_and_as_small_as_a_model_has_them(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = stored(memory_store)
+    grown = tuple(replace(info, num_bytes=2**26 + 1) if info.name.endswith("config.json") else info for info in listed.files)
+    with pytest.raises(
+        CorruptError, match=r"config\.json' with 67,108,865 bytes; a file without tensors has at most 67,108,864$"
+    ):
+        read_files(memory_store, replace(listed, files=grown))
+    many = tuple(replace(listed.files[-1], name=f"{ID}.{number}.txt") for number in range(65))
+    with pytest.raises(CorruptError, match=r"lists 66 files beside its tensors; at most 64 are read"):
+        read_files(memory_store, replace(listed, files=listed.files[:2] + many))
+    monkeypatch.setattr(tensor_folders, "OTHER_FILE_BYTES_MAX", 3)
+    before = memory_store.list()
+    with pytest.raises(ConfigError, match=r"2 files, of which tokenizer\.json have more than 3 bytes, cannot be stored"):
+        write(memory_store, builders.tensors(1), {"config.json": b"{ }", "tokenizer.json": b"{  }"}, "1" * 32)
+    assert memory_store.list() == before
