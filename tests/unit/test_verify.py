@@ -134,6 +134,13 @@ def test_one_changed_byte_of_weights_is_named(local_store: ObjectStore, tmp_path
     assert broken(run) == {(3, layout.weights("solver", 3))}
 
 
+def test_a_data_file_that_is_missing_though_nobody_let_it_go_is_named(run: ObjectStore) -> None:
+    (file,) = weights.read_manifest(run, "solver", 3).files
+    key = f"{layout.weights('solver', 3)}/{file.name}"
+    run.delete(key)
+    assert told(run) == [(3, layout.weights("solver", 3), f"{run.url}/{key} is missing, though its manifest lists it")]
+
+
 def test_a_false_digest_in_a_manifest_is_named(run: ObjectStore) -> None:
     key = layout.manifest(layout.weights("verifier", 2))
     manifest = json.loads(run.get(key))
@@ -165,6 +172,9 @@ def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
     again = batches.read(run, "solver", 1).rows[0]
     where = change_batch(run, 2, lambda batch: replace(batch, rows=(again, *batch.rows[1:])))
     assert (2, where) in broken(run)
+    assert f"{named(again.key)} is trained, but batches/solver/00000001.arrow had settled it" in [
+        what for invariant, _, what in told(run) if invariant == 2
+    ]
 
 
 def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
