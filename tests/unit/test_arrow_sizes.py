@@ -222,7 +222,12 @@ def test_a_dictionary_without_its_batch_and_a_message_without_content_are_refuse
 
 
 def test_a_field_that_is_absent_is_0_whether_its_place_is_0_or_the_vtable_ends_before_it() -> None:
-    arrow_sizes.check(file(message(table())))
+    arrow_sizes.check(file(message(table()), message(batch(ROWS_MIN))))
+    rows = struct.pack("<q", ROWS_MIN + 1)
+    assert "claims to hold 16385 rows" in fault(file(message(table(rows))))
+    (vtable_and_rest, start) = table(rows)
+    odd = struct.pack("<H", start - 1) + vtable_and_rest[2:]  # Arrow reads a field that the vtable ends within
+    assert "claims to hold 16385 rows" in fault(file(message((odd, start))))
     buffers = vector([struct.pack("<qq", 0, 8)])
     body = file(message(table(None, None, buffers, table()), content=claim(MEMORY_MIN + 1)))
     assert claimed(body) == MEMORY_MIN + 1
@@ -267,6 +272,7 @@ def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
 
     empty = struct.pack("<HHi", 4, 4, 4)  # a vtable without fields, and its table
     arrow_sizes.check(footer(u32(8) + empty))
+    arrow_sizes.check(footer(u32(0)))  # a table that is its own vtable, of no size
     assert "a table at 9 of 12 bytes" in fault(footer(u32(9) + empty))
     assert "a number at -1 of 12 bytes" in fault(footer(u32(8) + struct.pack("<HHi", 4, 4, 9)))
     arrow_sizes.check(footer(u32(4) + struct.pack("<iHH", -4, 4, 4)))  # the vtable behind its table, the last that fits
