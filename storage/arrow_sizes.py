@@ -115,7 +115,7 @@ class _Table:
     place: int
 
     def has(self, field: int) -> bool:
-        return self._at(field) > 0
+        return bool(self._at(field))
 
     def number(self, field: int, size: int) -> int:
         """An integer that is not negative; 0 where the field is absent."""
@@ -141,7 +141,7 @@ class _Table:
 
     def _at(self, field: int) -> int:
         """Where the field lies; 0 when it is absent."""
-        if not 0 <= self.place <= len(self.body) - 4:
+        if self.place > len(self.body) - 4:
             raise ValueError(f"a table at {self.place} of {len(self.body)} bytes")
         (back,) = struct.unpack_from("<i", self.body, self.place)
         vtable = self.place - back

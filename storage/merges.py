@@ -70,7 +70,7 @@ def merge(run: ObjectStore, policy: str, version: int, base: int, memory_bytes: 
             if sum(tensor.bits.nbytes for tensor in whole.values()) > memory_bytes:
                 return False
         elif blobs:
-            changes.append(_merged(name, source, info, blobs, threads))
+            changes.append(_merged(name, info, blobs, threads))
     folder, write_id = run.sub(layout.weights(policy, version)), new_write_id()
     written = delta_files.store(
         folder, infos, changes, whole, write_id, bytes_max=SHARE_MAX * num_bytes, memory_bytes=memory_bytes
@@ -150,8 +150,8 @@ def _trace(fetched: Sequence[_Fetched], name: str) -> tuple[str, HostTensor | No
     return name, None, blobs[::-1]
 
 
-def _merged(name: str, source: str, info: TensorInfo, blobs: Sequence[HostTensor], threads: int) -> Change:
+def _merged(name: str, info: TensorInfo, blobs: Sequence[HostTensor], threads: int) -> Change:
     blob, num_changed = deltas.merge(
         [delta_files.blob_of(blob) for blob in blobs], info.dtype, math.prod(info.shape), threads=threads
     )
-    return Change(name, source, blob, num_changed)
+    return Change(name, blob, num_changed)

@@ -243,10 +243,11 @@ def _told(tensors: Mapping[str, HostTensor], delta: Written | None, seconds: flo
     """What a publication tells of itself."""
     if delta is None:
         return {"weights/encode_s": 0.0, "weights/upload_s": seconds}
+    size = sum(tensor.bits.size for tensor in tensors.values())
     return {
         "weights/encode_s": delta.encode_s,
         "weights/upload_s": seconds - delta.encode_s,
-        "weights/changed": delta.num_changed / max(1, sum(tensor.bits.size for tensor in tensors.values())),
+        "weights/changed": delta.num_changed / size if size else 0.0,
     }
 
 

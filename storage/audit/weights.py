@@ -39,7 +39,7 @@ def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progr
         digests[version] = manifest.digest
         _check_ancestry(run, manifest, broken)
         found = _check_bytes(run, manifest, merges.get(version, ()), held, broken)
-        held = {base: one for base, one in held.items() if last_user.get(base, -1) > version}
+        held = {base: one for base, one in held.items() if version < last_user.get(base, version)}
         if found:
             held[version] = found
     return digests
@@ -52,7 +52,7 @@ def audit_checkpoints(run: ObjectStore, policy: str, broken: Broken) -> None:
         try:
             checkpoints.read_manifest(run, policy, step)
         except NotFoundError:
-            continue  # its trainer has pruned it meanwhile
+            pass  # its trainer has pruned it meanwhile
         except UNREADABLE as error:
             broken(3, layout.manifest(layout.checkpoint(policy, step)), str(error))
 
@@ -60,15 +60,12 @@ def audit_checkpoints(run: ObjectStore, policy: str, broken: Broken) -> None:
 def _read(run: ObjectStore, policy: str, version: int, broken: Broken) -> Manifest | None:
     where = layout.manifest(layout.weights(policy, version))
     try:
-        manifest = weights.read_manifest(run, policy, version)
+        return weights.read_manifest(run, policy, version)
     except TransientError:
         raise
     except AstraFlowError as error:
         broken(3, where, str(error))
         return None
-    if (manifest.policy, manifest.version) != (policy, version):
-        broken(3, where, f"says it is version {manifest.version} of {manifest.policy}")
-    return manifest
 
 
 def _check_ancestry(run: ObjectStore, manifest: Manifest, broken: Broken) -> None:

@@ -14,7 +14,6 @@ No stream is decompressed to more bytes than the block has elements: a few bytes
 
 import struct
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -122,10 +121,10 @@ def _apply_steps(bits: Bits, body: memoryview, old: Bits | None, tell: Tell) -> 
     positions, steps = _read_run(loops, body, bits)
     if len(positions) and positions[-1] >= len(bits):
         raise ValueError(f"position {positions[-1]} of {len(bits)} elements")
-    starts = np.arange(0, len(bits), PART_ELEMENTS, dtype=positions.dtype)
-    cuts = [*np.searchsorted(positions, starts), len(positions)]
-    for start, (first, end) in zip(starts, pairwise(cuts), strict=True):
+    for start in range(0, len(bits), PART_ELEMENTS):
         part = slice(start, start + PART_ELEMENTS)
+        # Bounds of the positions' own type: with Python's numbers NumPy would convert all positions first.
+        first, end = np.searchsorted(positions, np.array([start, start + PART_ELEMENTS], dtype=positions.dtype))
         if old is not None:
             np.copyto(bits[part], old[part])
         loops.add(bits, positions[first:end], steps[first:end])

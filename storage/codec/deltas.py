@@ -39,7 +39,6 @@ class Change:
     """How one tensor comes from a tensor of the base: `blob` is empty when the bits are the same."""
 
     name: str
-    source: str
     blob: bytes
     num_changed: int
     """Elements that differ."""
@@ -73,7 +72,7 @@ def encode(
     encoded = _mapped(encode_block, cuts, threads)
     for name, found in groupby(zip(cuts, encoded, strict=True), key=lambda one: one[0][0]):
         blocks, counts = zip(*(block for _, block in found), strict=True)
-        yield Change(name, sources[name], b"".join(blocks), sum(counts))
+        yield Change(name, b"".join(blocks), sum(counts))
 
 
 def moved(base: HostTensor, positions: NDArray[np.uint64], steps: Bits, *, threads: int) -> HostTensor:

@@ -129,7 +129,7 @@ def _baselines(pool: Pool, files: Sequence[str]) -> dict[str, Tests]:
 
 
 def _tests(file: str, names: set[str], path: str, near: bool) -> bool:
-    """Whether the test file, which imports `names`, imports the module `path`, and is (`near`) or is not named for it."""
+    """Whether the test file, which reaches `names`, reaches the module `path`, and is (`near`) or is not named for it."""
     return path.removesuffix(".py").replace("/", ".") in names and near == (file in trials.nearest(path))
 
 

@@ -4,8 +4,8 @@
     trial      mutated file in a copy ──fork──▶ pytest on the tests that call its function, to the first failure
 
 First a mutant meets the test files that are named for its module; one that survives them meets all others that import the
-module. A trial that uses far more CPU time than its tests did in the baseline, or none at all for a while,
-is noticed: it hangs.
+module, or a module that imports it. A trial that uses far more CPU time than its tests did in the baseline, or none at all
+for a while, is noticed: it hangs.
 """
 
 import ast
@@ -120,9 +120,15 @@ def nearest(path: str) -> list[str]:
 
 
 def importing(root: Path) -> dict[str, set[str]]:
-    """Test file → names of the modules that it imports."""
+    """Test file → names of the modules that it imports, and of those that these import."""
     files = (path for folder in FOLDERS for path in sorted((root / folder).glob("test_*.py")))
-    return {path.relative_to(root).as_posix(): _imports(path) for path in files}
+    direct = {path.relative_to(root).as_posix(): _imports(path) for path in files}
+    modules = {root / f"{name.replace('.', '/')}.py" for names in direct.values() for name in names}
+    further = {path: _imports(path) for path in modules if path.is_file()}
+    return {
+        file: names.union(*(further.get(root / f"{name.replace('.', '/')}.py", ()) for name in names))
+        for file, names in direct.items()
+    }
 
 
 def _imports(path: Path) -> set[str]:

@@ -1,14 +1,16 @@
 """Every number of a recipe has a lower and an upper bound, and an error names the key, the value, the line and the bound."""
 
+import math
 import re
 from collections.abc import Iterator
 from functools import reduce
 from typing import Any, get_args, get_origin
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from storage import bounds
 from storage.errors import ConfigError
 from tasks.config import RunConfig
 from tasks.recipes import load
@@ -102,6 +104,46 @@ def test_an_error_names_file_line_value_and_bound() -> None:
         str(caught.value)
         == "--set policies.solver.train.betas: policies.solver.train.betas.1: must be a finite number, not nan"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("Steps", 1, 10**6), ("Count", 1, 10**6), ("CountOrNone", 0, 10**6), ("Rows", 1, 10**9), ("Tokens", 1, 10**8),
+        ("TokensOrNone", 0, 10**8), ("Width", 2, 2**16), ("Layers", 1, 2**10), ("Threads", 1, 2**10),
+        ("Megabytes", 64, 2**24), ("Seed", 0, 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_whole_numbers_are_taken_from_the_lowest_to_the_highest(name: str, least: int, most: int) -> None:
+    kind: TypeAdapter[int] = TypeAdapter(getattr(bounds, name))
+    assert [kind.validate_python(value) for value in (least, most)] == [least, most]
+    for value in (least - 1, most + 1, True, False):
+        with pytest.raises(ValidationError):
+            kind.validate_python(value)
+
+
+THIRTY_DAYS_S = 30 * 24 * 3600.0
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "least_is_taken", "most", "most_is_taken"),
+    [
+        ("Seconds", 0.0, False, THIRTY_DAYS_S, True), ("SecondsOrNone", 0.0, True, THIRTY_DAYS_S, True),
+        ("Positive", 0.0, False, 1e12, True), ("NotNegative", 0.0, True, 1e12, True), ("AnySign", -1e12, True, 1e12, True),
+        ("Share", 0.0, False, 1.0, True), ("Decay", 0.0, True, 1.0, False),
+    ],
+)  # fmt: skip
+def test_other_numbers_are_taken_up_to_a_bound_or_below_it(
+    name: str, least: float, least_is_taken: bool, most: float, most_is_taken: bool
+) -> None:
+    kind: TypeAdapter[float] = TypeAdapter(getattr(bounds, name))
+    inside = [math.nextafter(least, math.inf), math.nextafter(most, -math.inf)]
+    taken = inside + [least] * least_is_taken + [most] * most_is_taken
+    assert [kind.validate_python(value) for value in taken] == taken
+    refused = [math.nextafter(least, -math.inf), math.nextafter(most, math.inf), True]
+    for value in refused + [least] * (not least_is_taken) + [most] * (not most_is_taken):
+        with pytest.raises(ValidationError):
+            kind.validate_python(value)
 
 
 @pytest.mark.parametrize(("key", "least", "most"), [("steps", 1, 1_000_000), ("data.max_staleness", 0, 1_000_000)])

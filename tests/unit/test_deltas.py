@@ -59,6 +59,49 @@ def test_a_block_gives_the_new_bits_whichever_loops_code_it(size: int, monkeypat
     assert (bits == new).all()
 
 
+@pytest.mark.parametrize(
+    ("num_changed", "method"), [(1, delta_blocks.STEPS), (4, delta_blocks.STEPS), (5, delta_blocks.PLANES)]
+)
+def test_a_block_of_which_more_than_half_changes_is_stored_as_planes(num_changed: int, method: int) -> None:
+    old = np.zeros(8, dtype=np.uint16)
+    new = np.where(np.arange(8) < num_changed, 700, old).astype(np.uint16)
+    block = delta_blocks.encode(0, old, new)
+    assert block[8] == method
+    assert delta_blocks.num_changed(block, old, new) == num_changed
+    bits = old.copy()
+    delta_blocks.apply(bits, memoryview(block))
+    assert (bits == new).all()
+
+
+def test_a_change_bears_the_name_of_the_new_tensor() -> None:
+    base, new = {"before": tensor(np.zeros(9, dtype=np.uint16))}, {"after": tensor(np.ones(9, dtype=np.uint16))}
+    (change,) = deltas.encode(base, new, {"after": "before"}, threads=1)
+    assert (change.name, change.num_changed) == ("after", 9)
+    assert (deltas.apply(base["before"], memoryview(change.blob)).bits == 1).all()
+
+
+@pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM + 3])
+def test_parts_are_told_as_they_are_changed_each_with_the_changes_at_both_of_its_ends(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_blocks, "PART_ELEMENTS", 100)
+    old = np.arange(size).astype(np.uint16)
+    new = old.copy()
+    new[[0, 99, 100, 199, 500, size - 1]] += 1
+    for block, wanted in ((delta_blocks.encode(0, old, new), new), (b"", old)):
+        for before in (None, old):
+            told: list[Any] = []
+            bits = old.copy() if before is None else np.zeros_like(old)
+            tell = lambda part: told.append(part.copy())  # noqa: B023, E731  # called within this round
+            if block:
+                delta_blocks.apply(bits, memoryview(block), old=before, tell=tell)
+            else:
+                delta_blocks.unchanged(bits, before, tell)
+            assert [len(part) for part in told] == [100] * (size // 100) + ([size % 100] if size % 100 else [])
+            assert (np.concatenate(told) == wanted).all()
+            assert (bits == wanted).all()
+
+
 def test_a_block_is_near_the_entropy_bound() -> None:
     old, new = trained(2**21, 4.5e-7)
     num_changes = int((old != new).sum())

@@ -119,12 +119,17 @@ def test_a_probe_marks_the_statement_or_else_its_function() -> None:
 
 def test_test_files_are_found_by_what_they_import(tmp_path: Path) -> None:
     (tmp_path / "tests/unit").mkdir(parents=True)
+    (tmp_path / "storage").mkdir()
+    (tmp_path / "storage/leases.py").write_text("from storage import layout\n")
+    (tmp_path / "storage/layout.py").write_text("from storage import naming\n")
     (tmp_path / "tests/unit/test_a.py").write_text("from storage import leases, orders\nimport data_ops.books\n")
     (tmp_path / "tests/unit/test_b.py").write_text("def test():\n    from storage.objects import y\n")
     found = trials.importing(tmp_path)
     assert {"storage.leases", "storage.orders", "data_ops.books"} <= found["tests/unit/test_a.py"]
     assert "storage.objects" in found["tests/unit/test_b.py"]
     assert "storage.leases" not in found["tests/unit/test_b.py"]
+    assert "storage.layout" in found["tests/unit/test_a.py"]  # which `leases` imports
+    assert "storage.naming" not in found["tests/unit/test_a.py"]
 
 
 def test_work_that_never_ends_is_killed_by_its_cpu_time_and_work_that_waits_for_ever_by_its_silence(

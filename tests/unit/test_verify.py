@@ -12,7 +12,7 @@ import pytest
 
 from storage import batches, evaluations, layout, orders, quarantine, shards, tags, weights
 from storage.audit.verify import Violation, verify
-from storage.errors import ConfigError
+from storage.errors import ConfigError, TransientError
 from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import Batch, Entry, Row, SequenceKey, Shard, Stop
@@ -105,12 +105,68 @@ def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: Objec
     run.put(layout.batch("solver", far), run.get(layout.batch("solver", 1)))
     run.put(layout.manifest(layout.weights("solver", far)), run.get(layout.manifest(layout.weights("solver", 1))))
     orders_there = verify(run).orders - 1
-    more = f"{far - orders_there - 100:,} more orders are missing"
-    found = verify(run).violations
+    found = told(run)
     assert len(found) < 350
-    assert any(one.where == layout.ORDERS and one.what.startswith(f"and {more}") for one in found)
-    assert any(one.where == "batches/solver" and one.what.endswith("more batches are missing") for one in found)
-    assert any(one.where == "weights/solver" and one.what.endswith("more versions are missing") for one in found)
+    more = f"and {far - orders_there - 100:,} more orders are missing, order {far} exists"
+    assert (1, layout.ORDERS, more) in found
+    assert (1, layout.order(orders_there), f"order {orders_there} is missing, order {far} exists") in found
+    more = f"and {far - STEPS - 1 - 100:,} more"
+    for kind, folder in (("batch", "batches"), ("version", "weights")):
+        plural = {"batch": "batches", "version": "versions"}[kind]
+        assert (1, f"{folder}/solver", f"{more} {plural} are missing") in found
+        assert [what for _, _, what in found if what == f"{kind} {STEPS + 1} is missing, {kind} {far} exists"]
+
+
+def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None:
+    shares: dict[str, list[float]] = {}
+    verdict = verify(run, lambda stage, share: shares.setdefault(stage, []).append(share))
+    counts = {"orders": verdict.orders, "shards": verdict.shards}
+    counts |= {f"batches of {policy}": STEPS for policy in ("solver", "verifier")}
+    counts |= {f"weights of {policy}": STEPS + 1 for policy in ("solver", "verifier")}
+    assert shares == {stage: [(at + 1) / count for at in range(count)] for stage, count in counts.items()}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        layout.order(1),
+        layout.shard(1),
+        layout.batch("verifier", 2),
+        layout.manifest(layout.weights("solver", 1)),
+        layout.STOP,
+    ],
+)
+def test_a_store_that_stops_answering_is_no_damage(run: ObjectStore, key: str) -> None:
+    class Away:
+        def __getattr__(self, verb: str) -> Any:
+            return getattr(run.backend, verb)
+
+        def read(self, path: str) -> bytes:
+            if path.endswith(key):
+                raise TransientError("no route")
+            return run.backend.read(path)
+
+    with pytest.raises(TransientError, match="no route"):
+        verify(replace(run, backend=Away(), patience_s=1e-6))
+
+
+def test_a_batch_or_a_version_in_the_place_of_another_is_named(run: ObjectStore) -> None:
+    rewrite(run, layout.batch("solver", 2), run.get(layout.batch("verifier", 2)))
+    key = layout.manifest(layout.weights("solver", 2))
+    rewrite(run, key, run.get(layout.manifest(layout.weights("solver", 1))))
+    found = told(run)
+    batch = layout.batch("solver", 2)
+    assert (1, batch, f"{batch} holds batch 2 of verifier") in found
+    assert (3, key, f"{key} is the manifest of solver version 1") in found
+
+
+def test_a_shard_whose_order_is_missing_is_named(run: ObjectStore) -> None:
+    run.delete(layout.order(1))
+    last = orders.next_number(run, 2) - 1
+    assert told(run) == [
+        (1, layout.order(1), f"order 1 is missing, order {last} exists"),
+        (1, layout.shard(1), "answers order 1, which does not exist"),
+    ]
 
 
 def test_a_missing_version_is_named(run: ObjectStore) -> None:
@@ -132,6 +188,13 @@ def test_one_changed_byte_of_weights_is_named(local_store: ObjectStore, tmp_path
     body[-1] ^= 1
     rewrite(run, key, bytes(body))
     assert broken(run) == {(3, layout.weights("solver", 3))}
+
+
+def test_a_data_file_that_is_missing_though_nobody_let_it_go_is_named(run: ObjectStore) -> None:
+    (file,) = weights.read_manifest(run, "solver", 3).files
+    key = f"{layout.weights('solver', 3)}/{file.name}"
+    run.delete(key)
+    assert told(run) == [(3, layout.weights("solver", 3), f"{run.url}/{key} is missing, though its manifest lists it")]
 
 
 def test_a_false_digest_in_a_manifest_is_named(run: ObjectStore) -> None:
@@ -165,6 +228,9 @@ def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
     again = batches.read(run, "solver", 1).rows[0]
     where = change_batch(run, 2, lambda batch: replace(batch, rows=(again, *batch.rows[1:])))
     assert (2, where) in broken(run)
+    assert f"{named(again.key)} is trained, but batches/solver/00000001.arrow had settled it" in [
+        what for invariant, _, what in told(run) if invariant == 2
+    ]
 
 
 def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:

@@ -1,12 +1,15 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from storage import tensor_folders, weights
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.objects import ObjectStore
+from storage.records import HostTensor
 from storage.tensors import weights_digest
+from storage.weights import Held
 from tests import builders
 from tests.damaging_store import damages_first_reads
 from tests.stranger import sealed
@@ -28,6 +31,19 @@ def test_the_manifest_names_parent_batch_and_digests(memory_store: ObjectStore) 
     read = weights.read_manifest(memory_store, "solver", 1)
     assert (read.digest, read.write_id, read.tensors) == (first.digest, first.write_id, first.tensors)
     assert json.loads(memory_store.get("weights/solver/00000001/manifest.json"))["metrics"]["trainer/loss"] == "NaN"
+
+
+def test_the_manifest_tells_which_share_of_the_elements_changed(memory_store: ObjectStore) -> None:
+    def share(policy: str, *sizes: int) -> float:
+        """Of tensors that all change in their first element."""
+        old = {str(size): HostTensor("BF16", (size,), np.arange(size, dtype=np.uint16)) for size in sizes}
+        held = Held(weights.publish(memory_store, policy, 0, old), old)
+        new = {name: HostTensor("BF16", one.shape, one.bits + (one.bits == 0)) for name, one in old.items()}
+        return weights.publish(memory_store, policy, 1, new, base=held).metrics["weights/changed"]
+
+    assert share("one", 1000) == 1 / 1000
+    assert share("two", 1000, 600) == 2 / 1600
+    assert share("none", 0) == 0.0
 
 
 def test_the_second_writer_of_a_version_loses_and_the_first_stands(memory_store: ObjectStore) -> None:
