@@ -77,8 +77,12 @@ def algebraically_equal(answer: str, reference: str) -> bool:
     from math_verify import verify
 
     gold, given = _parsed_reference(reference), _parsed(answer)
+    if any(_is_constant_derivative(each) for parsed in (gold, given) for each in parsed[:1]):
+        return False
     if gold and given and (decimal := _decimal_of(answer, given[0], reference, gold[0])) is not None:
         return decimal
+    if gold and given and _has_functions(gold[0]) and _has_functions(given[0]):
+        return _same_equation(gold[0], given[0])
     if bool(verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)):
         return not _far_apart(gold, given)
     return bool(gold and given) and (_same_equation(gold[0], given[0]) or _is_symbol(gold[0], given[0]))
@@ -97,7 +101,29 @@ def _parsed(text: str) -> list[Any]:
     # first_match: where the whole cannot be read, a part of it that can is not the answer
     _keep_case()
     parsed: list[Any] = parse(f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None)
-    return parsed
+    return [_with_imaginary_unit(each) for each in parsed]
+
+
+def _with_imaginary_unit(expression: Any) -> Any:
+    """The expression with the imaginary unit for `i`, which math-verify takes for a variable; an index stays one.
+
+    Beside an `i` math-verify makes every variable one that is not real, and so different from itself elsewhere.
+    """
+    from sympy import Basic, I, MatrixBase, Symbol
+
+    if not isinstance(expression, Basic | MatrixBase):
+        return expression
+    found = [symbol for symbol in expression.free_symbols if symbol.name == "i" or not symbol.is_real]
+    return expression.subs({symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True) for symbol in found})
+
+
+def _is_constant_derivative(expression: Any) -> bool:
+    """Whether it has the derivative of something by a variable that it is not written with, such as \\frac{d}{dx}y. sympy
+    takes it for 0."""
+    from sympy import Basic, Derivative
+
+    found = expression.atoms(Derivative) if isinstance(expression, Basic) else ()
+    return any(variable not in each.expr.free_symbols for each in found for variable in each.variables)
 
 
 @cache
@@ -121,6 +147,14 @@ def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | No
     if not value.is_Float or abs(Fraction(str(value)) - decimal.value) <= abs(decimal.value) / 10 ** (DIGITS - 5):
         return None  # `\\log_2 8` and `3.0`: no decimal of an irrational number
     return is_long_decimal(decimal, Fraction(str(value)))
+
+
+def _has_functions(expression: Any) -> bool:
+    """Whether it is an equation in an unknown function, such as x(t), which sympy may try to solve without end."""
+    from sympy import Eq
+    from sympy.core.function import AppliedUndef
+
+    return isinstance(expression, Eq) and bool(expression.atoms(AppliedUndef))
 
 
 def _same_equation(gold: Any, given: Any) -> bool:

@@ -6,22 +6,30 @@ from typing import Final
 TEXT_CHARS_MAX: Final = 200_000
 """Only the end of a longer text is searched."""
 
-BRACES: Final = re.compile(r"\\(?:boxed|fbox)\s{0,8}\{|\\(?!\\(?:boxed|fbox)).|[{}]", re.DOTALL)
-"""An opened box, an escaped character (`\\{` opens no group, and `\\\\{` is a line break before one), or a brace."""
+BRACES: Final = re.compile(
+    r"\\(?:boxed|fbox)(?:\s{0,8}\{|(?![a-zA-Z])\s{0,8}"
+    r"(?P<token>\\(?!boxed|fbox)[a-zA-Z]+|\\[{}|]|[a-zA-Z](?![a-zA-Z])|[^\sa-zA-Z{}\\$.,;:!?)\]`'\"*]))"
+    r"|\\(?!\\(?:boxed|fbox)).|[{}]",
+    re.DOTALL,
+)
+"""An opened box, a box around a single token, an escaped character (`\\{` opens no group, and `\\\\{` is a line break before
+one), or a brace. A word or a punctuation mark behind `\\boxed` is prose about boxes."""
 
 
 def last_box(text: str) -> str | None:
     """The contents of the `\\boxed{…}` that begins last among those that are not empty and whose braces balance, or None.
 
-    `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`; `\\boxed{3} and \\boxed{4` → `3`. One pass over at most TEXT_CHARS_MAX
-    characters, whatever they are.
+    `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`; `\\boxed{3} and \\boxed{4` → `3`; `\\boxed 57` → `5`, as in TeX.
+    One pass over at most TEXT_CHARS_MAX characters, whatever they are.
     """
     text = text[-TEXT_CHARS_MAX:]
     groups: list[int] = []  # of each group that is still open: where the contents of a box begin, or -1
     begin, end = -1, -1
     for brace in BRACES.finditer(text):
         kind = brace[0][-1]
-        if kind == "{" and (brace[0] == "{" or len(brace[0]) > 2):
+        if brace["token"]:
+            begin, end = brace.span("token")
+        elif kind == "{" and (brace[0] == "{" or len(brace[0]) > 2):
             groups.append(brace.end() if len(brace[0]) > 1 else -1)
         elif brace[0] == "}" and groups:
             opened = groups.pop()

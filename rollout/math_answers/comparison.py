@@ -11,18 +11,23 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Final, Literal
 
+from rollout.math_answers.derivatives import derivatives_as_symbols
+from rollout.math_answers.inequalities import solution_set
+from rollout.math_answers.measures import ratio
 from rollout.math_answers.numbers import Reading, TooLargeError, read_number, rounds, same_number
 from rollout.math_answers.spelling import tidy, without_spaces
 from rollout.math_answers.structure import (
     Collection,
     collection,
+    is_set,
     nesting,
     parts_of_ratio,
     parts_of_union,
     sides,
     without_brackets,
 )
-from rollout.math_answers.units import is_unit
+from rollout.math_answers.units import is_unit, measure_behind
+from rollout.math_answers.words import is_choice, labelled_choice, same_time, same_words
 
 CHARS_MAX: Final = 1_000
 """A longer answer is wrong, unless it is spelled like the reference: no reference of a known problem set has 300."""
@@ -35,7 +40,7 @@ Algebra = Callable[[str, str], bool | None]
 """Whether two tidy expressions (the answer first) are equal by rules of algebra; None where that is left open."""
 
 NAME: Final = re.compile(
-    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\([a-zA-Z](?:,[a-zA-Z])*\))?"
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
 """What may be left of `=` without being part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
@@ -48,25 +53,18 @@ UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-][\w.(\\{]|\*|\\times|\\cdot|\\div
 APART: Final = re.compile(r"(?<![_\d])\d+ \d")
 ELLIPSIS: Final = re.compile(r"\.\.|\\[lc]?dots")
 
-TEXT: Final = re.compile(r"\\text ?\{([^{}]*)\}")
-WORDS: Final = re.compile(r"[a-zA-Z][a-zA-Z .'()-]*")
-WORD_MIN: Final = 4
-"""Letters from which on a word is the same in capitals, though nothing says that it is text."""
-CHOICE: Final = re.compile(r"\(?([A-Za-z])\)?")
 TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
 TRAILING_UNITS_MAX: Final = 4
-CLOCK: Final = re.compile(
-    r"(\d{1,2})(?:(?:\{:\}|:)(\d\d))? ?(?:(?:\\text ?\{ ?)?([aApP]) ?\.? ?[mM] ?\.? ?\}?)?(?:\\text ?\{ ?\})?"
-)
-"""Hour, minute, `a` or `p`."""
-CAPITALS: Final = re.compile(r"[A-Z]{3,}")
 GREEK: Final = re.compile(
     r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega)"
     r"(?![a-zA-Z])",
     re.IGNORECASE,
 )
 ABOUT: Final = "\\approx"
-PRIMES: Final = re.compile(r"(?:'|\\prime(?![a-zA-Z])){1,99}")
+PRIMES: Final = re.compile(r"'|\\prime(?![a-zA-Z])")
+RAISED_TWICE: Final = re.compile(r"\^ ?(?:\w|\{[^{}]*\}) ?\^")
+WORD: Final = re.compile(r"[a-zA-Z]{2,}")
+TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
 
 TRAILING_DEGREES: Final = re.compile(r"(?<=[\d})a-z])\^ ?(?:\{\\circ ?\}|\\circ)$")
 ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
@@ -97,18 +95,27 @@ def _tidy_reference(reference: str) -> str:
 def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     if without_spaces(answer) == without_spaces(gold):
         return bool(answer)
+    letter, content = labelled_choice(answer)
+    gold_letter, gold_content = labelled_choice(gold)
+    if letter or gold_letter:
+        return _equal_choices(letter or answer, content, gold_letter or gold, gold_content, algebra, depth)
+    if (intervals := _as_intervals(*_as_ratios(answer, gold))) is None:
+        return False
+    answer, gold = intervals
     answer, gold = MEMBER.sub("", answer), MEMBER.sub("", gold)
+    if without_spaces(answer) == without_spaces(gold):
+        return True
     if len(CLOSED_AT_INFINITY.findall(answer)) != len(CLOSED_AT_INFINITY.findall(gold)):
         return False
     expected = collection(gold)
     given = collection(answer, len(expected.items) if expected is not None else 1)
     if expected is not None and given is not None:
         return _equal_collections(given, expected, algebra, depth - 1) if depth else False
+    if any(each is not None and is_set(each.items[0]) and each.is_set for each in (expected, given)):
+        return False  # a set of sets against something else
     ratios = parts_of_ratio(answer), parts_of_ratio(gold)
     if len(ratios[0]) > 2 or len(ratios[1]) > 2:
-        if len(ratios[0]) != len(ratios[1]) or not depth:
-            return False
-        return _all(_equal(a, g, algebra, depth - 1) for a, g in zip(*ratios, strict=True))
+        return _equal_ratios(*ratios, algebra, depth - 1) if depth else False
     if (expected is not None or given is not None) and _number(gold if given is not None else answer) is not None:
         return False  # a number against several
     parts, expected_parts = parts_of_union(answer), parts_of_union(gold)
@@ -117,13 +124,65 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     return _equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
 
 
+def _equal_choices(letter: str, answer: str, gold_letter: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
+    """Whether two choices with their contents are the same: the letters where both have one, the contents where both have one.
+    For an answer or a gold without a letter, `letter` is its content."""
+    if is_choice(letter) and is_choice(gold_letter) and same_words(letter, gold_letter) is not True:
+        return False
+    if is_choice(gold) or is_choice(answer):
+        return is_choice(letter) and is_choice(gold_letter)
+    return _equal(answer, gold, algebra, depth - 1) if depth else False
+
+
+def _as_ratios(answer: str, gold: str) -> tuple[str, str]:
+    """`3 to 4` is a ratio where the gold is one."""
+    return (TO.sub(":", answer), gold) if ":" in gold else (answer, gold)
+
+
+def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
+    """Inequalities as the intervals that they describe, where the other one is an interval, or inequalities too; None for
+    inequalities in different unknowns."""
+    given, wanted = solution_set(answer), solution_set(gold)
+    if given and wanted:
+        return (given[1], wanted[1]) if given[0] == wanted[0] else None
+    if given and gold and (gold[0] in "([" or "\\cup" in gold):
+        return given[1], gold
+    if wanted and answer and (answer[0] in "([" or "\\cup" in answer):
+        return answer, wanted[1]
+    return answer, gold
+
+
+def _equal_ratios(answer: Sequence[str], gold: Sequence[str], algebra: Algebra, depth: int) -> bool | None:
+    """Whether ratios of several terms are the same, each term times the same number."""
+    if len(answer) != len(gold):
+        return False
+    given, wanted = [_number(term) for term in answer], [_number(term) for term in gold]
+    if wanted[0] is not None and given[0] is not None and given[0].value and wanted[0].value:
+        scale = given[0].value / wanted[0].value
+        pairs = list(zip(given, wanted, strict=True))
+        if all(a is not None and g is not None and a.evaluated for a, g in pairs):
+            return all(a is not None and g is not None and a.value == scale * g.value for a, g in pairs)
+    return _all(_equal(a, g, algebra, depth) for a, g in zip(answer, gold, strict=True))
+
+
 def _equal_collections(answer: Collection, gold: Collection, algebra: Algebra, depth: int) -> bool | None:
+    if gold.names and not answer.names and answer.is_set:
+        return False  # which of them is x and which is y?
+    if answer.names and not gold.names and gold.brackets == "()" and all(len(name) == 1 for name in answer.names):
+        answer = replace(answer, items=tuple(sorted(answer.items)))  # `y=2, x=1` is the point (1,2)
     order = _order(answer, gold)
+    if order == "unordered" and gold.names and not answer.names:
+        order = "ordered"
     if order == "unordered":
         return _equal_unordered(answer.items, gold.items, algebra, depth)
     if order is None or len(answer.items) != len(gold.items):
         return False
-    return _all(_equal(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True))
+    return _all(_equal_items(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True))
+
+
+def _equal_items(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
+    """Whether two items of collections are equal; a set is none of its elements there."""
+    return False if is_set(answer) != is_set(gold) else _equal(answer, gold, algebra, depth)
 
 
 def _order(answer: Collection, gold: Collection) -> Literal["ordered", "unordered"] | None:
@@ -151,7 +210,7 @@ def _equal_unordered(answers: Sequence[str], golds: Sequence[str], algebra: Alge
 
     @cache
     def edge(gold: int, answer: int) -> bool | None:
-        return _equal(answers[answer], golds[gold], algebra, depth)
+        return _equal_items(answers[answer], golds[gold], algebra, depth)
 
     if _perfect(len(golds), lambda gold, answer: edge(gold, answer) is True):
         return True
@@ -193,17 +252,16 @@ def _all(verdicts: Iterable[bool | None]) -> bool | None:
 def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     if without_spaces(answer) == without_spaces(gold):
         return bool(answer)
+    if (same := same_time(answer, gold)) is not None:
+        return same
     given_name, given_value = _named(answer)
     name, gold_value = _named(gold)
-    times = _clock(answer), _clock(gold)
-    if times[0] and times[1] and (times[0][2] or times[1][2]):
-        return times[0][:2] == times[1][:2] and (times[0][2] == times[1][2] or not (times[0][2] and times[1][2]))
     number = _number(gold_value)
     if number is not None:
-        if name and given_name and name != given_name:
+        if name and name != given_name and len(sides(answer)) > 1 and any(map(_variables, sides(answer))):
             return False
         return _equal_to_number(given_value if given_name else answer, number, gold_value, algebra)
-    verdict = _equal_words(answer, gold)
+    verdict = same_words(answer, gold)
     if verdict is not None:
         return verdict
     if name and len(sides(answer)) == 1:
@@ -225,26 +283,29 @@ def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
     return _all(_ask(algebra, part, gold) for part in (result, *claims))
 
 
-def _clock(text: str) -> tuple[int, int, str] | None:
-    """`5:30 p.m.` → (5, 30, "p"); `5:30` → (5, 30, "")."""
-    found = CLOCK.fullmatch(text)
-    return (int(found[1]), int(found[2] or "0"), (found[3] or "").lower()) if found else None
-
-
 def _variables(text: str) -> frozenset[str]:
     return frozenset(VARIABLE.findall(COMMAND.sub("", text))) | frozenset(GREEK.findall(text))
 
 
-def _is_relation(gold: str) -> bool:
-    """Whether the left side of an equation computes with variables, as in `x+y = 4`: its right side is not the answer."""
-    first = sides(gold)[0]
+def _is_relation(text: str) -> bool:
+    """Whether an equation is more than a name and a value: its left side computes with variables, as in `x+y = 4`, or both
+    are words, as in `MR = SRMC`."""
+    first, *others = sides(text)
+    if not others:
+        return False
+    if WORD.fullmatch(first) and WORD.fullmatch(others[-1]):
+        return True
     return bool(_variables(first)) and bool(re.search(r"[a-zA-Z\d)}][-+*/^]|\\frac|\d[a-zA-Z]", first))
 
 
 def _ask(algebra: Algebra, answer: str, gold: str) -> bool | None:
-    if sorted(PRIMES.findall(answer)) != sorted(PRIMES.findall(gold)):  # a derivative; algebra reads none
-        return False
     given, wanted = _for_algebra(answer), _for_algebra(gold)
+    if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in (given, wanted)):
+        return False  # the algebra system reads over a prime, and a second exponent is none of TeX
+    if ("{,}" in given) != ("{,}" in wanted):
+        return False  # a decimal comma, or one between items
+    if ratio(measure_behind(answer), measure_behind(gold)) != 1:
+        return False
     trailing = TRAILING_UNIT.search(given), TRAILING_UNIT.search(wanted)
     if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
         return False  # `\\sqrt{2}\\text{ squared}`
@@ -288,31 +349,13 @@ def _equal_unread(answer: str, gold: Reading, gold_text: str, algebra: Algebra) 
     return _ask(algebra, answer, gold_text)
 
 
-def _equal_words(answer: str, gold: str) -> bool | None:
-    """Whether two texts in words are the same, however they are set; None where one of them may be mathematics."""
-    one, other = (" ".join(TEXT.sub(r"\1", text).split()).strip(" .") for text in (answer, gold))
-    is_text = "\\text" in answer or "\\text" in gold
-    if is_text and one and without_spaces(one) == without_spaces(other):
-        return True
-    choices = CHOICE.fullmatch(one), CHOICE.fullmatch(other)
-    if choices[0] and choices[1]:
-        one, other = choices[0][1], choices[1][1]
-        return one == other or (is_text and one.lower() == other.lower())
-    if not WORDS.fullmatch(one) or not WORDS.fullmatch(other):
-        return None
-    if CAPITALS.fullmatch(one) and CAPITALS.fullmatch(other):
-        return one == other
-    same = one.lower() == other.lower()
-    if is_text or one == other:
-        return same
-    return True if same and min(len(word) for word in one.split()) >= WORD_MIN else None  # it may be a product
-
-
 def _named(text: str) -> tuple[str, str]:
-    """`x = 5` → (`x`, `5`); a text without a name left of its first equality → ("", text)."""
+    """`x = 5` and `5 = x` → (`x`, `5`); a text without a name left of its first equality → ("", text)."""
     first, *rest = sides(text)
     if rest and NAME.fullmatch(first):
         return first, "=".join(rest)
+    if len(rest) == 1 and NAME.fullmatch(rest[0]) and _number(first) is not None:
+        return rest[0], first
     return "", text
 
 
@@ -326,7 +369,7 @@ def _number(gold: str) -> Reading | None:
 
 def _for_algebra(text: str) -> str:
     """Without the commas of thousands and without a unit behind the expression."""
-    text = GROUPING_COMMA.sub("", text)
+    text = GROUPING_COMMA.sub("", derivatives_as_symbols(text))
     for _ in range(TRAILING_UNITS_MAX):
         rest = TRAILING_UNIT.sub(_unless_unit, text).strip()
         rest = rest if ANGLE.search(rest) else TRAILING_DEGREES.sub("", rest).strip()

@@ -9,13 +9,14 @@ not read: a computer algebra system has to decide about that.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isqrt
 from typing import Final
 
+from rollout.math_answers.measures import UNITS, Measure, measure_of, ratio
 from rollout.math_answers.tokens import Token, tokens
-from rollout.math_answers.units import begins_unit, scale_of
+from rollout.math_answers.units import WHOLE, begins_unit, scale_of, written
 
 CHARS_MAX: Final = 300
 """A longer text is not read as a number."""
@@ -27,8 +28,20 @@ BITS_MAX: Final = 20_000
 SIGNIFICANT_MIN: Final = 6
 """Significant digits from which on a decimal stands for the fraction that it rounds."""
 
-BASED: Final = re.compile(r"([+-]?)(\d[0-9A-Za-z]{0,99})_(?:(\d{1,2})|\{(\d{1,2})\})")
+BASED: Final = re.compile(
+    r"([+-]?)(\(?)(\d[0-9A-Za-z]{0,99}|[0-9A-F]{2,99}(?=\)?_\{?16))(\)?)"
+    r"_(?:(\d{1,2})|\{ ?(?:\\text ?\{)? ?(\d{1,2}|[a-z]{3,7}) ?\}?\})"
+)
+"""Sign, digits, base: `121_3`, `(121)_{3}`, `121_{\\text{three}}`, `FF_{16}`."""
+BASES: Final = {
+    **{"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10},
+    **{"eleven": 11, "twelve": 12, "sixteen": 16},
+}
+UNITS_OF_SEVERAL_LETTERS: Final = frozenset(name for name in UNITS if len(name) > 1)
+"""Behind a slash: `18/hour` has a unit, `18/h` may be a quotient."""
 REPEATING: Final = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30})\\overline ?\{(\d{1,30})\}")
+ENDLESS: Final = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30}?)(\d)\4{2,30}(?:\.\.\.|\\dots)")
+"""`0.1666…`: the same digit three times and dots."""
 CROSS: Final = re.compile(r"(?<=\d) ?[xX] ?(?=10\^)")
 GROUPED_TEN: Final = re.compile(r"[{(]10[})](?=\^)")
 
@@ -57,6 +70,8 @@ class Reading:
     percent: bool = False
     base: int | None = None
     """Of a numeral with a base, such as `121_3`."""
+    measure: Measure | None = field(default=None, compare=False)
+    """Of a unit behind it; None where there is none that is known."""
 
 
 def read_number(text: str, letters_are_units: bool = True) -> Reading | None:
@@ -68,7 +83,7 @@ def read_number(text: str, letters_are_units: bool = True) -> Reading | None:
         return None
     if based := BASED.fullmatch(text):
         return _read_based(based)
-    if repeating := REPEATING.fullmatch(text):
+    if repeating := REPEATING.fullmatch(text) or ENDLESS.fullmatch(text):
         return _read_repeating(repeating)
     found = tokens(CROSS.sub(r"\\times ", GROUPED_TEN.sub("10", text)))
     if found is None:
@@ -83,13 +98,15 @@ def same_number(answer: Reading, gold: Reading) -> bool:
     """Whether `answer` is the number `gold`.
 
     The comparison is exact, except that p % equals p/100 and also p, where only one of the two has the sign, and that
-    a decimal of at least SIGNIFICANT_MIN digits equals a fraction from which it is less than one unit of its last
-    digit away. For a plain gold, an answer which leaves something to compute is wrong.
+    a decimal of at least SIGNIFICANT_MIN digits equals a fraction which it rounds. For a plain gold, an answer which leaves
+    something to compute is wrong. Where both have a unit of the same kind, `500 cm` is `5 m`.
     """
     if answer.base is not None or gold.base is not None:
         return _same_based(answer, gold)
     if gold.plain and not answer.evaluated:
         return False
+    if (worth := ratio(answer.measure, gold.measure)) != 1:
+        return answer.value * worth == gold.value
     if answer.percent == gold.percent:
         return same_value(answer, gold)
     percent, other = (answer, gold) if answer.percent else (gold, answer)
@@ -113,8 +130,12 @@ def is_long_decimal(decimal: Reading, value: Fraction) -> bool:
 
 
 def rounds(decimal: Reading, value: Fraction) -> bool:
-    """Whether a decimal is less than one unit of its last digit away from `value`: rounded, or cut."""
-    return decimal.decimals is not None and abs(decimal.value - value) < Fraction(10) ** -decimal.decimals
+    """Whether a decimal is `value` rounded to its last digit, or cut behind it."""
+    if decimal.decimals is None:
+        return False
+    unit = Fraction(10) ** -decimal.decimals
+    beyond = (value - decimal.value) * (-1 if decimal.value < 0 else 1)
+    return -unit / 2 <= beyond < unit
 
 
 def _same_based(answer: Reading, gold: Reading) -> bool:
@@ -130,10 +151,11 @@ def _same_based(answer: Reading, gold: Reading) -> bool:
 
 
 def _read_based(found: re.Match[str]) -> Reading | None:
-    base = int(found[3] or found[4])
-    if base < 2:
+    name = found[5] or found[6]
+    base = int(name) if name.isdigit() else BASES.get(name, 0)
+    if base < 2 or bool(found[2]) != bool(found[4]) or any(int(digit, 36) >= base for digit in found[3]):
         return None
-    value = _positional(found[2], base)
+    value = _positional(found[3], base)
     return Reading(Fraction(-value if found[1] == "-" else value), base=base)
 
 
@@ -153,16 +175,18 @@ def _positional(digits: str, base: int) -> int:
 
 def _read(found: Sequence[Token], letters_are_units: bool) -> Reading:
     end = next((index for index, token in enumerate(found) if begins_unit(token)), len(found))
-    scale = scale_of(found[end:], letters_are_units)
-    if scale is None:
-        raise _UnreadableError
-    number = [token for token in found[:end] if token.text not in "€£¥₹₩"]
+    number, unit = [token for token in found[:end] if token.text not in "€£¥₹₩"], list(found[end:])
     if len(number) < end - 1:
         raise _UnreadableError  # one currency sign is a unit, two are a puzzle
+    if unit and number and number[-1].text == "/" and (unit[0].kind == "text" or unit[0].text in UNITS_OF_SEVERAL_LETTERS):
+        number, unit = number[:-1], [replace(unit[0], spaced=True), *unit[1:]]  # `18/hour`
+    scale, measure = scale_of(unit, letters_are_units), measure_of(WHOLE.sub("", written(unit)))
+    if scale is None:
+        raise _UnreadableError
     percent = bool(number) and number[-1].text == "%"
-    if percent or (end < len(found) and found[end].text.strip().lower() in ("percent", "pct", "percentage")):
+    if percent or (unit and unit[0].text.strip().lower() in ("percent", "pct", "percentage")):
         return replace(_Reader(number[:-1] if percent else number).whole(), percent=True)
-    reading = _Reader(number).whole()
+    reading = replace(_Reader(number).whole(), measure=measure)
     return replace(reading, value=_bounded(reading.value * scale)) if scale != 1 else reading
 
 

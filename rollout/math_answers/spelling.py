@@ -11,7 +11,10 @@ from typing import Final
 CHARACTERS: Final = str.maketrans(
     {
         "−": "-",
-        "–": "-",
+        **dict.fromkeys("–‐‑﹣", "-"),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),  # without width
+        **dict.fromkeys("⁄∕", "/"),
+        **dict.fromkeys("∙•", "\\cdot "),
         "×": "\\times ",
         "·": "\\cdot ",
         "⋅": "\\cdot ",
@@ -35,11 +38,22 @@ CHARACTERS: Final = str.maketrans(
         "⅕": "\\frac{1}{5}",
         "⅙": "\\frac{1}{6}",
         "⅛": "\\frac{1}{8}",
+        "⅜": "\\frac{3}{8}",
+        "⅝": "\\frac{5}{8}",
+        "⅞": "\\frac{7}{8}",
+        "⅖": "\\frac{2}{5}",
+        "⅗": "\\frac{3}{5}",
+        "⅘": "\\frac{4}{5}",
+        "⅚": "\\frac{5}{6}",
+        "…": "\\dots ",
+        "∈": "\\in ",
+        "′": "'",
+        "℃": "^\\circ C",
+        "℉": "^\\circ F",
         "∅": "\\emptyset ",
-        "，": ", ",
         "、": ", ",
         "。": ".",
-        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if chr(code) != "，"},  # full width
+        **{chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full width
         "\u00a0": " ",
         "\u2009": "\\,",
         "\u202f": "\\,",
@@ -57,14 +71,17 @@ SPACING: Final = re.compile(
     r"(?<!\\)\\[,;: \n\t]|~"
     r"|\\(?:q?quad|enspace|thinspace|medspace|thickspace|displaystyle|textstyle|limits|allowbreak)(?![a-zA-Z])"
 )
-DROPPED: Final = re.compile(r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?")
-"""Sizes of delimiters (`\\left.` is an invisible one)."""
+DROPPED: Final = re.compile(
+    r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
+    r"|\\(?:color|textcolor|hspace\*?)\s{0,8}\{[^{}]{0,40}\}"
+)
+"""Sizes of delimiters (`\\left.` is an invisible one) and of letters, colours, and spaces of a given width."""
 RENAMED: Final = re.compile(
-    r"\\(dfrac|tfrac|cfrac|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
-    r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|rm|bf|it)(?![a-zA-Z])\s{0,8}"
+    r"\\(dfrac|tfrac|cfrac|nicefrac|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
+    r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|boldsymbol|bold|bm|rm|bf|it)(?![a-zA-Z])\s{0,8}"
 )
 NEW_NAMES: Final = {
-    **dict.fromkeys(("dfrac", "tfrac", "cfrac"), "\\frac "),
+    **dict.fromkeys(("dfrac", "tfrac", "cfrac", "nicefrac"), "\\frac "),
     "lbrace": "\\{",
     "rbrace": "\\}",
     "lbrack": "[",
@@ -74,6 +91,9 @@ NEW_NAMES: Final = {
     **dict.fromkeys(("geq", "geqslant"), "\\ge "),
     **dict.fromkeys(("leq", "leqslant"), "\\le "),
     "neq": "\\ne ",
+    "lt": "<",
+    "gt": ">",
+    "colon": ":",
     "varnothing": "\\emptyset ",
     **dict.fromkeys(("ldots", "cdots"), "\\dots "),
     "pounds": "£",
@@ -84,8 +104,19 @@ NEW_NAMES: Final = {
 
 CONSTANT: Final = re.compile(r"\\mathrm\s{0,8}\{\s{0,8}([ei])\s{0,8}\}")
 """Euler's number and the imaginary unit, set upright."""
-REPEATED: Final = re.compile(r"(?<=[.\d])\\(?:bar|overline)\s{0,8}(?:\{(\d{1,30})\}|(\d))")
-SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d])")
+REPEATED: Final = re.compile(r"(?<=[.\d])\\(?:bar|dot|overline)\s{0,8}(?:\{(\d{1,30})\}|(\d))")
+PLAIN: Final = re.compile(
+    r"\*\*(?P<power>)|\+/-(?P<signs>)|\\not ?=(?P<unequal>)|(?<=[)\]}]) ?U ?(?=[(\[\\])(?P<union>)"
+    r"|(?<![a-zA-Z\\{])(?:np\.|math\.)?(?P<name>pi|sqrt|arcsin|arccos|arctan|sin|cos|tan|exp|log)(?=[({]|(?<=pi)(?![a-zA-Z.]))"
+)
+"""What people and programs write without TeX: `x**2`, `+/-`, `(0,1) U (2,3)`, `2pi`, `sqrt(2)`, `np.arcsin(10/13)`."""
+TYPESET: Final = {"power": "^", "signs": "\\pm ", "unequal": "\\ne ", "union": "\\cup "}
+ROOT: Final = re.compile(r"\\sqrt ?\(([^(){}]{1,100})\)")
+INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
+"""`E_{1}`, which is `E_1`."""
+FRENCH: Final = re.compile(r"([\[\]])([^][]{1,200})([\[\]])")
+"""An interval whose brackets are turned outwards at an open end: `]0,1]`."""
+SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
 """The beginning of a text which is mathematics: `\\textbf{42}`, `\\text{5 apples}`."""
 
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -98,20 +129,34 @@ LOOSE: Final = re.compile(r" (?![0-9A-Za-z.])|(?<![0-9A-Za-z.},;]) ")
 """A space that separates no two words, numbers or items of a list: `1, 200` is a list, `1,200` a number."""
 
 
+SPACE: Final = re.compile(r" (?!\d)|(?<![\d,]) |(?<=,) (?!\d{3}(?!\d))")
+
+
 def tidy(text: str) -> str:
     """The same answer in one spelling: without dollars around it, spacing commands, sizes and a final full stop."""
+    text = text.strip()
+    text = text[2:-2] if len(text) > 4 and text.startswith("**") and text.endswith("**") else text
     text = SUPERSCRIPTS.sub(lambda found: f"^{{{found[0].translate(RAISED)}}}", text).translate(CHARACTERS)
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda found: f"\\overline{{{found[1] or found[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
     text = RENAMED.sub(lambda found: NEW_NAMES.get(found[1], "\\text"), text)
-    text = SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%").replace("\\$", "").replace("$", "")
-    return _unwrapped(LOOSE.sub("", WHITE.sub(" ", text)).strip())
+    text = SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%").replace("US\\$", "").replace("\\$", "").replace("$", "")
+    text = _unwrapped(LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip())
+    text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
+    if (interval := FRENCH.fullmatch(text)) and "," in interval[2]:
+        return f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
+    return text
+
+
+def _typeset(found: re.Match[str]) -> str:
+    kind = found.lastgroup or ""
+    return f"\\{found['name']} " if kind == "name" else TYPESET[kind]
 
 
 def without_spaces(text: str) -> str:
-    """For comparing spellings: all spaces gone but those between two digits, since `1 2` is not `12`."""
-    return re.sub(r" (?!\d)|(?<!\d) ", "", text)
+    """For comparing spellings: all spaces gone but those that tell numbers apart: `1 2` is not `12`, nor `1, 200` `1,200`."""
+    return SPACE.sub("", text)
 
 
 def _fraction(found: re.Match[str]) -> str:
@@ -128,7 +173,8 @@ def _unwrapped(text: str) -> str:
     """Without the brackets of mathematics around the whole and the punctuation behind it."""
     for opened, closed in (("\\(", "\\)"), ("\\[", "\\]")):
         text = text.removesuffix(".").removeprefix(opened).removesuffix(closed) if text.startswith(opened) else text
-    if len(text) > 1 and text[-1] in ".,;" and not text.endswith(".."):
+    text = text.removesuffix("\\newline").removesuffix("\\\\").strip()
+    if len(text) > 1 and text[-1] in ".,;:" and not text.endswith(".."):
         text = text[:-1]
     text = text.strip()
     if (wrapped := SET_AS_TEXT.match(text)) and _closes_at_end(text, wrapped.end()):

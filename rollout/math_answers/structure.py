@@ -14,14 +14,19 @@ ITEMS_MAX: Final = 50
 BRACKETS_MAX: Final = 4
 """Pairs of brackets around the whole that are taken off."""
 
-MARK: Final = re.compile(r"\\\{|\\\}|\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\[a-zA-Z]+|\\.|[()\[\]{},;:=]")
+MARK: Final = re.compile(r"\\\{|\\\}|\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\[a-zA-Z]+|\\.|[()\[\]{},;:=<>]")
 OPENING: Final = frozenset(("(", "[", "{", "\\{"))
 CLOSING: Final = frozenset((")", "]", "}", "\\}"))
 CLOSED_BY: Final = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
 
-CONJUNCTION: Final = re.compile(r" ?,? ?\\text\{ ?(?:and|or) ?\} ?|,? (?:and|or) (?=\S)")
+CONJUNCTION: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?(?:and|or) ?\} ?|,? (?:and|or) (?=\S)")
 GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 """A number whose commas group its digits."""
+
+
+ASSIGNED: Final = re.compile(r"([a-zA-Z]|\\(?!text|frac|sqrt)[a-zA-Z]{2,10})(?:_(?:\w|\{\w{1,8}\}))? ?=")
+"""The beginning of `x_1 = 5`."""
+COORDINATES: Final = re.compile(r"\(([a-zA-Z](?: ?, ?[a-zA-Z]){1,5})\) ?= ?(?=\()")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,13 @@ class Collection:
     def is_set(self) -> bool:
         return self.opening == "\\{"
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The different unknowns that its items give values to, as in `x=1, y=2`; empty where an item names none."""
+        found = [ASSIGNED.match(item) for item in self.items]
+        names = tuple(name[1] for name in found if name is not None)
+        return names if len(set(names)) == len(self.items) else ()
+
 
 def collection(text: str, num_expected: int = 0) -> Collection | None:
     """The items of a tidy text that is a list, tuple, interval or set; None for a single answer.
@@ -52,8 +64,10 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     A comma with a space behind it separates items. `1,200` is one number, except in brackets without any other comma,
     and where `num_expected` items are looked for that appear only if it is two.
     """
-    text = CONJUNCTION.sub(", ", text)
+    text = CONJUNCTION.sub(", ", _assignments(text))
     opening, inner, closing = _enclosed(text) or ("", text, "")
+    if opening == "\\{" and is_set(inner):
+        return Collection(opening, closing, (inner,))
     items, all_commas = _items(inner, keep_numbers=True), _items(inner, keep_numbers=False)
     if len(items) != num_expected and (len(all_commas) == num_expected or (opening and ", " not in inner)):
         items = all_commas
@@ -64,6 +78,23 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     return Collection(opening, closing, tuple(items))
 
 
+def is_set(text: str) -> bool:
+    """Whether one pair of braces is around the whole text, or it is the empty set: `\\{1,2\\}`."""
+    return text == "\\emptyset" or (text.startswith("\\{") and _closing_at(text) == len(text) - len("\\}"))
+
+
+def _assignments(text: str) -> str:
+    """`(x,y)=(1,2)` → `x=1, y=2`."""
+    named = COORDINATES.match(text)
+    enclosed = _enclosed(text[named.end() :]) if named else None
+    if named is None or enclosed is None:
+        return text
+    names, values = named[1].split(","), split(enclosed[1], (",", ";"))
+    if len(names) != len(values):
+        return text
+    return ", ".join(f"{name.strip()}={value}" for name, value in zip(names, values, strict=True))
+
+
 def _both_signs(text: str) -> list[str]:
     if text.count("\\pm") != 1:
         return [text]
@@ -72,25 +103,28 @@ def _both_signs(text: str) -> list[str]:
 
 def parts_of_union(text: str) -> tuple[str, ...]:
     """`(0,1)\\cup[2,3]` → its two intervals."""
-    return tuple(_split(text, ("\\cup",)))
+    return tuple(split(text, ("\\cup",)))
 
 
 def parts_of_ratio(text: str) -> tuple[str, ...]:
     """`1:2:3` → its three terms."""
-    return tuple(_split(text, (":",)))
+    return tuple(split(text, (":",)))
 
 
 def sides(text: str) -> list[str]:
     """`7+8 = 15` → `7+8`, `15`; also where the sides are only about equal."""
-    return _split(text, ("=", "\\approx", "\\equiv", "\\simeq"))
+    return split(text, ("=", "\\approx", "\\equiv", "\\simeq"))
 
 
 def without_brackets(text: str) -> str:
-    """`((5))` and `\\{5\\}` → `5`; `(1)(2)` as it is."""
+    """`((5))` and `\\{5\\}` → `5`; `(1)(2)` and `\\{\\{5\\}\\}` as they are."""
     for _ in range(BRACKETS_MAX):
         for opening, closing in (("(", ")"), ("{", "}"), ("\\{", "\\}")):
             if text.startswith(opening) and text.endswith(closing) and _closing_at(text) == len(text) - len(closing):
-                text = text[len(opening) : -len(closing)].strip()
+                inner = text[len(opening) : -len(closing)].strip()
+                if opening == "\\{" and is_set(inner):
+                    return text
+                text = inner
                 break
         else:
             break
@@ -99,7 +133,7 @@ def without_brackets(text: str) -> str:
 
 def nesting(text: str) -> int:
     """How many groups are open at most at one place."""
-    return max((depth + 1 for kind, _, depth in _marks(text) if kind in OPENING), default=0)
+    return max((depth + 1 for kind, _, depth in marks(text) if kind in OPENING), default=0)
 
 
 def _enclosed(text: str) -> tuple[str, str, str] | None:
@@ -116,10 +150,10 @@ def _items(text: str, keep_numbers: bool) -> list[str]:
     if keep_numbers:
         for number in GROUPING.finditer(text):
             grouping.update(at for at in range(*number.span()) if text[at] == ",")
-    return _split(text, (",", ";"), grouping)
+    return split(text, (",", ";"), grouping)
 
 
-def _marks(text: str) -> Iterator[tuple[str, int, int]]:
+def marks(text: str) -> Iterator[tuple[str, int, int]]:
     """Every bracket, separator and command, with its place and the number of groups that are open around it.
 
     Round and square brackets close each other, since `(0, 1]` is an interval.
@@ -136,17 +170,17 @@ def _marks(text: str) -> Iterator[tuple[str, int, int]]:
 
 def _closing_at(text: str) -> int | None:
     """Where the group that the text begins with ends."""
-    for kind, at, depth in _marks(text):
+    for kind, at, depth in marks(text):
         if depth == 0 and at > 0 and kind in CLOSING:
             return at
     return None
 
 
-def _split(text: str, separators: tuple[str, ...], skipped: AbstractSet[int] = frozenset()) -> list[str]:
+def split(text: str, separators: tuple[str, ...], skipped: AbstractSet[int] = frozenset()) -> list[str]:
     """The parts between the separators that are in no group and not at a skipped place."""
     parts: list[str] = []
     begin = 0
-    for kind, at, depth in _marks(text):
+    for kind, at, depth in marks(text):
         if depth == 0 and kind in separators and at not in skipped:
             parts.append(text[begin:at].strip())
             begin = at + len(kind)

@@ -4,13 +4,16 @@ A unit does not change what a number is worth, except for the words in SCALES. B
 variables (`5x`), so a single letter or one glued to its number counts as a unit only where it is a known abbreviation.
 """
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final
 
+from rollout.math_answers.measures import Measure, measure_of
 from rollout.math_answers.tokens import Token
 
 SCALES: Final = {
+    "dozen": Fraction(12),
     "hundred": Fraction(10**2),
     "thousand": Fraction(10**3),
     "million": Fraction(10**6),
@@ -33,11 +36,15 @@ NO_UNITS_TEXT: Final = (
     "between about around approximately mod modulo divided multiplied times squared cubed pi tau phi inf "
     "infinity infinite sqrt root roots log ln exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh "
     "tanh frac cdot choose factorial half halves third thirds quarter quarters fourth fourths fifth "
-    "fifths tenth tenths hundredth hundredths thousandth thousandths dozen dozens base if when for where "
+    "fifths tenth tenths hundredth hundredths thousandth thousandths dozens base if when for where "
     "is are either both none undefined unknown i e x y z"
 )
 NO_UNITS: Final = frozenset(NO_UNITS_TEXT.split())
 """Words behind a number after which it is not that number, or may not be."""
+
+WHOLE: Final = re.compile(r"of (?:an|a|the) ", re.IGNORECASE)
+"""Before the thing that a fraction is a part of: `3/4 of an hour` is 3/4, and `3/4 of 12` is not."""
+UNIT_BEHIND: Final = re.compile(r"\\text ?\{([^{}]*)\}((?: ?\^ ?(?:\d|\{-?\d\}))?)$")
 
 COMMANDS: Final = frozenset(("\\mu", "\\Omega", "\\AA", "\\ell", "\\cdot", "\\prime"))
 WORD_MIN: Final = 3
@@ -54,9 +61,24 @@ def is_unit(text: str) -> bool:
     return words is not None and not any(word.lower() in NO_UNITS or word.lower() in SCALES for word in words)
 
 
+def measure_behind(text: str) -> Measure | None:
+    """What the `\\text{…}` at the end of an expression measures: `2\\sqrt{3}\\text{ cm}^2`."""
+    found = UNIT_BEHIND.search(text)
+    return measure_of(found[1] + found[2]) if found else None
+
+
+def written(unit: Sequence[Token]) -> str:
+    """The tokens of a unit as one text: `cm^2`, `of an hour`."""
+    spelled = "".join(" " * token.spaced + token.text for token in unit)
+    return " ".join(spelled.split())
+
+
 def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
     """What the number before this unit is to be multiplied by: 1, or more where it begins with `million`. None where the
     tokens are no unit; a bare letter is one only if `letters_are_units`."""
+    if (whole := WHOLE.match(written(unit))) is not None:
+        rest = written(unit)[whole.end() :]
+        return Fraction(1) if is_unit(f"{{{rest}}}") and rest.replace(" ", "").isalpha() else None
     words: list[str] = []
     for index, token in enumerate(unit):
         if token.kind == "text":

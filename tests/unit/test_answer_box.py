@@ -24,6 +24,19 @@ from rollout.math_answers.box import TEXT_CHARS_MAX, last_box
         ("\\fbox{10}", "10"),
         ("\\\\boxed{11}", "11"),
         ("x \\\\\\boxed{12}", "12"),
+        ("\\boxed 5", "5"),
+        ("\\boxed 57", "5"),
+        ("\\boxed\n x", "x"),
+        ("\\boxed\\pi r", "\\pi"),
+        ("\\boxed\\{1\\}", "\\{"),
+        ("\\boxed-5", "-"),
+        ("\\boxed{\\boxed 5}", "5"),
+        ("\\boxed{3}, and not \\boxed 4", "4"),
+        ("\\boxed 4, and not \\boxed{3}", "3"),
+        ("\\boxed \\boxed{5}", "5"),
+        ("\\boxed{3} as \\boxed", "3"),
+        ("\\boxed{3} as `\\boxed`, in \\boxed notation, \\boxedanswer and \\boxed.", "3"),
+        ("\\boxed{3} in \\boxed}", "3"),
         ("\\boxed{}", None),
         ("12", None),
         ("\\boxed{12", None),
@@ -49,7 +62,9 @@ def cpu_s(work: Callable[[], object]) -> float:
     return min(times)
 
 
-@pytest.mark.parametrize("part", ["\\boxed{", "\\boxed{{", "{", "}", "\\boxed{}", "\\", "\\{", "\\boxed{x} ", "\\boxed ", "a "])
+@pytest.mark.parametrize(
+    "part", ["\\boxed{", "\\boxed{{", "{", "}", "\\boxed{}", "\\", "\\{", "\\boxed{x} ", "\\boxed ", "\\boxed x", "a "]
+)
 def test_the_search_takes_time_that_grows_with_the_text_and_not_with_its_square(part: str) -> None:
     count = 25_000 // len(part)
     short, long = (cpu_s(lambda text=part * n: last_box(text)) for n in (count, 4 * count))  # type: ignore[misc]  # bound early

@@ -7,7 +7,19 @@ from types import ModuleType
 import pytest
 
 from benchmarks.math_pairs import EQUAL, UNEQUAL
-from rollout.math_answers import box, comparison, numbers, spelling, structure, tokens
+from rollout.math_answers import (
+    box,
+    comparison,
+    derivatives,
+    inequalities,
+    measures,
+    numbers,
+    spelling,
+    structure,
+    tokens,
+    units,
+    words,
+)
 from rollout.math_answers.comparison import CHARS_MAX, NESTING_MAX, equal
 from rollout.math_answers.spelling import tidy
 from rollout.math_answers.structure import ITEMS_MAX, Collection, collection, parts_of_union, sides, without_brackets
@@ -72,6 +84,22 @@ def test_most_pairs_are_decided_at_sight() -> None:
         ("144,216, 30", "30, 144216", True),
         ("ab", "AB", None),
         ("ab", "ba", None),
+        ("abc", "cba", None),
+        ("stop", "pots", False),
+        ("on", "no", False),
+        ("1, 600", "1,600", False),
+        ("x=3", "3=x", True),
+        ("2x=8", "x=8", False),
+        ("2, 1", "x=1, y=2", False),
+        ("1, 2", "x=1, y=2", True),
+        ("y=2, x=1", "(1, 2)", True),
+        ("y=1, x=2", "(1, 2)", False),
+        ("\\{1, \\{2\\}\\}", "\\{\\{2\\}, 1\\}", True),
+        ("\\{1, 2\\}", "\\{1, \\{2\\}\\}", False),
+        ("3>x>1", "(1,3)", True),
+        ("3>x>1", "(3,1)", False),
+        ("x\\ge1 \\text{ and } x\\le3", "[1,3]", True),
+        ("y\\ge1 \\text{ and } y\\le3", "1\\le x\\le3", False),
         ("\\text{two words}", "two other words", False),
         ("1, \\sqrt{2}", "\\sqrt2, 1", None),
         ("1, x+1", "1+x, 1", None),
@@ -163,6 +191,10 @@ def test_collections_are_taken_apart() -> None:
     assert collection("(1,200)", 1) is None
     assert collection("f(1, 2)") is None
     assert collection("1\\pm x") == Collection("", "", ("1+ x", "1- x"))
+    assert collection("\\{\\{1, 2\\}\\}") == Collection("\\{", "\\}", ("\\{1, 2\\}",))
+    assert collection("(x, y) = (1, 2)") == Collection("", "", ("x=1", "y=2"))
+    assert collection("x=1, y=2").names == ("x", "y")  # type: ignore[union-attr]  # two items are a collection
+    assert collection("x_1=1, x_2=2").names == ()  # type: ignore[union-attr]  # two items are a collection
     assert collection(", ".join("1" * ITEMS_MAX)) == Collection("", "", ("1",) * ITEMS_MAX)
     assert collection(", ".join("1" * (ITEMS_MAX + 1))) is None
     assert parts_of_union("(0,1)\\cup[2,3]") == ("(0,1)", "[2,3]")
@@ -192,6 +224,7 @@ NASTY = [
     "-",
     "=",
 ]
+NASTY += ["\\frac{d", "\\frac{dx}{d", "x'", "\\prime", "\\ddot{", "(A)", "<", "x<1 or ", "\\text{and}", "cm^2/", "\\{x:"]
 NASTY += [".", "$", "\\infty", "\\left", "\\overline{", "x\\in", " or ", "_", "\\text {a}^2", "1_1", "é"]
 
 
@@ -201,8 +234,9 @@ def patterns(module: ModuleType) -> list[re.Pattern[str]]:
 
 @pytest.mark.parametrize("part", NASTY)
 def test_every_pattern_takes_time_that_grows_with_the_text_and_not_with_its_square(part: str) -> None:
-    found = [pattern for module in (box, comparison, numbers, spelling, structure, tokens) for pattern in patterns(module)]
-    assert len(found) > 20
+    modules = (box, comparison, derivatives, inequalities, measures, numbers, spelling, structure, tokens, units, words)
+    found = list(dict.fromkeys(pattern for module in modules for pattern in patterns(module)))
+    assert len(found) > 40
     count = 25_000 // len(part)
     for pattern in found:
         short_s, long_s = (min(_scan_s(pattern, part * n) for _ in range(3)) for n in (count, 4 * count))
