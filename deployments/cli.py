@@ -3,10 +3,11 @@
 import functools
 import io
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 EXIT_CONFIG = 2
 """What a person can mend by writing something else."""
+WORD_SHOWN = 100
+"""Characters that are shown of a word that is longer than any path: a name of 100,000 letters is not repeated."""
+_ENDLESS = re.compile(r"\S{1000,}")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, run, cancel),
     *(status, runs, verify, report, export, weights, tag, gc),
@@ -29,7 +33,18 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 )
 """In the order in which `--help` lists them."""
 
-app = typer.Typer(
+
+class _App(typer.Typer):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs a command. Even `--help`, which is none of ours, may not be able to write."""
+        try:
+            return super().__call__(*args, **kwargs)
+        except OSError as error:
+            typer.secho(plain(_sentence(error)), fg="red", err=True)
+            raise SystemExit(EXIT_FAILED) from None
+
+
+app = _App(
     help="Reinforcement learning of LLM agents across regions. Start with `astraflow run`.",
     no_args_is_help=True,
     add_completion=False,
@@ -56,8 +71,8 @@ def _reported(function: Callable[P, T]) -> Callable[P, T]:
         try:
             environment.prepare(home())
             return function(*args, **kwargs)
-        except (typer.Exit, typer.Abort, KeyboardInterrupt):
-            raise
+        except (typer.Exit, typer.Abort, KeyboardInterrupt, BrokenPipeError):
+            raise  # typer ends quietly where the reader of a pipe has left, as after `| head -1`
         except Exception as error:  # the outermost edge: nothing above would tell the person
             if _debug:
                 traceback.print_exc()
@@ -68,10 +83,14 @@ def _reported(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _sentence(error: Exception) -> str:
+    return _ENDLESS.sub(lambda word: f"{word[0][:WORD_SHOWN]}…", _words(error))
+
+
+def _words(error: Exception) -> str:
     if isinstance(error, AstraFlowError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename or 'the system'}: {error.strerror}"
+        return f"{error.filename or 'the output, or another open file'}: {error.strerror}"
     return f"unexpected {type(error).__name__}: {error} (`astraflow --debug …` shows where)"
 
 

@@ -136,12 +136,12 @@ def _private(home: Home) -> Check:
 
 
 def _addresses() -> Iterator[Check]:
-    """The variables whose addresses hold a credential."""
+    """The variables whose addresses hold a credential, or are none."""
     for name in addresses.VARIABLES:
         try:
             environment.given(name)
         except ConfigError as error:
-            yield Check(name, "fail", str(error), "unset it, and set the variables for its credentials")
+            yield Check(name, "fail", str(error), "correct it, or unset it")
 
 
 def _bf16() -> Check:
@@ -170,9 +170,11 @@ def _store(home: Home) -> Check:
 def _prefect(home: Home) -> Check:
     from deployments import readiness
 
-    named = os.environ.get("PREFECT_API_URL")
-    if named and addresses.holds_credentials(named):
-        return Check("prefect", "fail", f"{addresses.without_credentials(named)} is not asked", "see PREFECT_API_URL")
+    try:
+        named = environment.given("PREFECT_API_URL")
+    except ConfigError:
+        shown = addresses.without_credentials(os.environ["PREFECT_API_URL"])
+        return Check("prefect", "fail", f"{shown} is not asked", "see PREFECT_API_URL")
     stack = record.load(home)
     if named and not (stack and named == stack.prefect_url):
         trouble = readiness.prefect_trouble(named)

@@ -107,10 +107,12 @@ ADOPTED = (
 
 def given(name: str) -> str | None:
     """What the person set in the environment; an empty value counts as unset. ConfigError for an address that holds a
-    credential."""
+    credential, and for a Prefect server's that is none."""
     value = os.environ.get(name) or None
     if value is not None and name in addresses.VARIABLES:
         addresses.refuse_credentials(name, value)
+        if name == "PREFECT_API_URL":
+            addresses.refuse_no_server(name, value)
     return value
 
 

@@ -14,6 +14,7 @@ any of it: folders have mode 0700, and files 0600.
 """
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -121,6 +122,10 @@ def home() -> Home:
     """The home that ASTRAFLOW_HOME names, else the default. ConfigError where that can be no folder."""
     named = os.environ.get("ASTRAFLOW_HOME")
     try:
-        return Home(Path(named).expanduser().resolve() if named else PROJECT / ".astraflow")
+        root = Path(named).expanduser().resolve() if named else PROJECT / ".astraflow"
+        if root.exists() and not root.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        return Home(root)
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a user that is not there, a name that is none
-        raise ConfigError(f"ASTRAFLOW_HOME={named} can be no folder ({error}); name a writable one") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"ASTRAFLOW_HOME={named} can be no folder ({why}); name a writable one") from None

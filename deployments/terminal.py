@@ -85,9 +85,17 @@ def warn(words: str) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file that a person asked for, in UTF-8 whatever the locale; ConfigError where that cannot be done."""
+    """Write a file that a person asked for, in UTF-8 whatever the locale; ConfigError where that cannot be done. A pipe that
+    nobody reads is not waited for."""
+
+    def opened(path: str, flags: int) -> int:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+        os.set_blocking(descriptor, True)
+        return descriptor
+
     try:
-        file.write_text(text, encoding="utf-8")
+        with open(file, "w", encoding="utf-8", opener=opened) as written:
+            written.write(text)
     except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(f"{file} cannot be written ({why}); name a file in a folder that can hold it") from None

@@ -1,7 +1,7 @@
 """Addresses of servers and stores, which are stored with runs, shown on pages and logged: none of them holds a credential."""
 
 import re
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from storage.errors import ConfigError
 
@@ -47,6 +47,19 @@ def without_credentials(url: str) -> str:
     if scheme.lower() == "s3" and ":" in place.partition("/")[0]:  # a key and its secret, where only a bucket belongs
         place = "…"
     return f"{scheme}{separator}{place}"
+
+
+def refuse_no_server(variable: str, url: str) -> None:
+    """Raises ConfigError when what `variable` holds cannot be the address of an HTTP server."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is no number
+        fits = False
+    if not fits or not url.isprintable() or " " in url:
+        raise ConfigError(
+            f"{variable}={without_credentials(url)} is no address of a server; write it as http://HOST:4200/api, or unset it"
+        )
 
 
 def refuse_credentials(variable: str, url: str) -> None:

@@ -217,6 +217,8 @@ def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
     if os.path.isdir(file):
         found = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
         yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {file / (found or ['train.jsonl'])[0]}")
+    elif os.path.exists(file) and not os.path.isfile(file):
+        yield Problem((*path, "path"), f"{file} is a pipe, a device or a socket; name a file")
     elif not os.path.isfile(file):
         near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
         yield Problem((*path, "path"), f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""))

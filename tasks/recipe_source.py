@@ -92,6 +92,9 @@ def find(recipe: str, folders: tuple[Path, ...], here: Path | None = None) -> Pa
     found = next((candidate for candidate in _candidates(recipe, folders, here) if os.path.isfile(candidate)), None)
     if found is not None:
         return found
+    if is_path(recipe) and (other := next(filter(os.path.exists, _candidates(recipe, folders, here)), None)):
+        what = "a folder" if os.path.isdir(other) else "a pipe, a device or a socket"
+        raise ConfigError(f"{recipe} is {what}; name a file with a recipe in it")
     known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
     near = [Path(recipe).stem] if is_path(recipe) and Path(recipe).stem in known else []
     near += [f"./{file}" for file in _namesakes(recipe)]

@@ -115,7 +115,7 @@ def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PREFECT_API_URL", "nonsense")
     said = _call("deploy")
     assert said.exit_code == 2
-    assert "PREFECT_API_URL=nonsense is no address of a Prefect server" in said.stderr
+    assert "PREFECT_API_URL=nonsense is no address of a server" in said.stderr
 
 
 @pytest.mark.parametrize("command", ["up", "run"])

@@ -71,6 +71,14 @@ def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(home: Ho
     assert doctor._prefect(home).found == f"http://{HOST}:1/api is not asked"
 
 
+@pytest.mark.parametrize("url", ["http://[", "\x1b[2J", "http://\u202e/api", "nonsense"])
+def test_an_address_that_is_none_fails_and_is_not_asked(home: Home, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    assert doctor._prefect(home) == doctor.Check("prefect", "fail", f"{url} is not asked", "see PREFECT_API_URL")
+    (check,) = doctor._addresses()
+    assert check.found == (f"PREFECT_API_URL={url} is no address of a server; write it as http://HOST:4200/api, or unset it")
+
+
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     def work() -> None:
         tmp_path.chmod(0o500)

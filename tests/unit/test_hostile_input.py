@@ -216,6 +216,76 @@ def test_a_recipe_that_can_be_no_file_is_one_sentence(recipe: str) -> None:
     assert is_a_sentence(call("run", f"--recipe={recipe}"))
 
 
+def _pipe(name: str) -> str:
+    os.mkfifo(name)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("recipe", "what"),
+    [("./pipe.yaml", "a pipe, a device or a socket"), ("/dev/zero", "a pipe, a device or a socket"), ("./f.yaml", "a folder")],
+)
+def test_a_recipe_that_is_no_file_is_called_what_it_is(recipe: str, what: str) -> None:
+    _pipe("pipe.yaml")
+    os.mkdir("f.yaml")
+    said = call("run", f"--recipe={recipe}")
+    assert (said.exit_code, said.stderr) == (2, f"{recipe} is {what}; name a file with a recipe in it\n")
+
+
+@pytest.mark.parametrize("path", ["pipe.jsonl", "pipe.parquet", "/dev/zero"])
+def test_prompts_that_are_no_file_are_called_what_they_are(path: str, tmp_path: Path) -> None:
+    for suffix in ("jsonl", "parquet"):
+        _pipe(f"pipe.{suffix}")
+    said = call("run", "--set", f"prompts.path={path}")
+    assert said.stderr == (
+        f"--set prompts.path: data.prompts.path: {tmp_path / path} is a pipe, a device or a socket; name a file\n"
+    )
+
+
+SERVERS = (
+    *(
+        "nonsense",
+        "http://",
+        "ftp://x/api",
+        "http://[",
+        "http://127.0.0.1:99999/api",
+        "http://127.0.0.1:-1/api",
+        "http://a b/api",
+    ),
+    *("\x1b[2J", "http://\u202e/api", "http://\udcff/api", " ", "//x", "file:///etc/passwd", "http:127.0.0.1", "x" * 5000),
+)
+
+
+@pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("cancel", "x")], ids=lambda command: command[0])
+@pytest.mark.parametrize("url", SERVERS, ids=range(len(SERVERS)))
+def test_an_address_of_prefect_that_is_none_is_one_sentence(
+    command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    said = call(*command)
+    assert is_a_sentence(said)
+    assert said.exit_code == 2
+    assert said.stderr.startswith("PREFECT_API_URL=")
+    assert said.stderr.endswith("is no address of a server; write it as http://HOST:4200/api, or unset it\n")
+    assert len(said.stderr) < 300
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "loop"])
+@pytest.mark.parametrize("command", ["status", "down", "up", "doctor"])
+def test_a_home_that_can_be_no_folder_is_one_sentence(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setenv("ASTRAFLOW_HOME", name or str(tmp_path / "file"))
+    said = call(command)
+    assert is_a_sentence(said)
+    assert said.exit_code == 2
+    assert said.stderr.startswith("ASTRAFLOW_HOME=")
+    assert "can be no folder (" in said.stderr
+    assert said.stderr.endswith("; name a writable one\n")
+    assert len(said.stderr) < 500
+
+
 @pytest.mark.parametrize("deployment", ["\x1b[2J", "x" * 5000, "a\0b/c", "nobody"])
 def test_a_deployment_that_can_be_none_is_one_sentence(deployment: str) -> None:
     assert is_a_sentence(call("run", deployment))
@@ -265,6 +335,58 @@ ON_A_RUN = (
 @pytest.mark.parametrize("arguments", ON_A_RUN, ids=range(len(ON_A_RUN)))
 def test_a_hostile_argument_of_a_command_on_a_run_is_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
     assert is_a_sentence(call(*arguments))
+
+
+LONG_NAMES = (
+    *(("cancel", "x"), ("status", "x"), ("weights", "tiny-1", "x"), ("tag", "x"), ("tag", "tiny-1", "x@0", "best")),
+    *(
+        ("export", "tiny-1", "solver", "--out", "x"),
+        ("export", "tiny-1", "solver", "--version", "x", "--out", "o"),
+        ("gc", "x"),
+    ),
+    ("report", "tiny-1", "--out", "x"),
+)
+
+
+@pytest.mark.parametrize("arguments", LONG_NAMES, ids=range(len(LONG_NAMES)))
+def test_a_name_of_100_000_letters_is_not_repeated(run: Path, arguments: tuple[str, ...]) -> None:
+    said = call(*("x" * 100_000 if argument == "x" else argument.replace("x@", "x" * 100_000 + "@") for argument in arguments))
+    assert is_a_sentence(said)
+    assert len(said.stderr) < 1_000
+    assert "x" * 50 in said.stderr
+
+
+def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_waited_for(run: Path) -> None:
+    pipe = _pipe("pipe")
+    said = call("report", "tiny-1", "--out", pipe)
+    assert (said.exit_code, said.stderr) == (
+        2,
+        "pipe cannot be written (No such device or address); name a file in a folder that can hold it\n",
+    )
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+    while call("report", "tiny-1", "--out", pipe).exit_code:
+        assert reader.poll() is None
+    page, _ = reader.communicate()
+    assert page.startswith(b"<!doctype html>")
+    assert page.rstrip().endswith(b"</html>")
+
+
+@pytest.mark.parametrize("arguments", [("weights", "tiny-1"), ("runs", "--json"), ("status", "tiny-1")], ids=lambda one: one[0])
+def test_a_reader_of_a_pipe_that_has_left_ends_a_command_quietly(run: Path, arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "deployments.cli", *arguments]
+    said = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (said.returncode, said.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("arguments", [("weights", "tiny-1"), ("--help",)], ids=lambda one: one[0])
+def test_an_output_that_is_full_is_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "deployments.cli", *arguments]
+        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (said.returncode, said.stderr) == (1, "the output, or another open file: No space left on device\n")
 
 
 def test_a_full_disk_is_named_with_the_file(run: Path) -> None:
