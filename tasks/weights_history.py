@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel
 
 from storage import heartbeats, layout, tags, tensors, ways, weights
+from storage.audit.gaps import gaps
 from storage.errors import UNREADABLE, NotFoundError
 from storage.objects import ObjectStore
 from storage.records import Heartbeat
@@ -73,9 +74,9 @@ class Versions:
 
 
 def history(run: ObjectStore, policy: str) -> Versions:
-    """Every version of the policy whose manifest can be read."""
-    newest = weights.latest(run, policy)
-    numbers = range(0 if newest is None else newest + 1)
+    """Every version of the policy whose manifest can be read. They are listed, not searched: one may be missing."""
+    numbers = layout.numbers(run.list(f"{layout.WEIGHTS}/{policy}"), partial(_key, policy))
+    missing = gaps(numbers, 0, max(numbers, default=-1) + 1)
     seen = heartbeats.look(run)
     beats = [beat for beat in seen.beats if beat.kind == "rollout"]
     tagged = tags.look(run)
@@ -83,20 +84,23 @@ def history(run: ObjectStore, policy: str) -> Versions:
     with ThreadPoolExecutor(READ_THREADS) as pool:
         read = list(pool.map(partial(_try, run, policy, beats, own), numbers))
     for before, after in pairwise(read):
-        if isinstance(before, _Read) and isinstance(after, _Read):
+        if isinstance(before, _Read) and isinstance(after, _Read) and before.version.version + 1 == after.version.version:
             before.version.publish_s, before.version.publish_wait_s = after.publish_s, after.publish_wait_s
-    damaged = {
-        layout.manifest(layout.weights(policy, number)): one
-        for number, one in zip(numbers, read, strict=True)
-        if isinstance(one, str)
-    }
+    damaged = {_key(policy, number): one for number, one in zip(numbers, read, strict=True) if isinstance(one, str)}
+    damaged |= {_key(policy, number): f"{_key(policy, number)} is missing" for number in missing.first}
+    if missing.more:
+        damaged[f"{layout.WEIGHTS}/{policy}"] = f"and {missing.more:,} more versions of {policy} are missing"
     return Versions(
         tuple(one.version for one in read if isinstance(one, _Read)), {**damaged, **tagged.unreadable, **seen.unreadable}
     )
 
 
+def _key(policy: str, version: int) -> str:
+    return layout.manifest(layout.weights(policy, version))
+
+
 def _try(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int) -> _Read | str:
-    """The version, or why its manifest, before which and after which there are others, cannot be read."""
+    """The version, or why its manifest cannot be read."""
     try:
         return _read(run, policy, beats, tagged, number)
     except (*UNREADABLE, NotFoundError) as error:

@@ -35,7 +35,7 @@ def strange(keys: Iterable[str]) -> list[ParameterSet]:
     ]
 
 
-def replace(path: Path, make: Callable[[Path], None]) -> None:
+def take_place(path: Path, make: Callable[[Path], None]) -> None:
     """`make` takes the place of what stands at `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir() and not path.is_symlink():

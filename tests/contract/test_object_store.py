@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 
 from storage import objects
-from storage.backends import s3_objects
+from storage.backends import backend, s3_objects
 from storage.backends.s3_objects import S3Objects
-from storage.errors import ConfigError, ConflictError, NotFoundError
+from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.objects import ObjectStore, check, open_store
 from tests.conftest import BUCKET
 
@@ -276,3 +276,20 @@ def test_a_large_object_of_known_size_comes_in_parts_and_whole(store: ObjectStor
     assert store.get("large", len(body) + 70_000) == body  # what was cut short comes out short, and its digest tells
     with pytest.raises(NotFoundError):
         store.get("not there", len(body))
+
+
+def test_an_object_that_is_too_large_for_its_kind_is_neither_written_nor_read(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("stop.json", "shards/0.arrow"):
+        store.create(key, b"12345")
+    monkeypatch.setattr(backend, "BYTES_MAX", 5)
+    monkeypatch.setattr(backend, "ARROW_BYTES_MAX", 4)
+    assert store.get("stop.json") == b"12345"
+    with pytest.raises(CorruptError, match=r"shards/0\.arrow.* has 5 bytes; an object of its kind has at most 4$"):
+        store.get("shards/0.arrow")
+    with pytest.raises(ConfigError, match=r"shards/1\.arrow has 5 bytes; .* has at most 4, which nobody would read"):
+        store.create("shards/1.arrow", b"54321")
+    with pytest.raises(ConflictError):
+        store.create("shards/0.arrow", b"1234")
+    assert store.list("shards") == ["shards/0.arrow"]

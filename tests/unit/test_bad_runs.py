@@ -23,7 +23,7 @@ from tasks.reports.page import render_report
 from tasks.status import status
 from tests.ordinary_user import as_ordinary_user
 from tests.small_run import SmallRun
-from tests.strange_objects import STRANGE, link, replace, strange
+from tests.strange_objects import STRANGE, link, strange, take_place
 
 NOT_JSON = b"\x00\xff{"
 
@@ -100,7 +100,7 @@ def test_a_run_whose_record_is_no_file_is_listed_with_the_reason_and_the_others_
     store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "store" / "runs" / "bad" / "run.json"
-    replace(path, make)
+    take_place(path, make)
     said = call("runs")
     assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [["bad", "unreadable"], ["good", "interrupted"]]
     assert f"bad: {path} is " in said.stderr
@@ -192,7 +192,7 @@ def test_a_listed_object_that_is_no_file_is_named_and_the_rest_is_shown(
     store: ObjectStore, tmp_path: Path, key: str, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "store" / "runs" / "bad" / key
-    replace(path, make)
+    take_place(path, make)
     found = json.loads(call("status", "bad", "--json").stdout)
     ((problem,), where) = found["problems"], str(path)
     assert problem.startswith(OF_A_LISTING[key])
@@ -211,7 +211,7 @@ def test_a_folder_of_a_run_that_is_a_link_or_a_file_is_named_and_the_rest_is_sho
 ) -> None:
     path = tmp_path / "store" / "runs" / "bad" / folder
     for make in (link, Path.touch):
-        replace(path, make)
+        take_place(path, make)
         found = json.loads(call("status", "bad", "--json").stdout)
         assert [problem.startswith(f"1 {one} cannot be read: {path} ") for problem in found["problems"]] == [True]
         assert found["policies"]["solver"]["version"] == 1

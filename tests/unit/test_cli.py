@@ -188,6 +188,38 @@ def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> N
     assert [run.exists(layout.retired("solver", version)) for version in range(4)] == [False, True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("hours", "code", "words"),
+    [
+        ("nan", 2, "Invalid value for '--grace-hours': Input should be greater than or equal to"),
+        ("-inf", 2, "Invalid value for '--grace-hours': Input should be greater than or equal to"),
+        ("-1", 2, "Invalid value for '--grace-hours': Input should be greater than or equal to"),
+        ("inf", 2, "what is younger than inf s: the first is at least 1, the others are finite and at least 0"),
+        ("1e308", 2, "what is younger than inf s: the first is at least 1, the others are finite and at least 0"),
+        ("1e30", 0, "1–2    younger than 1e+30 h"),
+    ],
+)
+def test_gc_lets_go_of_nothing_for_a_grace_that_is_no_time_or_longer_than_any(
+    store: str, hours: str, code: int, words: str
+) -> None:
+    run = _create_run(store, "tiny-1")
+    for version in range(4):
+        weights.publish(run, "solver", version, builders.tensors(version))
+    said = _call("gc", "tiny-1", "--last", "1", "--every", "0", f"--grace-hours={hours}", "--delete")
+    assert (said.exit_code, words in said.output) == (code, True)
+    assert [key for key in run.list("weights") if key.endswith(layout.RETIRED)] == []
+
+
+def test_weights_names_a_missing_version_and_lists_the_others(store: str) -> None:
+    run = _create_run(store, "tiny-1")
+    for version in range(4):
+        weights.publish(run, "solver", version, builders.tensors(version))
+    run.delete("weights/solver/00000001/manifest.json")
+    said = _call("weights", "tiny-1", "solver", "--json")
+    assert [one["version"] for one in json.loads(said.stdout)] == [0, 2, 3]
+    assert said.stderr == "left out, because it cannot be read: weights/solver/00000001/manifest.json is missing\n"
+
+
 def test_gc_refuses_to_keep_a_version_that_there_is_not(store: str) -> None:
     run = _create_run(store, "tiny-1")
     said = _call("gc", "tiny-1", "--keep", "solver@0")

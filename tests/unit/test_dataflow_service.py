@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +12,15 @@ from data_ops.books import UNREADABLE_SHARD
 from data_ops.config import DataConfig, PolicyData, PromptSource
 from data_ops.intake import PolicyIntake, Prepared, prepare
 from data_ops.service import Dataflow, serve
-from storage import batches, layout, orders, runs
+from storage import batches, layout, orders, runs, shards
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.heartbeats import Pulse
 from storage.objects import ObjectStore
 from storage.quarantine import quarantined
 from storage.records import Order, Prompt, SequenceKey, Shard, Stop
-from tests.builders import episode, group, row, shard
+from tests.builders import episode, group, row, sequence, shard
 from tests.dataflow_world import POLICIES, Flicker, World, torn, world
+from tests.strange_objects import STRANGE, take_place
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
 
@@ -129,6 +131,35 @@ def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
     assert list(reasons) == ["shards/00000000.arrow"]
     assert 0 in made.batches("solver")[0].shards
     assert 0 in [number for order in made.orders() for number in order.seen]
+
+
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
+def test_a_shard_that_is_no_file_is_quarantined_and_the_run_goes_on(
+    local_store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    made = world(local_store)
+    dataflow = made.dataflow()
+    dataflow.round()
+    made.play([0])
+    (path,) = (tmp_path / "store").rglob("shards/00000000.arrow")
+    take_place(path, make)
+    made.finish(dataflow)
+    made.check()
+    assert list(quarantined(made.run)) == ["shards/00000000.arrow"]
+    assert quarantined(made.run)["shards/00000000.arrow"].startswith(f"shards/00000000.arrow: {path} is ")
+
+
+def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes_on(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    dataflow.round()
+    bad = shard(group(episode(replace(sequence(), temperature=float("nan")))), order=0)
+    made.run.put("shards/00000000.arrow", shards.encode(bad))
+    made.finish(dataflow)
+    made.check()
+    assert quarantined(made.run) == {
+        "shards/00000000.arrow": "shards/00000000.arrow: row 0: the temperature is nan; it is 0, or from 1e-12 to 1e+12"
+    }
 
 
 def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(memory_store: ObjectStore) -> None:

@@ -20,7 +20,7 @@ from tasks import garbage, recipes
 from tasks.config import RunConfig
 from tests import builders
 from tests.builders import mirror_next
-from tests.strange_objects import replace, strange
+from tests.strange_objects import strange, take_place
 
 LAST = 9
 WANTED = Retention(last=2, every=0, grace_s=0.0)
@@ -266,7 +266,7 @@ def test_what_protects_versions_and_cannot_be_read_keeps_all_of_its_run_and_none
 ) -> None:
     hidden, _ = make_run(store, "hidden")
     sound, _ = make_run(store, "sound")
-    replace(tmp_path / "home/runs/hidden" / key, make)
+    take_place(tmp_path / "home/runs/hidden" / key, make)
     done = garbage.collect(store, ["hidden", "sound"], WANTED, [], apply=True)
     assert data(hidden) == list(range(LAST + 1))
     assert data(sound) == [0, LAST - 1, LAST]

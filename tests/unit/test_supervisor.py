@@ -19,7 +19,7 @@ from tasks.supervision.launcher import Launched
 from tasks.supervision.members import Phase
 from tests.builders import tensors
 from tests.patience import PATIENCE_S
-from tests.strange_objects import STRANGE, link, replace
+from tests.strange_objects import STRANGE, link, take_place
 from tests.supervised import World
 
 
@@ -79,7 +79,7 @@ def test_a_heartbeat_that_is_no_file_is_logged_once_and_ends_nothing(
     world.beat(1)
     world.look()
     (beat,) = (tmp_path / "store").rglob("heartbeats/trainer/trainer-solver.json")
-    replace(beat, make)
+    take_place(beat, make)
     world.beat(2, *(member for member in world.launcher.runs if member != "trainer-solver"))
     for _ in range(3):
         assert world.look() is None
@@ -97,7 +97,7 @@ def test_heartbeats_that_cannot_be_listed_end_the_run_with_the_reason(local_stor
     world.look()
     world.beat(1)
     (heartbeats,) = (tmp_path / "store").rglob("heartbeats")
-    replace(heartbeats, link)
+    take_place(heartbeats, link)
     stop = world.look()
     assert stop is not None
     assert (stop.state, stop.reason.startswith(f"{heartbeats} is a symbolic link")) == ("failed", True)

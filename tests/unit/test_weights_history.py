@@ -61,6 +61,29 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
     assert (last.kind, last.delta_bytes, last.num_bytes) == ("anchor", 0, whole.files[0].num_bytes)
 
 
+@pytest.mark.parametrize("lost", [1, 2, 3, 5])
+def test_a_missing_version_is_named_and_hides_none_of_the_others(memory_store: ObjectStore, lost: int) -> None:
+    for version in range(8):
+        metrics = {"trainer/publish_s": 0.1 * version}
+        weights.publish(memory_store, "solver", version, builders.tensors(version), metrics=metrics)
+    memory_store.delete(f"weights/solver/{lost:08d}/manifest.json")
+    seen = history(memory_store, "solver")
+    assert [one.version for one in seen.found] == [version for version in range(8) if version != lost]
+    assert seen.unreadable == {
+        f"weights/solver/{lost:08d}/manifest.json": f"weights/solver/{lost:08d}/manifest.json is missing"
+    }
+    assert seen.found[lost - 1].publish_s is None  # the version after it would have told
+
+
+def test_a_foreign_version_far_beyond_is_named_and_costs_nothing(memory_store: ObjectStore) -> None:
+    weights.publish(memory_store, "solver", 0, builders.tensors(0))
+    memory_store.put(f"weights/solver/{2**63 - 1}/manifest.json", b"{")
+    seen = history(memory_store, "solver")
+    assert [one.version for one in seen.found] == [0]
+    assert seen.unreadable[f"weights/solver/{2**63 - 1}/manifest.json"].startswith("weights/solver/9223372036854775807")
+    assert seen.unreadable["weights/solver"] == "and 9,223,372,036,854,775,706 more versions of solver are missing"
+
+
 class CountsManifests:
     """A backend that counts the manifests in memory whenever it is asked whether a version is retired."""
 
