@@ -205,7 +205,7 @@ def _check_places(table: Table, header: _Header) -> None:
         for number in range(play.num_sequences)
     ]
     found = np.stack([arrow_files.numbers(table, name) for name in ("group", "episode", "sequence")], axis=1)
-    wanted = np.array(expected, dtype=np.int32).reshape(-1, 3)
+    wanted = np.array(expected, dtype=np.int32).reshape(found.shape)
     if (wrong := np.flatnonzero((found != wanted).any(axis=1))).size:
         row = int(wrong[0])
         raise CorruptError(f"row {row} of a shard is group, episode, sequence {found[row]}; expected {wanted[row]}")

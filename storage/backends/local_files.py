@@ -257,18 +257,16 @@ def _walk(folder: int, start: str, depth: int) -> "Generator[tuple[str, os.DirEn
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False) or _is_of_object(entry.name):
                 yield start + entry.name, entry
-                continue
-            if not depth:
-                continue
-            try:
-                below = os.open(entry.name, _BELOW, dir_fd=folder)
-            except (FileNotFoundError, NotADirectoryError):
-                continue  # it was removed meanwhile
-            try:
-                with closing(_walk(below, f"{start}{entry.name}/", depth - 1)) as found:
-                    yield from found
-            finally:
-                os.close(below)
+            elif depth:
+                try:
+                    below = os.open(entry.name, _BELOW, dir_fd=folder)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue  # it was removed meanwhile
+                try:
+                    with closing(_walk(below, f"{start}{entry.name}/", depth - 1)) as found:
+                        yield from found
+                finally:
+                    os.close(below)
 
 
 @contextmanager

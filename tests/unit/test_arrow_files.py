@@ -36,8 +36,21 @@ def test_a_table_without_rows_comes_back() -> None:
     table, _ = arrow_files.read(body(0), SCHEMA, "test")
     assert arrow_files.numbers(table, "n").tolist() == []
     assert arrow_files.strings(table, "word") == []
-    values, offsets = arrow_files.lists(table, "mask")
+    for name, kind in (("mask", np.bool_), ("tokens", np.int32)):
+        values, offsets = arrow_files.lists(table, name)
+        assert (values.tolist(), offsets.tolist()) == ([], [0])
+        assert (values.dtype, offsets.dtype) == (kind, np.int32)
+
+
+def test_values_that_no_row_names_do_not_come_back() -> None:
+    unnamed = pa.ListArray.from_arrays(pa.array([2], pa.int32()), pa.array([5, 6, 7], pa.int32()))
+    values, offsets = arrow_files.lists(pa.table({"tokens": unnamed}), "tokens")
     assert (values.tolist(), offsets.tolist()) == ([], [0])
+
+
+def test_a_number_that_its_column_cannot_hold_is_no_file() -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        arrow_files.write(schema_of({"n": pa.int32()}), {"n": [2**31]}, "test", {})
 
 
 def test_any_arrow_reader_opens_the_file_and_finds_the_metadata() -> None:

@@ -74,6 +74,35 @@ def test_tensors_that_swap_their_names_again_and_again_are_merged(memory_store: 
     assert weights_digest(weights.go(memory_store, held[8].manifest, [leg], held[0]).tensors) == held[8].manifest.digest
 
 
+@pytest.mark.usefixtures("pays")
+def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_comes(memory_store: ObjectStore) -> None:
+    random, start = draw(3), draw(4).integers(0, 2**16, 50_000).astype(np.uint16)
+    first, fixed = bf16(start), bf16(np.arange(70, dtype=np.uint16))
+    versions = [{"first": first, "fixed": fixed}]
+    for version in range(1, 9):
+        bits = versions[-1]["first" if version < 5 else "renamed" if version > 5 else "first"].bits.copy()
+        bits[random.integers(0, len(bits), 20)] += 1
+        moved = bf16(bits)
+        versions.append({"first" if version < 5 else "renamed": moved, "tied": moved, "fixed": fixed})
+    versions[5]["renamed"] = versions[5]["tied"] = versions[4]["first"]  # it takes its new name as it is
+    held = publish(memory_store, versions)
+    assert all(one.manifest.kind == "delta" for one in held[1:])
+    assert merges.merge(memory_store, "solver", 8, 0)
+    merged = weights.read_merged(memory_store, "solver", 8, 0)
+    infos, listed = merged.step.tensors, held[8].manifest.tensors
+    assert {name: (one.dtype, one.shape, one.digest) for name, one in infos.items()} == {
+        name: (one.dtype, one.shape, one.digest) for name, one in listed.items()
+    }
+    (file,) = merged.step.files
+    assert {name: (one.source, one.entry, one.file) for name, one in infos.items()} == {
+        "renamed": ("first", "", file.name),
+        "tied": ("first", "renamed", file.name),
+        "fixed": ("fixed", "", ""),
+    }
+    found = weights.go(memory_store, held[8].manifest, [ways.merged_leg(merged)], held[0])
+    assert weights_digest(found.tensors) == held[8].manifest.digest
+
+
 def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_deltas(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

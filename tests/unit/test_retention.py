@@ -321,6 +321,13 @@ def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(memory_st
     assert retention.plan(memory_store, "solver", keep_last, now_s).retired == {}
 
 
+def test_the_least_that_can_be_kept_is_the_newest_version_and_less_is_refused() -> None:
+    assert Retention(last=1, every=0, grace_s=0.0) == Retention(1, 0, None, 0.0)
+    for last, every in ((0, 0), (0, 5), (1, -1)):
+        with pytest.raises(ConfigError, match=f"keep the newest {last}, every {every}th and what is younger than 5 s"):
+            Retention(last=last, every=every, grace_s=5.0)
+
+
 @pytest.mark.parametrize("grace_s", [float("nan"), float("inf"), -1.0])
 def test_an_age_that_is_none_is_refused_since_it_would_keep_nothing_young(grace_s: float) -> None:
     with pytest.raises(ConfigError, match="the first is at least 1, the others are finite and at least 0"):

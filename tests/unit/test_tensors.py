@@ -9,6 +9,7 @@ from storage.errors import CorruptError
 from storage.records import HostTensor, TensorInfo
 from storage.tensors import BITS, digest, file_digest, from_safetensors, metadata_of, to_safetensors, weights_digest
 from tests import builders
+from tests.resealed import safetensors_file
 
 
 def bf16(*bits: int) -> HostTensor:
@@ -132,3 +133,39 @@ def crafted(header: object, data: bytes = b"") -> bytes:
 def test_files_that_lie_are_corrupt(body: bytes, sentence: str) -> None:
     with pytest.raises(CorruptError, match=sentence):
         from_safetensors(body)
+
+
+def header_of(name: str, shape: str, size: int = 0) -> bytes:
+    return safetensors_file(f'{{"{name}":{{"dtype":"U8","shape":{shape},"data_offsets":[0,{size}]}}}}', b"\0" * size)
+
+
+def test_shapes_are_read_up_to_what_an_array_can_have() -> None:
+    for sizes in ([1] * 64, [0] + [1] * 63, [0, 2**59 - 1], [2**30, 0, 2**28]):
+        size = 0 if 0 in sizes else 1
+        assert from_safetensors(header_of("w", str(sizes), size))["w"].shape == tuple(sizes)
+    for sizes in ([1] * 65, [0, 2**59], [2**30, 0, 2**29], [0, -1]):
+        with pytest.raises(CorruptError, match=r"does not fit the bytes 0\.\.[01] of [01]"):
+            from_safetensors(header_of("w", str(sizes), 0 if 0 in sizes else 1))
+
+
+def test_numbers_of_a_header_have_at_most_nineteen_digits() -> None:
+    with pytest.raises(CorruptError, match=f"does not fit the bytes 0..{2**63 - 1} of 0"):
+        from_safetensors(safetensors_file(f'{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,{2**63 - 1}]}}}}'))
+    with pytest.raises(CorruptError, match="a number has 20 digits"):
+        from_safetensors(safetensors_file(f'{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,{10**19}]}}}}'))
+
+
+def test_a_long_name_is_told_in_part() -> None:
+    for length, told in ((200, "n" * 200), (201, f"{'n' * 200}…")):
+        with pytest.raises(CorruptError) as caught:
+            from_safetensors(header_of("n" * length, "[2]", 1))
+        assert str(caught.value) == f"the tensor {told} (U8 [2]) does not fit the bytes 0..1 of 1"
+
+
+def test_tensor_bytes_begin_right_behind_the_header_and_end_with_the_file() -> None:
+    for body in (b"\0" * 7, (3).to_bytes(8, "little") + b"{}"):
+        with pytest.raises(CorruptError, match=f"a safetensors file of {len(body)} bytes ends within its header"):
+            from_safetensors(body)
+    assert from_safetensors((2).to_bytes(8, "little") + b"{}") == {}
+    with pytest.raises(CorruptError, match="do not cover its 1 bytes exactly once"):
+        from_safetensors((2).to_bytes(8, "little") + b"{}\0")
