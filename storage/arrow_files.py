@@ -64,11 +64,11 @@ def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -
     place = new_write_id().encode()  # stands where the digest will: no such bytes occur anywhere else in the file
     metadata = {_FORMAT: FORMAT.encode(), _KIND: kind.encode(), _HEADER: dump(header), _DIGEST: place}
     schema = schema.with_metadata(metadata)
-    arrays = [_array(columns[field.name], field.type) for field in schema]
-    arrow_sizes.refuse_to_write(len(arrays[0]), sum(array.nbytes for array in arrays), kind)
+    batch = pa.RecordBatch.from_arrays([_array(columns[field.name], field.type) for field in schema], schema=schema)
+    arrow_sizes.refuse_to_write(batch.num_rows, batch.nbytes, kind)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        writer.write_batch(batch)
     body: bytes = sink.getvalue().to_pybytes()
     return _file_digest(body, place).join(_around(body, place))
 

@@ -18,6 +18,7 @@ from rollout.math_answers.numbers import Reading, TooLargeError, read_number, ro
 from rollout.math_answers.spelling import tidy, without_spaces
 from rollout.math_answers.structure import (
     Collection,
+    assignments,
     collection,
     is_set,
     nesting,
@@ -95,6 +96,10 @@ def _tidy_reference(reference: str) -> str:
 def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     if without_spaces(answer) == without_spaces(gold):
         return bool(answer)
+    assigned = assignments(answer), assignments(gold)
+    if assigned[0] is None or assigned[1] is None:
+        return False
+    answer, gold = assigned[0], assigned[1]
     letter, content = labelled_choice(answer)
     gold_letter, gold_content = labelled_choice(gold)
     if letter or gold_letter:

@@ -64,7 +64,7 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     A comma with a space behind it separates items. `1,200` is one number, except in brackets without any other comma,
     and where `num_expected` items are looked for that appear only if it is two.
     """
-    text = CONJUNCTION.sub(", ", _assignments(text))
+    text = CONJUNCTION.sub(", ", text)
     opening, inner, closing = _enclosed(text) or ("", text, "")
     if opening == "\\{" and is_set(inner):
         return Collection(opening, closing, (inner,))
@@ -83,15 +83,15 @@ def is_set(text: str) -> bool:
     return text == "\\emptyset" or (text.startswith("\\{") and _closing_at(text) == len(text) - len("\\}"))
 
 
-def _assignments(text: str) -> str:
-    """`(x,y)=(1,2)` → `x=1, y=2`."""
+def assignments(text: str) -> str | None:
+    """`(x,y)=(1,2)` → `x=1, y=2`; any other text as it is. None where names and values differ in number."""
     named = COORDINATES.match(text)
     enclosed = _enclosed(text[named.end() :]) if named else None
     if named is None or enclosed is None:
         return text
     names, values = named[1].split(","), split(enclosed[1], (",", ";"))
     if len(names) != len(values):
-        return text
+        return None
     return ", ".join(f"{name.strip()}={value}" for name, value in zip(names, values, strict=True))
 
 

@@ -22,7 +22,15 @@ from rollout.math_answers import (
 )
 from rollout.math_answers.comparison import CHARS_MAX, NESTING_MAX, equal
 from rollout.math_answers.spelling import tidy
-from rollout.math_answers.structure import ITEMS_MAX, Collection, collection, parts_of_union, sides, without_brackets
+from rollout.math_answers.structure import (
+    ITEMS_MAX,
+    Collection,
+    assignments,
+    collection,
+    parts_of_union,
+    sides,
+    without_brackets,
+)
 
 
 @pytest.mark.parametrize(("answer", "reference"), EQUAL)
@@ -94,6 +102,8 @@ def test_most_pairs_are_decided_at_sight() -> None:
         ("1, 2", "x=1, y=2", True),
         ("y=2, x=1", "(1, 2)", True),
         ("y=1, x=2", "(1, 2)", False),
+        ("(x,y)=(1,2)", "(1, 2)", True),
+        ("(x,y,z)=(1,2)", "(1, 2)", False),
         ("\\{1, \\{2\\}\\}", "\\{\\{2\\}, 1\\}", True),
         ("\\{1, 2\\}", "\\{1, \\{2\\}\\}", False),
         ("3>x>1", "(1,3)", True),
@@ -192,7 +202,9 @@ def test_collections_are_taken_apart() -> None:
     assert collection("f(1, 2)") is None
     assert collection("1\\pm x") == Collection("", "", ("1+ x", "1- x"))
     assert collection("\\{\\{1, 2\\}\\}") == Collection("\\{", "\\}", ("\\{1, 2\\}",))
-    assert collection("(x, y) = (1, 2)") == Collection("", "", ("x=1", "y=2"))
+    assert assignments("(x, y) = (1, 2)") == "x=1, y=2"
+    assert assignments("(x, y) = (1, 2, 3)") is None
+    assert assignments("f(x, y) = (1, 2)") == "f(x, y) = (1, 2)"
     assert collection("x=1, y=2").names == ("x", "y")  # type: ignore[union-attr]  # two items are a collection
     assert collection("x_1=1, x_2=2").names == ()  # type: ignore[union-attr]  # two items are a collection
     assert collection(", ".join("1" * ITEMS_MAX)) == Collection("", "", ("1",) * ITEMS_MAX)

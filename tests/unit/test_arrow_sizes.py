@@ -281,16 +281,16 @@ def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
 def test_of_a_file_that_arrow_wrote_what_arrow_takes_is_counted(compression: str | None) -> None:
-    """A column of 8 bytes a row, 2²¹ of them and a few: just within the least limit, and just beyond it."""
-    schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
-    for rows, is_too_large in ((MEMORY_MIN // 8, False), (MEMORY_MIN // 8 + 1, True)):
+    """Four columns of 8 bytes a row: just within the least limit, and just beyond it."""
+    schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in "abcd"])
+    for rows, is_too_large in ((MEMORY_MIN // 32, False), (MEMORY_MIN // 32 + 1, True)):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-            writer.write_batch(pa.RecordBatch.from_arrays([pa.array(np.zeros(rows, np.int64))], schema=schema))
+            writer.write_batch(pa.RecordBatch.from_arrays([pa.array(np.zeros(rows, np.int64))] * 4, schema=schema))
         body = sink.getvalue().to_pybytes()
         if compression is None:
             arrow_sizes.check(body)  # all of its bytes are there
         elif is_too_large and len(body) <= RATIO_FROM:
-            assert claimed(body) == 8 * rows
+            assert claimed(body) == 32 * rows
         else:
             assert f"claims to hold {rows} rows" in fault(body)

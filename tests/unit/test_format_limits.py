@@ -28,7 +28,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
     "sentence",
     [
         f"less than {s3_objects.CREATE_BYTES_MAX / 2**30:g} GiB; 412",
-        "with more than 2^27 bytes or 2^21 values",
+        "with more than 2^21 values",
         f"(within *object* fields they have at most {json_numbers.INTEGER_BITS} bits)",
         f"outside 0 to {json_numbers.TIME_MAX_S:.0f}.",
         f"more than {arrow_sizes.BLOCKS_MAX:,} batches (of records and of dictionaries)",
@@ -53,7 +53,8 @@ def test_a_limit_of_the_page_is_the_limit_of_the_code(sentence: str) -> None:
 
 
 def test_limits_that_the_page_states_as_powers() -> None:
-    assert (backend.JSON_BYTES_MAX, json_objects.VALUES_MAX) == (2**27, 2**21)
+    assert "2³⁰ bytes for `.arrow`, 2²⁷ for everything else" in PAGE
+    assert (backend.ARROW_BYTES_MAX, backend.BYTES_MAX, json_objects.VALUES_MAX) == (2**30, 2**27, 2**21)
     assert "at most 2^53" in PAGE
     assert json_numbers.QUANTITY_MAX == 2**53
     assert "cut into blocks of 2²² elements" in PAGE
