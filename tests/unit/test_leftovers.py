@@ -52,6 +52,16 @@ def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_
     assert {weight(1), weight(NEXT), checkpoint(12)}.isdisjoint(leftovers.orphans(run, "solver", LATER_S))
 
 
+def test_a_day_is_over_when_it_is_over(run: ObjectStore) -> None:
+    created_s = checkpoints.read_manifest(run, "solver", 5).created_s
+    day_s = 24 * 3600.0
+    assert checkpoint(5) not in leftovers.orphans(run, "solver", created_s + day_s - 0.01)
+    assert checkpoint(5) in leftovers.orphans(run, "solver", created_s + day_s)
+    runs.request_stop(run, Stop("cancelled", "enough", 1e9))
+    assert checkpoint(12) not in leftovers.orphans(run, "solver", 1e9 + day_s)
+    assert checkpoint(12) in leftovers.orphans(run, "solver", 1e9 + day_s + 1)
+
+
 def test_a_file_that_another_record_of_the_version_names_is_no_orphan(run: ObjectStore) -> None:
     run.put(weight(0, "since-00000000.json"), f'{{"files": [{{"name": "{STRAY}"}}]}}'.encode())
     assert weight(0) not in leftovers.orphans(run, "solver", LATER_S)

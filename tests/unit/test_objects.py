@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from storage import objects
 from storage.backends.backend import Keys
 from storage.errors import ConfigError, ConflictError, NotFoundError, TransientError
 from storage.objects import ObjectStore, check, default_store, open_store
@@ -59,6 +60,48 @@ class Scripted:
     def delete(self, key: str) -> None:
         self._turn("delete")
         self.objects.pop(key, None)
+
+
+@dataclass
+class Parts(Scripted):
+    """Which parts were asked for."""
+
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def read_part(self, key: str, start: int, end: int) -> bytes:
+        self.asked.append((start, end))
+        return self.objects[key][start:end]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "parts"),
+    [
+        (4, []),
+        (5, [(0, 4), (4, 5)]),
+        (8, [(0, 4), (4, 8)]),
+        (9, [(0, 5), (5, 9)]),
+        (20, [(0, 8), (8, 16), (16, 20)]),
+    ],
+)
+def test_an_object_is_cut_into_so_many_parts_that_none_is_too_small_or_too_large(
+    num_bytes: int, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PART_BYTES_MIN", 4), ("PART_BYTES_MAX", 8), ("PARTS_MAX", 2)):
+        monkeypatch.setattr(objects, name, value)
+    backend = Parts({"a": bytes(range(num_bytes))})
+    assert ObjectStore("parts", backend).get("a", num_bytes) == bytes(range(num_bytes))
+    assert sorted(backend.asked) == parts
+    assert backend.calls == ([] if parts else ["read"])
+
+
+def test_a_store_is_tried_sixteen_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    backend = Scripted({"a": b"x"}, failures=["before"] * 15)
+    assert ObjectStore("scripted", backend).get("a") == b"x"
+    backend = Scripted({"a": b"x"}, failures=["before"] * 16)
+    with pytest.raises(TransientError, match="away"):
+        ObjectStore("scripted", backend).get("a")
+    assert len(backend.calls) == 16
 
 
 def test_a_transient_failure_is_tried_again() -> None:

@@ -1,10 +1,12 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from storage import tensor_folders
 from storage.errors import ConfigError, CorruptError
 from storage.objects import ObjectStore
+from storage.records import HostTensor
 from storage.tensor_folders import Contents, read_files, read_tensors, write
 from tests import builders
 from tests.damaging_store import damages_first_reads
@@ -120,3 +122,47 @@ def test_files_beside_the_tensors_are_as_few_and_as_small_as_a_model_has_them(
     with pytest.raises(ConfigError, match=r"2 files, of which tokenizer\.json have more than 3 bytes, cannot be stored"):
         write(memory_store, builders.tensors(1), {"config.json": b"{ }", "tokenizer.json": b"{  }"}, "1" * 32)
     assert memory_store.list() == before
+
+
+def of_bytes(**sizes: int) -> dict[str, HostTensor]:
+    return {name: HostTensor("U8", (size,), np.arange(size, dtype=np.uint8)) for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize(("memory_bytes", "places"), [(48, [0, 0, 1, 1]), (47, [0, 1, 2, 2]), (31, [0, 1, 2, 3])])
+def test_tensors_share_a_file_up_to_its_size_which_is_a_quarter_of_the_memory(
+    memory_store: ObjectStore, memory_bytes: int, places: list[int]
+) -> None:
+    """In the order of their names: 4 and 8 bytes fit 12, 4 and 4 fit 11, and nothing fits beside 4 into 7."""
+    tensors = of_bytes(d=4, c=4, b=8, a=4)
+    contents = write(memory_store, tensors, {}, ID, memory_bytes=memory_bytes)
+    assert [len(memory_store.get(file.name)) for file in contents.files] == [file.num_bytes for file in contents.files]
+    assert {name: info.file for name, info in contents.tensors.items()} == {
+        name: contents.files[place].name for name, place in zip("abcd", places, strict=True)
+    }
+    assert len(contents.files) == places[-1] + 1
+    assert {name: one.bits.tolist() for name, one in read_tensors(memory_store, contents).items()} == {
+        name: one.bits.tolist() for name, one in tensors.items()
+    }
+
+
+def test_a_tensor_file_that_the_manifest_does_not_list_is_named(memory_store: ObjectStore) -> None:
+    contents = stored(memory_store)
+    with pytest.raises(CorruptError, match=rf"/manifest\.json does not list its tensor files {ID}\.model-00000\.safetensors"):
+        read_tensors(memory_store, Contents(contents.tensors, contents.files[1:]))
+
+
+def test_a_file_with_other_tensors_than_the_manifest_lists_for_it_is_refused(memory_store: ObjectStore) -> None:
+    contents = write(memory_store, of_bytes(a=4, b=4), {}, ID)
+    less = {"a": contents.tensors["a"]}
+    more = {**contents.tensors, "c": contents.tensors["a"]}
+    for listed, name in ((less, "b"), (more, "c")):
+        with pytest.raises(CorruptError, match=f"holds other tensors than its manifest lists: {name}$"):
+            read_tensors(memory_store, Contents(listed, contents.files))
+
+
+def test_a_tensor_of_another_form_than_the_manifest_lists_is_refused(memory_store: ObjectStore) -> None:
+    contents = write(memory_store, of_bytes(a=4, b=4), {}, ID)
+    for changed in ({"dtype": "I8"}, {"shape": (2, 2)}):
+        listed = {**contents.tensors, "b": replace(contents.tensors["b"], **changed)}
+        with pytest.raises(CorruptError, match=r"the tensor b in .* is not the one its manifest lists"):
+            read_tensors(memory_store, Contents(listed, contents.files))
