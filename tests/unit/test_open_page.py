@@ -68,7 +68,7 @@ def clock() -> list[float]:
 def prefect(clock: list[float]) -> Iterator[str]:
     """The address of the guard of an application that reads the secret from the browser's storage."""
     guard = Guard(Application(), SECRET, authenticates=True, clock=lambda: clock[0])
-    server = _Served(uvicorn.Config(guard, host="127.0.0.1", port=0, log_level="critical", lifespan="off"))  # type: ignore[arg-type]  # ASGI, spelled otherwise
+    server = _Served(uvicorn.Config(guard, host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
