@@ -2,7 +2,8 @@
 
     source ──ast──▶ places ──▶ Mutant(start, end, text): the source with one place replaced
 
-Left alone are annotations, decorators, docstrings, log calls and the words of error messages: no test should depend on them.
+Left alone are annotations, decorators, docstrings, log calls and the words of error messages, because no test should depend on
+them, and assertions, of which `strict=True` of a `zip` is one.
 """
 
 import ast
@@ -199,7 +200,7 @@ class _Walk:
                 if self._text(first) != self._text(second):
                     yield self._mutant(self._span(first)[0], self._span(second)[1], swapped, first)
         for keyword in node.keywords:
-            if keyword.arg:
+            if keyword.arg and not _is_assertion(keyword, node):
                 start, end = self._span(keyword)
                 after = self.source[end:]
                 end += len(after) - len(after.lstrip(", ")) if after.startswith(",") else 0
@@ -237,7 +238,17 @@ def _walk_without_strings(tree: ast.AST) -> Iterator[ast.AST]:
     yield tree
     if not isinstance(tree, ast.JoinedStr):
         for child in ast.iter_child_nodes(tree):
-            yield from _walk_without_strings(child)
+            if not _is_assertion(child, tree):
+                yield from _walk_without_strings(child)
+
+
+def _is_assertion(node: ast.AST, parent: ast.AST) -> bool:
+    """Whether `node` is `strict=True` of a `zip`, which says that the lengths are equal."""
+    if not isinstance(parent, ast.Call) or not isinstance(parent.func, ast.Name) or not isinstance(node, ast.keyword):
+        return False
+    return (
+        parent.func.id == "zip" and node.arg == "strict" and isinstance(node.value, ast.Constant) and node.value.value is True
+    )
 
 
 def _is_effect(statement: ast.stmt) -> bool:
