@@ -31,7 +31,7 @@ help:
 	@echo "make run      train two policies together, on this machine (ARGS='--set steps=40' changes the recipe)"
 	@echo "make test     run the whole test suite (ARGS='-k leases' selects)"
 	@echo "make check    lint, dependencies, types, import rules and tests: what CI runs"
-	@echo "make mutants  which small mistakes in the code do the tests notice? (docs/testing.md; ARGS='--sample 50 storage/leases.py')"
+	@echo "make mutants  which small mistakes in the code do the tests notice? (docs/testing.md; ARGS='--sample 50 storage/coordination/leases.py')"
 	@echo "make up       start the local stack;  make down  stop it"
 	@echo "make format   put the code in its standard form"
 	@echo "make lock     write requirements/*.txt anew from pyproject.toml, keeping their versions where it allows; needs uv"

@@ -34,10 +34,11 @@ from numba import njit
 
 from benchmarks import command_line, weight_steps
 from benchmarks.delta_formats import AstraFlowFormat, AstraFlowWorker, PulseFormat
-from storage.codec import delta_loops, deltas
-from storage.codec.delta_blocks import BLOCK_ELEMENTS
-from storage.records import HostTensor, Json
-from storage.tensors import Digest, digest, from_safetensors
+from storage.formats.safetensors import Digest, digest, from_safetensors
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from storage.weights.codec import delta_loops, deltas
+from storage.weights.codec.delta_blocks import BLOCK_ELEMENTS
 
 TENSOR_ELEMENTS = 2**26
 """Made-up weights are cut into tensors of this size: 134 MB of bf16, an embedding of a mid-sized model."""

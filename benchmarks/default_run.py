@@ -30,14 +30,21 @@ from benchmarks import command_line, process_cpu, run_figures, task_cost
 from benchmarks.process_cpu import Meter
 from benchmarks.run_figures import CONTROL_PLANE, LIVE_VIEW
 from benchmarks.task_cost import TaskCost
-from deployments import auth, environment, record, stack
-from deployments.home import Home
-from deployments.record import SERVER, Stack
-from storage import batches, heartbeats, layout, objects, runs, shards, weights
+from deployments.paths import Home
+from deployments.servers import auth
+from deployments.stack import environment, state, up_down
+from deployments.stack.state import SERVER, Stack
+from storage import layout
+from storage.coordination import heartbeats
 from storage.errors import AstraFlowError, NotFoundError
-from storage.objects import ObjectStore
-from storage.records import Batch, Heartbeat, Json
-from tasks.config import RunConfig
+from storage.records.batches import Batch
+from storage.records.control import Heartbeat
+from storage.records.types import Json
+from storage.run import batches, runs, shards
+from storage.store import object_store
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests
+from tasks.recipes.run_config import RunConfig
 
 RUN_ID = f"benchmark-{int(time.time())}"
 LOOK_INTERVAL_S = 1.0
@@ -67,7 +74,7 @@ def play(home: Home, steps: int, seed: int) -> Observed:
     """Runs the default recipe to its end. Raises AstraFlowError with the end of what it printed when it fails."""
     home.create()
     log = home.logs / "benchmark.log"
-    command = [sys.executable, "-m", "deployments.cli", "run", "--run-id", RUN_ID]
+    command = [sys.executable, "-m", "deployments.cli.app", "run", "--run-id", RUN_ID]
     command += ["--set", f"steps={steps}", "--set", f"seed={seed}"]
     own = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
     with log.open("ab") as output:
@@ -75,7 +82,7 @@ def play(home: Home, steps: int, seed: int) -> Observed:
             command, env={**own, "ASTRAFLOW_HOME": str(home.root)}, stdout=output, stderr=output, start_new_session=True
         )
     observed = Observed(Meter(str(home.root), (playing.pid,)))
-    run = objects.open_store(home.store.as_uri()).sub(layout.run_prefix(RUN_ID))
+    run = object_store.open_store(home.store.as_uri()).sub(layout.run_prefix(RUN_ID))
     deadline_s = time.monotonic() + TIMEOUT_S
     try:
         while playing.poll() is None:
@@ -92,12 +99,12 @@ def play(home: Home, steps: int, seed: int) -> Observed:
 
 def report(home: Home, observed: Observed) -> Json:
     """Everything that is printed, as JSON. The stack must still run."""
-    run = runs.open_run(objects.open_store(home.store.as_uri()), RUN_ID)
+    run = runs.open_run(object_store.open_store(home.store.as_uri()), RUN_ID)
     config = RunConfig.model_validate(runs.run_config(run))
     made = [batches.read(run, policy, step) for policy in config.policies for step in range(1, config.steps + 1)]
-    last_s = [weights.read_manifest(run, policy, config.steps).created_s for policy in config.policies]
+    last_s = [manifests.read_manifest(run, policy, config.steps).created_s for policy in config.policies]
     start_s, end_s = run_figures.window(made, last_s)
-    standing = record.load(home)
+    standing = state.load(home)
     if standing is None:
         raise AstraFlowError(f"{home.record} is gone: the stack was stopped under the benchmark")
     started = {process.name: process.pid for process in standing.processes}
@@ -107,7 +114,7 @@ def report(home: Home, observed: Observed) -> Json:
     cpu_s = process_cpu.spent(observed.meter.seen.values(), names, start_s, end_s)
     live_view_s = cpu_s.pop(LIVE_VIEW, 0.0)
     num_tasks = count_tasks(home, standing, start_s, end_s)
-    environment.adopt(stack.settings(home, standing))
+    environment.adopt(up_down.settings(home, standing))
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "ERROR"  # only on the terminal; the server is told as ever
     cost = task_cost.measure(started[SERVER]) if SERVER in started else None
     finished_s = _finished_s(run, made)
@@ -202,7 +209,7 @@ def run_in(root: Path, steps: int, seed: int) -> Json:
         found = report(home, play(home, steps, seed))
         return {**found, "load_before": load_before, "load_after": os.getloadavg()[0]}
     finally:
-        stack.down(home, lambda words: None)
+        up_down.down(home, lambda words: None)
 
 
 def main() -> None:

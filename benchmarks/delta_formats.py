@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.codec.delta_numpy import Bits
-from storage.records import HostTensor
-from storage.tensors import from_safetensors, to_safetensors
+from storage.formats.safetensors import from_safetensors, to_safetensors
+from storage.records.weights import HostTensor
+from storage.weights.codec.delta_numpy import Bits
 
 ROW = 4096
 """Elements of a row in PULSE's format: the width of a typical matrix."""

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command_line
-from storage.records import HostTensor, Json
+from storage.records.types import Json
+from storage.records.weights import HostTensor
 
 PROMPT_TOKENS = (8, 24)
 """Shortest and longest prompt; lengths between are equally likely."""
@@ -99,7 +100,7 @@ def with_transformers(model: Any, concurrency: int) -> Callable[[Work], None]:
 def with_engine(model: Any, concurrency: int) -> tuple[Callable[[Work], None], Callable[[], None]]:
     """The engine's pass over the work, and what closes it."""
     from rollout.config import EngineConfig
-    from rollout.engine import SamplingParams, make_engine
+    from rollout.engines.engine import SamplingParams, make_engine
 
     config = EngineConfig(max_concurrent=concurrency, max_tokens=PROMPT_TOKENS[1] + ANSWER_TOKENS_MAX)
     engine = make_engine(config, model.config.to_dict())

@@ -4,7 +4,7 @@ The weights are made up, fp32 masters on the device, normal with deviation 0.02;
 benchmarks/weight_steps.py), so large that a wanted share of the bf16 weights changes. Both ways give the same host tensors:
 
     whole   every tensor is rounded to bf16 on the device and copied to the host
-    scan    it is compared on the device with what was published last; only positions and steps cross (trainer/device_scan.py)
+    scan    it is compared on the device with what was published last; only positions and steps cross
 
 Seconds are wall-clock, of the fastest of the repeats; `compare` is the device's part of the scan, in which nothing crosses.
 Memory is the device's peak beside the masters; `kept` of it stays between publications: the bits that were published last.
@@ -23,10 +23,11 @@ from torch import Tensor
 
 from benchmarks import command_line, weight_steps
 from benchmarks.weight_steps import DEVIATION, UPDATE_DEVIATION, UPDATE_MAX
-from storage.records import HostTensor, Json
-from storage.tensors import weights_digest
-from trainer.bits import to_host
-from trainer.device_scan import DeviceScan, changes
+from storage.formats.safetensors import weights_digest
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from trainer.engines.torch.changed_elements import DeviceScan, changes
+from trainer.engines.torch.host_tensors import to_host
 
 PUBLISHED, BYTES = "BF16", 2
 MODELS_GB = (3.4, 16.4)

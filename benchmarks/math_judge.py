@@ -24,11 +24,12 @@ from random import Random
 from benchmarks import command_line
 from benchmarks.math_labels import Labelled, labelled
 from benchmarks.math_pairs import EQUAL, UNEQUAL
-from rollout.judge_process import Judge, JudgeTimeoutError
-from rollout.math_answers.box import last_box
-from rollout.math_answers.comparison import equal
-from rollout.rewards import MathReward
-from storage.records import Json, Prompt
+from rollout.rewards.judge_process import Judge, JudgeTimeoutError
+from rollout.rewards.math_answers.box import last_box
+from rollout.rewards.math_answers.comparison import equal
+from rollout.rewards.math_reward import MathReward
+from storage.records.rollouts import Prompt
+from storage.records.types import Json
 
 DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
 TIMEOUT_S = 5.0

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import psutil
 
-from deployments.processes import MARK
+from deployments.stack.processes import MARK
 
 Series: TypeAlias = list[tuple[float, float]]
 """(Unix seconds, a total that only grows), ascending; begins with (time of birth, 0)."""

@@ -11,8 +11,9 @@ import numpy as np
 
 from benchmarks import process_cpu
 from benchmarks.process_cpu import Series
-from deployments.record import MLFLOW, SERVER
-from storage.records import Batch, Heartbeat
+from deployments.stack.state import MLFLOW, SERVER
+from storage.records.batches import Batch
+from storage.records.control import Heartbeat
 
 LIVE_VIEW = "live view"
 OF_KIND: Mapping[str, str] = {

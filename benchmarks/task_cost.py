@@ -43,7 +43,7 @@ def cost(few: Spent, many: Spent) -> TaskCost:
 
 
 def measure(server_pid: int) -> TaskCost:
-    """Runs the two flows. This process must already know the server's address (`deployments.environment.adopt`)."""
+    """Runs the two flows. This process must already know the server's address (`deployments.stack.environment.adopt`)."""
     run = _flow()
     run(FEW)  # imports, connections, caches
     time.sleep(SPAN_S / 5)

@@ -21,19 +21,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from data_ops.algorithms import filters
-from data_ops.intake import take_in
-from data_ops.prompts import PromptStream, load_prompts
-from data_ops.routing import route
-from rollout.cast import open_cast
-from rollout.play import play_prompts
-from storage import weights
-from storage.objects import ObjectStore, default_store, open_store
-from storage.records import Batch, Episode, Group, HostTensor, Json, Row, Shard
+from data_ops.algorithms.policy_groups import route
+from data_ops.algorithms.protocols import filters
+from data_ops.dataflow.shard_ingest import take_in
+from data_ops.prompts.stream import PromptStream, load_prompts
+from rollout.service.agent_pool import open_cast
+from rollout.service.episode_runner import play_prompts
+from storage.records.batches import Batch, Row
+from storage.records.rollouts import Episode, Group, Shard
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from storage.store.object_store import ObjectStore, default_store, open_store
+from storage.weights import reader
 from tasks.base_models.publishing import publish_base_models
-from tasks.config import EvaluationConfig, RunConfig
-from tasks.recipes import load
-from trainer.engine import TrainEngine, make_engine
+from tasks.recipes.loader import load
+from tasks.recipes.run_config import EvaluationConfig, RunConfig
+from trainer.engines.engine import TrainEngine, make_engine
 
 WHOLE_ROUND_PROMPTS = 16
 EVALUATION_SEED = 20_260_515
@@ -173,8 +176,8 @@ class Loop:
 
 def _learner(run: ObjectStore, policy: str, config: RunConfig, lag: int) -> Learner:
     spec = config.policies[policy]
-    engine = make_engine(spec.train, json.loads(weights.fetch_files(run, policy)["config.json"]), config.seed)
-    base = weights.fetch(run, policy, 0)
+    engine = make_engine(spec.train, json.loads(reader.fetch_files(run, policy)["config.json"]), config.seed)
+    base = reader.fetch(run, policy, 0)
     engine.set_weights(base)
     return Learner(policy, engine, spec.batch_size, deque([base], maxlen=lag + 1))
 

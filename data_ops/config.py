@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from storage.bounds import AnySign, Count, CountOrNone, Positive, Rows, Seconds, Seed, Steps, TokensOrNone
-from storage.frozen import Frozen
+from storage.config_model import AnySign, Count, CountOrNone, Frozen, Positive, Rows, Seconds, Seed, Steps, TokensOrNone
 
 
 class PromptSource(Frozen):

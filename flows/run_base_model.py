@@ -3,10 +3,10 @@
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from tasks import services
+from tasks.services import run_service
 
 
 @flow(name="prepare", flow_run_name="{member} · {run_id}")
 def prepare(run_id: str, member: str = "base-model", attempt: int = 0) -> State[None] | None:
     """Build (once, then cached by content hash) or load the base models of a run and publish version 0 of every policy."""
-    return services.run_base_model(run_id, member, attempt)
+    return run_service.run_base_model(run_id, member, attempt)

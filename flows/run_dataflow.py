@@ -5,15 +5,15 @@ from typing import Literal
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from tasks import services
-from tasks.termination import drained
+from tasks.services import run_service
+from tasks.services.sigterm import drained
 
 
 @flow(name="dataflow-window", flow_run_name="window {window} · {run_id}")
 def window_of_dataflow(run_id: str, member: str, attempt: int, window: int) -> Literal["done", "full", "told"]:
     """Serve for a bounded number of shards. A flow's memory grows with every task, so each window is a flow run of its own
     and starts again from the store."""
-    return services.run_dataflow_window(run_id, member, attempt)
+    return run_service.run_dataflow_window(run_id, member, attempt)
 
 
 @flow(name="dataflow", flow_run_name="{member} · {run_id}")

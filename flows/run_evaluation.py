@@ -3,10 +3,10 @@
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from tasks import services
+from tasks.services import run_service
 
 
 @flow(name="evaluate", flow_run_name="{member} · {run_id}")
 def evaluate(run_id: str, member: str = "evaluation", attempt: int = 0) -> State[None] | None:
     """Follow the run: evaluate every vector of versions that is due and not yet in the store."""
-    return services.run_evaluation(run_id, member, attempt)
+    return run_service.run_evaluation(run_id, member, attempt)

@@ -9,10 +9,11 @@ from prefect.logging import get_run_logger
 from prefect.states import Failed
 from pydantic import Field
 
-from storage import objects
 from storage.errors import AstraFlowError
-from storage.retention import Retention
-from tasks import garbage, store_secret
+from storage.store import object_store
+from storage.weights.retention import Retention
+from tasks import garbage_collection
+from tasks.services import store_credentials
 
 
 @flow(name="gc", flow_run_name="gc, apply {apply}", validate_parameters=True)
@@ -31,12 +32,16 @@ def gc(
     """
     wanted, log = Retention(last, every, grace_s=grace_h * 3600), get_run_logger()
     try:
-        store_secret.load()
-        done = garbage.collect(objects.default_store(), run_ids or [], wanted, keep or [], apply=apply, say=log.info)
+        store_credentials.load()
+        done = garbage_collection.collect(
+            object_store.default_store(), run_ids or [], wanted, keep or [], apply=apply, say=log.info
+        )
     except AstraFlowError as error:  # a sentence for a person, who has no use for where it was raised
         log.error(str(error))
         return Failed(message=str(error))
-    create_markdown_artifact(key="gc", markdown=garbage.markdown(done), description="What gc lets go, and why the rest stays")
+    create_markdown_artifact(
+        key="gc", markdown=garbage_collection.markdown(done), description="What gc lets go, and why the rest stays"
+    )
     if done.skipped:
         return Failed(message="; ".join(f"{run_id} is skipped: {why}" for run_id, why in done.skipped.items()))
     return None

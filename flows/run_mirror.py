@@ -3,10 +3,10 @@
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from tasks import services
+from tasks.services import run_service
 
 
 @flow(name="mirror", flow_run_name="{member} · {run_id}")
 def mirror(run_id: str, region: str, member: str = "", attempt: int = 0) -> State[None] | None:
     """Copy every version of every policy to the region's store as it appears, once, until the last one is there."""
-    return services.run_mirror(run_id, member or f"mirror-{region}", attempt, region)
+    return run_service.run_mirror(run_id, member or f"mirror-{region}", attempt, region)

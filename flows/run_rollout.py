@@ -3,10 +3,10 @@
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from tasks import services
+from tasks.services import run_service
 
 
 @flow(name="rollout", flow_run_name="{member} · {run_id}")
 def rollout(run_id: str, region: str, member: str = "", attempt: int = 0) -> State[None] | None:
     """Lease orders, play the workflow, write shards, refresh weights while generating. SIGTERM drains it."""
-    return services.run_rollout(run_id, member or f"rollout-{region}-0", attempt, region)
+    return run_service.run_rollout(run_id, member or f"rollout-{region}-0", attempt, region)

@@ -4,8 +4,18 @@ from typing import Any
 
 from pydantic import Field
 
-from storage.bounds import Count, CountOrNone, Megabytes, Seconds, SecondsOrNone, Share, Temperature, Threads, Tokens
-from storage.frozen import Frozen
+from storage.config_model import (
+    Count,
+    CountOrNone,
+    Frozen,
+    Megabytes,
+    Seconds,
+    SecondsOrNone,
+    Share,
+    Temperature,
+    Threads,
+    Tokens,
+)
 
 
 class SamplingConfig(Frozen):

@@ -13,6 +13,7 @@ import re
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Annotated, TypeAlias
+from uuid import uuid4
 
 from pydantic import AfterValidator
 
@@ -29,6 +30,11 @@ _FORBIDDEN = frozenset('<>:"|?*')
 _DEVICES = frozenset({"CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(1, 10))})
 """Windows opens a device for such a name, whatever its suffix."""
 _SHOWN_MAX = 80
+
+
+def new_write_id() -> str:
+    """32 hex digits that make the body of a created-once object unlike any rival's."""
+    return uuid4().hex
 
 
 def fault(name: str) -> str:

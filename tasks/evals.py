@@ -1,4 +1,4 @@
-"""What evaluations of a run say, and which are still to be made. Their stored form is `storage/evaluations.py`'s.
+"""What evaluations of a run say, and which are still to be made. Their stored form is `storage/run/evaluations.py`'s.
 
 One play of `actor_and_verify` on the held-out set gives two numbers on the same first attempts: the solver alone
 (`first_attempt`) and the team (`final`). Who plays it stands in `evaluation.py`; nothing here imports a model.
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage.evaluations import Evaluation, Evaluations, commit, decode, encode, exists, keys, look, read
-from storage.objects import ObjectStore
-from storage.records import Float32
-from tasks.config import RunConfig
+from storage.records.types import Float32
+from storage.run.evaluations import Evaluation, Evaluations, commit, decode, encode, exists, keys, look, read
+from storage.store.object_store import ObjectStore
+from tasks.recipes.run_config import RunConfig
 
 __all__ = [  # the stored form, under the name by which it is used beside the scores
     "Evaluation",

@@ -12,18 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from data_ops.prompts import load_prompts
-from rollout.cast import open_cast
-from rollout.play import play_prompts
-from storage import runs, weights
+from data_ops.prompts.stream import load_prompts
+from rollout.service.agent_pool import open_cast
+from rollout.service.episode_runner import play_prompts
+from storage.coordination.heartbeats import Pulse
 from storage.errors import ConflictError, TransientError
-from storage.heartbeats import Pulse
-from storage.objects import ObjectStore
-from storage.records import Episode, Float32, Group
+from storage.records.rollouts import Episode, Group
+from storage.records.types import Float32
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests
 from tasks import evals
-from tasks.config import EvaluationConfig, RunConfig
 from tasks.evals import Evaluation
-from tasks.interruption import Interruption, LeftEarlyError
+from tasks.recipes.run_config import EvaluationConfig, RunConfig
+from tasks.services.interruption import Interruption, LeftEarlyError
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +107,7 @@ def _wait_for(run: ObjectStore, versions: Mapping[str, int], pulse: Pulse, stop:
     """Until every version exists; False when the run stopped first."""
     while not stop.is_set():
         try:
-            lacking = [policy for policy, version in versions.items() if not weights.exists(run, policy, version)]
+            lacking = [policy for policy, version in versions.items() if not manifests.exists(run, policy, version)]
             if not lacking:
                 return True
             which = ", ".join(lacking)

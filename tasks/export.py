@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from storage import weights
 from storage.errors import ConfigError, NotFoundError
-from storage.objects import ObjectStore
-from storage.tensors import to_safetensors
+from storage.formats.safetensors import to_safetensors
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, reader
 from storage.written_files import write_inside
 
 WEIGHTS_FILE = "model.safetensors"
@@ -17,13 +17,13 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
     Raises ConfigError when there is no such version or the folder cannot be written, CorruptError when digests differ or the
     manifest lists a file that is no plain name of data.
     """
-    newest = weights.latest(run, policy)
+    newest = manifests.latest(run, policy)
     if newest is None:
         raise ConfigError(f"{policy} has no published weights in {run.url}; name a policy of the run, or wait for version 0")
     wanted = newest if version is None else version
     try:
-        tensors = weights.fetch(run, policy, wanted)
-        files = weights.fetch_files(run, policy, 0)
+        tensors = reader.fetch(run, policy, wanted)
+        files = reader.fetch_files(run, policy, 0)
     except NotFoundError as error:
         why = f"has no version {wanted}" if not 0 <= wanted <= newest else f"cannot give version {wanted}: {error}"
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None

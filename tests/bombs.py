@@ -21,17 +21,23 @@ import numpy as np
 import pyarrow as pa
 
 from data_ops.config import DataConfig, PolicyData, PromptSource
-from data_ops.service import Dataflow
-from storage import arrow_files, batches, checkpoints, delta_files, layout, orders, runs, shards, ways, weights
-from storage.arrow_files import schema_of
-from storage.audit.verify import verify
-from storage.codec import delta_blocks
+from data_ops.dataflow.service import Dataflow
+from storage import layout
 from storage.errors import CorruptError
-from storage.json_objects import decode, seal, unseal
-from storage.objects import ObjectStore, open_store
-from storage.records import Heartbeat, HostTensor, Json, Manifest, Order, OrdersEnd, Prompt
-from storage.tensors import from_safetensors, to_safetensors, weights_digest
-from storage.weights import Held
+from storage.formats import arrow_files
+from storage.formats.arrow_files import schema_of
+from storage.formats.json_objects import decode, seal, unseal
+from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
+from storage.records.control import Heartbeat, OrdersEnd
+from storage.records.rollouts import Order, Prompt
+from storage.records.types import Json
+from storage.records.weights import HostTensor, Manifest
+from storage.run import batches, checkpoints, orders, runs, shards
+from storage.store.object_store import ObjectStore, open_store
+from storage.verify.verify import verify
+from storage.weights import delta_store, manifests, publisher, reader, update_path
+from storage.weights.codec import delta_blocks
+from storage.weights.manifests import Held
 from tests import builders
 from tests.resealed import ZEROS, arrow_file, of_bytes, replace_file, resealed, resealed_text, rewritten, safetensors_file
 
@@ -98,18 +104,18 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
 
     def second(change: Callable[[Manifest], Manifest], body: bytes = b"") -> tuple[ObjectStore, Held]:
         run, tensors = store(), {"w": HostTensor("U8", (2**20,), np.arange(2**20, dtype=np.uint8))}
-        held = Held(weights.publish(run, "p", 0, tensors), tensors)
+        held = Held(publisher.publish(run, "p", 0, tensors), tensors)
         moved = tensors["w"].bits.copy()
         moved[5] += 1
-        weights.publish(run, "p", 1, {"w": HostTensor("U8", moved.shape, moved)}, base=held)
+        publisher.publish(run, "p", 1, {"w": HostTensor("U8", moved.shape, moved)}, base=held)
         manifest = replace_file(run, "p", 1, lambda old: body or old)
         manifest = change(manifest)
         run.put(manifest_key, seal(replace(manifest, digest=weights_digest(manifest.tensors))))
         return run, held
 
     def go(run: ObjectStore, held: Held) -> object:
-        manifest = weights.read_manifest(run, "p", 1)
-        return weights.go(run, manifest, ways.legs(manifest), held)
+        manifest = manifests.read_manifest(run, "p", 1)
+        return reader.go(run, manifest, update_path.legs(manifest), held)
 
     def many_changes(manifest: Manifest) -> Manifest:
         info = manifest.tensors["w"]
@@ -123,7 +129,7 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
 
     manifest_key = layout.manifest(layout.weights("p", 1))
     names = [f"w{number}" for number in range(2000)]
-    found = second(many_changes, to_safetensors({name: of_bytes(b"") for name in names}, delta_files.CODEC))
+    found = second(many_changes, to_safetensors({name: of_bytes(b"") for name in names}, delta_store.CODEC))
     yield "two thousand changes of one tensor", partial(go, *found)
     for size in (2**60, 2**63 - 1):
         yield f"a file of {size} bytes", partial(go, *second(file_of(size)))
@@ -138,7 +144,7 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
     }.items():
         run = store()
         run.put(manifest_key, resealed(whole, shape_of(shape)))
-        yield f"a manifest with a shape of {name}", partial(weights.read_manifest, run, "p", 1)
+        yield f"a manifest with a shape of {name}", partial(manifests.read_manifest, run, "p", 1)
 
 
 def safetensors_that_claim() -> Iterator[tuple[str, Read]]:

@@ -4,22 +4,11 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from storage import mirrors, weights
-from storage.objects import ObjectStore
-from storage.records import (
-    NOBODY,
-    Batch,
-    Entry,
-    Episode,
-    Fate,
-    Group,
-    HostTensor,
-    Prompt,
-    Row,
-    Sequence,
-    SequenceKey,
-    Shard,
-)
+from storage.records.batches import Batch, Entry, Fate, Row, SequenceKey
+from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.weights import HostTensor
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, replication
 
 FIRST = SequenceKey(0, 0, 0, 0)
 
@@ -132,7 +121,7 @@ def tensors(value: int = 0) -> dict[str, HostTensor]:
     }
 
 
-def mirror_next(home: ObjectStore, mirror: ObjectStore, policy: str = "solver") -> mirrors.Copied | None:
+def mirror_next(home: ObjectStore, mirror: ObjectStore, policy: str = "solver") -> replication.Copied | None:
     """Copies the first version that the mirror does not show."""
-    newest = weights.latest(mirror, policy)
-    return mirrors.copy_version(home, mirror, policy, 0 if newest is None else newest + 1)
+    newest = manifests.latest(mirror, policy)
+    return replication.copy_version(home, mirror, policy, 0 if newest is None else newest + 1)

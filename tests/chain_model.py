@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from storage.records import Float32, HostTensor, Json
+from storage.records.types import Float32, Json
+from storage.records.weights import HostTensor
 
 VOCAB = 16
 CONFIG: Json = {

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, settings
 
-from storage.objects import ObjectStore, open_store
+from storage.store.object_store import ObjectStore, open_store
 
 os.environ["PREFECT_API_URL"] = ""  # no server, whatever a `prefect.toml` or a profile of the developer names
 BUCKET = "astraflow-tests"

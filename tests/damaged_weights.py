@@ -1,12 +1,13 @@
 """Weights whose bytes are not what their manifest says."""
 
-from storage import layout, weights
-from storage.objects import ObjectStore
+from storage import layout
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests
 
 
 def spoil(run: ObjectStore, policy: str, version: int) -> None:
     """Change a byte of every tensor file of a version."""
-    manifest = weights.read_manifest(run, policy, version)
+    manifest = manifests.read_manifest(run, policy, version)
     for file in {info.file for info in manifest.tensors.values()}:
         key = f"{layout.weights(policy, version)}/{file}"
         body = run.get(key)

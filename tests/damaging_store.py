@@ -1,7 +1,7 @@
 """A store whose answers are damaged on the way, while what it holds is whole."""
 
-from storage.backends.backend import Backend
-from storage.objects import ObjectStore
+from storage.store.backend import Backend
+from storage.store.object_store import ObjectStore
 
 
 def damages_first_reads(store: ObjectStore) -> ObjectStore:

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 
 from data_ops.config import DataConfig, PolicyData
-from data_ops.service import Dataflow
-from storage import batches, layout, orders, runs, shards, weights
-from storage.audit.verify import verify
-from storage.backends.backend import Backend
+from data_ops.dataflow.service import Dataflow
+from storage import layout
 from storage.errors import TransientError
-from storage.objects import ObjectStore
-from storage.records import Batch, Episode, Order, SequenceKey
+from storage.records.batches import Batch, SequenceKey
+from storage.records.rollouts import Episode, Order
+from storage.run import batches, orders, runs, shards
+from storage.store.backend import Backend
+from storage.store.object_store import ObjectStore
+from storage.verify.verify import verify
+from storage.weights import publisher
 from tests.builders import episode, group, sequence, shard, tensors
 
 POLICIES = {"solver": PolicyData(batch_size=6, steps=4), "verifier": PolicyData(batch_size=4, steps=4)}
@@ -63,7 +66,7 @@ class World:
         return Dataflow(run or self.run, self.config, self.policies, seed=5, clock=lambda: 1700000100.0)
 
     def publish(self, policy: str, version: int) -> None:
-        manifest = weights.publish(self.run, policy, version, tensors(version))
+        manifest = publisher.publish(self.run, policy, version, tensors(version))
         self.digests.setdefault(policy, {})[version] = manifest.digest
 
     def version(self, policy: str) -> int:

@@ -14,16 +14,17 @@ from pkgutil import resolve_name
 
 import numpy as np
 
-from rollout.cast import Cast
-from rollout.chat import Chat, load_chat
+from rollout.agents.chat import Chat, load_chat
+from rollout.agents.workflow import Player, Workflow
 from rollout.config import EngineConfig, SamplingConfig
-from rollout.engine import NO_VERSION, Generation, SamplingParams, VersionSpan
-from rollout.rewards import MathReward, Reward
-from rollout.workflow import Player, Workflow
-from storage import weights
-from storage.objects import ObjectStore
-from storage.records import HostTensor, Json
-from storage.tensors import weights_digest
+from rollout.engines.engine import NO_VERSION, Generation, SamplingParams, VersionSpan
+from rollout.rewards.math_reward import MathReward, Reward
+from rollout.service.agent_pool import Cast
+from storage.formats.safetensors import weights_digest
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from storage.store.object_store import ObjectStore
+from storage.weights import publisher
 from tasks.base_models.tiny_tokenizer import END, tokenizer, tokenizer_files
 from tests.builders import tensors
 
@@ -56,7 +57,7 @@ def total(prompt: str) -> int:
 
 
 class ScriptedEngine:
-    """`rollout.engine.Engine`. A swap that comes while it "generates" takes effect in the middle of the answer."""
+    """`rollout.engines.engine.Engine`. A swap that comes while it "generates" takes effect in the middle of the answer."""
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
         script = model_config.get("script", solve)
@@ -112,7 +113,7 @@ def base_files(script: str = "tests.fakes:solve", delay_s: float = 0.0) -> dict[
 def publish_base(run: ObjectStore, policies: Sequence[str], script: str = "tests.fakes:solve", delay_s: float = 0.0) -> None:
     """Version 0 of every policy."""
     for policy in policies:
-        weights.publish(run, policy, 0, tensors(0), extra_files=base_files(script, delay_s))
+        publisher.publish(run, policy, 0, tensors(0), extra_files=base_files(script, delay_s))
 
 
 @cache

@@ -4,8 +4,8 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from storage.backends.backend import Backend
-from storage.objects import ObjectStore
+from storage.store.backend import Backend
+from storage.store.object_store import ObjectStore
 
 
 class Killed(BaseException):

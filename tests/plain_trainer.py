@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from storage.records import Batch, HostTensor, Row
+from storage.records.batches import Batch, Row
+from storage.records.weights import HostTensor
 from tests.trainer_cases import reference_model
 from trainer.config import LossConfig, TrainConfig
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from storage.records import HostTensor, Json
+from storage.records.types import Json
+from storage.records.weights import HostTensor
 
 SIZES: Json = {
     "vocab_size": 61,

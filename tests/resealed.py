@@ -10,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from storage import arrow_files, delta_files, layout, weights
-from storage.json_objects import seal
-from storage.objects import ObjectStore
-from storage.records import HostTensor, Manifest
-from storage.tensors import file_digest, from_safetensors, to_safetensors
+from storage import layout
+from storage.formats import arrow_files
+from storage.formats.json_objects import seal
+from storage.formats.safetensors import file_digest, from_safetensors, to_safetensors
+from storage.records.weights import HostTensor, Manifest
+from storage.store.object_store import ObjectStore
+from storage.weights import delta_store, manifests
 
 ZEROS = "0" * 32
 Change = Callable[[Any], object]
@@ -75,7 +77,7 @@ def safetensors_file(header: str, data: bytes = b"") -> bytes:
 
 def replace_file(run: ObjectStore, policy: str, version: int, change: Callable[[bytes], bytes]) -> Manifest:
     """The first data file of a version becomes another, with true digests of it and of the manifest."""
-    manifest = weights.read_manifest(run, policy, version)
+    manifest = manifests.read_manifest(run, policy, version)
     folder, (file, *others) = layout.weights(policy, version), manifest.files
     body = change(run.get(f"{folder}/{file.name}"))
     run.put(f"{folder}/{file.name}", body)
@@ -89,7 +91,7 @@ def replace_blob(run: ObjectStore, version: int, change: Callable[[bytes], bytes
 
     def file(body: bytes) -> bytes:
         blobs = {name: change(entry.bits.tobytes()) for name, entry in from_safetensors(body).items()}
-        return to_safetensors({name: of_bytes(blob) for name, blob in blobs.items()}, delta_files.CODEC)
+        return to_safetensors({name: of_bytes(blob) for name, blob in blobs.items()}, delta_store.CODEC)
 
     replace_file(run, policy, version, file)
 

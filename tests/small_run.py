@@ -5,14 +5,18 @@ from typing import Literal
 
 import numpy as np
 
-from storage import batches, layout, orders, runs, shards, weights
-from storage.json_objects import FORMAT, dump
-from storage.objects import ObjectStore, open_store
-from storage.records import Heartbeat, HostTensor, Order, Prompt, Stop
+from storage import layout
+from storage.formats.json_objects import FORMAT, dump
+from storage.records.control import Heartbeat, Stop
+from storage.records.rollouts import Order, Prompt
+from storage.records.weights import HostTensor
+from storage.run import batches, orders, runs, shards
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import publisher
 from tasks import evals
-from tasks.config import RunConfig
 from tasks.evals import Evaluation
-from tasks.recipes import load
+from tasks.recipes.loader import load
+from tasks.recipes.run_config import RunConfig
 from tests import builders
 
 RUN_ID = "tiny-1"
@@ -45,7 +49,7 @@ class SmallRun:
 
     def version(self, policy: str, version: int, files: Mapping[str, bytes] | None = None, **metrics: float) -> None:
         named = {f"trainer/{name}": value for name, value in metrics.items()}
-        weights.publish(self.run, policy, version, TENSORS, metrics=named, extra_files=files or {})
+        publisher.publish(self.run, policy, version, TENSORS, metrics=named, extra_files=files or {})
 
     def batch(self, policy: str, step: int, closed_below: int = 1, **metrics: float) -> None:
         """Two rows of versions `step − 1` and 0, one filtered and one waiting sequence."""

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from storage import layout
-from storage.backends.backend import Backend
+from storage.coordination.heartbeats import Pulse
 from storage.errors import ConfigError, TransientError
-from storage.heartbeats import Pulse
-from storage.json_objects import encode
-from storage.objects import ObjectStore
-from storage.records import Heartbeat, Stop
-from tasks import recipes
-from tasks.config import RunConfig
+from storage.formats.json_objects import encode
+from storage.records.control import Heartbeat, Stop
+from storage.store.backend import Backend
+from storage.store.object_store import ObjectStore
+from tasks.recipes import loader
+from tasks.recipes.run_config import RunConfig
 from tasks.supervision import supervisor
 from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
@@ -96,7 +96,7 @@ class World:
             "supervise.poll_interval_s": 0.01,
             **changes,
         }
-        self.config: RunConfig = recipes.load("multi_policy_tiny", overrides)
+        self.config: RunConfig = loader.load("multi_policy_tiny", overrides)
         self.run = supervisor.start(store, "run", self.config, "")
         self.backend = Interrupted(self.run.backend)
         self.now_s = 1000.0

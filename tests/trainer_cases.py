@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from storage.records import Batch, HostTensor, Json, Row, SequenceKey
+from storage.records.batches import Batch, Row, SequenceKey
+from storage.records.types import Json
+from storage.records.weights import HostTensor
 from tests.builders import batch, row
-from trainer.bits import to_host, to_torch
 from trainer.config import LossConfig, TrainConfig
+from trainer.engines.torch.host_tensors import to_host, to_torch
 
 VOCAB = 24
 MODEL_CONFIG: Json = {

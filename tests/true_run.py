@@ -1,11 +1,12 @@
 """A whole run in a store, made by the real dataflow with scripted answers and weights: something to verify and to damage."""
 
 from data_ops.config import DataConfig, PolicyData, PromptSource
-from data_ops.service import Dataflow
-from storage import batches, orders, shards, weights
-from storage.objects import ObjectStore
-from storage.records import Episode, Group, Order, Sequence, Shard
-from storage.runs import create_run
+from data_ops.dataflow.service import Dataflow
+from storage.records.rollouts import Episode, Group, Order, Sequence, Shard
+from storage.run import batches, orders, shards
+from storage.run.runs import create_run
+from storage.store.object_store import ObjectStore
+from storage.weights import publisher
 from tests.builders import episode, sequence, tensors
 
 STEPS = 4
@@ -32,7 +33,7 @@ def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -
     versions = dict.fromkeys(POLICIES, 0)
     digests: dict[str, dict[int, str]] = {policy: {} for policy in POLICIES}
     for policy in POLICIES:
-        digests[policy][0] = weights.publish(run, policy, 0, tensors(0), extra_files={"config.json": b"{}"}).digest
+        digests[policy][0] = publisher.publish(run, policy, 0, tensors(0), extra_files={"config.json": b"{}"}).digest
     dataflow = Dataflow(run, data, dict.fromkeys(POLICIES, PolicyData(batch_size=BATCH_SIZE, steps=steps)), seed=0)
     answered = 0
     for _ in range(ROUNDS_MAX):
@@ -45,7 +46,7 @@ def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -
         for policy in POLICIES:
             version = versions[policy] + 1
             if version <= steps and batches.exists(run, policy, version):
-                digests[policy][version] = weights.publish(run, policy, version, tensors(version)).digest
+                digests[policy][version] = publisher.publish(run, policy, version, tensors(version)).digest
                 versions[policy] = version
     raise AssertionError("the run does not end")
 

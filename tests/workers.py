@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
-from rollout.worker import work
-from storage import orders, shards
-from storage.heartbeats import Pulse
-from storage.objects import ObjectStore
-from storage.records import Heartbeat, Order, Prompt
+from rollout.service.worker import work
+from storage.coordination.heartbeats import Pulse
+from storage.records.control import Heartbeat
+from storage.records.rollouts import Order, Prompt
+from storage.run import orders, shards
+from storage.store.object_store import ObjectStore
 from tests.patience import PATIENCE_S
 
 SAMPLING = {"solver": SamplingConfig(max_new_tokens=64), "verifier": SamplingConfig(max_new_tokens=64)}
@@ -38,7 +39,7 @@ def answered(run: ObjectStore, count: int) -> Callable[[], bool]:
 
 
 class RunningWorker:
-    """`rollout.worker.work` in a thread."""
+    """`rollout.service.worker.work` in a thread."""
 
     def __init__(self, run: ObjectStore, settings: RolloutConfig, name: str = "rollout-us-east-0") -> None:
         self.error: BaseException | None = None

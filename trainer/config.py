@@ -4,15 +4,26 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from storage.bounds import Count, CountOrNone, Decay, Megabytes, NotNegative, Positive, Seconds, Steps, Threads, Tokens
-from storage.frozen import Frozen
+from storage.config_model import (
+    Count,
+    CountOrNone,
+    Decay,
+    Frozen,
+    Megabytes,
+    NotNegative,
+    Positive,
+    Seconds,
+    Steps,
+    Threads,
+    Tokens,
+)
 
 WATER_FILLED_THRESHOLD = 0.04
 """The threshold θ of M2PO's water-filled form where a recipe names none: that of the published code."""
 
 
 class LossConfig(Frozen):
-    """The policy-gradient loss; formulas and papers stand in `trainer/losses.py`."""
+    """The policy-gradient loss; formulas and papers stand in `trainer/losses/losses.py`."""
 
     name: Literal["ppo_clip", "m2po"] = "m2po"
     clip_low: NotNegative = 0.2

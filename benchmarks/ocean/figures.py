@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.ocean.link import ADDRESSES, FAR
-from storage.records import Json
+from storage.records.types import Json
 
 TARGET_S, TARGET_CHANGED = 2.0, 0.01
 STAGES = ("publish", "mirror", "wait", "probe", "read")

@@ -21,7 +21,7 @@ from benchmarks.ocean import figures, link
 from benchmarks.ocean.figures import TARGET_S, Step
 from benchmarks.ocean.link import ADDRESSES, FAR, HOME
 from benchmarks.ocean.process import Process, running
-from storage.records import Json
+from storage.records.types import Json
 
 MIRRORS = {"no": (False,), "yes": (True,), "both": (False, True)}
 WARM_UPS = {"anchor": 0, "delta": 2, "plain": 1}

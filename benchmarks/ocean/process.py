@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.ocean import link
 from benchmarks.ocean.link import LinkError
-from storage.records import Json
+from storage.records.types import Json
 
 ANSWER_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 10.0

@@ -22,13 +22,14 @@ import numpy as np
 
 from benchmarks import weight_steps
 from benchmarks.delta_formats import AstraFlowFormat
-from storage import mirrors, weights
-from storage.heartbeats import Pulse
-from storage.near_first import near_first
-from storage.objects import ObjectStore, open_store
-from storage.records import HostTensor, Json, Manifest
-from storage.tensors import weights_digest
-from storage.weights import Held
+from storage.coordination.heartbeats import Pulse
+from storage.formats.safetensors import weights_digest
+from storage.records.types import Json
+from storage.records.weights import HostTensor, Manifest
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests, publisher, reader, replication
+from storage.weights.manifests import Held
+from storage.weights.read_through import near_first
 
 POLICY = "model"
 LAYERS = 24
@@ -64,7 +65,7 @@ class Trainer:
             _publish_plain(run, version, self._bits[(version - 1) % 2], self._bits[version % 2])
         else:
             base = self._bases.get(order["run"]) if order["format"] == "delta" else None
-            manifest = weights.publish(run, POLICY, version, tensors, base=base)
+            manifest = publisher.publish(run, POLICY, version, tensors, base=base)
         published_s, cpu_s = time.monotonic(), time.process_time() - cpu_s
         if order["format"] != "plain":
             self._bases = {order["run"]: Held(manifest, tensors)}
@@ -77,7 +78,7 @@ class Worker:
 
     def __init__(self, spec: Json) -> None:
         run = open_store(spec["home"]).sub(spec["run"])
-        self._run = near_first(run, mirrors.of_run(run, spec["mirror"])) if spec["mirror"] else run
+        self._run = near_first(run, replication.of_run(run, spec["mirror"])) if spec["mirror"] else run
         self._interval_s = spec["interval_s"]
         self._held: Held | None = None
         self._spare: Held | None = None
@@ -99,7 +100,7 @@ class Worker:
             time.sleep(self._interval_s)
         noticed_s, cpu_s = time.monotonic(), time.process_time()
         if isinstance(found, Manifest):
-            read = weights.read(self._run, POLICY, found.version, self._held, known=found, spare=self._spare)
+            read = reader.read(self._run, POLICY, found.version, self._held, known=found, spare=self._spare)
             self._held, self._spare = read, self._held
         else:
             _read_plain(self._run, version, self._flat)
@@ -109,7 +110,7 @@ class Worker:
         """What is new; nothing, as long as `version` is not there."""
         if plain:
             return self._run.exists(_plain(version, "complete"))
-        return weights.newer(self._run, POLICY, self._held.manifest.version if self._held else -1) or False
+        return manifests.newer(self._run, POLICY, self._held.manifest.version if self._held else -1) or False
 
 
 class Mirror:
@@ -117,7 +118,7 @@ class Mirror:
 
     def __init__(self, spec: Json) -> None:
         run = open_store(spec["home"]).sub(spec["run"])
-        threading.Thread(target=self._keep, args=(run, mirrors.of_run(run, spec["mirror"])), daemon=True).start()
+        threading.Thread(target=self._keep, args=(run, replication.of_run(run, spec["mirror"])), daemon=True).start()
 
     def handle(self, order: Json) -> Json:
         return {"cpu_s": time.process_time(), "peak_mb": peak_mb()}
@@ -128,7 +129,7 @@ class Mirror:
             return False
 
         with Pulse(run, "mirror", "mirror", attempt=0, interval_s=BEAT_INTERVAL_S) as pulse:
-            mirrors.keep(run, mirror, [POLICY], pulse, leave)
+            replication.keep(run, mirror, [POLICY], pulse, leave)
 
 
 def as_tensors(bits: Any) -> dict[str, HostTensor]:

@@ -4,13 +4,13 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
+from rollout.agents.workflow import Workflow
 from rollout.config import WorkflowConfig
-from rollout.rewards import Reward
-from rollout.workflow import Workflow
+from rollout.rewards.math_reward import Reward
 from rollout.workflows.actor_and_verify import ActorAndVerify
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
-from storage.naming import Kind, resolve
+from storage.import_path import Kind, resolve
 
 WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {"single_turn": SingleTurn, "actor_and_verify": ActorAndVerify}
 """The built-in workflows; any other is named by its import path."""

@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from rollout.chat import user
-from rollout.rewards import Reward
-from rollout.workflow import Agent
+from rollout.agents.chat import user
+from rollout.agents.workflow import Agent
+from rollout.rewards.math_reward import Reward
 from rollout.workflows.templates import checked_template
-from storage.records import Episode, Prompt
+from storage.records.rollouts import Episode, Prompt
 
 TAG: Final = "<verify>"
 VERDICT: Final = re.compile(r"\s*(approve|reject)\s*</verify>")

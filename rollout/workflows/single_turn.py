@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from rollout.chat import user
-from rollout.rewards import Reward
-from rollout.workflow import Agent
+from rollout.agents.chat import user
+from rollout.agents.workflow import Agent
+from rollout.rewards.math_reward import Reward
 from rollout.workflows.templates import checked_template
-from storage.records import Episode, Prompt
+from storage.records.rollouts import Episode, Prompt
 
 
 class SingleTurn:

@@ -1,1 +1,1 @@
-"""Version 0 of a policy: the embedded tiny model, a folder, or the hub."""
+"""Base models: where version 0 of a policy comes from."""

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from storage.errors import ConfigError, CorruptError
-from storage.json_objects import parse
+from storage.formats.json_objects import parse
+from storage.formats.safetensors import from_safetensors
+from storage.formats.tensor_set import OTHER_FILE_BYTES_MAX
 from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, shown
-from storage.records import HostTensor
-from storage.tensor_folders import OTHER_FILE_BYTES_MAX
-from storage.tensors import from_safetensors
+from storage.records.weights import HostTensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 REPORT_INTERVAL_S = 0.5
@@ -134,6 +134,6 @@ def _read_tensors(path: Path) -> dict[str, HostTensor]:
 
 
 def _as_bf16(tensor: HostTensor) -> HostTensor:
-    from trainer.bits import to_host, to_torch
+    from trainer.engines.torch.host_tensors import to_host, to_torch
 
     return to_host(to_torch(tensor), "BF16") if tensor.dtype in ("F64", "F32", "F16") else tensor

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from storage import weights
 from storage.errors import ConflictError
-from storage.models import has_model, load_model, save_model
-from storage.objects import ObjectStore
-from storage.records import HostTensor
-from storage.tensors import weights_digest
+from storage.formats.safetensors import weights_digest
+from storage.records.weights import HostTensor
+from storage.run.base_models import has_model, load_model, save_model
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, publisher
+from tasks.base_models.config import ModelConfig, TinyBase
 from tasks.base_models.folders import read_model_folder, snapshot
-from tasks.config import ModelConfig, TinyBase
 
 Progress: TypeAlias = Callable[[str, float], None]
 """Hears what is being done, in words, and the finished share of it."""
@@ -36,7 +36,7 @@ class BaseModel:
     files: Mapping[str, bytes]
     """`config.json`, the tokenizer's files, …: with the tensors a folder that `from_pretrained` loads."""
     digest: str
-    """`storage.tensors.weights_digest` of the tensors."""
+    """`storage.formats.safetensors.weights_digest` of the tensors."""
 
 
 def ensure_base_model(store: ObjectStore, model: ModelConfig, progress: Progress) -> BaseModel:
@@ -57,14 +57,14 @@ def ensure_base_model(store: ObjectStore, model: ModelConfig, progress: Progress
 def publish_base_models(store: ObjectStore, run: ObjectStore, models: Mapping[str, ModelConfig], progress: Progress) -> None:
     """Publish version 0 of every policy (name → model) that has none yet; doing it again, or twice at once, is harmless.
     `progress` hears the finished share of all of them."""
-    lacking = {policy: model for policy, model in models.items() if not weights.exists(run, policy, 0)}
+    lacking = {policy: model for policy, model in models.items() if not manifests.exists(run, policy, 0)}
     num_models = len(set(lacking.values()))
     made: dict[ModelConfig, BaseModel] = {}
     for policy, model in lacking.items():
         if model not in made:
             made[model] = ensure_base_model(store, model, _part(len(made), num_models, progress))
         try:
-            weights.publish(run, policy, 0, made[model].tensors, extra_files=made[model].files)
+            publisher.publish(run, policy, 0, made[model].tensors, extra_files=made[model].files)
         except ConflictError:
             continue  # another publisher of the same base model was first
 

@@ -9,12 +9,13 @@ import json
 
 import torch
 
-from storage.records import HostTensor, Json
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from tasks.base_models.config import TinyBase
+from tasks.base_models.sft import Phase, Progress, warm_up
 from tasks.base_models.tiny_demonstrations import HABITS, SKILL, demonstrations
 from tasks.base_models.tiny_tokenizer import END, PAD, token_id, tokenizer, tokenizer_files
-from tasks.config import TinyBase
-from trainer.bits import to_host
-from trainer.warmup import Phase, Progress, warm_up
+from trainer.engines.torch.host_tensors import to_host
 
 FORMAT = 2
 """Part of the build recipe's digest: raise it whenever this module, the tokenizer or the demonstrations change."""

@@ -5,7 +5,7 @@
     retry     7+8-3=? ⏎ (a verifier's text)  →  7+8=15 ⏎ 15-3=12 ⏎ \\boxed{12}
 
 A flagged line restates the step with the value found by computing it again, then the value that the solution claims. Restating
-before judging is what makes the verifier learnable at this size. Knows nothing of optimizers; `trainer/warmup.py` trains.
+before judging is what makes the verifier learnable at this size. Knows nothing of optimizers; `sft.py` trains.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_ops.chained_addition import problem, steps
-from storage.records import Float32, Int32
+from data_ops.prompts.chained_addition import problem, steps
+from storage.records.types import Float32, Int32
 from tasks.base_models.tiny_tokenizer import ASSISTANT, END, USER, token_id, tokenizer
 
 SOLVER_SHARE, VERIFIER_SHARE = 0.40, 0.45

@@ -1,1 +1,1 @@
-"""The report of a run: which numbers of the store it shows, and how they are drawn."""
+"""The HTML report of a run, with its plots."""

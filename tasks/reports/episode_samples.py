@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from storage import shards, weights
 from storage.errors import UNREADABLE, NotFoundError
-from storage.objects import ObjectStore
-from storage.records import NOBODY, Episode, Sequence, Shard
-from tasks.history import sample
+from storage.records.rollouts import NOBODY, Episode, Sequence, Shard
+from storage.run import shards
+from storage.store.object_store import ObjectStore
+from storage.weights import reader
+from tasks.monitoring.training_curves import sample
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def sample_episodes(run: ObjectStore, num_orders: int, policy: str) -> list[Epis
 def decoder(run: ObjectStore, policy: str) -> Decode:
     """One token as text, by the `tokenizer.json` of version 0; token numbers where there is none that can be read."""
     try:
-        files = weights.fetch_files(run, policy, 0)
+        files = reader.fetch_files(run, policy, 0)
     except (NotFoundError, *UNREADABLE):
         files = {}
     if "tokenizer.json" in files:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.records import Heartbeat
+from storage.records.control import Heartbeat
 from tasks import evals
 from tasks.evals import Evaluation
-from tasks.history import History
+from tasks.monitoring.training_curves import History
 from tasks.reports import plots
 from tasks.reports.plot_parts import NUM_COLORS, smooth
 from tasks.reports.plots import Bar, Lane, Line

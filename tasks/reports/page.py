@@ -13,22 +13,23 @@ from typing import Any
 
 import jinja2
 
-from storage import heartbeats, layout
-from storage.objects import ObjectStore
-from storage.records import Heartbeat
+from storage import layout
+from storage.coordination import heartbeats
+from storage.records.control import Heartbeat
+from storage.store.object_store import ObjectStore
 from tasks import evals
-from tasks.config import RunConfig
 from tasks.evals import Evaluation
-from tasks.history import History, read_history
-from tasks.mlflow_runs import flatten
+from tasks.monitoring.mlflow_client import flatten
+from tasks.monitoring.status import status_of
+from tasks.monitoring.status_schema import Status
+from tasks.monitoring.training_curves import History, read_history
+from tasks.recipes.run_config import RunConfig
+from tasks.recipes.stored_config import read_config
 from tasks.reports import figures
 from tasks.reports.episode_samples import EpisodeSample, sample_episodes
 from tasks.reports.figures import Figure
 from tasks.reports.shard_log import ShardLog, read_shard_log
-from tasks.shown import plain
-from tasks.status import status_of
-from tasks.status_schema import Status
-from tasks.stored_config import read_config
+from tasks.terminal_text import plain
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SURPRISE_NATS = (0.1, 0.7, 2.3)

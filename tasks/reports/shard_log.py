@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage import orders, shards
 from storage.errors import UNREADABLE, NotFoundError
-from storage.objects import ObjectStore
-from storage.records import NOBODY, Episode, Shard
-from tasks.history import READERS, sample
+from storage.records.rollouts import NOBODY, Episode, Shard
+from storage.run import orders, shards
+from storage.store.object_store import ObjectStore
+from tasks.monitoring.training_curves import READERS, sample
 
 SHARDS_READ_MAX = 2000
 """Shards that one log reads; a longer run is sampled evenly."""

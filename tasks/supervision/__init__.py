@@ -1,1 +1,1 @@
-"""Who takes part in a run, and how they are started, watched, replaced and ended."""
+"""The supervisor: starts, watches and replaces the services of a run."""

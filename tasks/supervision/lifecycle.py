@@ -17,19 +17,23 @@ from prefect.artifacts import acreate_link_artifact, acreate_markdown_artifact
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import deployment, flow_run
 
-from storage import heartbeats, layout, objects
-from storage.audit.verify import Verdict
+from storage import layout
+from storage.coordination import heartbeats
+from storage.coordination.heartbeats import Pulse
 from storage.errors import AstraFlowError, ConfigError
-from storage.heartbeats import Pulse
-from storage.objects import ObjectStore
-from storage.records import Stop
-from tasks import closing, prefect_tasks, recipes, store_secret
-from tasks.closing import ClosingStep
-from tasks.config import RunConfig
+from storage.records.control import Stop
+from storage.store import object_store
+from storage.store.object_store import ObjectStore
+from storage.verify.verify import Verdict
+from tasks.monitoring import closing_steps
+from tasks.monitoring.closing_steps import ClosingStep
+from tasks.monitoring.mlflow_sync import Tracker, tracking_uri
+from tasks.recipes import loader
+from tasks.recipes.run_config import RunConfig
+from tasks.services import prefect_tasks, store_credentials
+from tasks.services.sigterm import is_being_cancelled, sigterm_as_event
 from tasks.supervision import flow_processes, supervisor
 from tasks.supervision.launcher import PrefectLauncher, introduce, rival
-from tasks.termination import is_being_cancelled, sigterm_as_event
-from tasks.tracking import Tracker, tracking_uri
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +58,12 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
         AstraFlowError: the run failed, is supervised already, or cannot begin, with the reason in a sentence.
         TerminationSignal: this process was told to leave, by somebody else than Prefect. The run goes on without it.
     """
-    config = recipes.load(recipe, overrides)
+    config = loader.load(recipe, overrides)
     name = run_id or made_up_run_id(config.name)
     tracking = tracking_uri() if config.tracking.enabled else None
-    await asyncio.to_thread(store_secret.load)
-    store = objects.default_store()
-    await asyncio.to_thread(objects.check, store)
+    await asyncio.to_thread(store_credentials.load)
+    store = object_store.default_store()
+    await asyncio.to_thread(object_store.check, store)
     await _refuse_beside_a_living_one(store.sub(layout.run_prefix(name)), name, config)
     run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
     await introduce(name)
@@ -165,14 +169,14 @@ async def _close(run_id: str, tracker: Tracker | None, stop: Stop, pulse: Pulse)
     """Verify, report, last tracking. Each may fail without failing the run, whose results are in the store."""
 
     def verifying(part: str, share: float) -> None:
-        closing.record(pulse, ClosingStep.VERIFYING, part, share)
+        closing_steps.record(pulse, ClosingStep.VERIFYING, part, share)
 
-    closing.record(pulse, ClosingStep.VERIFYING)
+    closing_steps.record(pulse, ClosingStep.VERIFYING)
     verdict = prefect_tasks.verify_run(run_id, verifying, return_state=True)
-    closing.record(pulse, ClosingStep.REPORTING)
+    closing_steps.record(pulse, ClosingStep.REPORTING)
     prefect_tasks.write_report(run_id, return_state=True)
     if tracker is not None:
-        closing.record(pulse, ClosingStep.TRACKING)
+        closing_steps.record(pulse, ClosingStep.TRACKING)
         tracked = prefect_tasks.finish_tracking(tracker, stop.state, return_state=True)
         link = await tracked.aresult(raise_on_failure=False)
         if isinstance(link, str):

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-from storage import orders, weights
-from storage.objects import ObjectStore
+from storage.run import orders
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests
 from tasks import evals
-from tasks.config import RunConfig
+from tasks.recipes.run_config import RunConfig
 
 Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
 
@@ -61,13 +62,13 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
     """Whether the member's work is complete, judged by the objects it was to write and by nothing else."""
     match member.kind:
         case "base_model":
-            return all(weights.exists(run, policy, 0) for policy in config.policies)
+            return all(manifests.exists(run, policy, 0) for policy in config.policies)
         case "trainer":
-            return weights.exists(run, member.parameters["policy"], config.steps)
+            return manifests.exists(run, member.parameters["policy"], config.steps)
         case "dataflow" | "rollout":
             return orders.ended(run)
         case "mirror":  # it then has the time to stop to copy what is left: one that is away holds up no run
-            return all(weights.exists(run, policy, config.steps) for policy in config.policies)
+            return all(manifests.exists(run, policy, config.steps) for policy in config.policies)
         case "evaluation":
             return evals.exists(run, config.evaluated_versions()[-1])
 

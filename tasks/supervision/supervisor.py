@@ -11,14 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from storage import heartbeats, layout, runs
+from storage import layout
+from storage.coordination import heartbeats
+from storage.coordination.heartbeats import Pulse
 from storage.errors import ConfigError, CorruptError, TransientError
-from storage.heartbeats import Pulse
-from storage.objects import ObjectStore
-from storage.records import Heartbeat, Stop
-from tasks import closing, recipes
-from tasks.closing import ClosingStep
-from tasks.config import RunConfig
+from storage.records.control import Heartbeat, Stop
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from tasks.monitoring import closing_steps
+from tasks.monitoring.closing_steps import ClosingStep
+from tasks.recipes import loader
+from tasks.recipes.run_config import RunConfig
 from tasks.supervision.awaited import Awaited
 from tasks.supervision.awaited import words as awaited_words
 from tasks.supervision.flow_processes import FlowProcesses
@@ -343,7 +346,7 @@ class Supervisor:
     async def _wind_down(self, stop: Stop) -> None:
         """Members see `stop.json` and leave, also those whose process is still starting. One that has not begun, or does not
         leave within the limit, is cancelled; after a completed run, one whose process works is given more time."""
-        closing.record(self.pulse, ClosingStep.LEAVING)
+        closing_steps.record(self.pulse, ClosingStep.LEAVING)
         found = await self.launcher.newest() or {}
         for launched in found.values():
             if launched.phase is Phase.SCHEDULED:
@@ -364,7 +367,7 @@ class Supervisor:
             left = {member: found for member, found in (newest or {}).items() if found.phase is not Phase.ENDED}
             if newest is not None and not left:
                 return True
-            closing.record(self.pulse, ClosingStep.LEAVING, ", ".join(sorted(left)))
+            closing_steps.record(self.pulse, ClosingStep.LEAVING, ", ".join(sorted(left)))
             waited_s = self.clock() - began
             if waited_s >= limit_s and not (patient and waited_s < SLOW_FACTOR * limit_s and await self._any_works(left)):
                 return False
@@ -382,8 +385,8 @@ def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -
         ConfigError: the run exists with another configuration, or is completed.
     """
     wanted = config.model_dump(mode="json")
-    run = runs.create_run(store, run_id, wanted, deployment=deployment, filled=recipes.filled)
-    stop = runs.check_restart(store, run_id, wanted, recipes.filled)
+    run = runs.create_run(store, run_id, wanted, deployment=deployment, filled=loader.filled)
+    stop = runs.check_restart(store, run_id, wanted, loader.filled)
     if stop is not None:
         log.info("taking up run %s, which was %s", run_id, stop.state)
         runs.clear_stop(run)

@@ -10,11 +10,10 @@ from uuid import uuid4
 
 import pytest
 
-from storage import objects
-from storage.backends import backend, s3_objects
-from storage.backends.s3_objects import S3Objects
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
-from storage.objects import ObjectStore, check, open_store
+from storage.store import backend, object_store, s3
+from storage.store.object_store import ObjectStore, check, open_store
+from storage.store.s3 import S3Objects
 from tests.conftest import BUCKET
 
 RIVALS = 32
@@ -143,7 +142,7 @@ def test_list_starts_after_a_key(store: ObjectStore) -> None:
 
 
 def test_list_goes_on_over_more_than_one_page(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_objects, "PAGE_KEYS_MAX", 5)
+    monkeypatch.setattr(s3, "PAGE_KEYS_MAX", 5)
     keys = [f"many/{number:02d}/x" for number in range(12)]
     for key in keys:
         store.put(key, b"")
@@ -253,7 +252,7 @@ def test_a_profile_that_is_not_there_is_a_sentence(s3_server: str, tmp_path: Pat
 
 
 def test_a_large_object_of_known_size_comes_in_parts_and_whole(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "PART_BYTES_MIN", 1000)  # so that a small object is a large one
+    monkeypatch.setattr(object_store, "PART_BYTES_MIN", 1000)  # so that a small object is a large one
     body = bytes(range(256)) * 1000
     store.put("large", body)
     parts: list[tuple[int, int]] = []
@@ -266,7 +265,7 @@ def test_a_large_object_of_known_size_comes_in_parts_and_whole(store: ObjectStor
     monkeypatch.setattr(store.backend, "read_part", told_of)
     assert store.get("large", len(body)) == body
     starts, ends = zip(*sorted(parts), strict=True)
-    assert len(parts) == objects.PARTS_MAX
+    assert len(parts) == object_store.PARTS_MAX
     assert (starts[0], ends[-1], starts[1:]) == (0, len(body), ends[:-1])  # every byte once
     parts.clear()
     assert store.get("large") == store.get("large", 1000) == body

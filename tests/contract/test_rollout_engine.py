@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from rollout.config import EngineConfig
-from rollout.engine import NO_VERSION, Engine, EngineFailedError, Generation, SamplingParams, make_engine
+from rollout.engines.engine import NO_VERSION, Engine, EngineFailedError, Generation, SamplingParams, make_engine
 from storage.errors import ConfigError
-from storage.records import HostTensor, Json
-from storage.tensors import weights_digest
+from storage.formats.safetensors import weights_digest
+from storage.records.types import Json
+from storage.records.weights import HostTensor
 from tests.chain_model import CONFIG, VOCAB, counting, host_tensor, memoryless
 
 ENGINES_UNDER_TEST = ["torch"]

@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from storage.errors import CorruptError
-from storage.records import HostTensor, Json
-from storage.tensors import from_safetensors, to_safetensors, weights_digest
+from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
+from storage.records.types import Json
+from storage.records.weights import HostTensor
 from tests.builders import batch, row
 from tests.plain_trainer import PlainTrainer
 from tests.trainer_cases import LINEAR, MODEL_CONFIG, PPO, VOCAB, base_weights, reference_model, sampled_batch
-from trainer.bits import to_torch
 from trainer.config import LossConfig, TrainConfig
-from trainer.engine import TrainEngine, make_engine
+from trainer.engines.engine import TrainEngine, make_engine
+from trainer.engines.torch.host_tensors import to_torch
 
 ORDINARY = TrainConfig(lr=1e-2, publish_dtype="F32")
 SEED = 3

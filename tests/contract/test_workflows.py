@@ -3,20 +3,20 @@
 import ast
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from rollout.agents.workflow import Workflow
 from rollout.config import WorkflowConfig
-from rollout.play import play_episode
-from rollout.rewards import MathReward, Score
-from rollout.workflow import Workflow
+from rollout.rewards.math_reward import MathReward, Score
+from rollout.service.episode_runner import play_episode
 from rollout.workflows import WORKFLOWS, make_workflow, policies_by_role
 from rollout.workflows.actor_and_verify import ActorAndVerify, read_verdict
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
-from storage.records import NOBODY, Episode, Prompt
+from storage.records.rollouts import NOBODY, Episode, Prompt
+from tests.checkout import ROOT
 from tests.fakes import ScriptedEngine, cast_of, lines, scripted_player, solve
 
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
@@ -190,7 +190,7 @@ def test_a_role_nobody_can_play_is_named(roles: dict[str, str], policies: Mappin
 
 
 async def test_the_documentations_example_plays_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text()
+    page = (ROOT / "docs" / "workflows.md").read_text()
     code = "\n\n".join(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     ast.parse(code)
     module = ModuleType("guessing")

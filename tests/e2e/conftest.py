@@ -21,15 +21,18 @@ import pytest
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId, FlowRunFilterTags
 from prefect.exceptions import PrefectHTTPStatusError
 
-from deployments import environment, flow_runs, plan, processes, stack
-from deployments.home import Home
-from deployments.ports import HOST
-from deployments.prefect_api import connected
-from deployments.record import Stack
-from storage import heartbeats, layout, runs
+from deployments.paths import Home
+from deployments.registration import flow_runs
+from deployments.registration.client import connected
+from deployments.servers.ports import HOST
+from deployments.stack import environment, plan, processes, up_down
+from deployments.stack.state import Stack
+from storage import layout
+from storage.coordination import heartbeats
 from storage.errors import ConfigError
-from storage.objects import ObjectStore, open_store
-from storage.records import Heartbeat
+from storage.records.control import Heartbeat
+from storage.run import runs
+from storage.store.object_store import ObjectStore, open_store
 from tests.patience import until
 
 RECIPE = Path(__file__).with_name("tiny.yaml")
@@ -50,7 +53,7 @@ class Laptop:
     """A home with a running stack."""
 
     home: Home
-    stack: Stack
+    up_down: Stack
 
     @property
     def store(self) -> ObjectStore:
@@ -167,7 +170,7 @@ def flow_processes(home: Home) -> list[int]:
     found = []
     for one in processes.marked(str(home.root)):
         with suppress(psutil.NoSuchProcess):  # it ends at this moment; a zombie counts as ended
-            if "deployments.flow_process" in one.cmdline():
+            if "deployments.registration.flow_entrypoint" in one.cmdline():
                 found.append(one.pid)
     return found
 
@@ -192,7 +195,7 @@ def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Lap
     finally:
         try:
             with _own_environment():
-                stack.down(home, lambda words: None)
+                up_down.down(home, lambda words: None)
         finally:
             for left in processes.marked(str(home.root)):
                 with suppress(ProcessLookupError):  # it ended meanwhile
@@ -205,7 +208,7 @@ def _up(home: Home, variables: Mapping[str, str]) -> Stack:
         os.environ.update(variables)
         patch.setattr(plan, "PREFECT_PORT", _free_port())
         patch.setattr(plan, "MLFLOW_PORT", _free_port())
-        return stack.up(home, lambda words: None)
+        return up_down.up(home, lambda words: None)
 
 
 class _own_environment:  # noqa: N801  # a context manager reads like a function

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from deployments import flow_runs
-from deployments.prefect_api import connected
-from storage import runs
+from deployments.registration import flow_runs
+from deployments.registration.client import connected
+from storage.run import runs
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]

@@ -10,9 +10,12 @@ import time
 
 import pytest
 
-from deployments import flow_runs
-from storage import heartbeats, layout, runs, weights
-from storage.records import Stop
+from deployments.registration import flow_runs
+from storage import layout
+from storage.coordination import heartbeats
+from storage.records.control import Stop
+from storage.run import runs
+from storage.weights import manifests
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -102,12 +105,12 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: L
 def _wait_for_version(laptop: Laptop, run_id: str, version: int) -> None:
     """Until every policy has reached it."""
     run = laptop.run_folder(run_id)
-    laptop.wait_until(lambda: all(weights.exists(run, policy, version) for policy in POLICIES))
+    laptop.wait_until(lambda: all(manifests.exists(run, policy, version) for policy in POLICIES))
 
 
 def _last_version(laptop: Laptop, run_id: str) -> int:
     """That every policy has reached."""
-    return min(weights.latest(laptop.run(run_id), policy) or 0 for policy in POLICIES)
+    return min(manifests.latest(laptop.run(run_id), policy) or 0 for policy in POLICIES)
 
 
 def _is_clean(laptop: Laptop, run_id: str) -> None:

@@ -9,14 +9,16 @@ import pytest
 from prefect.blocks.system import Secret
 from prefect.settings import temporary_settings
 
-from deployments.home import Home
-from deployments.ports import HOST
-from deployments.prefect_api import connected
-from storage import heartbeats, layout, weights
-from storage.backends.counting import FROM_MIRROR
-from storage.objects import ObjectStore, open_store
-from storage.tensors import weights_digest
-from tasks.prefect_settings import settings_for
+from deployments.paths import Home
+from deployments.registration.client import connected
+from deployments.servers.ports import HOST
+from storage import layout
+from storage.coordination import heartbeats
+from storage.formats.safetensors import weights_digest
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests, reader
+from storage.weights.traffic import FROM_MIRROR
+from tasks.services.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop, stack_in
 from tests.s3_process import s3_process
 
@@ -87,15 +89,15 @@ def test_the_run_completes_and_its_books_balance(cloud: Laptop, said: str) -> No
 def test_every_version_is_in_both_mirrors_bit_for_bit(run: ObjectStore, mirrors: dict[str, str], region: str) -> None:
     mirror = open_store(mirrors[region]).sub(layout.run_prefix("far"))
     for policy in POLICIES:
-        assert weights.latest(run, policy) == STEPS
-        manifests = [weights.read_manifest(run, policy, version) for version in range(STEPS + 1)]
-        for manifest in manifests:
+        assert manifests.latest(run, policy) == STEPS
+        chain = [manifests.read_manifest(run, policy, version) for version in range(STEPS + 1)]
+        for manifest in chain:
             folder = layout.weights(policy, manifest.version)
             for name in ("manifest.json", *(file.name for file in manifest.files)):
                 assert mirror.get(f"{folder}/{name}") == run.get(f"{folder}/{name}")
         assert [manifest.kind for manifest in manifests] == ["anchor", *["delta"] * STEPS]
-        assert sum(file.num_bytes for manifest in manifests[1:] for file in manifest.files) > 0
-        assert weights_digest(weights.fetch(mirror, policy, STEPS)) == manifests[-1].digest
+        assert sum(file.num_bytes for manifest in chain[1:] for file in manifest.files) > 0
+        assert weights_digest(reader.fetch(mirror, policy, STEPS)) == chain[-1].digest
 
 
 def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None:
@@ -104,8 +106,8 @@ def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None
         mirror, worker = beats[f"mirror-{region}"], beats[f"rollout-{region}-0"]
         assert (mirror.state, mirror.versions) == ("done", dict.fromkeys(POLICIES, STEPS))
         for policy in POLICIES:
-            manifests = [weights.read_manifest(run, policy, version) for version in range(STEPS + 1)]
-            whole = sum(file.num_bytes for manifest in manifests for file in manifest.files)
+            chain = [manifests.read_manifest(run, policy, version) for version in range(STEPS + 1)]
+            whole = sum(file.num_bytes for manifest in chain for file in manifest.files)
             assert mirror.progress[f"mirrored_bytes_{policy}"] >= whole
             assert worker.progress[f"{FROM_MIRROR}{policy}"] > 0
 

@@ -21,13 +21,15 @@ from prefect.settings import temporary_settings
 from websockets import ConnectionClosedError, InvalidStatus, Origin, Subprotocol
 from websockets.asyncio.client import connect
 
-from deployments import auth, flow_runs, pages, plan, processes, record, register, stack
-from deployments.home import OTHERS, Home
-from deployments.ports import HOST
-from deployments.prefect_api import connected
-from deployments.record import Stack
-from deployments.register import Deployment
-from tasks.prefect_settings import settings_for
+from deployments.paths import OTHERS, Home
+from deployments.registration import deployments, flow_runs
+from deployments.registration.client import connected
+from deployments.registration.deployments import Deployment
+from deployments.servers import auth
+from deployments.servers.ports import HOST
+from deployments.stack import pages, plan, processes, state, up_down
+from deployments.stack.state import Stack
+from tasks.services.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
@@ -51,7 +53,7 @@ class World:
     home: Home
     folder: Path
     taken: list[int]
-    stack: Stack
+    up_down: Stack
     said: list[str] = field(default_factory=list)
 
 
@@ -75,9 +77,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         _leave_a_stale_record(home)
         said: list[str] = []
         try:
-            yield World(home, folder, taken, stack.up(home, said.append, wait_for_mlflow=False), said)
+            yield World(home, folder, taken, up_down.up(home, said.append, wait_for_mlflow=False), said)
         finally:
-            stack.down(home, said.append)
+            up_down.down(home, said.append)
             for listener in listeners:
                 listener.close()
             os.environ.clear()
@@ -96,7 +98,7 @@ def test_all_deployments_are_registered_and_the_nightly_ones_are_off(world: Worl
     with connected(world.stack.prefect_url) as client:
         deployments = client.read_deployments()
         found = {deployment.name: deployment for deployment in deployments}
-        assert Counter(deployment.name for deployment in deployments) == Counter(one.name for one in register.DEPLOYMENTS)
+        assert Counter(deployment.name for deployment in deployments) == Counter(one.name for one in deployments.DEPLOYMENTS)
         active = [schedule.active for deployment in deployments for schedule in deployment.schedules]
         assert active == [False, False]  # astraflow/nightly and gc/nightly
         assert found["multi-policy"].parameters == {"recipe": "multi_policy_tiny"}
@@ -105,9 +107,9 @@ def test_all_deployments_are_registered_and_the_nightly_ones_are_off(world: Worl
 
 
 def test_a_second_up_starts_nothing_and_waits_for_mlflow(world: World) -> None:
-    again = stack.up(world.home, world.said.append)
+    again = up_down.up(world.home, world.said.append)
     assert again.processes == world.stack.processes
-    assert stack.running(world.home) == again
+    assert up_down.running(world.home) == again
 
 
 EVIL = {"origin": "http://evil.example"}
@@ -197,8 +199,8 @@ def test_up_replaces_only_what_died(world: World) -> None:
     assert victim is not None
     os.kill(victim.pid, signal.SIGKILL)
     _wait(world, lambda: not processes.is_alive(victim))
-    assert stack.running(world.home) is None
-    mended = stack.up(world.home, world.said.append)
+    assert up_down.running(world.home) is None
+    mended = up_down.up(world.home, world.said.append)
     replaced = {process.name for process in mended.processes if process not in world.stack.processes}
     assert replaced == {"worker-trainers"}
     world.stack = mended
@@ -210,13 +212,13 @@ def test_an_active_schedule_plans_runs(world: World) -> None:
     nightly = Deployment(
         "probe", "cron", "probe_flow_for_test.py:probe", "trainers", "for a test", cron="0 2 * * *", cron_active=True
     )
-    assert register.register(world.stack.prefect_url, [probe, nightly], str(world.folder)) == ["probe/probe", "probe/cron"]
+    assert deployments.register(world.stack.prefect_url, [probe, nightly], str(world.folder)) == ["probe/probe", "probe/cron"]
     _wait(world, lambda: _planned_runs(world, "cron") > 0)
 
 
 def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) -> None:
     nightly = Deployment("probe", "cron", "probe_flow_for_test.py:probe", "trainers", "for a test", cron="0 2 * * *")
-    register.register(world.stack.prefect_url, [nightly], str(world.folder))
+    deployments.register(world.stack.prefect_url, [nightly], str(world.folder))
     with connected(world.stack.prefect_url) as client:
         assert [schedule.active for schedule in client.read_deployment_by_name("probe/cron").schedules] == [True]
 
@@ -244,14 +246,14 @@ def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
     _wait(world, lambda: flow_runs.read(url, running.id).state == "Running")
     everything = processes.marked(str(world.home.root))
     assert len(everything) >= 7
-    stack.down(world.home, world.said.append)
+    up_down.down(world.home, world.said.append)
     assert "cancelled 1 flow runs" in world.said
     assert not [process for process in everything if _lives(process)]
     assert processes.marked(str(world.home.root)) == []
     assert not world.home.prefect_toml.exists()
     assert not world.home.auth.exists()
-    assert record.load(world.home) is None
-    stack.down(world.home, world.said.append)
+    assert state.load(world.home) is None
+    up_down.down(world.home, world.said.append)
     assert world.said[-1] == "nothing was running"
 
 

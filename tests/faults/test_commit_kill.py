@@ -4,11 +4,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import xxhash
 
-from storage.objects import ObjectStore
+from storage.store.object_store import ObjectStore
+from tests.checkout import ROOT
 from tests.patience import PATIENCE_S
 
 KILLS = 12
@@ -17,7 +17,7 @@ BODY_BYTES = 300_000
 WRITER = f"""
 import itertools, sys
 import xxhash
-from storage.objects import open_store
+from storage.store.object_store import open_store
 store = open_store(sys.argv[1])
 for number in itertools.count():
     data = (b"%s-%d." % (sys.argv[2].encode(), number)) * 80_000
@@ -30,7 +30,7 @@ for number in itertools.count():
 RIVAL = """
 import sys
 from storage.errors import ConflictError
-from storage.objects import open_store
+from storage.store.object_store import open_store
 store, name = open_store(sys.argv[1]), sys.argv[2]
 sys.stdin.readline()
 for number in range(100):
@@ -43,7 +43,7 @@ for number in range(100):
 
 
 def start(program: str, store: ObjectStore, name: str) -> "subprocess.Popen[str]":
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(ROOT)
     return subprocess.Popen(
         [sys.executable, "-c", program, store.url, name],
         stdin=subprocess.PIPE,

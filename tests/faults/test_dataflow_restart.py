@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from data_ops.config import PolicyData
-from data_ops.service import Dataflow
+from data_ops.dataflow.service import Dataflow
 from storage.errors import TransientError
-from storage.objects import ObjectStore
+from storage.store.object_store import ObjectStore
 from tests.dataflow_world import AwayBackend, DyingBackend, Killed, World, world
 
 KILLS_MAX = 200

@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from storage.errors import ConfigError, ConflictError, TransientError
-from storage.objects import ObjectStore, check, open_store
+from storage.store.object_store import ObjectStore, check, open_store
 from tests.conftest import BUCKET
 from tests.faults.flaky_proxy import FlakyProxy
 
@@ -82,7 +82,7 @@ def test_patience_with_a_dead_server_ends(flaky_store: ObjectStore, proxy: Flaky
 
 def test_check_of_a_server_that_is_not_there_says_so(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("storage.objects.CHECK_PATIENCE_S", 0.5)
+    monkeypatch.setattr("storage.store.object_store.CHECK_PATIENCE_S", 0.5)
     with pytest.raises(ConfigError, match=r"s3://bucket/x cannot be used: .*start the server it names"):
         check(open_store("s3://bucket/x"))
 

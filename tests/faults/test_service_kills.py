@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout, mirrors, runs, weights
-from storage.models import load_model
-from storage.objects import ObjectStore, open_store
-from storage.retention import Retention
-from storage.tensors import weights_digest
-from tasks import evals, garbage, recipes
+from storage import layout
+from storage.formats.safetensors import weights_digest
+from storage.run import runs
+from storage.run.base_models import load_model
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests, publisher, reader, replication
+from storage.weights.retention import Retention
+from tasks import evals, garbage_collection
+from tasks.base_models.config import ModelConfig, TinyBase
 from tasks.base_models.publishing import build_digest, publish_base_models
-from tasks.config import ModelConfig, RunConfig, TinyBase
 from tasks.evaluation import evaluate_versions
+from tasks.recipes import loader
+from tasks.recipes.run_config import RunConfig
 from tests.builders import mirror_next, tensors
 from tests.fakes import publish_base
 from tests.killed_store import Killed, killed_at
@@ -50,13 +54,13 @@ def test_a_base_model_whose_builder_dies_again_and_again_is_built_and_published_
     assert kills >= 4, "files of the model and of two policies"
     built, _ = load_model(memory_store, build_digest(SMALL))
     for policy in models:
-        assert weights_digest(weights.fetch(memory_store.sub("runs/r"), policy, 0)) == weights_digest(built)
+        assert weights_digest(reader.fetch(memory_store.sub("runs/r"), policy, 0)) == weights_digest(built)
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(memory_store: ObjectStore, after: bool) -> None:
     settings = {"evaluation.prompts.limit": 3, "rollout.engine.name": "tests.fakes:ScriptedEngine"}
-    config = recipes.load("multi_policy_tiny", settings)
+    config = loader.load("multi_policy_tiny", settings)
     publish_base(memory_store, ["solver", "verifier"])
     vector = {"solver": 0, "verifier": 0}
     dying, _ = killed_at(memory_store, 1, after)
@@ -72,7 +76,7 @@ def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(memo
 def test_a_mirror_whose_copier_dies_again_and_again_holds_every_version(memory_store: ObjectStore, after: bool) -> None:
     home, mirror = memory_store.sub("home"), memory_store.sub("mirror")
     for version in range(3):
-        weights.publish(home, "solver", version, tensors(version))
+        publisher.publish(home, "solver", version, tensors(version))
 
     def copy(target: ObjectStore) -> None:
         while mirror_next(home, target) is not None:
@@ -80,17 +84,17 @@ def test_a_mirror_whose_copier_dies_again_and_again_holds_every_version(memory_s
 
     assert each_kill(mirror, after, copy) >= 3
     for version in range(3):
-        assert weights_digest(weights.fetch(mirror, "solver", version)) == weights_digest(tensors(version))
-    assert weights.latest(mirror, "solver") == 2
+        assert weights_digest(reader.fetch(mirror, "solver", version)) == weights_digest(tensors(version))
+    assert manifests.latest(mirror, "solver") == 2
 
 
 def collected(folder: Path) -> tuple[ObjectStore, ObjectStore, RunConfig]:
     """A run of six versions, its mirror, and its recipe."""
-    config = recipes.load("single_policy_tiny", {"evaluation": None, "rollout.regions.eu-west.mirror": str(folder / "eu")})
+    config = loader.load("single_policy_tiny", {"evaluation": None, "rollout.regions.eu-west.mirror": str(folder / "eu")})
     run = runs.create_run(open_store(str(folder / "home")), "one", config.model_dump(mode="json"))
     for version in range(6):
-        weights.publish(run, "solver", version, tensors(version))
-    copy = mirrors.of_run(run, str(folder / "eu"))
+        publisher.publish(run, "solver", version, tensors(version))
+    copy = replication.of_run(run, str(folder / "eu"))
     while mirror_next(run, copy) is not None:
         pass
     run.put(f"{layout.weights('solver', 5)}/{'0' * 32}.model-00000.safetensors", b"cut off")
@@ -104,11 +108,14 @@ def test_gc_that_dies_again_and_again_at_home_lets_go_of_what_was_planned_and_of
     run, copy, config = collected(tmp_path)
 
     def collect(store: ObjectStore) -> None:
-        assert garbage.remove(garbage.survey(store, "one", config, Retention(last=2, every=0, grace_s=0.0))) == {}
+        assert (
+            garbage_collection.remove(garbage_collection.survey(store, "one", config, Retention(last=2, every=0, grace_s=0.0)))
+            == {}
+        )
 
     assert each_kill(run, after, collect) >= 3, "records of versions, and their files"
     for store in (run, copy):
         held = {key.split("/")[2] for key in store.list("weights/solver") if key.endswith(".safetensors")}
         assert held == {f"{version:08d}" for version in (0, 4, 5)}
     for version in (0, 4, 5):
-        assert weights_digest(weights.fetch(run, "solver", version)) == weights_digest(tensors(version))
+        assert weights_digest(reader.fetch(run, "solver", version)) == weights_digest(tensors(version))

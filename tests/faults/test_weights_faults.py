@@ -14,31 +14,32 @@ from uuid import uuid4
 import pytest
 
 from rollout.config import EngineConfig
-from rollout.refresh import Refresher
-from storage import layout, weights
+from rollout.service.weight_sync import Refresher
+from storage import layout
+from storage.coordination.heartbeats import Pulse
 from storage.errors import CorruptError, NotFoundError
-from storage.heartbeats import Pulse
-from storage.near_first import LAG_MAX_S, NearFirst, near_first
-from storage.objects import ObjectStore, open_store
-from storage.tensors import weights_digest
-from storage.weights import Held
+from storage.formats.safetensors import weights_digest
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests, publisher, reader
+from storage.weights.manifests import Held
+from storage.weights.read_through import LAG_MAX_S, NearFirst, near_first
 from tests.builders import mirror_next
+from tests.checkout import ROOT
 from tests.fakes import ScriptedEngine
 from tests.faults.flaky_proxy import FlakyProxy
 from tests.patience import PATIENCE_S
 from tests.s3_process import s3_process
-from tests.unit.test_ways import models, publish
+from tests.unit.storage.weights.test_update_path import models, publish
 
 BUCKET = "weights"
-ROOT = Path(__file__).resolve().parents[2]
 AWAY_S = 30.0
 
 PUBLISHER = """
 import os, signal, sys
 from storage import delta_files, tensor_folders, weights
-from storage.objects import open_store
+from storage.store.object_store import open_store
 from dataclasses import replace
-from tests.unit.test_ways import models
+from tests.unit.storage.weights.test_update_path import models
 url, kill_at, version = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 delta_files.FILE_BYTES_MAX = tensor_folders.FILE_BYTES_MAX = 1  # a file for each tensor
 store, writes = open_store(url), []
@@ -61,11 +62,11 @@ RIVAL = """
 import sys
 from storage import weights
 from storage.errors import ConflictError
-from storage.heartbeats import Pulse
-from storage.objects import open_store
-from tests.unit.test_ways import models
+from storage.coordination.heartbeats import Pulse
+from storage.store.object_store import open_store
+from tests.unit.storage.weights.test_update_path import models
 from trainer.config import TrainConfig
-from trainer.publication import Publication
+from trainer.service.weight_publisher import Publication
 run, name = open_store(sys.argv[1]), sys.argv[2]
 pulse = Pulse(run, "trainer", "trainer-" + name, attempt=0, interval_s=60.0)
 publication = Publication(run, "solver", TrainConfig(), pulse, lambda what, call: call())
@@ -126,12 +127,12 @@ def move_data(here: Path, there: Path) -> None:
 
 def right(run: ObjectStore, version: int, held: Held | None = None) -> bool:
     """Whether the version comes out as its manifest says."""
-    found = weights.read(run, "solver", version, held)
-    return weights_digest(found.tensors) == weights.read_manifest(run, "solver", version).digest
+    found = reader.read(run, "solver", version, held)
+    return weights_digest(found.tensors) == manifests.read_manifest(run, "solver", version).digest
 
 
 async def worker_at(run: ObjectStore, version: int) -> tuple[ScriptedEngine, Refresher, Pulse]:
-    held = await asyncio.to_thread(weights.read, run, "solver", version)
+    held = await asyncio.to_thread(reader.read, run, "solver", version)
     engine = ScriptedEngine(EngineConfig(), {})
     await engine.load(version, held.tensors)
     pulse = Pulse(run, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0)
@@ -149,15 +150,15 @@ def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_mad
             continue
         assert writer.returncode == -9, complained
         kills += 1
-        assert weights.latest(run, "solver") == 2
+        assert manifests.latest(run, "solver") == 2
         assert right(run, 2)
         with pytest.raises(NotFoundError):
-            weights.read(run, "solver", 3)
+            reader.read(run, "solver", 3)
     assert kills == done >= 6  # three tensors as a whole, changes, the manifest
-    held = weights.read(run, "solver", 2)
+    held = reader.read(run, "solver", 2)
     assert right(run, 3)
     assert right(run, 3, held)
-    assert weights.read_manifest(run, "solver", 3).digest == weights_digest(models(4, size=3000)[3])
+    assert manifests.read_manifest(run, "solver", 3).digest == weights_digest(models(4, size=3000)[3])
 
 
 def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(run: ObjectStore) -> None:
@@ -178,7 +179,7 @@ def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(r
         "two trainers of one policy are alive: stop one of them and start this one again"
     )
     winner = said.index("won")
-    manifest = weights.read_manifest(run, "solver", 1)
+    manifest = manifests.read_manifest(run, "solver", 1)
     assert manifest.digest == weights_digest(models(2 + winner, size=3000)[-1])
     assert right(run, 1)
     assert {key.rpartition("/")[2] for key in data_keys(run, 1)} == {file.name for file in manifest.files}
@@ -191,9 +192,9 @@ def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) ->
     held = publish(run, versions[:1])
     for version in range(1, len(versions)):
         proxy.fail(["none"] * (version - 1) + ["lose"])
-        manifest = weights.publish(run, "solver", version, versions[version], base=held[-1])
+        manifest = publisher.publish(run, "solver", version, versions[version], base=held[-1])
         lost = proxy.requests >= version
-        assert weights.read_manifest(run, "solver", version) == manifest
+        assert manifests.read_manifest(run, "solver", version) == manifest
         held.append(Held(manifest, versions[version]))
         assert right(run, version, held[-2])
         if not lost:
@@ -218,7 +219,7 @@ async def test_a_store_that_is_gone_is_waited_for_and_the_old_weights_go_on(tmp_
     run = open_store(str(tmp_path / "store"))
     held = publish(run, models(3, size=3000)[:2])
     engine, refresher, pulse = await worker_at(run, 1)
-    weights.publish(run, "solver", 2, models(3, size=3000)[2], base=held[-1])
+    publisher.publish(run, "solver", 2, models(3, size=3000)[2], base=held[-1])
     folder = tmp_path / "store" / layout.weights("solver", 2)
     move_data(folder, tmp_path)  # a mount that lost a part of what it had
     assert not await refresher.refresh()
@@ -226,7 +227,7 @@ async def test_a_store_that_is_gone_is_waited_for_and_the_old_weights_go_on(tmp_
     assert pulse.last.note.startswith("solver stays at version 1: ")
     move_data(tmp_path, folder)
     assert await refresher.refresh()
-    assert engine.digest(2) == weights.read_manifest(run, "solver", 2).digest
+    assert engine.digest(2) == manifests.read_manifest(run, "solver", 2).digest
 
 
 def _flip(run: ObjectStore, key: str, other: str) -> None:
@@ -252,7 +253,7 @@ async def test_a_damaged_object_is_never_served_and_passed_by_with_the_next_anch
     assert engine.version == 2
     assert "weights/solver/00000003" in pulse.last.note
     assert "is not what its manifest lists" in pulse.last.note
-    weights.publish(run, "solver", 4, versions[4], base=held[-1], anchor=True)
+    publisher.publish(run, "solver", 4, versions[4], base=held[-1], anchor=True)
     assert await refresher.refresh()
     assert engine.digest(4) == weights_digest(versions[4])
 
@@ -273,11 +274,11 @@ def test_an_anchor_deleted_by_hand_is_a_clear_error_that_names_the_chain(run: Ob
     run.delete(anchor)
     told = rf"version 3 of solver cannot be read, whose chain is 3 ← 2 ← 1 ← 0: .*{anchor}.* is missing, though its manifest"
     with pytest.raises(CorruptError, match=told):
-        weights.read(run, "solver", 3)
+        reader.read(run, "solver", 3)
     assert right(run, 3, held[2])  # who has a version needs no anchor
     run.delete(layout.manifest(layout.weights("solver", 0)))
     with pytest.raises(CorruptError, match="the chain 3 ← 2 ← 1 starts from version 0, which does not exist any more"):
-        weights.read(run, "solver", 3)
+        reader.read(run, "solver", 3)
 
 
 @pytest.mark.s3
@@ -299,7 +300,7 @@ async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(proxy: FlakyP
     assert time.monotonic() - start_s > 1.0  # so slow is the link
     await generating
     assert len(beats) > 50
-    assert engine.digest(1) == weights.read_manifest(run, "solver", 1).digest
+    assert engine.digest(1) == manifests.read_manifest(run, "solver", 1).digest
 
 
 def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: ObjectStore) -> None:
@@ -325,10 +326,10 @@ def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore)
     assert isinstance(store.backend, NearFirst)
     now_s = 0.0
     store.backend.clock = lambda: now_s
-    assert weights.newer(store, "solver", 0) == held[1].manifest
-    assert weights.newer(store, "solver", 1) is None
+    assert manifests.newer(store, "solver", 0) == held[1].manifest
+    assert manifests.newer(store, "solver", 1) is None
     now_s = LAG_MAX_S
-    assert weights.newer(store, "solver", 1) == held[3].manifest
+    assert manifests.newer(store, "solver", 1) == held[3].manifest
     assert right(store, 3, held[1])
 
 
@@ -340,24 +341,24 @@ def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: Objec
     over = threading.Event()
 
     def follow() -> None:
-        held, spare = weights.read(run, "solver", 0), None
+        held, spare = reader.read(run, "solver", 0), None
         while held.manifest.version < len(versions) - 1 and not over.is_set():
-            newest = weights.newer(run, "solver", held.manifest.version)
+            newest = manifests.newer(run, "solver", held.manifest.version)
             if newest is None:
                 continue
-            held, spare = weights.read(run, "solver", newest.version, held, known=newest, spare=spare), held
+            held, spare = reader.read(run, "solver", newest.version, held, known=newest, spare=spare), held
             if weights_digest(held.tensors) != weights_digest(versions[newest.version]):
                 wrong.append(f"version {newest.version}")
 
     readers = [threading.Thread(target=follow) for _ in range(3)]
-    for reader in readers:
-        reader.start()
+    for thread in readers:
+        thread.start()
     held = first
     for version in range(1, len(versions)):
-        manifest = weights.publish(run, "solver", version, versions[version], base=held, anchor=version % 5 == 0)
+        manifest = publisher.publish(run, "solver", version, versions[version], base=held, anchor=version % 5 == 0)
         held = Held(manifest, versions[version])
-    for reader in readers:
-        reader.join(PATIENCE_S)
+    for thread in readers:
+        thread.join(PATIENCE_S)
     over.set()
     assert wrong == []
     assert not any(reader.is_alive() for reader in readers)

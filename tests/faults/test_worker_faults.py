@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage import layout, leases, runs, shards
-from storage.objects import ObjectStore
-from storage.records import Stop
+from storage import layout
+from storage.coordination import leases
+from storage.records.control import Stop
+from storage.run import runs, shards
+from storage.store.object_store import ObjectStore
 from tests.fakes import publish_base
 from tests.patience import PATIENCE_S, until
 from tests.workers import answered, write_orders

@@ -15,14 +15,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from storage import batches, checkpoints, weights
-from storage.backends.local_files import LocalFiles
-from storage.heartbeats import Pulse
-from storage.objects import ObjectStore, open_store
-from storage.tensors import weights_digest
+from storage.coordination.heartbeats import Pulse
+from storage.formats.safetensors import weights_digest
+from storage.run import batches, checkpoints
+from storage.store.local import LocalFiles
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import publisher, reader
 from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
 from trainer.config import TrainConfig
-from trainer.service import train
+from trainer.service.trainer import train
 
 POLICY = "solver"
 STEPS = 5
@@ -60,7 +61,7 @@ def prepare(folder: Path) -> None:
     """A run with version 0 and every batch."""
     run = open_store(str(folder))
     base = base_weights()
-    weights.publish(run, POLICY, 0, base, extra_files={"config.json": json.dumps(MODEL_CONFIG).encode()})
+    publisher.publish(run, POLICY, 0, base, extra_files={"config.json": json.dumps(MODEL_CONFIG).encode()})
     model = reference_model(base)
     for step in range(1, STEPS + 1):
         batches.commit(run, sampled_batch(model, step, noise=0.1))
@@ -83,7 +84,7 @@ def ending(call: Callable[[], None]) -> int:
 def outcome(folder: Path) -> list[str]:
     """Digests of all versions, which are read as they are stored, and of the last checkpoint's tensors."""
     run = open_store(str(folder))
-    versions = [weights_digest(weights.fetch(run, POLICY, version)) for version in range(STEPS + 1)]
+    versions = [weights_digest(reader.fetch(run, POLICY, version)) for version in range(STEPS + 1)]
     return [*versions, weights_digest(checkpoints.load(run, POLICY, STEPS)[0])]
 
 

@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 
-from rollout.worker import work
-from storage.heartbeats import Pulse
-from storage.objects import open_store
+from rollout.service.worker import work
+from storage.coordination.heartbeats import Pulse
+from storage.store.object_store import open_store
 from tests.workers import SAMPLING, config
 
 

@@ -1,4 +1,4 @@
-"""Say which small mutations of the code the tests notice: `make mutants ARGS="--sample 200 --seed 0 storage/leases.py"`.
+"""Say which small mutations of the code the tests notice: `make mutants ARGS="--sample 200 --seed 0 storage/coordination"`.
 
 It works in copies of the tree, in as many processes as there are CPUs. `docs/testing.md` says how to read what it prints.
 """

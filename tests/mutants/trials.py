@@ -115,13 +115,13 @@ class Marker:
 
 def nearest(path: str) -> list[str]:
     """Test files that are named for the module `path`."""
-    stem = path.removesuffix(".py").split("/")[-1]
-    return [f"{folder}/test_{stem}.py" for folder in FOLDERS]
+    folder, _, name = path.rpartition("/")
+    return [f"tests/unit/{folder}/test_{name}", f"tests/contract/test_{name}", f"tests/property/test_{name}"]
 
 
 def importing(root: Path) -> dict[str, set[str]]:
     """Test file → names of the modules that it imports, and of those that these import."""
-    files = (path for folder in FOLDERS for path in sorted((root / folder).glob("test_*.py")))
+    files = (path for folder in FOLDERS for path in sorted((root / folder).rglob("test_*.py")))
     direct = {path.relative_to(root).as_posix(): _imports(path) for path in files}
     modules = {root / f"{name.replace('.', '/')}.py" for names in direct.values() for name in names}
     further = {path: _imports(path) for path in modules if path.is_file()}

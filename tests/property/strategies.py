@@ -5,8 +5,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from storage import layout
-from storage.json_numbers import TIME_MAX_S
-from storage.records import NOBODY, Batch, Entry, Episode, Float32, Group, Prompt, Row, Sequence, SequenceKey, Shard
+from storage.records.batches import Batch, Entry, Row, SequenceKey
+from storage.records.numbers import TIME_MAX_S
+from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.types import Float32
 
 INT32_MAX = 2**31 - 1
 POLICIES = [("solver",), ("solver", "verifier"), ("a" * 100, "1_e-", "solver")]

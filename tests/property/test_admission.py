@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_ops.admission import HOARD_MAX, Need, orders_to_admit, room
+from data_ops.dataflow.admission import HOARD_MAX, Need, orders_to_admit, room
 
 PROMPTS_PER_ORDER = 2
 

@@ -3,9 +3,10 @@
 import pytest
 from hypothesis import given, settings
 
-from storage import batches, shards
 from storage.errors import CorruptError
-from storage.records import Batch, Shard
+from storage.records.batches import Batch
+from storage.records.rollouts import Shard
+from storage.run import batches, shards
 from tests import builders
 from tests.property import strategies
 from tests.property.same_bits import same_bits

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from data_ops.books import Books
-from data_ops.samplers import Edf, Fifo
-from storage.records import Batch, Entry, Row, SequenceKey
+from data_ops.algorithms.samplers import Edf, Fifo
+from data_ops.dataflow.ledger import Books
+from storage.records.batches import Batch, Entry, Row, SequenceKey
 from tests.builders import row
 
 BATCH_SIZE = 3

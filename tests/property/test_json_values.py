@@ -3,9 +3,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import json_values
-from storage.json_objects import seal, unseal
-from storage.records import Order, Prompt
+from storage.formats import json_values
+from storage.formats.json_objects import seal, unseal
+from storage.records.rollouts import Order, Prompt
 
 TEXT = st.text(st.characters(), max_size=8)
 """Lone surrogates are among the characters."""

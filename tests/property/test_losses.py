@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer.losses import (
+from trainer.losses.losses import (
     ClipBounds,
     clippable,
     divergence,

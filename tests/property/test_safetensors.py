@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import CorruptError
-from storage.records import HostTensor
-from storage.tensors import BITS, from_safetensors, to_safetensors
+from storage.formats.safetensors import BITS, from_safetensors, to_safetensors
+from storage.records.weights import HostTensor
 from tests import builders
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(lambda name: name != "__metadata__")

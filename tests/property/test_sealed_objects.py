@@ -14,30 +14,19 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import (
-    batches,
-    checkpoints,
-    evaluations,
-    heartbeats,
-    layout,
-    leases,
-    merges,
-    models,
-    orders,
-    quarantine,
-    runs,
-    shards,
-    tags,
-    weights,
-)
-from storage.audit.verify import verify
-from storage.audit.weights import audit_weights
+from storage import layout
+from storage.coordination import heartbeats, leases
+from storage.coordination.heartbeats import Pulse
 from storage.errors import AstraFlowError, ConfigError
-from storage.heartbeats import Pulse
-from storage.objects import ObjectStore, open_store
-from storage.records import HostTensor, Stop
-from storage.tensors import file_digest
-from storage.weights import Held
+from storage.formats.safetensors import file_digest
+from storage.records.control import Stop
+from storage.records.weights import HostTensor
+from storage.run import base_models, batches, checkpoints, evaluations, orders, quarantine, runs, shards
+from storage.store.object_store import ObjectStore, open_store
+from storage.verify.verify import verify
+from storage.verify.weights import audit_weights
+from storage.weights import compaction, manifests, publisher, reader, tags
+from storage.weights.manifests import Held
 from tasks import evals
 from tasks.evals import Evaluation
 from tests import builders
@@ -68,17 +57,17 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     scores = np.array([1, 0], dtype=np.float32)
     evals.commit(run, Evaluation({"solver": 4, "verifier": 4}, "held_out", "single_turn", ("a", "b"), scores, scores))
     quarantine.quarantine(run, layout.order(10**6), "not there")
-    models.save_model(store, "8c1f", builders.tensors(0), {"config.json": b"{}"}, {"accuracy": 0.5})
+    base_models.save_model(store, "8c1f", builders.tensors(0), {"config.json": b"{}"}, {"accuracy": 0.5})
     held: Held | None = None
     for version in range(9):  # one more policy, whose versions are deltas
         bits = np.arange(500, dtype=np.uint16)
         bits[: 7 * version] += 1
         tensors = {"w": HostTensor("BF16", (500,), bits), "b": HostTensor("F32", (), np.array(version, dtype=np.uint32))}
-        held = Held(weights.publish(run, "third", version, tensors, base=held), tensors)
+        held = Held(publisher.publish(run, "third", version, tensors, base=held), tensors)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(merges, "BYTES_MIN", 0)
-        patched.setattr(merges, "SHARE_MAX", 1e9)
-        assert merges.merge(run, "third", 8, 0)
+        patched.setattr(compaction, "BYTES_MIN", 0)
+        patched.setattr(compaction, "SHARE_MAX", 1e9)
+        assert compaction.merge(run, "third", 8, 0)
     return run
 
 
@@ -96,11 +85,11 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: [orders.read(RUN, number) for number in range(3)]
     yield lambda: shards.read(RUN, 0)
     yield lambda: [batches.read(RUN, "solver", step) for step in range(1, 5)]
-    yield lambda: weights.fetch(RUN, "third", 8)
-    yield lambda: weights.fetch_files(RUN, "solver")
-    yield lambda: weights.go(RUN, weights.read_manifest(RUN, "third", 8), [merged_leg()], weights.read(RUN, "third", 0))
+    yield lambda: reader.fetch(RUN, "third", 8)
+    yield lambda: reader.fetch_files(RUN, "solver")
+    yield lambda: reader.go(RUN, manifests.read_manifest(RUN, "third", 8), [merged_leg()], reader.read(RUN, "third", 0))
     yield lambda: checkpoints.newest(RUN, "solver")
-    yield lambda: models.load_model(STORE, "8c1f")
+    yield lambda: base_models.load_model(STORE, "8c1f")
     yield lambda: heartbeats.read_all(RUN)
     yield lambda: leases.read_newest(RUN, 0)
     yield lambda: tags.read_all(RUN)
@@ -108,13 +97,13 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: runs.read_run(RUN)
     yield lambda: runs.read_stop(RUN)
     yield lambda: quarantine.quarantined(RUN)
-    yield lambda: merges.merge(RUN, "third", 8, 1)
+    yield lambda: compaction.merge(RUN, "third", 8, 1)
 
 
 def merged_leg() -> Any:
-    from storage import ways
+    from storage.weights import update_path
 
-    return ways.merged_leg(weights.read_merged(RUN, "third", 8, 0))
+    return update_path.merged_leg(manifests.read_merged(RUN, "third", 8, 0))
 
 
 def read_everything(key: str = "") -> None:

@@ -1,0 +1,1 @@
+"""Data algorithms: curators, filters, samplers, advantages."""

@@ -1,0 +1,1 @@
+"""The dataflow service: writes orders, ingests shards, assembles batches."""

@@ -1,0 +1,168 @@
+"""One policy's books: which orders were taken in, which rows wait, and what became of every other sequence.
+
+    take_in ──▶ waiting ──draft──▶ assemble ──▶ Batch (committed by the caller) ──▶ advance
+                   └── expire ──▶ ledger ──────────┘
+
+Every sequence enters once, because its order is closed from then on, and is always in exactly one place: waiting, in
+the ledger of a batch (made or still to be made), or a row of a batch. A batch carries all that the next books need,
+so books are rebuilt from the newest batch alone. This module does no I/O and knows nothing of rewards or rollouts.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from data_ops.algorithms.protocols import Sample
+from data_ops.algorithms.samplers import Draft
+from storage.errors import ConfigError
+from storage.records.batches import Batch, Entry, Row, SequenceKey
+
+EXPIRED_REASON = "max_staleness"
+UNREADABLE_SHARD = "unreadable_shard"
+
+RowsOf = Callable[[int], Mapping[SequenceKey, Row]]
+"""All rows of this policy in the shard of an order, as `intake.all_rows` gives them; empty when the shard is
+unreadable."""
+
+
+class Books:
+    """The ledger of one policy between two batches. Nothing changes in it when a commit fails: only `advance` moves
+    on."""
+
+    def __init__(self, policy: str, batch_size: int, max_staleness: int) -> None:
+        self.policy = policy
+        self.batch_size = batch_size
+        self.max_staleness = max_staleness
+        self.last_step = 0
+        """Newest batch."""
+        self.closed_below = 0
+        """Every order below this one has been taken in."""
+        self._closed: set[int] = set()
+        self._waiting: dict[SequenceKey, Row] = {}
+        self._ledger: list[Entry] = []
+        self._taken_in: list[int] = []
+
+    @classmethod
+    def restore(cls, policy: str, batch_size: int, max_staleness: int, newest: Batch | None, rows_of: RowsOf) -> "Books":
+        """The books as they stood right after `newest` was made; only shards that its `waiting` names are read.
+
+        A row that cannot be found again, because its shard became unreadable, is filtered as `unreadable_shard`.
+        """
+        books = cls(policy, batch_size, max_staleness)
+        if newest is None:
+            return books
+        books.last_step = newest.step
+        books.closed_below, books._closed = newest.closed_below, set(newest.closed)
+        found = {order: rows_of(order) for order in sorted({key.order for key in newest.waiting})}
+        for key in newest.waiting:
+            row = found[key.order].get(key)
+            if row is None:
+                books._ledger.append(Entry(key, "filtered", UNREADABLE_SHARD))
+            else:
+                books._waiting[key] = row
+        return books
+
+    @property
+    def next_step(self) -> int:
+        return self.last_step + 1
+
+    @property
+    def waiting(self) -> tuple[Row, ...]:
+        """In arrival order."""
+        return tuple(self._waiting.values())
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def ledger(self) -> tuple[Entry, ...]:
+        """Final fates since the newest batch."""
+        return tuple(self._ledger)
+
+    def is_closed(self, order: int) -> bool:
+        return order < self.closed_below or order in self._closed
+
+    def take_in(self, order: int, rows: Iterable[Row] = (), entries: Iterable[Entry] = ()) -> bool:
+        """Close `order` with all of its sequences; an unreadable shard has none. False, and no change, when it was
+        closed."""
+        if self.is_closed(order):
+            return False
+        self._closed.add(order)
+        while self.closed_below in self._closed:
+            self._closed.remove(self.closed_below)
+            self.closed_below += 1
+        self._taken_in.append(order)
+        self._waiting.update((row.key, row) for row in rows)
+        self._ledger.extend(entries)
+        return True
+
+    def expire(self) -> int:
+        """Drop the waiting rows that are too stale for the next batch, which is trained at version `last_step`."""
+        stale = [key for key, row in self._waiting.items() if self.last_step - row.min_version > self.max_staleness]
+        for key in stale:
+            del self._waiting[key]
+            self._ledger.append(Entry(key, "expired", EXPIRED_REASON))
+        return len(stale)
+
+    def draft(self, seed: int, trained: Callable[[int], tuple[Row, ...]]) -> Draft:
+        """What the next batch may be made of, after `expire`."""
+        draw = np.random.default_rng([seed, zlib.crc32(self.policy.encode()), self.next_step])
+        return Draft(self.policy, self.next_step, self.batch_size, self.waiting, (), trained, draw)
+
+    def assemble(self, samplers: Sequence[Sample], seed: int, trained: Callable[[int], tuple[Row, ...]]) -> Batch | None:
+        """The next batch, of exactly `batch_size` rows, without metrics and time; None while there are not enough rows.
+
+        `trained(n)` finds rows of earlier batches for replay algorithms. Nothing is used up before `advance`.
+        """
+        self.expire()
+        draft = self.draft(seed, trained)
+        for sampler in reversed(samplers):
+            draft = sampler.arrange(draft)
+        replays = draft.replays[: self.batch_size]
+        fresh = draft.rows[: self.batch_size - len(replays)]
+        if len(replays) + len(fresh) < self.batch_size:
+            return None
+        self._check_choice(fresh, replays)
+        used = {row.key for row in fresh}
+        return Batch(
+            policy=self.policy,
+            step=self.next_step,
+            rows=(*(_as_replay(row) for row in replays), *fresh),
+            ledger=self.ledger,
+            waiting=tuple(key for key in self._waiting if key not in used),
+            shards=tuple(self._taken_in),
+            closed_below=self.closed_below,
+            closed=tuple(sorted(self._closed)),
+        )
+
+    def advance(self, batch: Batch) -> None:
+        """The batch is committed: its rows and the ledger are in the store, and the next batch begins."""
+        if batch.step != self.next_step or batch.policy != self.policy:
+            raise ValueError(f"batch {batch.step} of {batch.policy} does not follow batch {self.last_step} of {self.policy}")
+        for row in batch.rows:
+            if not row.replay:
+                del self._waiting[row.key]
+        self._ledger.clear()
+        self._taken_in.clear()
+        self.last_step = batch.step
+
+    def _check_choice(self, fresh: Sequence[Row], replays: Sequence[Row]) -> None:
+        """Whatever samplers do, no sequence is used twice unless the batch says so, and none that does not wait."""
+        keys = [row.key for row in fresh]
+        if len(set(keys)) < len(keys) or any(key not in self._waiting for key in keys):
+            raise ConfigError(
+                f"data.sample put a row into batch {self.next_step} of {self.policy} twice, or one that does not wait; "
+                "a sampler may only reorder and leave out Draft.rows (replays go into Draft.replays)"
+            )
+        if any(row.key in self._waiting for row in replays):
+            raise ConfigError(
+                f"data.sample replays a row of {self.policy} that was never trained on; "
+                "a sampler may only take Draft.replays from Draft.trained"
+            )
+
+
+def _as_replay(row: Row) -> Row:
+    return row if row.replay else replace(row, replay=True)

@@ -1,0 +1,114 @@
+"""Which prompts the next order holds: the prompt stream, the curators' state, and where both stand.
+
+    PromptStream ──take(cursor)──▶ Curate.accept ──▶ Order n ──advance──▶ cursor, n + 1
+    finished orders ──see──▶ Curate.observe ──▶ Order.seen
+
+All of it is a fold over the run's orders and the shards they list as seen, so a restart ends in the same state. This
+module knows nothing of policies or batches, nor of how many orders there should be.
+"""
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from data_ops.algorithms.protocols import Curate
+from data_ops.prompts.stream import PromptStream
+from storage.errors import CorruptError
+from storage.records.rollouts import Order, Prompt, Shard
+from storage.records.types import Json
+from storage.run import orders, shards
+from storage.store.object_store import ObjectStore
+
+REFUSALS_MAX = 256
+"""So many refusals in a row, and the next prompt is rolled out whatever the curators say: a run must not starve."""
+READ_THREADS = 8
+"""Orders read at once on a restart."""
+
+log = logging.getLogger(__name__)
+
+
+class Ordering:
+    """The orders of a run, from the newest one on."""
+
+    def __init__(
+        self, run: ObjectStore, stream: PromptStream, curators: Sequence[Curate], prompts_per_order: int, seed: int
+    ) -> None:
+        """Rebuilds the state from the store: `curators` must be new. Raises TransientError, or CorruptError naming
+        the key."""
+        self._run = run
+        self._stream = stream
+        self._curators = curators
+        self._prompts_per_order = prompts_per_order
+        self._seed = seed
+        self.next_number = orders.next_number(run)
+        self._cursor: Json = {}
+        self._seen: set[int] = set()
+        self._to_see: list[int] = []
+        with ThreadPoolExecutor(READ_THREADS) as pool:
+            for order in pool.map(partial(orders.read, run), range(self.next_number)):
+                self._refold(order)
+
+    @property
+    def _fold_shards(self) -> bool:
+        return any(curator.needs_shards for curator in self._curators)
+
+    def is_seen(self, number: int) -> bool:
+        """Whether the order is in some order's `seen`, or will be in the next one's."""
+        return number in self._seen
+
+    def see(self, number: int, shard: Shard | None) -> None:
+        """An order is finished; `shard` is None when its bytes cannot be read. Does nothing the second time."""
+        if number in self._seen:
+            return
+        if shard is not None and self._fold_shards:
+            self._observe(orders.read(self._run, number), shard)
+        self._seen.add(number)
+        self._to_see.append(number)
+
+    def draft(self, samples_per_prompt: int, now_s: float) -> Order:
+        """The next order, still to be committed. Nothing changes before `advance`."""
+        draws = [np.random.default_rng([self._seed, self.next_number, place]) for place in range(len(self._curators))]
+        prompts: list[Prompt] = []
+        cursor, refusals = self._cursor, 0
+        while len(prompts) < self._prompts_per_order:
+            (prompt,), cursor = self._stream.take(cursor, 1)
+            if refusals >= REFUSALS_MAX or self._is_wanted(prompt, draws):
+                prompts.append(prompt)
+                refusals = 0
+            else:
+                refusals += 1
+                if refusals == REFUSALS_MAX:
+                    log.warning("curators refused %d prompts in a row; rolling out the next one anyway", refusals)
+        seed = int(np.random.SeedSequence([self._seed, self.next_number]).generate_state(1)[0])
+        return Order(self.next_number, tuple(prompts), samples_per_prompt, seed, tuple(self._to_see), cursor, now_s)
+
+    def advance(self, order: Order) -> None:
+        """The order is committed."""
+        if order.number != self.next_number:
+            raise ValueError(f"order {order.number} is not the next one, {self.next_number}")
+        self._cursor = order.cursor
+        self._to_see = self._to_see[len(order.seen) :]
+        self.next_number += 1
+
+    def _is_wanted(self, prompt: Prompt, draws: Sequence[np.random.Generator]) -> bool:
+        return all(curator.accept(prompt, draw) for curator, draw in zip(self._curators, draws, strict=True))
+
+    def _observe(self, order: Order, shard: Shard) -> None:
+        for curator in self._curators:
+            if curator.needs_shards:
+                curator.observe(order, shard)
+
+    def _refold(self, order: Order) -> None:
+        """Do again what led to a stored order."""
+        for number in order.seen:
+            self._seen.add(number)
+            if self._fold_shards:
+                try:
+                    shard = shards.read(self._run, number)
+                except CorruptError:
+                    continue  # was unreadable then, too: created-once bytes do not change
+                self._observe(orders.read(self._run, number), shard)
+        self._cursor = order.cursor

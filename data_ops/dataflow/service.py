@@ -1,0 +1,274 @@
+"""The dataflow: one plain function that turns finished shards into batches and writes orders within the budget.
+
+    shards ──probe──▶ take in ──▶ one Assembly per policy ──▶ batches
+    weights ─latest─▶ admission ──▶ Ordering ──▶ orders
+
+Everything it holds in memory can be rebuilt from the store, so it may be killed between any two writes; and because
+every write is created once, two dataflows on one run do no harm: the slower one sees a conflict and rebuilds. It
+knows nothing of Prefect, engines or losses. How shards are taken in (inline, or as parallel tasks) is handed in.
+"""
+
+import logging
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+from data_ops.algorithms.protocols import curators
+from data_ops.config import DataConfig, PolicyData
+from data_ops.dataflow.admission import orders_to_admit
+from data_ops.dataflow.batch_assembly import Assembly, Span, complaint, no_span
+from data_ops.dataflow.order_writer import Ordering
+from data_ops.dataflow.shard_ingest import Prepared, prepare
+from data_ops.prompts.stream import load_prompts
+from storage import layout
+from storage.coordination.heartbeats import Pulse
+from storage.errors import ConflictError, CorruptError, TransientError
+from storage.records.rollouts import Shard
+from storage.run import orders, shards
+from storage.run.quarantine import quarantine
+from storage.run.runs import read_stop
+from storage.store.object_store import ObjectStore
+
+PROBES_MAX = 256
+"""Outstanding orders looked at in one round; the next round goes on behind them."""
+SHARDS_PER_ROUND_MAX = 64
+"""Shards taken in in one round: bounds the memory that they need at once."""
+ORDERS_PER_ROUND_MAX = 64
+STOP_INTERVAL_S = 1.0
+"""Pause between two looks for the run's stop."""
+BACKOFF_MAX_S = 10.0
+"""Longest pause after the store failed; the pause doubles from `poll_interval_s` on."""
+
+TakeIn = Callable[[Sequence[int]], Sequence[Prepared]]
+"""`intake.prepare` for each of the orders, in any order and on any number of threads."""
+
+log = logging.getLogger(__name__)
+
+
+class Dataflow:
+    """The dataflow of one run. After an error of the store, `round` may simply be called again."""
+
+    def __init__(
+        self,
+        run: ObjectStore,
+        config: DataConfig,
+        policies: Mapping[str, PolicyData],
+        seed: int,
+        *,
+        take_in: TakeIn | None = None,
+        clock: Callable[[], float] = time.time,
+        span: Span = no_span,
+    ) -> None:
+        """Raises ConfigError for prompts or algorithms that cannot be used, CorruptError naming an unreadable order
+        or batch."""
+        self._run, self._config, self._policies, self._seed = run, config, policies, seed
+        self._take_in = take_in or self._take_in_here
+        self._clock, self._span = clock, span
+        self._stream = load_prompts(config.prompts)
+        self.restore()
+
+    @property
+    def done(self) -> bool:
+        """Whether every policy has all of its batches."""
+        return not self._unfinished()
+
+    @property
+    def hungry(self) -> bool:
+        """Whether a trainer waits for a batch, as far as the last round saw."""
+        return any(assembly.hungry for assembly in self._assemblies)
+
+    def round(self) -> bool:
+        """Do whatever can be done now; whether that was anything. Raises TransientError, and can then be called
+        again."""
+        try:
+            taken_in = self._take_in_shards()
+            made = self._feed()
+            if self.done:
+                orders.end(self._run, self._ordering.next_number)  # tells the workers to leave
+            return taken_in or made
+        except ConflictError as conflict:
+            self._rebuild(conflict)
+            return True
+
+    def feed(self) -> None:
+        """All of a round but the look at shards: batches of what waits already for the trainers, orders for the workers.
+
+        Raises TransientError, and can then be called again.
+        """
+        try:
+            self._feed()
+        except ConflictError as conflict:
+            self._rebuild(conflict)
+
+    def _feed(self) -> bool:
+        for assembly in self._unfinished():
+            with self._span("store"):
+                assembly.look_for_version()
+        made = sum(assembly.make_batches() for assembly in self._unfinished())
+        written = self._write_orders()
+        return bool(made) or written
+
+    def _rebuild(self, conflict: ConflictError) -> None:
+        log.warning("another dataflow was faster, rebuilding from the store: %s", conflict)
+        self.restore()
+
+    def restore(self) -> None:
+        """Rebuild the whole state from the store, as a new dataflow would; when that fails, the old state stands whole."""
+        config, run, seed = self._config, self._run, self._seed
+        # Several policies wait for rows of the same shards: each shard is read once.
+        read_shard = cache(self._read_shard)
+        with self._span("store"):
+            ordering = Ordering(run, self._stream, curators(config.curate), config.prompts_per_order, seed)
+            assemblies = [
+                Assembly(run, policy, data, config, seed, read_shard, clock=self._clock, span=self._span)
+                for policy, data in self._policies.items()
+            ]
+        self._ordering, self._assemblies = ordering, assemblies
+        self._outstanding = {number for number in range(self._ordering.next_number) if self._is_open(number)}
+        self._probed = -1
+
+    @property
+    def complaint(self) -> str:
+        """What a person should know about a run that makes no headway; empty otherwise."""
+        return complaint(self._unfinished())
+
+    def progress(self) -> dict[str, float]:
+        """What a heartbeat says of it; totals count since the dataflow was started or rebuilt."""
+        counts: dict[str, float] = {
+            "closed_below": min(assembly.books.closed_below for assembly in self._assemblies),
+            "orders": self._ordering.next_number,
+        }
+        for assembly in self._assemblies:
+            counts[f"batches/{assembly.policy}"] = assembly.books.last_step
+            counts[f"waiting/{assembly.policy}"] = assembly.books.num_waiting
+            counts.update((f"{fate}/{assembly.policy}", total) for fate, total in assembly.totals.items())
+        return counts
+
+    def versions(self) -> dict[str, int]:
+        """The newest weights known of each policy."""
+        return {assembly.policy: assembly.version for assembly in self._assemblies if assembly.version is not None}
+
+    def _unfinished(self) -> list[Assembly]:
+        return [assembly for assembly in self._assemblies if not assembly.done]
+
+    def _is_open(self, number: int) -> bool:
+        """Whether anybody still has to hear of the order's shard: a policy that needs batches, or the curators."""
+        if not self._ordering.is_seen(number):
+            return True
+        return any(not assembly.books.is_closed(number) for assembly in self._unfinished())
+
+    def _take_in_shards(self) -> bool:
+        with self._span("store"):
+            found = self._find_shards()
+        if not found:
+            return False
+        with self._span("algorithms"):
+            for prepared in sorted(self._take_in(found), key=lambda prepared: prepared.order):
+                self._fold(prepared)
+        return True
+
+    def _take_in_here(self, numbers: Sequence[int]) -> list[Prepared]:
+        return [prepare(self._run, number, self._config, list(self._policies)) for number in numbers]
+
+    def _find_shards(self) -> list[int]:
+        """Outstanding orders that have been answered, ascending; a bounded look that goes around in a ring."""
+        ring = sorted(self._outstanding)
+        start = bisect_right(ring, self._probed)
+        found: list[int] = []
+        for number in (ring[start:] + ring[:start])[:PROBES_MAX]:
+            if len(found) == SHARDS_PER_ROUND_MAX:
+                break
+            self._probed = number
+            if shards.exists(self._run, number):
+                found.append(number)
+        return sorted(found)
+
+    def _fold(self, prepared: Prepared) -> None:
+        """Enter one shard everywhere where its order is still open."""
+        if prepared.shard is None:
+            self._quarantine(prepared.order, prepared.problem)
+        for assembly in self._unfinished():
+            assembly.take_in(prepared)
+        self._ordering.see(prepared.order, prepared.shard)
+        self._outstanding.discard(prepared.order)
+
+    def _write_orders(self) -> bool:
+        config = self._config
+        needs = [assembly.need(self._outstanding) for assembly in self._assemblies]
+        number = min(orders_to_admit(needs, config.max_staleness, config.prompts_per_order), ORDERS_PER_ROUND_MAX)
+        for _ in range(number):
+            with self._span("algorithms"):
+                order = self._ordering.draft(config.samples_per_prompt, self._clock())
+            with self._span("store"):
+                orders.commit(self._run, order)
+            self._ordering.advance(order)
+            self._outstanding.add(order.number)
+            for assembly in self._assemblies:
+                assembly.admit(order.number)
+        return number > 0
+
+    def _read_shard(self, number: int) -> Shard | None:
+        try:
+            return shards.read(self._run, number)
+        except CorruptError as error:
+            self._quarantine(number, str(error))
+            return None
+
+    def _quarantine(self, number: int, problem: str) -> None:
+        log.warning("%s is unreadable and quarantined: %s", layout.shard(number), problem)
+        quarantine(self._run, layout.shard(number), problem)
+
+
+def serve(
+    run: ObjectStore,
+    config: DataConfig,
+    policies: Mapping[str, PolicyData],
+    seed: int,
+    pulse: Pulse,
+    stop: threading.Event,
+    take_in: TakeIn | None = None,
+) -> None:
+    """Run the dataflow until every policy has all of its batches, the run is stopped, or `stop` is set.
+
+    While every trainer has work, shards gather, so that more of them are taken in at once. A store that is away is waited
+    for. Raises ConfigError and CorruptError as `Dataflow` does.
+    """
+    dataflow: Dataflow | None = None
+    failures, next_look_s = 0, 0.0
+    while not stop.is_set():
+        busy = False
+        try:
+            if time.monotonic() >= next_look_s:
+                next_look_s = time.monotonic() + STOP_INTERVAL_S
+                if read_stop(run) is not None:
+                    return
+            dataflow = dataflow or Dataflow(run, config, policies, seed, take_in=take_in, span=pulse.span)
+            busy = dataflow.round()
+            failures = 0
+            state = "working" if busy else "waiting"
+            pulse.update(state=state, note=dataflow.complaint, progress=dataflow.progress(), versions=dataflow.versions())
+            if dataflow.done:
+                return
+            busy = _gather(dataflow, config, pulse, stop) or busy
+        except TransientError as error:
+            failures += 1
+            log.warning("the store does not answer (%d times in a row): %s", failures, error)
+            pulse.update(state="waiting", note=f"the store does not answer: {error}")
+        if failures or not busy:
+            with pulse.span("wait"):
+                stop.wait(min(config.poll_interval_s * 2 ** min(failures, 16), BACKOFF_MAX_S))
+
+
+def _gather(dataflow: Dataflow, config: DataConfig, pulse: Pulse, stop: threading.Event) -> bool:
+    """Lets shards gather, so that one task takes in several; whether it paused. Meanwhile the trainers are fed with what waits
+    already; one that goes hungry all the same ends the pause. Raises TransientError."""
+    paused = False
+    end_s = time.monotonic() + config.gather_interval_s
+    while not stop.is_set() and not dataflow.hungry and (left_s := end_s - time.monotonic()) > 0:
+        with pulse.span("wait"):
+            stop.wait(min(left_s, config.poll_interval_s))
+        dataflow.feed()
+        paused = True
+    return paused

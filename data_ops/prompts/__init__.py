@@ -1,0 +1,1 @@
+"""Prompt sources: files, hub data sets and the built-in chained addition."""

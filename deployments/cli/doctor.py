@@ -1,0 +1,211 @@
+"""`astraflow doctor`: what this machine has, what it lacks, and what to do about it. Changes nothing."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+import psutil
+
+from deployments.paths import Home
+from deployments.servers import auth
+from deployments.servers.ports import is_free
+from deployments.stack import cpu_features, environment, plan, state
+from deployments.stack.up_down import running
+from storage.errors import AstraFlowError, ConfigError
+from storage.store import addresses
+
+PYTHONS = ((3, 11), (3, 13))
+"""Oldest and newest version that the packages exist for."""
+CORES_MIN = 2
+MEMORY_MIN_GIB = 6.0
+DISK_MIN_GIB = 3.0
+GPU_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. Example: `Check("disk", "ok", "78 GiB free in /clone/.astraflow")`."""
+
+    name: str
+    verdict: Literal["ok", "warn", "fail"]
+    found: str
+    fix: str = ""
+
+
+def examine(home: Home) -> list[Check]:
+    return [
+        _python(),
+        *_packages(),
+        _cores(),
+        _memory(),
+        _disk(home),
+        *_ports(home),
+        _private(home),
+        *_addresses(),
+        _bf16(),
+        _store(home),
+        _prefect(home),
+        _gpu(),
+        _bubblewrap(),
+    ]
+
+
+def _python() -> Check:
+    oldest, newest = PYTHONS
+    words = f"{sys.version.split()[0]} at {sys.executable}"
+    if oldest <= sys.version_info[:2] <= newest:
+        return Check("python", "ok", words)
+    return Check("python", "fail", words, f"use Python {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}")
+
+
+def _packages() -> Iterator[Check]:
+    """What pyproject.toml asks for against what is installed; one line when all is well."""
+    from packaging.requirements import Requirement
+
+    wrong = 0
+    wanted = [Requirement(line) for line in metadata.requires("astraflow") or []]
+    needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    for requirement in needed:
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong += 1
+            yield Check(requirement.name, "fail", "not installed", f'pip install "{requirement}"')
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong += 1
+            found = f"{version}, but {requirement.specifier} is needed"
+            yield Check(requirement.name, "fail", found, f'pip install "{requirement}"')
+    if not wrong:
+        yield Check("packages", "ok", f"all {len(needed)} requirements are met")
+
+
+def _cores() -> Check:
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if count >= CORES_MIN:
+        return Check("cores", "ok", str(count))
+    return Check("cores", "warn", str(count), f"the embedded run is made for {CORES_MIN} cores; it takes longer here")
+
+
+def _memory() -> Check:
+    available = psutil.virtual_memory().available / 2**30
+    if available >= MEMORY_MIN_GIB:
+        return Check("memory", "ok", f"{available:.1f} GiB available")
+    return Check("memory", "warn", f"{available:.1f} GiB available", f"the embedded run takes up to {MEMORY_MIN_GIB:.0f} GiB")
+
+
+def _disk(home: Home) -> Check:
+    folder = next(parent for parent in (home.root, *home.root.parents) if parent.exists())
+    free = shutil.disk_usage(folder).free / 2**30
+    if not os.access(folder, os.W_OK):
+        return Check("disk", "fail", f"{folder} cannot be written", "set ASTRAFLOW_HOME to a writable folder")
+    if free >= DISK_MIN_GIB:
+        return Check("disk", "ok", f"{free:.0f} GiB free in {folder}")
+    return Check("disk", "warn", f"{free:.1f} GiB free in {folder}", "free some space, or move ASTRAFLOW_HOME")
+
+
+def _ports(home: Home) -> Iterator[Check]:
+    stack = running(home)
+    for name, port in (("Prefect", plan.PREFECT_PORT), ("MLflow", plan.MLFLOW_PORT)):
+        if is_free(port):
+            yield Check(f"port {port}", "ok", "free")
+        elif stack is not None and f":{port}" in stack.prefect_url + stack.mlflow_url:
+            yield Check(f"port {port}", "ok", "used by the running stack")
+        else:
+            yield Check(f"port {port}", "warn", "in use by another program", f"nothing: {name} takes the next free one")
+
+
+def _private(home: Home) -> Check:
+    """Whether the home is closed to other users of the machine, and the servers of a running stack ask for a secret."""
+    if not home.root.exists():
+        return Check("private", "ok", f"`astraflow up` will make {home.root} for its owner only")
+    if exposed := [str(path) for path in home.exposed()]:
+        more = f" and {len(exposed) - 1} more" if len(exposed) > 1 else ""
+        return Check("private", "fail", f"other users have access to {exposed[0]}{more}", "`astraflow up` takes it away")
+    try:
+        auth_string = auth.read(home)
+    except AstraFlowError as error:
+        return Check("private", "fail", str(error), "astraflow down, then astraflow up")
+    if auth_string is None and running(home) is not None:
+        return Check("private", "fail", f"the stack runs, and {home.auth} is missing", "astraflow down, then astraflow up")
+    return Check("private", "ok", f"{home.root} is its owner's only")
+
+
+def _addresses() -> Iterator[Check]:
+    """The variables whose addresses hold a credential, or are none."""
+    for name in addresses.VARIABLES:
+        try:
+            environment.given(name)
+        except ConfigError as error:
+            yield Check(name, "fail", str(error), "correct it, or unset it")
+
+
+def _bf16() -> Check:
+    try:
+        if cpu_features.survives_bf16():
+            return Check("bf16", "ok", "matrix products work on this CPU")
+        if cpu_features.survives_bf16(cpu_features.SAFE_ISA):
+            name, value = next(iter(cpu_features.SAFE_ISA.items()))
+            return Check("bf16", "warn", "this CPU announces AMX and refuses it", f"the stack sets {name}={value} by itself")
+    except subprocess.TimeoutExpired:
+        return Check("bf16", "warn", f"no answer within {cpu_features.PROBE_TIMEOUT_S:.0f} s", "try again on a quieter machine")
+    return Check("bf16", "fail", "a matrix product in bf16 ends the process", "set EngineConfig dtype to float32, the default")
+
+
+def _store(home: Home) -> Check:
+    from storage.store import object_store
+
+    try:
+        store = environment.open_store(home, plan.living(state.load(home)))
+        object_store.check(store)
+    except AstraFlowError as error:
+        return Check("store", "fail", str(error), "correct ASTRAFLOW_STORE or its credentials")
+    return Check("store", "ok", f"{store.address}: created-once writes hold")
+
+
+def _prefect(home: Home) -> Check:
+    from deployments.stack import readiness
+
+    try:
+        named = environment.given("PREFECT_API_URL")
+    except ConfigError:
+        shown = addresses.without_credentials(os.environ["PREFECT_API_URL"])
+        return Check("prefect", "fail", f"{shown} is not asked", "see PREFECT_API_URL")
+    stack = state.load(home)
+    if named and not (stack and named == stack.prefect_url):
+        trouble = readiness.prefect_trouble(named)
+        if trouble is None:
+            return Check("prefect", "ok", f"{named} answers")
+        return Check("prefect", "fail", f"{named}: {trouble}", "start it, or unset PREFECT_API_URL for a local one")
+    if stack is None:
+        return Check("prefect", "ok", "no stack is up; `astraflow up` starts one")
+    if readiness.answers(f"{stack.prefect_url}/health"):
+        return Check("prefect", "ok", f"{stack.prefect_url} answers")
+    return Check("prefect", "warn", f"{stack.prefect_url} does not answer", "astraflow up")
+
+
+def _gpu() -> Check:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return Check("gpu", "ok", "none; the embedded recipes need none")
+    try:
+        listed = subprocess.run(
+            [command, "-L"], capture_output=True, text=True, errors="replace", timeout=GPU_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("gpu", "warn", f"nvidia-smi fails ({type(error).__name__})", "check the driver, if there should be one")
+    names = [line.split(" (")[0] for line in listed.stdout.splitlines() if line.startswith("GPU")]
+    if names:
+        return Check("gpu", "ok", "; ".join(names))
+    return Check("gpu", "warn", "nvidia-smi lists none", "check the driver, if there should be one")
+
+
+def _bubblewrap() -> Check:
+    if shutil.which("bwrap"):
+        return Check("bubblewrap", "ok", "found")
+    return Check("bubblewrap", "warn", "not found", "only sandboxed code workflows need it: install the package bubblewrap")

@@ -1,0 +1,80 @@
+"""Whether a run can be started: what its supervisor would refuse, or would notice only when members are on their way.
+
+Nothing here starts or changes anything; every refusal is a ConfigError with the sentence that says what to do.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+
+from deployments.registration import flow_runs
+from storage.errors import ConfigError
+from storage.records.control import Stop
+from storage.run import runs
+from storage.store.object_store import ObjectStore, open_store
+from tasks.recipes import loader
+from tasks.recipes.run_config import RunConfig
+from tasks.supervision.members import Member, members_of
+
+
+def refuse_restart(store: ObjectStore, run_id: str, config: RunConfig | None) -> Stop | None:
+    """The stop that starting an existing run again would lift. The configuration is compared when it is known."""
+    wanted = None if config is None else config.model_dump(mode="json")
+    return runs.check_restart(store, run_id, wanted, loader.filled)
+
+
+def refuse_missing_deployments(api_url: str, config: RunConfig) -> None:
+    """Every member is started through a deployment; one that the server lacks would be noticed when its turn comes."""
+    members = members_of(config)
+    flows = {member.deployment.partition("/")[0] for member in members}
+    known = {flow: flow_runs.deployments_of(api_url, flow) for flow in flows}
+    for member in members:
+        flow = member.deployment.partition("/")[0]
+        if member.deployment not in known[flow]:
+            raise ConfigError(_missing(api_url, member, known[flow]))
+
+
+def _missing(api_url: str, member: Member, known: list[str]) -> str:
+    found = f"{api_url} has no deployment {member.deployment}, which {member.id} needs"
+    if member.kind != "rollout":
+        return f"{found}; `astraflow deploy` registers it"
+    region = member.parameters["region"]
+    regions = ", ".join(name.partition("/")[2] for name in known) or "none"
+    return (
+        f"{found}; regions with a deployment: {regions}. Name one of them, name another deployment in "
+        f"rollout.regions.{region}.deployment, or add it to deployments/registration/deployments.py and run `astraflow deploy`"
+    )
+
+
+def refuse_mirrors_at_home(store: ObjectStore, config: RunConfig) -> None:
+    """A mirror that is the run's own store would copy nothing, and hide that nothing is near."""
+    for region, spec in config.rollout.regions.items():
+        if spec.mirror and open_store(spec.mirror).address == store.address:
+            raise ConfigError(
+                f"rollout.regions.{region}.mirror is the run's own store {store.address}; "
+                "name a store in the region, or leave it out"
+            )
+
+
+def refuse_what_this_machine_lacks(config: RunConfig) -> None:
+    """For a run whose services are processes of this machine."""
+    if lacks := list(_lacks(config)):
+        raise ConfigError("; ".join(lacks))
+
+
+def _lacks(config: RunConfig) -> Iterator[str]:
+    evaluated = config.evaluation.prompts if config.evaluation else None
+    hubs = {"data.prompts.hub": config.data.prompts.hub, "evaluation.prompts.hub": evaluated.hub if evaluated else None}
+    for key, hub in hubs.items():
+        if hub and importlib.util.find_spec("datasets") is None:
+            yield f"{key}: {hub} needs the package `datasets`, which is not installed here: pip install datasets"
+    devices = {"rollout.engine.device": config.rollout.engine.device}
+    devices |= {f"policies.{name}.train.device": policy.train.device for name, policy in config.policies.items()}
+    on_gpu = [key for key, device in devices.items() if device.startswith("cuda")]
+    if on_gpu and not _has_cuda():
+        yield f"{', '.join(on_gpu)}: torch finds no CUDA device on this machine; set cpu, or run where there is one"
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

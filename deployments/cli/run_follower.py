@@ -1,0 +1,245 @@
+"""Follows one run from a terminal until it has ended: gathers what is shown, asks on Ctrl-C, and tells the end.
+
+The run does not depend on this: it goes on when its watcher leaves. What is shown of training comes from the store;
+only whether the supervisor's own flow run still lives is Prefect's to say.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+
+from deployments.cli import live_view
+from deployments.cli.live_view import View
+from deployments.paths import Home
+from deployments.registration import flow_runs
+from deployments.registration.flow_runs import FlowRun
+from deployments.stack import environment, up_down
+from storage import layout
+from storage.coordination import heartbeats
+from storage.errors import AstraFlowError, ConfigError, TransientError
+from storage.records.control import Stop
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from tasks.monitoring.status import Status, status
+
+POLL_S = 1.0
+LINE_INTERVAL_S = 5.0
+"""Between two lines where there is no terminal to draw on."""
+FLOW_POLL_S = 3.0
+FINISH_TIMEOUT_S = 180.0
+"""A supervisor that gave no sign of life for so long after the run's end is not waited for."""
+AWAY_LIMIT_S = 60.0
+"""A supervisor without a heartbeat has died when Prefect, too, does not answer for so long; either alone may be slow."""
+ENDED = ("completed", "cancelled", "failed")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A run, and where its supervisor can be asked after."""
+
+    store: ObjectStore
+    run_id: str
+    api_url: str
+    flow_run_id: str
+    links: dict[str, str]
+    home: Home
+    stood: Stop | None = None
+    """How an earlier start of the run ended; until the new supervisor lifts that, it has not begun."""
+
+
+class Follower:
+    """Looks at a run again and again. `ask` answers a question; `read_flow` asks Prefect after a flow run."""
+
+    def __init__(
+        self,
+        followed: Followed,
+        console: Console,
+        ask: Callable[[str], str] = input,
+        read_flow: Callable[[str, str], FlowRun] = flow_runs.read,
+    ) -> None:
+        self.followed = followed
+        self.console = console
+        self.ask = ask
+        self.read_flow = read_flow
+        self.started = time.monotonic()
+        self.flow = FlowRun(followed.flow_run_id, "Scheduled", False, "")
+        self.flow_seen = -math.inf
+        self.prefect_away = False
+        self.ended_at: float | None = None
+        self.lost_at: float | None = None
+        self.asked = False
+
+    def follow(self) -> Status | None:
+        """Returns the run's last status, or None when the person left it running.
+
+        Raises AstraFlowError when the supervisor died, with the end of what it said.
+        """
+        while True:
+            try:
+                return self._until_over()
+            except KeyboardInterrupt:
+                if self._shall_leave():
+                    return None
+
+    def _until_over(self) -> Status:
+        if not self.console.is_terminal:
+            return self._loop(_lines(self.console))
+        with Live(console=self.console, auto_refresh=False, transient=False) as picture:
+            return self._loop(lambda view: picture.update(live_view.picture(view), refresh=True))
+
+    def _loop(self, show: Callable[[View], None]) -> Status:
+        while True:
+            view = self._look()
+            show(view)
+            if self._is_over(view.status):
+                return self._last(view.status)
+            time.sleep(POLL_S)
+
+    def _look(self) -> View:
+        run_id, store = self.followed.run_id, self.followed.store
+        if time.monotonic() - self.flow_seen > FLOW_POLL_S:
+            self._ask_prefect()
+        run = store.sub(layout.run_prefix(run_id))
+        seen, base_model, note = None, None, ""
+        try:
+            if self._has_begun(run):
+                seen = status(store, run_id)
+                base_model, note = _base_model(run)
+        except TransientError as error:
+            note = f"the store does not answer: {error}"
+        return View(
+            run_id=run_id,
+            elapsed_s=time.monotonic() - self.started,
+            flow_state=self.flow.state,
+            status=seen,
+            base_model=base_model,
+            note=note,
+            links=self.followed.links,
+        )
+
+    def _ask_prefect(self) -> None:
+        self.flow_seen = time.monotonic()
+        try:
+            self.flow = self.read_flow(self.followed.api_url, self.followed.flow_run_id)
+            self.prefect_away = False
+        except ConfigError:  # for a while: the run goes on, and so does its picture
+            self.prefect_away = True
+
+    def _is_over(self, seen: Status | None) -> bool:
+        """Whether the supervisor has ended: its flow run is final, or neither it nor Prefect answers, or it gave no sign of
+        life since the run's end."""
+        now = time.monotonic()
+        lost = self.prefect_away and seen is not None and seen.state == "interrupted"
+        self.lost_at = (self.lost_at or now) if lost else None
+        if self.flow.final or (self.lost_at is not None and now - self.lost_at >= AWAY_LIMIT_S):
+            return True
+        if seen is None or seen.state not in ENDED:
+            return False
+        if self.ended_at is None or seen.closing is not None:
+            self.ended_at = now
+        return now - self.ended_at > FINISH_TIMEOUT_S
+
+    def _has_begun(self, run: ObjectStore) -> bool:
+        """Whether the store shows this start of the run, and not only an earlier one that ended."""
+        return run.exists(layout.RUN) and (self.followed.stood is None or runs.read_stop(run) != self.followed.stood)
+
+    def _last(self, seen: Status | None) -> Status:
+        """How the run ended. Raises AstraFlowError when only its supervisor did, with what that said."""
+        if seen is not None and seen.state in ENDED:
+            return seen
+        run_id, flow = self.followed.run_id, self.flow
+        if flow.state == "Failed" and flow.message:
+            raise AstraFlowError(f"{run_id}: {flow.message}")
+        if seen is None:
+            what = "never began" if self.followed.stood is None else "was not taken up again"
+            raise AstraFlowError(f"the run {run_id} {what}: its flow run ended as {flow.state}. {last_words(self.followed)}")
+        raise AstraFlowError(
+            f"the supervisor of {run_id} ended before the run did; start the run again with `--run-id {run_id}` to go on. "
+            f"{last_words(self.followed)}"
+        )
+
+    def _shall_leave(self) -> bool:
+        """Asked once: the answer, or another Ctrl-C, decides."""
+        if not self.console.is_terminal or self.asked:
+            return True
+        self.asked = True
+        try:
+            answer = self.ask("\nLeave the run going, or cancel it? [L/c] ").strip().lower()
+        except (KeyboardInterrupt, EOFError):
+            return True
+        if not answer.startswith("c"):
+            return True
+        self.console.print("cancelling …")
+        self._cancel()
+        return False
+
+    def _cancel(self) -> None:
+        store, run_id = self.followed.store, self.followed.run_id
+        run = store.sub(layout.run_prefix(run_id))
+        if self._has_begun(run):
+            cancel(run)
+        else:
+            flow_runs.cancel(self.followed.api_url, self.followed.flow_run_id)
+
+
+def cancel(run: ObjectStore) -> Stop:
+    """Ends a run; returns the stop that stands, which is an older one where somebody was faster."""
+    return runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
+
+
+def cancel_before_it_began(home: Home, run_id: str, stood: Stop | None = None) -> bool:
+    """Ends a start of the run whose supervisor has not lifted the stop `stood` yet, or not made the run; whether Prefect knows
+    of one."""
+    up = up_down.running(home)
+    server = environment.given("PREFECT_API_URL") or (up.prefect_url if up else None)
+    if server is None:
+        return False
+    since_s = stood.at_s if stood else 0.0
+    cancelled, _ = flow_runs.cancel_all(
+        *(server, f"run:{run_id}"),
+        processes_alive=True,
+        among=lambda flow_run: flow_run.name == run_id and flow_run.created.timestamp() > since_s,
+    )
+    return cancelled > 0
+
+
+def last_words(followed: Followed) -> str:
+    """What the supervisor's flow run said last, and where all of it stands."""
+    try:
+        said = flow_runs.logs(followed.api_url, followed.flow_run_id)
+    except ConfigError as error:
+        said = [str(error)]
+    file = followed.home.flow_logs / f"{followed.flow_run_id}.log"
+    where = str(file) if file.exists() else followed.links.get("Prefect", "")
+    lines = [line for message in said for line in message.splitlines() if line.strip()]
+    return f"The end of its log {where}:\n" + "\n".join(lines[-12:])
+
+
+def _base_model(run: ObjectStore) -> tuple[float | None, str]:
+    """How far the base models are, from the one who builds them."""
+    for beat in heartbeats.read_all(run):
+        if beat.kind == "base_model" and beat.state not in ("done", "failed"):
+            return beat.progress.get("base_model"), beat.note
+    return None, ""
+
+
+def _lines(console: Console) -> Callable[[View], None]:
+    """Prints the addresses once, then a line every few seconds and whenever the state changes, or the step after the end."""
+    shown_at, shown_state = -math.inf, ("", "")
+
+    def show(view: View) -> None:
+        nonlocal shown_at, shown_state
+        if shown_at < 0:
+            for name, address in view.links.items():
+                console.print(f"{name:<8} {address}", highlight=False, soft_wrap=True)
+        closing = view.status.closing.step if view.status and view.status.closing else ""
+        state = (view.status.state if view.status else view.flow_state, closing)
+        if time.monotonic() - shown_at >= LINE_INTERVAL_S or state != shown_state:
+            shown_at, shown_state = time.monotonic(), state
+            console.print(live_view.line(view), highlight=False, soft_wrap=True)
+
+    return show

@@ -1,0 +1,1 @@
+"""Deployments, work pools and flow runs at a Prefect server."""

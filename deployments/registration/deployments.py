@@ -1,0 +1,218 @@
+"""The deployments, and how they get onto a Prefect server.
+
+Each flow file is imported once, in this process, for its parameters' types and descriptions, from which Prefect's web
+page makes a form. No deployment has a concurrency limit: such leases would end week-long runs when the server was
+away.
+"""
+
+import hashlib
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from deployments.paths import PROJECT
+from deployments.registration.client import connected
+from storage.errors import ConfigError
+
+TAG = "astraflow"
+"""On every deployment and so on every flow run: what the stack cancels before it stops."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One deployment. Example: `Deployment("train", "trainer", "flows/run_trainer.py:train", "trainers", "…")`."""
+
+    flow: str
+    """The flow's name: what stands before the slash in `train/trainer`."""
+    name: str
+    entrypoint: str
+    """`folder/file.py:function`, relative to the project."""
+    pool: str
+    description: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    cron: str = ""
+    """A schedule in UTC; it starts paused. It and the parameters of its runs stay as a person left them when the deployment is
+    registered again."""
+    cron_active: bool = False
+
+
+_SUPERVISOR = "flows/run_supervisor.py:astraflow"
+_ROLLOUT = "flows/run_rollout.py:rollout"
+_MIRROR = "flows/run_mirror.py:mirror"
+
+DEPLOYMENTS = (
+    Deployment(
+        "astraflow",
+        "multi-policy",
+        _SUPERVISOR,
+        "control",
+        "Trains a solver and a verifier together, in two regions, on this machine.",
+        {"recipe": "multi_policy_tiny"},
+    ),
+    Deployment(
+        "astraflow",
+        "single-policy",
+        _SUPERVISOR,
+        "control",
+        "Trains the solver alone.",
+        {"recipe": "single_policy_tiny"},
+    ),
+    Deployment(
+        "astraflow",
+        "nightly",
+        _SUPERVISOR,
+        "control",
+        "Trains both policies every night, once its schedule is switched on.",
+        {"recipe": "multi_policy_tiny"},
+        cron="0 2 * * *",
+    ),
+    Deployment(
+        "prepare",
+        "base-model",
+        "flows/run_base_model.py:prepare",
+        "control",
+        "Builds or fetches the base models of a run. Started by its supervisor.",
+    ),
+    Deployment(
+        "dataflow",
+        "dataflow",
+        "flows/run_dataflow.py:dataflow",
+        "control",
+        "Turns prompts into orders and shards into batches. Started by a run's supervisor.",
+    ),
+    Deployment("rollout", "us-east", _ROLLOUT, "rollout-us-east", "A rollout worker in us-east."),
+    Deployment("rollout", "eu-west", _ROLLOUT, "rollout-eu-west", "A rollout worker in eu-west."),
+    Deployment("mirror", "us-east", _MIRROR, "rollout-us-east", "Copies the weights to a store in us-east, for runs with one."),
+    Deployment("mirror", "eu-west", _MIRROR, "rollout-eu-west", "Copies the weights to a store in eu-west, for runs with one."),
+    Deployment(
+        "train",
+        "trainer",
+        "flows/run_trainer.py:train",
+        "trainers",
+        "The trainer of one policy. Started by a run's supervisor.",
+    ),
+    Deployment(
+        "evaluate",
+        "evaluation",
+        "flows/run_evaluation.py:evaluate",
+        "control",
+        "Plays the held-out prompts. Started by a run's supervisor.",
+    ),
+    Deployment(
+        "gc",
+        "nightly",
+        "flows/run_gc.py:gc",
+        "control",
+        "Says every night what weights may go, once its schedule is switched on; with `apply` they go.",
+        cron="0 4 * * *",
+    ),
+)
+
+
+def register(api_url: str, deployments: Iterable[Deployment] = DEPLOYMENTS, directory: str = str(PROJECT)) -> list[str]:
+    """Creates or updates the deployments on a Prefect server; returns their full names.
+
+    `directory` is the project's folder on the workers' machines. Raises ConfigError when a flow file cannot be
+    imported, or when the server refuses a deployment.
+    """
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    names: list[str] = []
+    flows: dict[str, Any] = {}
+    with connected(api_url) as client:
+        for deployment in deployments:
+            if deployment.entrypoint not in flows:
+                flows[deployment.entrypoint] = _flow(deployment)
+            try:
+                _create(client, deployment, flows[deployment.entrypoint], directory)
+            except PrefectHTTPStatusError as error:
+                raise ConfigError(
+                    f"{api_url} refused the deployment {deployment.flow}/{deployment.name}: {error.response.text[:500]}"
+                ) from error
+            names.append(f"{deployment.flow}/{deployment.name}")
+    return names
+
+
+def import_flows(deployments: Iterable[Deployment] = DEPLOYMENTS) -> None:
+    """Imports every flow file, which `register` then finds imported. Raises ConfigError for one that cannot be."""
+    for deployment in deployments:
+        _flow(deployment)
+
+
+def digest(root: Path = PROJECT) -> str:
+    """Of everything a registration depends on; the same digest means that registering again changes nothing."""
+    patterns = ("flows/*.py", "deployments/**/*.py", "*/config.py", "tasks/*/*config.py")
+    sources = [source for pattern in patterns for source in root.glob(pattern)]
+    digest = hashlib.sha256()
+    for source in sorted(sources):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _flow(deployment: Deployment) -> Any:
+    path, function = deployment.entrypoint.split(":")
+    module = path.removesuffix(".py").replace("/", ".")
+    try:
+        flow = getattr(importlib.import_module(module), function)
+    except Exception as error:  # whatever a broken flow file raises, a person must be told which file it was
+        raise ConfigError(f"{path} cannot be deployed: {type(error).__name__}: {error}") from error
+    if flow.name != deployment.flow:
+        raise ConfigError(
+            f"{path}: the flow is named {flow.name!r}, but it is deployed as {deployment.flow!r}; make them equal"
+        )
+    return flow
+
+
+def form(flow: Any) -> dict[str, Any]:
+    """The JSON schema of a flow's parameters, from which the web page makes its form. Prefect takes descriptions from
+    the docstring alone; those of `Annotated[…, Field(description=…)]` are added here."""
+    from prefect.utilities.callables import parameter_schema
+
+    schema = parameter_schema(flow).model_dump_for_openapi()
+    for name, hint in get_type_hints(flow.fn, include_extras=True).items():
+        described = [one.description for one in getattr(hint, "__metadata__", ()) if getattr(one, "description", None)]
+        if described and name in schema["properties"]:
+            schema["properties"][name].setdefault("description", described[0])
+    return schema
+
+
+def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> None:
+    standing = _standing(client, deployment) if deployment.cron else None
+    schema = form(flow)
+    left = {name: value for name, value in (standing.parameters if standing else {}).items() if name in schema["properties"]}
+    client.create_deployment(
+        flow_id=client.create_flow_from_name(flow.name),
+        name=deployment.name,
+        entrypoint=deployment.entrypoint,
+        pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": directory}}],
+        work_pool_name=deployment.pool,
+        parameters={**deployment.parameters, **left},
+        parameter_openapi_schema=schema,
+        enforce_parameter_schema=True,
+        description=f"{deployment.description}\n\n{flow.description or ''}".strip(),
+        tags=[TAG],
+        schedules=_schedules(deployment, standing),
+    )
+
+
+def _standing(client: Any, deployment: Deployment) -> Any:
+    """What the server has of it; None when it is new there."""
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        return client.read_deployment_by_name(f"{deployment.flow}/{deployment.name}")
+    except ObjectNotFound:
+        return None
+
+
+def _schedules(deployment: Deployment, standing: Any) -> list[Any]:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.schedules import CronSchedule
+
+    if not deployment.cron:
+        return []
+    active = standing.schedules[0].active if standing and standing.schedules else deployment.cron_active
+    schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
+    return [DeploymentScheduleCreate(schedule=schedule, active=active, slug=deployment.name)]

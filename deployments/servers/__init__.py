@@ -1,0 +1,1 @@
+"""The local Prefect and MLflow servers behind one guard."""

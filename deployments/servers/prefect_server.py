@@ -1,0 +1,76 @@
+"""Runs Prefect's server in place of `prefect server start`: behind a `Guard`, on the loopback interface only, never without an
+auth string, and with transactions on SQLite that begin immediately.
+
+Prefect begins them deferred. Two that read first and write later then collide, SQLite refuses the second at once, the
+client gets a 503 and backs off for up to 32 s: launching a handful of services took a minute instead of a second. With
+BEGIN IMMEDIATE the second waits its turn. The place to mend is private to Prefect: when it is gone, the stock server
+runs, with a warning.
+"""
+
+import argparse
+import inspect
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from deployments.servers.guard import Guard
+from deployments.servers.ports import HOST
+
+AUTH_STRING = "PREFECT_SERVER_API_AUTH_STRING"
+_PARAMETERS = ["self", "session", "with_for_update"]
+
+
+def begin_immediately() -> bool:
+    """Mends Prefect in this process; False when Prefect no longer looks the way this needs."""
+    from prefect.server.database import configurations
+
+    begin_mode = getattr(configurations, "SQLITE_BEGIN_MODE", None)
+    sqlite: Any = getattr(configurations, "AioSqliteConfiguration", None)
+    stock = getattr(sqlite, "begin_transaction", None)
+    if begin_mode is None or stock is None or list(inspect.signature(stock).parameters) != _PARAMETERS:
+        return False
+
+    @asynccontextmanager
+    async def begin_transaction(self: Any, session: Any, with_for_update: bool = False) -> AsyncGenerator[Any, None]:
+        token = begin_mode.set("IMMEDIATE")
+        try:
+            async with session.begin() as transaction:
+                yield transaction
+        finally:
+            begin_mode.reset(token)
+
+    sqlite.begin_transaction = begin_transaction
+    return True
+
+
+def main(arguments: list[str]) -> None:
+    """`python -m deployments.servers.prefect_server --port 4200`."""
+    parser = argparse.ArgumentParser(prog="deployments.servers.prefect_server")
+    parser.add_argument("--port", type=int, required=True)
+    port: int = parser.parse_args(arguments).port
+    auth_string = os.environ.get(AUTH_STRING)
+    if not auth_string:
+        sys.exit(f"{AUTH_STRING} is not set, and without it whoever reaches this server could run commands; use `astraflow up`")
+    if not begin_immediately():
+        print("warning: this Prefect cannot BEGIN IMMEDIATE; expect slow launches on SQLite", file=sys.stderr)
+    import uvicorn
+    from prefect.server.api.server import create_app
+    from prefect.settings import get_current_settings
+
+    server = get_current_settings().server
+    guarded = Guard(create_app(final=True), auth_string, authenticates=True)
+    uvicorn.run(
+        guarded,
+        host=HOST,
+        port=port,
+        timeout_keep_alive=server.api.keepalive_timeout,
+        ws_ping_interval=server.api.websocket_ping_interval,
+        ws_ping_timeout=server.api.websocket_ping_timeout,
+        log_level=server.logging_level.lower(),
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What a workflow works with: chat templates, contexts, seeds, time limits."""

@@ -1,0 +1,118 @@
+"""What a workflow is, and what it sees of a policy.
+
+    workflow ──messages──▶ Agent ──tokens──▶ engine
+             ◀───Turn────        ◀─tokens, log-probabilities, versions──
+
+A workflow knows messages, answers and rewards; it never touches tokens, log-probabilities or weights versions: those
+go from the engine into the turn's context and from there into the stored sequence.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollout.agents.chat import Chat, Message
+from rollout.agents.context import Context
+from rollout.agents.seeds import derived_seed
+from rollout.config import SamplingConfig
+from rollout.engines.engine import Engine, SamplingParams
+from storage.errors import ConfigError
+from storage.records.rollouts import Episode, FinishReason, Prompt
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One answer of an agent."""
+
+    text: str
+    """What it says, without the tokens that only structure a conversation."""
+    tokens: tuple[int, ...]
+    """What the engine produced, the stop token included."""
+    finish_reason: FinishReason
+    context: Context
+    """Where the answer stands; hand it to `respond` to go on with it, or ask it for its `sequence(reward)`."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """A policy as this process can play it."""
+
+    policy: str
+    engine: Engine
+    chat: Chat
+    sampling: SamplingConfig
+
+
+class Agent:
+    """A policy in one role of one episode."""
+
+    def __init__(self, player: Player, episode_seed: int, calls: "Calls") -> None:
+        self._player = player
+        self._seed = episode_seed
+        self._calls = calls
+
+    @property
+    def policy(self) -> str:
+        return self._player.policy
+
+    async def respond(self, messages: Sequence[Message], name: str = "", context: Context | None = None) -> Turn:
+        """Answers `messages`: in a context of its own called `name`, or as the next turn of `context`.
+
+        Raises what the engine raises; RuntimeError when the engine gave the request up.
+        """
+        player = self._player
+        if context is None:
+            context = Context(player.chat, messages, name)
+        elif context.chat is not player.chat:
+            raise ConfigError(
+                f"policy {player.policy} cannot go on with context {context.name!r}, which another tokenizer began; "
+                "give it a context of its own, or base both policies on one tokenizer"
+            )
+        else:
+            context.extend(messages)
+        asked = tuple(context.tokens)
+        generation = await player.engine.generate(asked, self._params(derived_seed(self._seed, self._calls.next())))
+        if generation.finish_reason == "abort":
+            raise RuntimeError(
+                f"the engine of policy {player.policy} gave up the request after {len(generation.tokens)} tokens"
+            )
+        if len(context.tokens) != len(asked):
+            raise RuntimeError(f"context {context.name!r} was answered twice at once; its turns follow one another")
+        text = player.chat.text(generation.tokens.tolist())
+        context.add(player.policy, generation, text, player.sampling.temperature)
+        return Turn(text, tuple(generation.tokens.tolist()), generation.finish_reason, context)
+
+    def _params(self, seed: int) -> SamplingParams:
+        sampling = self._player.sampling
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_ids=self._player.chat.stop_ids,
+            seed=seed,
+        )
+
+
+class Calls:
+    """Numbers the calls of one episode 0, 1, 2, …, over all its agents, so that each has random numbers of its own."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def next(self) -> int:
+        self._made += 1
+        return self._made - 1
+
+
+class Workflow(Protocol):
+    """An agent program. Built as `Name(reward, **workflow.args)`, then asked for many plays at once: keep no state of
+    a play."""
+
+    roles: tuple[str, ...]
+    """Whom it plays with; a class attribute, so that a recipe can be checked before anything starts."""
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        """Plays one episode for `prompt`; `agents` has one agent for each role. What it raises becomes the episode's
+        error."""
+        ...

@@ -1,0 +1,1 @@
+"""Rollout engines: the contract, and one folder per engine."""

@@ -1,0 +1,1 @@
+"""The embedded rollout engine: continuous batching in torch."""

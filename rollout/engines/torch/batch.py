@@ -1,0 +1,212 @@
+"""Continuous batching: requests join and leave a running batch between two decode steps.
+
+    admit ─▶ prefill new prompts, copy them into slots ─▶ compact ─▶ decode ─▶ draw ─▶ finished
+
+Single-threaded and synchronous; `torch_engine.py` gives it a thread, callers and new weights. One step costs one pass of the
+decoder over the sequences that run, reading the cache no further than the longest of them.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from rollout.engines.engine import NO_VERSION, Generation, SamplingParams, VersionSpan
+from rollout.engines.torch.decoder import Decoder
+from rollout.engines.torch.decoder_weights import DecoderWeights
+from rollout.engines.torch.kv_cache import KVCache
+from rollout.engines.torch.prefixes import Prefix, PrefixCache
+from rollout.engines.torch.slots import Plan, Slots
+from storage.records.rollouts import FinishReason
+
+Tokens: TypeAlias = tuple[int, ...]
+
+PREFILL_TOKENS_MAX = 2048
+"""Padded tokens of one prefill pass (a single longer prompt still goes alone). Waiting prompts fill up a pass that is needed
+anyway, so that it is rarely for one prompt only."""
+
+PREFILL_AHEAD_MAX = 64
+"""Waiting requests whose prompts are considered for such a pass."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One generation under way."""
+
+    prompt: Tokens
+    sampling: SamplingParams
+    limit: int
+    """Tokens to generate at most."""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    """(version, index of the first token it sampled), in order."""
+    finish_reason: FinishReason = "abort"
+
+    def generation(self) -> Generation:
+        ends = [start for _, start in self.marks[1:]] + [len(self.tokens)]
+        spans = (VersionSpan(version, start, end) for (version, start), end in zip(self.marks, ends, strict=False))
+        return Generation(
+            tokens=np.array(self.tokens, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            spans=tuple(span for span in spans if span.start < span.end),
+            finish_reason=self.finish_reason,
+        )
+
+
+class ContinuousBatch:
+    def __init__(self, decoder: Decoder, cache: KVCache, slots: Slots, capacity: int, device: torch.device) -> None:
+        self._decoder, self._cache, self._slots = decoder, cache, slots
+        self._capacity, self._device = capacity, device
+        self._prefixes = PrefixCache()
+        self._running: list[Request | None] = []
+        """By slot; None is a hole that the next admission or compaction fills."""
+        self._waiting: deque[Request] = deque()
+        self._plan = Plan([])
+        self._changed = False
+        """Since the last step, requests joined or left: the plan and the longest context must be found again."""
+        self._longest = 0
+        """Tokens of the longest running context; the newest of them is not in the cache yet."""
+        self._weights: DecoderWeights | None = None
+        self.version = NO_VERSION
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting) or any(self._running)
+
+    def add(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def swap(self, version: int, weights: DecoderWeights) -> None:
+        """The next token is sampled with `weights`; running requests keep the context computed so far."""
+        if version == self.version:
+            return
+        self._weights, self.version = weights, version
+        self._prefixes.clear()
+        for request in self._running:
+            if request:
+                request.marks.append((version, len(request.tokens)))
+
+    def drop(self, request: Request) -> None:
+        """Forget a request that nobody waits for any more; one that has finished already is ignored."""
+        if request in self._running:
+            self._leave(self._running.index(request))
+        elif request in self._waiting:
+            self._waiting.remove(request)
+
+    def step(self) -> list[Request]:
+        """Let waiting requests in and generate one token of each running one; the requests that finished."""
+        self._admit()
+        self._compact()
+        return self._decode() if self._running else []
+
+    def _admit(self) -> None:
+        """Put waiting requests into free slots, what stands before their last prompt token into the cache.
+
+        The next decode step treats that last token like any other, so a new request costs no pass of its own.
+        """
+        holes = [slot for slot, request in enumerate(self._running) if request is None]
+        free = [*holes, *range(len(self._running), self._capacity)][: len(self._waiting)]
+        if not free:
+            return
+        requests = [self._waiting.popleft() for _ in free]
+        prefixes = self._prefixes_of([request.prompt[:-1] for request in requests])
+        self._running.extend([None] * (max(free) + 1 - len(self._running)))
+        for slot, request in zip(free, requests, strict=True):
+            if prefix := prefixes.get(request.prompt[:-1]):
+                self._cache.fill(slot, prefix.keys, prefix.values)
+            request.marks.append((self.version, 0))
+            self._running[slot] = request
+        self._slots.enter(free, [request.prompt for request in requests], [request.sampling for request in requests])
+        self._changed = True
+
+    def _prefixes_of(self, texts: Sequence[Tokens]) -> dict[Tokens, Prefix]:
+        """What each text leaves in the cache, computed where it is not held, many in one pass. The empty text has none."""
+        found = {text: prefix for text in texts if (prefix := self._prefixes.get(text))}
+        missing = {text: None for text in texts if text and text not in found}
+        ahead = islice(self._waiting, PREFILL_AHEAD_MAX if missing else 0)
+        candidates = {request.prompt[:-1]: None for request in ahead}
+        todo = deque([*missing, *(text for text in candidates if text and text not in missing and text not in self._prefixes)])
+        while missing.keys() - found.keys():
+            for text, prefix in self._compute(_next_pass(todo)).items():
+                self._prefixes.put(text, prefix)
+                if text in missing:
+                    found[text] = prefix
+        return found
+
+    def _compute(self, texts: Sequence[Tokens]) -> dict[Tokens, Prefix]:
+        assert self._weights is not None
+        longest = max(map(len, texts))
+        padded = torch.tensor([text + (0,) * (longest - len(text)) for text in texts], device=self._device)
+        keys, values = self._decoder.prefill(self._weights, padded)
+        # Clones, so that one text that is kept does not keep the whole pass in memory.
+        return {
+            text: Prefix(keys[:, row, :, : len(text)].clone(), values[:, row, :, : len(text)].clone())
+            for row, text in enumerate(texts)
+        }
+
+    def _compact(self) -> None:
+        """Move the last sequences into the holes, so that those in use stand at the front without gaps."""
+        running, sources, targets = self._running, list[int](), list[int]()
+        for hole in [slot for slot, request in enumerate(running) if request is None]:
+            while running and running[-1] is None:
+                running.pop()
+            if hole >= len(running):
+                break
+            sources.append(len(running) - 1)
+            targets.append(hole)
+            running[hole] = running.pop()
+        if sources:
+            self._cache.move(sources, targets, self._longest)
+            self._slots.move(sources, targets)
+
+    def _decode(self) -> list[Request]:
+        """One more token of every running request; those that finished with it."""
+        assert self._weights is not None
+        if self._changed:
+            requests = [request for request in self._running if request]
+            self._plan = Plan([request.sampling for request in requests])
+            self._longest = max(len(request.prompt) + len(request.tokens) for request in requests)
+            self._changed = False
+        count = len(self._running)
+        tokens, positions = self._slots.newest(count)
+        logits = self._decoder.decode(self._weights, self._cache, tokens, positions, self._longest)
+        self._longest += 1
+        return self._record(*self._slots.sample(logits, self._plan))
+
+    def _record(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Request]:
+        """Append one token to the request in each slot; those that ended leave their slots."""
+        if math.isnan(sum(logprobs)):
+            raise FloatingPointError(f"weights version {self.version} gives logits that are not numbers")
+        finished = []
+        for slot, (request, token, logprob) in enumerate(zip(self._running, tokens, logprobs, strict=True)):
+            assert request is not None
+            request.tokens.append(token)
+            request.logprobs.append(logprob)
+            if token in request.sampling.stop_ids:
+                request.finish_reason = "stop"
+            elif len(request.tokens) == request.limit:
+                request.finish_reason = "length"
+            else:
+                continue
+            self._leave(slot)
+            finished.append(request)
+        return finished
+
+    def _leave(self, slot: int) -> None:
+        self._running[slot] = None
+        self._changed = True
+
+
+def _next_pass(todo: deque[Tokens]) -> list[Tokens]:
+    """Take texts from the front of `todo` until one more would exceed PREFILL_TOKENS_MAX padded tokens."""
+    taken = [todo.popleft()]
+    longest = len(taken[0])
+    while todo and (longest := max(longest, len(todo[0]))) * (len(taken) + 1) <= PREFILL_TOKENS_MAX:
+        taken.append(todo.popleft())
+    return taken

@@ -1,0 +1,237 @@
+"""The embedded engine: continuous batching in a thread of its own, on a CPU or a GPU.
+
+    callers' event loops ──generate──▶ inbox ──▶ ┌ thread ────────────────────┐ ──call_soon_threadsafe──▶ answers
+    any thread ──load: convert──▶ pending swap ─▶ │ swap · drop · admit · step │
+                                                  └────────────────────────────┘
+
+Between two steps the thread takes in what arrived; with nothing to do it sleeps. This module knows threads and event loops;
+batching stands in `batch.py`, the model in `decoder.py`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rollout.config import EngineConfig
+from rollout.engines.engine import NO_VERSION, EngineFailedError, Generation, SamplingParams
+from rollout.engines.torch.architecture import read_architecture
+from rollout.engines.torch.batch import ContinuousBatch, Request
+from rollout.engines.torch.decoder import Decoder
+from rollout.engines.torch.decoder_weights import DecoderWeights, fuse
+from rollout.engines.torch.delivery import settle
+from rollout.engines.torch.kv_cache import KVCache
+from rollout.engines.torch.slots import Slots
+from storage.errors import ConfigError
+from storage.formats.safetensors import weights_digest
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WAITING_MAX = 65_536
+"""Requests that may wait for a slot."""
+
+Answer = asyncio.Future[Generation]
+Loaded = asyncio.Future[None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Swap:
+    version: int
+    weights: DecoderWeights
+    done: Loaded
+
+
+@dataclass
+class _Inbox:
+    """What arrived since the last step; guarded by the engine's condition."""
+
+    requests: list[Request] = field(default_factory=list)
+    cancelled: list[Request] = field(default_factory=list)
+    swaps: list[_Swap] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.requests or self.cancelled or self.swaps)
+
+
+class TorchEngine:
+    """`rollout.engines.engine.Engine` on this process's torch."""
+
+    def __init__(self, config: EngineConfig, model_config: Json) -> None:
+        """ConfigError when the model, device or dtype cannot be run, or the key-value cache does not fit into memory."""
+        self._config = config
+        self._architecture = read_architecture(model_config)
+        self._device, self._dtype = _device(config), _dtype(config)
+        self._batch: ContinuousBatch = self._allocate()
+        self._arrived = threading.Condition()
+        self._inbox = _Inbox()
+        self._answers: dict[Request, Answer] = {}
+        self._digests: dict[int, str] = {}
+        self._version = NO_VERSION
+        self._closing = False
+        self._failure: EngineFailedError | None = None
+        self._thread = threading.Thread(target=self._run, name="torch-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def capacity(self) -> int:
+        return self._config.max_concurrent
+
+    def digest(self, version: int) -> str:
+        return self._digests[version]
+
+    async def generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
+        request = self._request(tokens, sampling)
+        answer: Answer = asyncio.get_running_loop().create_future()
+        with self._arrived:
+            self._check_open()
+            if len(self._answers) >= WAITING_MAX:
+                raise ConfigError(f"{WAITING_MAX} requests wait for the engine; have fewer outstanding, or more workers")
+            self._answers[request] = answer
+            self._inbox.requests.append(request)
+            self._arrived.notify()
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            with self._arrived:
+                if self._answers.pop(request, None):
+                    self._inbox.cancelled.append(request)
+                    self._arrived.notify()
+            raise
+
+    async def load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
+        digest, weights = await asyncio.to_thread(self._convert, tensors)
+        done: Loaded = asyncio.get_running_loop().create_future()
+        with self._arrived:
+            self._check_open()
+            newest = max(self._digests, default=NO_VERSION)
+            if version < newest or digest != self._digests.get(version, digest):
+                raise ValueError(f"the engine holds version {newest} and was handed other weights as version {version}")
+            self._digests[version] = digest
+            self._inbox.swaps.append(_Swap(version, weights, done))
+            self._arrived.notify()
+        await done
+
+    async def close(self) -> None:
+        with self._arrived:
+            self._closing = True
+            self._arrived.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    # The rest runs at the door, in the caller's thread …
+
+    def _request(self, tokens: Sequence[int], sampling: SamplingParams) -> Request:
+        prompt = tuple(np.asarray(tokens, dtype=np.int64).tolist())
+        vocab, max_tokens = self._architecture.vocab, self._config.max_tokens
+        if not prompt:
+            raise ConfigError("the prompt is empty; an engine continues at least one token")
+        if not (min(prompt) >= 0 and max(prompt) < vocab):
+            raise ConfigError(f"the prompt holds an id outside the vocabulary of {vocab}; is this the model's tokenizer?")
+        if not all(0 <= token < vocab for token in sampling.stop_ids):
+            raise ConfigError(f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}")
+        if len(prompt) >= max_tokens:
+            raise ConfigError(
+                f"a prompt of {len(prompt)} tokens leaves no room for an answer; raise rollout.engine.max_tokens "
+                f"(now {max_tokens}) or use shorter prompts"
+            )
+        if not self._digests:
+            raise ConfigError("the engine has no weights yet; load a version before the first generate")
+        return Request(prompt, sampling, limit=min(sampling.max_new_tokens, max_tokens - len(prompt)))
+
+    def _check_open(self) -> None:
+        if self._failure:
+            raise EngineFailedError(str(self._failure)) from self._failure.__cause__
+        if self._closing:
+            raise EngineFailedError("the engine was closed")
+
+    def _convert(self, tensors: Mapping[str, HostTensor]) -> tuple[str, DecoderWeights]:
+        return weights_digest(tensors), fuse(self._architecture, tensors, self._device, self._dtype)
+
+    def _allocate(self) -> ContinuousBatch:
+        slots, max_tokens = self._config.max_concurrent, self._config.max_tokens
+        if max_tokens > self._architecture.max_positions:
+            raise ConfigError(
+                f"rollout.engine.max_tokens is {max_tokens}, but the model's max_position_embeddings is "
+                f"{self._architecture.max_positions}; lower the former"
+            )
+        try:
+            cache = KVCache(self._architecture, slots, max_tokens, self._device, self._dtype)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"no memory for the key-value cache of {slots} sequences of {max_tokens} tokens on {self._device} ({error}); "
+                "lower rollout.engine.max_concurrent or max_tokens"
+            ) from error
+        decoder = Decoder(self._architecture, max_tokens, self._device, self._dtype)
+        return ContinuousBatch(decoder, cache, Slots(slots, self._device), slots, self._device)
+
+    # … and from here on in the engine's own thread.
+
+    def _run(self) -> None:
+        # For this thread: OpenMP keeps the number per thread, so a call elsewhere would not reach it.
+        torch.set_num_threads(self._config.threads)
+        try:
+            with torch.inference_mode():
+                while self._take_in():
+                    self._answer(self._batch.step())
+        except Exception as error:  # the outermost loop of the thread: whatever it is, the callers must hear of it
+            failure = EngineFailedError(f"the torch engine broke: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._end(failure)
+        else:
+            self._end(None)
+
+    def _take_in(self) -> bool:
+        """Sleep until there is work, then apply what arrived; False when the engine is to close."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._inbox or self._closing or self._batch.busy)
+            if self._closing:
+                return False
+            arrived, self._inbox = self._inbox, _Inbox()
+        for swap in arrived.swaps:
+            self._batch.swap(swap.version, swap.weights)
+            self._version = swap.version
+        for request in arrived.requests:
+            self._batch.add(request)
+        for request in arrived.cancelled:
+            self._batch.drop(request)
+        settle([(swap.done, None) for swap in arrived.swaps])
+        return True
+
+    def _answer(self, finished: Sequence[Request]) -> None:
+        if not finished:
+            return
+        with self._arrived:
+            answers = [(self._answers.pop(request, None), request) for request in finished]
+        settle([(answer, request.generation()) for answer, request in answers if answer])
+
+    def _end(self, failure: EngineFailedError | None) -> None:
+        """Answer everything that is outstanding: with `failure`, or as aborted."""
+        with self._arrived:
+            self._failure, self._closing = failure, True
+            answers, self._answers = self._answers, {}
+            swaps = self._inbox.swaps
+        closed = failure or EngineFailedError("the engine was closed")
+        settle([(swap.done, closed) for swap in swaps])
+        settle([(answer, failure or request.generation()) for request, answer in answers.items()])
+        del self._batch
+
+
+def _device(config: EngineConfig) -> torch.device:
+    try:
+        device = torch.device(config.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"rollout.engine.device {config.device!r} cannot be used here: {error}") from error
+    return device
+
+
+def _dtype(config: EngineConfig) -> torch.dtype:
+    if config.dtype not in DTYPES:
+        raise ConfigError(f"rollout.engine.dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
+    return DTYPES[config.dtype]

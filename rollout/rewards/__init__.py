@@ -1,0 +1,1 @@
+"""Rewards, and the judge of mathematical answers."""

@@ -1,0 +1,1 @@
+"""Extraction and exact comparison of mathematical answers."""

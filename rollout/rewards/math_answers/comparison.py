@@ -1,0 +1,388 @@
+"""Whether an answer means what the reference means.
+
+    same spelling ─▶ lists, tuples, sets, intervals: item by item ─▶ numbers: exactly ─▶ everything else: `algebra`
+
+The event loop asks without algebra and takes None for "not decided"; the judge asks with a computer algebra system.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import Final, Literal
+
+from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
+from rollout.rewards.math_answers.inequalities import solution_set
+from rollout.rewards.math_answers.measures import ratio
+from rollout.rewards.math_answers.numbers import Reading, TooLargeError, read_number, rounds, same_number
+from rollout.rewards.math_answers.spelling import tidy, without_spaces
+from rollout.rewards.math_answers.structure import (
+    Collection,
+    assignments,
+    collection,
+    is_set,
+    nesting,
+    parts_of_ratio,
+    parts_of_union,
+    sides,
+    without_brackets,
+)
+from rollout.rewards.math_answers.units import is_unit, measure_behind
+from rollout.rewards.math_answers.words import is_choice, labelled_choice, same_time, same_words
+
+CHARS_MAX: Final = 1_000
+"""A longer answer is wrong, unless it is spelled like the reference: no reference of a known problem set has 300."""
+DEPTH_MAX: Final = 5
+"""Collections within collections."""
+NESTING_MAX: Final = 20
+"""Groups within groups of an answer; parsers take exponential time for hundreds of them."""
+
+Algebra = Callable[[str, str], bool | None]
+"""Whether two tidy expressions (the answer first) are equal by rules of algebra; None where that is left open."""
+
+NAME: Final = re.compile(
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
+)
+"""What may be left of `=` without being part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
+MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
+
+COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
+VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
+"""A letter other than the constants e and i, in a text without commands."""
+UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-][\w.(\\{]|\*|\\times|\\cdot|\\div")
+"""In a text without spaces: an operation that is left to be done."""
+APART: Final = re.compile(r"(?<![_\d])\d+ \d")
+ELLIPSIS: Final = re.compile(r"\.\.|\\[lc]?dots")
+
+TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
+TRAILING_UNITS_MAX: Final = 4
+GREEK: Final = re.compile(
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega)"
+    r"(?![a-zA-Z])",
+    re.IGNORECASE,
+)
+ABOUT: Final = "\\approx"
+PRIMES: Final = re.compile(r"'|\\prime(?![a-zA-Z])")
+RAISED_TWICE: Final = re.compile(r"\^ ?(?:\w|\{[^{}]*\}) ?\^")
+WORD: Final = re.compile(r"[a-zA-Z]{2,}")
+TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
+
+TRAILING_DEGREES: Final = re.compile(r"(?<=[\d})a-z])\^ ?(?:\{\\circ ?\}|\\circ)$")
+ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+ANGLE_DEGREES: Final = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))")
+CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
+GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bool | None:
+    """Whether two answers are equal; None where only algebra could tell, and `algebra` does not.
+
+    `1,200` equals `1200.0`; `0.33` is not `0.333`. For a plain number a sum, a difference or a product is wrong even
+    where its value is right: an answer that copies `7+8-3` out of the question is no result.
+    """
+    if len(answer) > CHARS_MAX or len(reference) > CHARS_MAX:
+        return bool(answer.strip()) and answer.strip() == reference.strip()
+    given, gold = tidy(answer), _tidy_reference(reference)
+    if nesting(given) > NESTING_MAX:
+        return given == gold
+    return _equal(given, gold, algebra, DEPTH_MAX)
+
+
+@lru_cache(maxsize=4096)
+def _tidy_reference(reference: str) -> str:
+    return tidy(reference)
+
+
+def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
+    if without_spaces(answer) == without_spaces(gold):
+        return bool(answer)
+    assigned = assignments(answer), assignments(gold)
+    if assigned[0] is None or assigned[1] is None:
+        return False
+    answer, gold = assigned[0], assigned[1]
+    letter, content = labelled_choice(answer)
+    gold_letter, gold_content = labelled_choice(gold)
+    if letter or gold_letter:
+        return _equal_choices(letter or answer, content, gold_letter or gold, gold_content, algebra, depth)
+    if (intervals := _as_intervals(*_as_ratios(answer, gold))) is None:
+        return False
+    answer, gold = intervals
+    answer, gold = MEMBER.sub("", answer), MEMBER.sub("", gold)
+    if without_spaces(answer) == without_spaces(gold):
+        return True
+    if len(CLOSED_AT_INFINITY.findall(answer)) != len(CLOSED_AT_INFINITY.findall(gold)):
+        return False
+    expected = collection(gold)
+    given = collection(answer, len(expected.items) if expected is not None else 1)
+    if expected is not None and given is not None:
+        return _equal_collections(given, expected, algebra, depth - 1) if depth else False
+    if any(each is not None and is_set(each.items[0]) and each.is_set for each in (expected, given)):
+        return False  # a set of sets against something else
+    ratios = parts_of_ratio(answer), parts_of_ratio(gold)
+    if len(ratios[0]) > 2 or len(ratios[1]) > 2:
+        return _equal_ratios(*ratios, algebra, depth - 1) if depth else False
+    if (expected is not None or given is not None) and _number(gold if given is not None else answer) is not None:
+        return False  # a number against several
+    parts, expected_parts = parts_of_union(answer), parts_of_union(gold)
+    if len(parts) == len(expected_parts) > 1 and depth and _equal_unordered(parts, expected_parts, algebra, depth - 1):
+        return True
+    return _equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
+
+
+def _equal_choices(letter: str, answer: str, gold_letter: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
+    """Whether two choices with their contents are the same: the letters where both have one, the contents where both have one.
+    For an answer or a gold without a letter, `letter` is its content."""
+    if is_choice(letter) and is_choice(gold_letter) and same_words(letter, gold_letter) is not True:
+        return False
+    if is_choice(gold) or is_choice(answer):
+        return is_choice(letter) and is_choice(gold_letter)
+    return _equal(answer, gold, algebra, depth - 1) if depth else False
+
+
+def _as_ratios(answer: str, gold: str) -> tuple[str, str]:
+    """`3 to 4` is a ratio where the gold is one."""
+    return (TO.sub(":", answer), gold) if ":" in gold else (answer, gold)
+
+
+def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
+    """Inequalities as the intervals that they describe, where the other one is an interval, or inequalities too; None for
+    inequalities in different unknowns."""
+    given, wanted = solution_set(answer), solution_set(gold)
+    if given and wanted:
+        return (given[1], wanted[1]) if given[0] == wanted[0] else None
+    if given and gold and (gold[0] in "([" or "\\cup" in gold):
+        return given[1], gold
+    if wanted and answer and (answer[0] in "([" or "\\cup" in answer):
+        return answer, wanted[1]
+    return answer, gold
+
+
+def _equal_ratios(answer: Sequence[str], gold: Sequence[str], algebra: Algebra, depth: int) -> bool | None:
+    """Whether ratios of several terms are the same, each term times the same number."""
+    if len(answer) != len(gold):
+        return False
+    given, wanted = [_number(term) for term in answer], [_number(term) for term in gold]
+    if wanted[0] is not None and given[0] is not None and given[0].value and wanted[0].value:
+        scale = given[0].value / wanted[0].value
+        pairs = list(zip(given, wanted, strict=True))
+        if all(a is not None and g is not None and a.evaluated for a, g in pairs):
+            return all(a is not None and g is not None and a.value == scale * g.value for a, g in pairs)
+    return _all(_equal(a, g, algebra, depth) for a, g in zip(answer, gold, strict=True))
+
+
+def _equal_collections(answer: Collection, gold: Collection, algebra: Algebra, depth: int) -> bool | None:
+    if gold.names and not answer.names and answer.is_set:
+        return False  # which of them is x and which is y?
+    if answer.names and not gold.names and gold.brackets == "()" and all(len(name) == 1 for name in answer.names):
+        answer = replace(answer, items=tuple(sorted(answer.items)))  # `y=2, x=1` is the point (1,2)
+    order = _order(answer, gold)
+    if order == "unordered" and gold.names and not answer.names:
+        order = "ordered"
+    if order == "unordered":
+        return _equal_unordered(answer.items, gold.items, algebra, depth)
+    if order is None or len(answer.items) != len(gold.items):
+        return False
+    return _all(_equal_items(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True))
+
+
+def _equal_items(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
+    """Whether two items of collections are equal; a set is none of its elements there."""
+    return False if is_set(answer) != is_set(gold) else _equal(answer, gold, algebra, depth)
+
+
+def _order(answer: Collection, gold: Collection) -> Literal["ordered", "unordered"] | None:
+    """How two collections are compared; None where their brackets contradict each other.
+
+    Sets, and lists without brackets, have no order; tuples and intervals have one. A list without brackets may stand for
+    a set, or in the same order for a tuple. With more than two items `[1, 2, 3]` is no interval but a tuple too.
+    """
+    if all(each.is_bare or each.is_set for each in (answer, gold)):
+        return "unordered"
+    if answer.brackets == gold.brackets:
+        return "ordered"
+    if answer.is_set or gold.is_set:
+        return None
+    if len(gold.items) > 2 or {answer.brackets, gold.brackets} == {"", "()"}:
+        return "ordered"
+    return None
+
+
+def _equal_unordered(answers: Sequence[str], golds: Sequence[str], algebra: Algebra, depth: int) -> bool | None:
+    """Whether the items can be paired so that each equals its partner."""
+    answers, golds = _distinct(answers), _distinct(golds)
+    if len(answers) != len(golds):
+        return False
+
+    @cache
+    def edge(gold: int, answer: int) -> bool | None:
+        return _equal_items(answers[answer], golds[gold], algebra, depth)
+
+    if _perfect(len(golds), lambda gold, answer: edge(gold, answer) is True):
+        return True
+    return None if _perfect(len(golds), lambda gold, answer: edge(gold, answer) is not False) else False
+
+
+def _distinct(items: Sequence[str]) -> list[str]:
+    return list({without_spaces(item): item for item in items}.values())
+
+
+def _perfect(count: int, edge: Callable[[int, int], bool]) -> bool:
+    """Whether a perfect matching exists between `count` items on both sides (Kuhn's algorithm)."""
+    partners: dict[int, int] = {}
+
+    def place(gold: int, tried: set[int]) -> bool:
+        for answer in range(count):
+            if answer not in tried and edge(gold, answer):
+                tried.add(answer)
+                if answer not in partners or place(partners[answer], tried):
+                    partners[answer] = gold
+                    return True
+        return False
+
+    return all(place(gold, set()) for gold in range(count))
+
+
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    """False where one is False, None where one is open, else True."""
+    found = True
+    undecided = False
+    for verdict in verdicts:
+        found &= verdict is not False
+        undecided |= verdict is None
+        if not found:
+            return False
+    return None if undecided else True
+
+
+def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
+    if without_spaces(answer) == without_spaces(gold):
+        return bool(answer)
+    if (same := same_time(answer, gold)) is not None:
+        return same
+    given_name, given_value = _named(answer)
+    name, gold_value = _named(gold)
+    number = _number(gold_value)
+    if number is not None:
+        if name and name != given_name and len(sides(answer)) > 1 and any(map(_variables, sides(answer))):
+            return False
+        return _equal_to_number(given_value if given_name else answer, number, gold_value, algebra)
+    verdict = same_words(answer, gold)
+    if verdict is not None:
+        return verdict
+    if name and len(sides(answer)) == 1:
+        gold = sides(gold_value)[-1]
+    elif len(sides(gold)) == 1:
+        return _equal_chain(given_value if given_name else answer, gold, algebra)
+    elif len(sides(answer)) == 1 and _is_relation(gold):
+        return False
+    return _ask(algebra, answer, gold)
+
+
+def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
+    """Whether the result of `a = b = result ≈ 1.41` equals the gold and no side before it contradicts it."""
+    exact = answer.partition(ABOUT)[0].strip()
+    *before, result = sides(exact or answer)
+    known = _variables(gold)
+    # `S = …` names the result; `x+1 = x+2` for a gold in x, and a side without variables, claim something
+    claims = [part for part in before if _variables(part) <= known]
+    return _all(_ask(algebra, part, gold) for part in (result, *claims))
+
+
+def _variables(text: str) -> frozenset[str]:
+    return frozenset(VARIABLE.findall(COMMAND.sub("", text))) | frozenset(GREEK.findall(text))
+
+
+def _is_relation(text: str) -> bool:
+    """Whether an equation is more than a name and a value: its left side computes with variables, as in `x+y = 4`, or both
+    are words, as in `MR = SRMC`."""
+    first, *others = sides(text)
+    if not others:
+        return False
+    if WORD.fullmatch(first) and WORD.fullmatch(others[-1]):
+        return True
+    return bool(_variables(first)) and bool(re.search(r"[a-zA-Z\d)}][-+*/^]|\\frac|\d[a-zA-Z]", first))
+
+
+def _ask(algebra: Algebra, answer: str, gold: str) -> bool | None:
+    given, wanted = _for_algebra(answer), _for_algebra(gold)
+    if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in (given, wanted)):
+        return False  # the algebra system reads over a prime, and a second exponent is none of TeX
+    if ("{,}" in given) != ("{,}" in wanted):
+        return False  # a decimal comma, or one between items
+    if ratio(measure_behind(answer), measure_behind(gold)) != 1:
+        return False
+    trailing = TRAILING_UNIT.search(given), TRAILING_UNIT.search(wanted)
+    if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
+        return False  # `\\sqrt{2}\\text{ squared}`
+    return algebra(given, wanted)
+
+
+def _equal_to_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
+    *before, result = sides(answer)
+    exact, _, decimal = answer.rpartition(ABOUT)
+    if exact and (reading := _number(decimal)) is not None and rounds(reading, gold.value) and reading.value != gold.value:
+        answer, (*before, result) = exact, sides(exact)
+    try:
+        reading = read_number(without_brackets(result))
+        if reading is None:
+            return _equal_unread(result, gold, gold_text, algebra)
+        if not same_number(reading, gold):
+            return False
+        return not any(_contradicts(part, reading) for part in before)
+    except TooLargeError:
+        return False
+
+
+def _contradicts(part: str, result: Reading) -> bool:
+    """Whether `part = result` is false, as in `7 = 8`; what has a variable contradicts nothing."""
+    reading = read_number(without_brackets(part))
+    if reading is None:
+        return False
+    value = replace(reading, plain=False, evaluated=True)
+    return not (same_number(value, replace(result, plain=False)) or rounds(result, reading.value))
+
+
+def _equal_unread(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
+    """Whether an expression that is no number as it stands has the value of a number."""
+    bare = COMMAND.sub("", answer)
+    if not any("0" <= letter <= "9" for letter in bare) and answer.isascii():
+        return False
+    if VARIABLE.search(bare) or APART.search(answer) or ELLIPSIS.search(answer):
+        return False
+    if gold.plain and UNFINISHED.search(without_spaces(answer)):
+        return False
+    return _ask(algebra, answer, gold_text)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """`x = 5` and `5 = x` → (`x`, `5`); a text without a name left of its first equality → ("", text)."""
+    first, *rest = sides(text)
+    if rest and NAME.fullmatch(first):
+        return first, "=".join(rest)
+    if len(rest) == 1 and NAME.fullmatch(rest[0]) and _number(first) is not None:
+        return rest[0], first
+    return "", text
+
+
+def _number(gold: str) -> Reading | None:
+    """The number of a reference; a letter behind it is a variable there."""
+    try:
+        return read_number(without_brackets(gold), letters_are_units=False)
+    except TooLargeError:
+        return None
+
+
+def _for_algebra(text: str) -> str:
+    """Without the commas of thousands and without a unit behind the expression."""
+    text = GROUPING_COMMA.sub("", derivatives_as_symbols(text))
+    for _ in range(TRAILING_UNITS_MAX):
+        rest = TRAILING_UNIT.sub(_unless_unit, text).strip()
+        rest = rest if ANGLE.search(rest) else TRAILING_DEGREES.sub("", rest).strip()
+        if not rest or rest == text:
+            break
+        text = rest
+    return ANGLE_DEGREES.sub(r"(\1\\pi/180)", text) if ANGLE.search(text) else text
+
+
+def _unless_unit(found: re.Match[str]) -> str:
+    return "" if is_unit(found[0]) else found[0]

@@ -1,0 +1,129 @@
+"""Reads inequalities in one variable as the interval, or the union of intervals, that they describe.
+
+3 > x \\ge 1 → x, [1,3)        x<1 or x>3 → x, (-\\infty,1)\\cup(3,\\infty)        \\{x : x>3\\} → x, (3,\\infty)
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollout.rewards.math_answers.numbers import TooLargeError, read_number
+from rollout.rewards.math_answers.structure import marks, split
+
+PARTS_MAX: Final = 4
+"""Inequalities that are joined by `or`."""
+RELATIONS: Final = {"<": ("<", False), ">": (">", False), "\\le": ("<", True), "\\ge": (">", True)}
+"""Direction, and whether the bound itself is included."""
+INFINITY: Final = "\\infty"
+EMPTY: Final = "\\emptyset"
+
+UNKNOWN: Final = re.compile(r"(?:[a-df-hj-zA-Z]|\\(?!infty|pi|text|emptyset)[a-zA-Z]{2,8})(?:_(?:\w|\{\w{1,8}\}))?")
+MEMBER: Final = re.compile(r"([a-zA-Z](?:_(?:\w|\{\w{1,8}\}))?) ?\\in ?(?=[(\[])")
+AND: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?and ?\} ?|,? and (?=\S)|\\(?:land|wedge)(?![a-zA-Z])")
+OR: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?or ?\} ?|,? or (?=\S)|\\(?:lor|vee)(?![a-zA-Z])")
+BUILDER: Final = re.compile(r"\\\{ ?[a-zA-Z](?: ?\\in ?\\mathbb ?(?:\{R\}|R))? ?(?:\\mid(?![a-zA-Z])|\\vert(?![a-zA-Z])|[:|])")
+"""The beginning of `\\{x : x>3\\}`."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one inequality describes. `x \\ge 1` → `Range("x", "[", "1", "\\infty", ")")`."""
+
+    unknown: str
+    opening: str
+    lower: str
+    upper: str
+    closing: str
+
+    def __str__(self) -> str:
+        return EMPTY if self.is_empty else f"{self.opening}{self.lower},{self.upper}{self.closing}"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its bounds are numbers in the wrong order."""
+        order = _order(self.lower, self.upper)
+        return order is not None and (order > 0 or (order == 0 and self.opening + self.closing != "[]"))
+
+
+def solution_set(text: str) -> tuple[str, str] | None:
+    """The unknown of a tidy text that is an inequality in it, or several, and the set of its solutions as intervals; None
+    where it is anything else. Inequalities with a comma between them hold together if they can."""
+    if (builder := BUILDER.match(text)) and text.endswith("\\}"):
+        text = text[builder.end() : -len("\\}")].strip()
+    if not any(sign in text for sign in (*RELATIONS, "\\in")):
+        return None
+    ranges: list[Range] = []
+    for alternative in OR.split(text, PARTS_MAX):
+        found = _both(AND.split(alternative, 2)) or _listed(alternative)
+        if found is None:
+            return None
+        ranges += found
+    if len({each.unknown for each in ranges}) != 1:
+        return None
+    return ranges[0].unknown, "\\cup".join(str(each) for each in ranges)
+
+
+def _both(conditions: Sequence[str]) -> list[Range] | None:
+    """One inequality, or two in opposite directions that hold together."""
+    found = [_range(condition.strip()) for condition in conditions]
+    if len(found) > 2 or any(each is None for each in found):
+        return None
+    first, *others = [each for each in found if each is not None]
+    if not others:
+        return [first]
+    other = others[0]
+    if first.upper != INFINITY:
+        first, other = other, first
+    if first.unknown != other.unknown or first.upper != INFINITY or other.lower != "-" + INFINITY:
+        return None
+    return [Range(first.unknown, first.opening, first.lower, other.upper, other.closing)]
+
+
+def _listed(text: str) -> list[Range] | None:
+    """`x>1, x<3` describes what both do, `x<1, x>3` what one of them does."""
+    parts = split(text, (",", ";"))
+    together = _both(parts) if len(parts) == 2 else None
+    if together is None or _order(together[0].lower, together[0].upper) is None:
+        return None
+    return [each for part in parts if (each := _range(part)) is not None] if together[0].is_empty else together
+
+
+def _range(text: str) -> Range | None:
+    if (member := MEMBER.match(text)) and text[-1] in ")]":
+        bounds = split(text[member.end() + 1 : -1], (",",))
+        return Range(member[1], text[member.end()], bounds[0], bounds[1], text[-1]) if len(bounds) == 2 else None
+    found = [(kind, at) for kind, at, depth in marks(text) if depth == 0 and (kind in RELATIONS or kind in ("=", "\\ne", ","))]
+    if not 1 <= len(found) <= 2 or not all(kind in RELATIONS for kind, _ in found):
+        return None
+    begins, ends = [0, *(at + len(kind) for kind, at in found)], [*(at for _, at in found), len(text)]
+    parts = [text[begin:end].strip() for begin, end in zip(begins, ends, strict=True)]
+    signs = [RELATIONS[kind] for kind, _ in found]
+    if signs[0][0] == ">":
+        parts, signs = parts[::-1], signs[::-1]
+    if not all(parts) or len({direction for direction, _ in signs}) != 1:
+        return None
+    unknowns = [bool(UNKNOWN.fullmatch(part)) for part in parts]
+    if len(parts) == 3:
+        return _between(parts[1], parts[0], signs[0][1], parts[2], signs[1][1]) if unknowns[1] else None
+    if unknowns[0] == unknowns[1]:
+        return None
+    if unknowns[0]:
+        return _between(parts[0], "-" + INFINITY, False, parts[1], signs[0][1])
+    return _between(parts[1], parts[0], signs[0][1], INFINITY, False)
+
+
+def _between(unknown: str, lower: str, with_lower: bool, upper: str, with_upper: bool) -> Range:
+    return Range(unknown, "[" if with_lower else "(", lower, upper, "]" if with_upper else ")")
+
+
+def _order(lower: str, upper: str) -> int | None:
+    """The sign of `lower - upper`; None where one of them is no number."""
+    try:
+        numbers = read_number(lower, letters_are_units=False), read_number(upper, letters_are_units=False)
+    except TooLargeError:
+        return None
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    difference = numbers[0].value - numbers[1].value
+    return (difference > 0) - (difference < 0)

@@ -1,0 +1,216 @@
+"""The child process that compares mathematical answers with math-verify: `python -m rollout.rewards.math_judge`.
+
+    parent ──{"answer": "\\\\frac12", "reference": "0.5", "timeout_s": 5.0}──▶ child
+           ◀──{"equal": true}──
+
+One JSON object per line. The first line that the child writes is `{"ready": true}`, or `{"failed": reason}` before it
+exits. It lives until its standard input ends, so it ends with its parent.
+
+math-verify may compute for ever, in Python and in C. A timeout counts CPU time of this process, so it does not depend
+on what else the machine does. The kernel enforces it: a comparison that takes longer ends the process with SIGPROF, which
+is the parent's sign of a timeout. Interrupting the comparison inside Python instead would leave half-filled caches in sympy,
+which falsify later comparisons.
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from functools import cache, lru_cache, partial
+from inspect import signature
+from random import Random
+from typing import Any, Final, TextIO
+
+from rollout.rewards.math_answers.comparison import equal
+from rollout.rewards.math_answers.numbers import is_long_decimal, read_number
+
+MEMORY_BYTES_MAX: Final = 2 << 30
+START_CPU_S: Final = 120.0
+"""CPU seconds after which a child that is still importing is ended."""
+REFERENCES_MAX: Final = 1024
+"""Parsed references that are kept; parsing takes most of the time of a comparison."""
+
+RELATIVE_TOLERANCE: Final = 1e-6
+"""How far two values may be apart which math-verify takes for equal: it rounds to six digits after the point."""
+DIGITS: Final = 30
+"""Of a value that is computed for a comparison."""
+POINTS: Final = 3
+"""Values of the variables at which such values are compared."""
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the libraries print must not end up among the replies
+    _limit_memory()
+    _limit_cpu(START_CPU_S)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches children too; the parent ends this one
+    try:
+        import math_verify  # noqa: F401 -- the import takes most of the start
+    except ImportError as error:
+        _reply(replies, {"failed": str(error)})
+        return
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeout of its own
+    _limit_cpu(0)
+    _reply(replies, {"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        _limit_cpu(request["timeout_s"])
+        verdict = judge(request["answer"], request["reference"])
+        _limit_cpu(0)
+        _reply(replies, {"equal": verdict})
+
+
+def judge(answer: str, reference: str) -> bool:
+    """Whether an answer means what the reference means; False for what cannot be read. Has no timeout itself."""
+    try:
+        return bool(equal(answer, reference, algebraically_equal))
+    except Exception:  # math-verify and sympy raise anything at all for what a model wrote; no such answer is equal
+        return False
+
+
+def algebraically_equal(answer: str, reference: str) -> bool:
+    """Whether two LaTeX expressions are equal by math-verify; False for what it cannot read."""
+    from math_verify import verify
+
+    gold, given = _parsed_reference(reference), _parsed(answer)
+    if any(_is_constant_derivative(each) for parsed in (gold, given) for each in parsed[:1]):
+        return False
+    if gold and given and (decimal := _decimal_of(answer, given[0], reference, gold[0])) is not None:
+        return decimal
+    if gold and given and _has_functions(gold[0]) and _has_functions(given[0]):
+        return _same_equation(gold[0], given[0])
+    if bool(verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)):
+        return not _far_apart(gold, given)
+    return bool(gold and given) and (_same_equation(gold[0], given[0]) or _is_symbol(gold[0], given[0]))
+
+
+@lru_cache(maxsize=REFERENCES_MAX)
+def _parsed_reference(reference: str) -> list[Any]:
+    return _parsed(reference)
+
+
+def _parsed(text: str) -> list[Any]:
+    from math_verify import LatexExtractionConfig, parse
+
+    spelling = replace(LatexExtractionConfig().normalization_config, units=False)  # `5t` is not 5
+    latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
+    # first_match: where the whole cannot be read, a part of it that can is not the answer
+    _keep_case()
+    parsed: list[Any] = parse(f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None)
+    return [_with_imaginary_unit(each) for each in parsed]
+
+
+def _with_imaginary_unit(expression: Any) -> Any:
+    """The expression with the imaginary unit for `i`, which math-verify takes for a variable; an index stays one.
+
+    Beside an `i` math-verify makes every variable one that is not real, and so different from itself elsewhere.
+    """
+    from sympy import Basic, I, MatrixBase, Symbol
+
+    if not isinstance(expression, Basic | MatrixBase):
+        return expression
+    found = [symbol for symbol in expression.free_symbols if symbol.name == "i" or not symbol.is_real]
+    return expression.subs({symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True) for symbol in found})
+
+
+def _is_constant_derivative(expression: Any) -> bool:
+    """Whether it has the derivative of something by a variable that it is not written with, such as \\frac{d}{dx}y. sympy
+    takes it for 0."""
+    from sympy import Basic, Derivative
+
+    found = expression.atoms(Derivative) if isinstance(expression, Basic) else ()
+    return any(variable not in each.expr.free_symbols for each in found for variable in each.variables)
+
+
+@cache
+def _keep_case() -> None:
+    """Has math-verify tell `R` from `r`. It has no setting for that: the parser it calls has one."""
+    from math_verify import parser
+
+    settings = signature(parser.latex2sympy).parameters["conversion_config"].default
+    parser.latex2sympy = partial(parser.latex2sympy, conversion_config=replace(settings, lowercase_symbols=False))
+
+
+def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | None:
+    """Whether the one is a long decimal of the other, an irrational number; None where they are no such pair."""
+    readings = read_number(answer), read_number(reference)
+    if (readings[0] is None) == (readings[1] is None):
+        return None
+    decimal, other = (readings[0], gold) if readings[0] is not None else (readings[1], given)
+    if decimal is None or decimal.decimals is None or other.free_symbols:
+        return None
+    value = other.doit().evalf(DIGITS)
+    if not value.is_Float or abs(Fraction(str(value)) - decimal.value) <= abs(decimal.value) / 10 ** (DIGITS - 5):
+        return None  # `\\log_2 8` and `3.0`: no decimal of an irrational number
+    return is_long_decimal(decimal, Fraction(str(value)))
+
+
+def _has_functions(expression: Any) -> bool:
+    """Whether it is an equation in an unknown function, such as x(t), which sympy may try to solve without end."""
+    from sympy import Eq
+    from sympy.core.function import AppliedUndef
+
+    return isinstance(expression, Eq) and bool(expression.atoms(AppliedUndef))
+
+
+def _same_equation(gold: Any, given: Any) -> bool:
+    """Whether two equations are multiples of each other, as `2x-y+3=0` and `y=2x+3` are."""
+    from sympy import Eq, simplify
+
+    if not isinstance(gold, Eq) or not isinstance(given, Eq):
+        return False
+    ratio = simplify((gold.lhs - gold.rhs) / (given.lhs - given.rhs))
+    return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
+
+
+def _is_symbol(gold: Any, given: Any) -> bool:
+    """Whether an expression is equal to a single variable, which math-verify compares by its spelling."""
+    from sympy import Expr, Symbol, simplify
+
+    both = isinstance(gold, Expr) and isinstance(given, Expr)
+    return both and (isinstance(gold, Symbol) or isinstance(given, Symbol)) and simplify(gold - given) == 0
+
+
+def _far_apart(gold: list[Any], given: list[Any]) -> bool:
+    """Whether two expressions that math-verify takes for equal have different values. It compares absolutely, so that
+    `1.6 \\times 10^{-19} \\pi` and `9.1 \\times 10^{-31} \\pi` are the same to it."""
+    from sympy import Expr
+
+    one, other = gold[0], given[0]
+    if not isinstance(one, Expr) or not isinstance(other, Expr):
+        return False
+    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    random = Random(0)
+    for _ in range(POINTS if symbols else 1):
+        point = {symbol: random.uniform(1, 2) for symbol in symbols}
+        try:
+            a, b = (complex(each.doit().evalf(DIGITS, subs=point)) for each in (one, other))
+        except (TypeError, ValueError, OverflowError):
+            return False  # no number: math-verify has compared it by rules
+        if abs(a - b) > RELATIVE_TOLERANCE * max(abs(a), abs(b)):
+            return True
+    return False
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Has the kernel end this process after so many seconds of CPU time; 0 takes the limit away."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF has no handler here
+
+
+def _limit_memory() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or hard > MEMORY_BYTES_MAX:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, hard))
+
+
+def _reply(replies: TextIO, message: dict[str, Any]) -> None:
+    replies.write(json.dumps(message) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

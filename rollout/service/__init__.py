@@ -1,0 +1,1 @@
+"""The rollout worker: leases orders, runs episodes, commits shards, keeps weights fresh."""

@@ -1,0 +1,103 @@
+"""Keeps an engine at the newest weights of its policy, while it generates.
+
+    look (a probe of the next version) ──▶ read, verified, in a thread ──▶ engine.load, between two decode steps
+
+A task of the worker's event loop; the store's calls, deltas and digests run in threads, so generation goes on meanwhile. The
+version that is held stays in host memory, so that only the changes since need to be fetched. Versions in between are not
+loaded. Weights that cannot be read are never served: the engine keeps what it has, and the failure is told.
+"""
+
+import asyncio
+import logging
+import time
+
+from rollout.engines.engine import Engine
+from storage.coordination.heartbeats import Pulse
+from storage.errors import AstraFlowError, ConfigError, TransientError
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, reader
+from storage.weights.manifests import Held
+
+log = logging.getLogger(__name__)
+
+BACKOFF_S_MAX = 10.0
+"""Longest pause after failure upon failure."""
+BACKOFF_S_MAX_DAMAGED = 60.0
+"""The same where stored weights are damaged: each try fetches a whole model, and only a person or the next anchor mends it."""
+
+
+class Refresher:
+    """One policy's refreshing."""
+
+    def __init__(
+        self,
+        run: ObjectStore,
+        policy: str,
+        engine: Engine,
+        interval_s: float,
+        pulse: Pulse,
+        held: Held | None = None,
+        memory_bytes: int = manifests.MEMORY_BYTES,
+    ) -> None:
+        """`held` is what the engine has loaded, where that is still in host memory."""
+        self._run = run
+        self._policy = policy
+        self._engine = engine
+        self._interval_s = interval_s
+        self._pulse = pulse
+        self._held = held
+        self._spare: Held | None = None
+        """The version before, whose memory the next one takes: engines keep none of what they are given."""
+        self._memory_bytes = memory_bytes
+        self._failures = 0
+        self._failures_in_a_row = 0
+        self._damaged = False
+
+    async def serve(self) -> None:
+        """Refreshes until it is cancelled."""
+        while True:
+            await self.refresh()
+            longest_s = BACKOFF_S_MAX_DAMAGED if self._damaged else BACKOFF_S_MAX
+            await asyncio.sleep(min(self._interval_s * 2**self._failures_in_a_row, max(longest_s, self._interval_s)))
+
+    async def refresh(self) -> bool:
+        """Loads the newest version if it is newer than the engine's; whether it did. A failing store or damaged
+        weights are told and tried again later; ConfigError, weights that do not fit the model, is raised."""
+        try:
+            found = await asyncio.to_thread(manifests.newer, self._run, self._policy, self._engine.version)
+            if found is None:
+                self._failures_in_a_row = 0
+                return False
+            start_s = time.monotonic()
+            with self._pulse.span("refresh"):
+                newest = found.version
+                read = await asyncio.to_thread(
+                    reader.read,
+                    self._run,
+                    self._policy,
+                    newest,
+                    self._held,
+                    known=found,
+                    spare=self._spare,
+                    memory_bytes=self._memory_bytes,
+                )
+                await self._engine.load(newest, read.tensors)
+                self._held, self._spare = read, self._held
+        except ConfigError:
+            raise
+        except AstraFlowError as error:
+            self._tell(error)
+            return False
+        self._failures_in_a_row = 0
+        self._pulse.update(versions={self._policy: newest}, rates={f"refresh_s_{self._policy}": time.monotonic() - start_s})
+        return True
+
+    def _tell(self, error: AstraFlowError) -> None:
+        self._failures += 1
+        self._damaged = not isinstance(error, TransientError)
+        self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
+        log.warning("%s stays at version %d: %s", self._policy, self._engine.version, error)
+        self._pulse.update(
+            note=f"{self._policy} stays at version {self._engine.version}: {error}",
+            progress={f"refresh_failures_{self._policy}": self._failures},
+        )

@@ -1,1 +1,0 @@
-"""`astraflow verify`: the invariants of a run, checked from its store alone."""

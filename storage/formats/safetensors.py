@@ -1,0 +1,190 @@
+"""Tensors as bits: digests, and the safetensors format. Free of torch; knows nothing of models or versions.
+
+A safetensors file is `u64 length of the header | JSON header, padded to 8 bytes | the tensors' bytes`, little-endian.
+It is written here rather than by the safetensors package because bf16 has no NumPy type there, and read without a copy.
+"""
+
+import hashlib
+import json
+import math
+import reprlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from storage.errors import CorruptError
+from storage.records.types import Json
+from storage.records.weights import DIMENSIONS_MAX, HostTensor, TensorInfo
+
+if sys.byteorder != "little":
+    raise ImportError("AstraFlow stores little-endian tensors and runs on little-endian machines only")
+
+BITS: Mapping[str, str] = {
+    "F64": "float64", "F32": "uint32", "F16": "uint16", "BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+"""safetensors' dtype → the NumPy dtype of `HostTensor.bits`."""
+
+HEADER_BYTES_MAX = 100_000_000
+"""The safetensors package's own bound."""
+NUMBER_DIGITS_MAX = 19
+"""Of any number in a header: they lie below 2^63."""
+TOLD_CHARACTERS_MAX = 200
+"""Of what is wrong in a header, which may be of any length."""
+_LENGTH_BYTES = 8
+
+
+def num_bytes(info: TensorInfo) -> int:
+    """Of a tensor as a whole."""
+    return math.prod(info.shape) * np.dtype(BITS[info.dtype]).itemsize
+
+
+class Digest:
+    """`xxh3_128:` + hex over a tensor's bytes, which come part by part. Fast (35 GB/s), against accidents, not against an
+    attacker."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+
+    def add(self, bits: NDArray[Any]) -> None:
+        """The next elements."""
+        self._hash.update(_bytes(bits))
+
+    def __str__(self) -> str:
+        return f"xxh3_128:{self._hash.hexdigest()}"
+
+
+def digest(tensor: HostTensor) -> str:
+    """Of a whole tensor."""
+    made = Digest()
+    made.add(tensor.bits)
+    return str(made)
+
+
+def file_digest(body: bytes) -> str:
+    """`sha256:` + hex over a whole file."""
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"
+
+
+def weights_digest(tensors: Mapping[str, HostTensor] | Mapping[str, TensorInfo]) -> str:
+    """`sha256:` over the sorted lines `name dtype shape tensor-digest`: equal digests mean bit-equal weights.
+
+    A line of a bf16 [2, 3] tensor: `model.norm.weight BF16 2,3 xxh3_128:…`, ended by a line feed.
+    """
+    lines = [
+        f"{name} {tensor.dtype} {','.join(map(str, tensor.shape))} "
+        f"{tensor.digest if isinstance(tensor, TensorInfo) else digest(tensor)}\n"
+        for name, tensor in tensors.items()
+    ]
+    return file_digest("".join(sorted(lines)).encode())
+
+
+def to_safetensors(tensors: Mapping[str, HostTensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """A valid safetensors file; wide elements first, so that every tensor lies aligned. ValueError for false bits."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    chunks: list[memoryview] = []
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].bits.itemsize, item[0])):
+        _refuse_false_bits(name, tensor)
+        start, end = end, end + tensor.bits.nbytes
+        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        chunks.append(_bytes(tensor.bits))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *chunks])
+
+
+def from_safetensors(body: bytes) -> dict[str, HostTensor]:
+    """The tensors of a safetensors file, as read-only views into `body`; CorruptError says what does not fit."""
+    header, data = _parts(body)
+    header.pop("__metadata__", None)
+    tensors = {name: _tensor(name, entry, data) for name, entry in header.items()}
+    spans = sorted(entry["data_offsets"] for entry in header.values())
+    ends = [0, *(end for _, end in spans)]
+    if [start for start, _ in spans] != ends[:-1] or ends[-1] != len(data):
+        raise CorruptError(f"a safetensors file's tensors do not cover its {len(data)} bytes exactly once; it is truncated")
+    return tensors
+
+
+def _number(digits: str) -> int:
+    if len(digits) > NUMBER_DIGITS_MAX:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
+
+
+def _object(pairs: list[tuple[str, Json]]) -> Json:
+    found: Json = {}
+    for name, value in pairs:
+        name.encode()  # ValueError for half a character, which no text can hold
+        if name in found:
+            raise ValueError(f"{_brief(name)!r} is there twice")
+        found[name] = value
+    return found
+
+
+def metadata_of(body: bytes) -> dict[str, str]:
+    """The `__metadata__` of a safetensors file."""
+    found = _parts(body)[0].get("__metadata__", {})
+    return {str(key): str(value) for key, value in found.items()}
+
+
+def _parts(body: bytes) -> tuple[dict[str, Json], memoryview]:
+    """Header and tensor bytes of a safetensors file."""
+    length = int.from_bytes(body[:_LENGTH_BYTES], "little")
+    if len(body) < _LENGTH_BYTES or length > min(HEADER_BYTES_MAX, len(body) - _LENGTH_BYTES):
+        raise CorruptError(f"a safetensors file of {len(body)} bytes ends within its header")
+    try:
+        text = body[_LENGTH_BYTES : _LENGTH_BYTES + length].decode()
+        header = json.loads(text, parse_int=_number, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise CorruptError(f"a safetensors header is not JSON as it should be: {_brief(str(error))}") from error
+    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
+        raise CorruptError("a safetensors header is not an object of objects")
+    return header, memoryview(body)[_LENGTH_BYTES + length :]
+
+
+def _tensor(name: str, entry: Json, data: memoryview) -> HostTensor:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, end]} if (
+            dtype in BITS and all(type(number) is int for number in (start, end, *shape))  # True is no size
+        ):
+            pass
+        case _:
+            raise CorruptError(f"the safetensors entry of {_brief(name)} cannot be read: {reprlib.repr(entry)}")
+    kind = np.dtype(BITS[dtype])
+    if not 0 <= start <= end <= len(data) or not _is_shape(shape) or end - start != math.prod(shape) * kind.itemsize:
+        raise CorruptError(
+            f"the tensor {_brief(name)} ({dtype} {_brief(str(shape))}) does not fit the bytes {start}..{end} of {len(data)}"
+        )
+    return HostTensor(dtype, tuple(shape), np.frombuffer(data[start:end], dtype=kind).reshape(shape))
+
+
+def _is_shape(sizes: list[int]) -> bool:
+    """Whether NumPy can hold such an array; one without elements has limits, too."""
+    return len(sizes) <= DIMENSIONS_MAX and min(sizes, default=0) >= 0 and math.prod(filter(None, sizes)) < 2**59
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= TOLD_CHARACTERS_MAX else f"{text[:TOLD_CHARACTERS_MAX]}…"
+
+
+def _bytes(bits: NDArray[Any]) -> memoryview:
+    """The bytes without a copy; a zero-size array has no memory to view."""
+    if bits.size == 0:
+        return memoryview(b"")
+    return np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
+
+
+def _refuse_false_bits(name: str, tensor: HostTensor) -> None:
+    if tensor.dtype not in BITS:
+        raise ValueError(f"{name} has the dtype {tensor.dtype!r}; safetensors knows {', '.join(BITS)}")
+    if tensor.bits.dtype != np.dtype(BITS[tensor.dtype]) or tensor.bits.shape != tensor.shape:
+        raise ValueError(
+            f"{name} is {tensor.dtype} {tensor.shape}, whose bits are {BITS[tensor.dtype]}; "
+            f"found {tensor.bits.dtype} {tensor.bits.shape}"
+        )

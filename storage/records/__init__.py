@@ -1,0 +1,1 @@
+"""Frozen records that services exchange, and the types of their fields. No files, no schemas."""

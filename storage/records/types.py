@@ -1,0 +1,12 @@
+"""Array types of records, and plain JSON."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int8: TypeAlias = NDArray[np.int8]
+Int32: TypeAlias = NDArray[np.int32]
+Float32: TypeAlias = NDArray[np.float32]
+Bool: TypeAlias = NDArray[np.bool_]
+Json: TypeAlias = dict[str, Any]

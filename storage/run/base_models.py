@@ -1,0 +1,65 @@
+"""Base models that runs share, stored by the digest of the recipe that built them."""
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from storage import layout, plain_names
+from storage.errors import ConflictError, CorruptError
+from storage.formats import tensor_set
+from storage.formats.json_objects import unseal
+from storage.formats.tensor_set import Contents
+from storage.plain_names import new_write_id
+from storage.records.numbers import Number
+from storage.records.weights import FileInfo, HostTensor, TensorInfo
+from storage.store.object_store import ObjectStore, read_twice
+
+
+@dataclass(frozen=True)
+class ModelManifest:
+    """What `models/{build digest}/manifest.json` says."""
+
+    build_digest: str
+    tensors: Mapping[str, TensorInfo]
+    files: tuple[FileInfo, ...]
+    metrics: Mapping[str, Number] = field(default_factory=dict)
+    """What the build measured, such as its accuracy."""
+    created_s: Number = 0.0
+    write_id: str = ""
+
+
+def save_model(
+    store: ObjectStore,
+    build_digest: str,
+    tensors: Mapping[str, HostTensor],
+    files: Mapping[str, bytes],
+    metrics: Mapping[str, float],
+) -> None:
+    """Store a built model. When another builder of the recipe was first, its model stands and this one is dropped."""
+    folder = store.sub(layout.model_prefix(build_digest))
+    write_id = new_write_id()
+    contents = tensor_set.write(folder, tensors, files, write_id)
+    manifest = ModelManifest(build_digest, contents.tensors, contents.files, dict(metrics), time.time(), write_id)
+    with suppress(ConflictError):
+        tensor_set.finish(folder, contents, manifest)
+
+
+def has_model(store: ObjectStore, build_digest: str) -> bool:
+    return store.exists(layout.manifest(layout.model_prefix(build_digest)))
+
+
+def load_model(store: ObjectStore, build_digest: str) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
+    """The tensors and the other files by name, all verified; NotFoundError when it was never saved."""
+    manifest = read_model_manifest(store, build_digest)
+    folder = store.sub(layout.model_prefix(build_digest))
+    contents = Contents(manifest.tensors, manifest.files)
+    return tensor_set.read_tensors(folder, contents), tensor_set.read_files(folder, contents)
+
+
+def read_model_manifest(store: ObjectStore, build_digest: str) -> ModelManifest:
+    key = layout.manifest(layout.model_prefix(build_digest))
+    manifest = read_twice(lambda: unseal(ModelManifest, store.get(key), key))
+    if manifest.build_digest != build_digest:
+        raise CorruptError(f"{key} is the manifest of {plain_names.shown(manifest.build_digest)}")
+    return manifest

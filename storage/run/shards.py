@@ -1,0 +1,261 @@
+"""Shards as Arrow files: one row per sequence, whatever belongs to an episode or a group in the header.
+
+    row      group episode sequence | tokens loss_mask logprobs owners versions | policy_set reward temperature …
+    header   order attempt worker region weights policy_sets | groups: prompt, episodes: reward metrics error seconds
+
+So episodes that failed without a sequence survive too. `decode` believes nothing: whatever it returns fulfils every
+promise of `storage.records.Sequence`. Bits of log-probabilities and rewards are kept as they are, NaN included: what is wrong
+with them is wrong with one sequence, which the dataflow leaves out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage import layout, plain_names
+from storage.config_model import TEMPERATURE_MAX, TEMPERATURE_MIN
+from storage.errors import ConflictError, CorruptError
+from storage.formats import arrow_files
+from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
+from storage.formats.json_objects import build
+from storage.formats.ragged_lists import TokenLists
+from storage.plain_names import new_write_id
+from storage.records.numbers import Count, Number, UnixTime
+from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.types import Bool, Int8, Int32
+from storage.store.object_store import ObjectStore, read_twice
+
+KIND = "shard"
+FINISH_REASONS = frozenset({"stop", "length", "abort"})
+
+TOKEN_COLUMNS = {
+    "tokens": list_of(pa.int32()),
+    "loss_mask": list_of(pa.bool_()),
+    "logprobs": list_of(pa.float32()),
+    "owners": list_of(pa.int8()),
+    "versions": list_of(pa.int32()),
+}
+SCHEMA = schema_of(
+    {
+        "group": pa.int32(),
+        "episode": pa.int32(),
+        "sequence": pa.int32(),
+        **TOKEN_COLUMNS,
+        "policy_set": pa.int32(),
+        "reward": pa.float64(),
+        "temperature": pa.float64(),
+        "starts_episode": pa.bool_(),
+        "name": DICTIONARY,
+        "finish_reason": DICTIONARY,
+    }
+)
+
+
+@dataclass(frozen=True)
+class _EpisodeHeader:
+    reward: Number
+    metrics: Mapping[str, Number]
+    error: str | None
+    seconds: Number
+    num_sequences: Count
+
+
+@dataclass(frozen=True)
+class _GroupHeader:
+    prompt: Prompt
+    episodes: tuple[_EpisodeHeader, ...]
+
+
+@dataclass(frozen=True)
+class _Header:
+    order: Count
+    attempt: Count
+    worker: str
+    region: str
+    groups: tuple[_GroupHeader, ...]
+    weights: Mapping[str, Mapping[int, str]]
+    started_s: UnixTime
+    finished_s: UnixTime
+    policy_sets: tuple[tuple[str, ...], ...]
+    """The distinct `Sequence.policies` of the shard; the column `policy_set` indexes them."""
+    write_id: str
+
+
+def commit(run: ObjectStore, shard: Shard) -> bool:
+    """Create the shard; False when a twin, another result of the same order, was first."""
+    try:
+        run.create(layout.shard(shard.order), encode(shard))
+    except ConflictError:
+        return False
+    return True
+
+
+def read(run: ObjectStore, order: int) -> Shard:
+    """NotFoundError while the order has no shard; CorruptError when its bytes, fetched twice, are no shard of it."""
+    key = layout.shard(order)
+    try:
+        shard = read_twice(lambda: decode(run.get(key)))
+    except CorruptError as error:
+        raise CorruptError(f"{key}: {error}") from error
+    if shard.order != order:
+        raise CorruptError(f"{key} holds the shard of order {shard.order}")
+    return shard
+
+
+def exists(run: ObjectStore, order: int) -> bool:
+    return run.exists(layout.shard(order))
+
+
+def encode(shard: Shard) -> bytes:
+    """The bytes of a shard, with a fresh write id: two encodings of one shard differ."""
+    rows = [
+        (group, episode, number, sequence)
+        for group, plays in enumerate(shard.groups)
+        for episode, play in enumerate(plays.episodes)
+        for number, sequence in enumerate(play.sequences)
+    ]
+    sequences = [row[3] for row in rows]
+    sets = {policies: index for index, policies in enumerate(dict.fromkeys(s.policies for s in sequences))}
+    columns = {
+        "group": [row[0] for row in rows],
+        "episode": [row[1] for row in rows],
+        "sequence": [row[2] for row in rows],
+        **{name: arrow_files.list_column([getattr(s, name) for s in sequences], kind) for name, kind in TOKEN_COLUMNS.items()},
+        "policy_set": [sets[s.policies] for s in sequences],
+        "reward": [s.reward for s in sequences],
+        "temperature": [s.temperature for s in sequences],
+        "starts_episode": [s.starts_episode for s in sequences],
+        "name": [s.name for s in sequences],
+        "finish_reason": [s.finish_reason for s in sequences],
+    }
+    return arrow_files.write(SCHEMA, columns, KIND, vars(_header(shard, tuple(sets))))
+
+
+def decode(body: bytes) -> Shard:
+    """The shard in `body`, its arrays read-only views; CorruptError says what is wrong and in which row."""
+    table, text = arrow_files.read(body, SCHEMA, KIND)
+    header = build(_Header, text, "a shard's header")
+    _check_header(header)
+    _check_places(table, header)
+    sequences = iter(_sequences(table, header.policy_sets))
+    groups = tuple(
+        Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes)) for group in header.groups
+    )
+    return Shard(
+        header.order,
+        header.attempt,
+        header.worker,
+        header.region,
+        groups,
+        header.weights,
+        header.started_s,
+        header.finished_s,
+    )
+
+
+def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
+    groups = tuple(
+        _GroupHeader(
+            group.prompt,
+            tuple(
+                _EpisodeHeader(play.reward, dict(play.metrics), play.error, play.seconds, len(play.sequences))
+                for play in group.episodes
+            ),
+        )
+        for group in shard.groups
+    )
+    return _Header(
+        shard.order,
+        shard.attempt,
+        shard.worker,
+        shard.region,
+        groups,
+        {policy: dict(versions) for policy, versions in shard.weights.items()},
+        shard.started_s,
+        shard.finished_s,
+        policy_sets,
+        new_write_id(),
+    )
+
+
+def _episode(header: _EpisodeHeader, sequences: Iterator[Sequence]) -> Episode:
+    own = tuple(sequence for _, sequence in zip(range(header.num_sequences), sequences, strict=False))
+    return Episode(own, header.reward, header.metrics, header.error, header.seconds)
+
+
+def _check_header(header: _Header) -> None:
+    for policies in header.policy_sets:
+        if len(set(policies)) < len(policies):
+            raise CorruptError(f"a shard's policy set {list(policies)} names a policy twice")
+    for policy in {*header.weights, *(policy for policies in header.policy_sets for policy in policies)}:
+        if not layout.NAME.fullmatch(policy):
+            raise CorruptError(f"a shard names the policy {plain_names.shown(policy)}, which no policy can be called")
+
+
+def _check_places(table: Table, header: _Header) -> None:
+    """The rows stand exactly where the header says there are sequences, in order."""
+    num_listed = sum(play.num_sequences for plays in header.groups for play in plays.episodes)
+    if num_listed != table.num_rows:  # a number, which may say anything; the places below are as many as there are rows
+        raise CorruptError(f"a shard has {table.num_rows} rows; its header lists {num_listed} sequences")
+    expected = [
+        (group, episode, number)
+        for group, plays in enumerate(header.groups)
+        for episode, play in enumerate(plays.episodes)
+        for number in range(play.num_sequences)
+    ]
+    found = np.stack([arrow_files.numbers(table, name) for name in ("group", "episode", "sequence")], axis=1)
+    wanted = np.array(expected, dtype=np.int32).reshape(found.shape)
+    if (wrong := np.flatnonzero((found != wanted).any(axis=1))).size:
+        row = int(wrong[0])
+        raise CorruptError(f"row {row} of a shard is group, episode, sequence {found[row]}; expected {wanted[row]}")
+
+
+def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[Sequence]:
+    lists = TokenLists.of(table, TOKEN_COLUMNS)
+    refuse_temperatures(arrow_files.numbers(table, "temperature"))
+    sets = arrow_files.numbers(table, "policy_set")
+    if ((sets < 0) | (sets >= len(policy_sets))).any():
+        raise CorruptError(f"a shard's policy_set names one of {len(policy_sets)} sets that does not exist")
+    _check_tokens(lists, np.array([len(policies) for policies in policy_sets], dtype=np.int64)[sets])
+    reasons = arrow_files.strings(table, "finish_reason")
+    if unknown := set(reasons) - FINISH_REASONS:
+        raise CorruptError(f"a shard has the unknown finish reasons {sorted(unknown)}")
+    rows = zip(
+        *(lists.cut(name) for name in TOKEN_COLUMNS),
+        sets.tolist(),
+        arrow_files.numbers(table, "reward").tolist(),
+        arrow_files.numbers(table, "temperature").tolist(),
+        arrow_files.numbers(table, "starts_episode").tolist(),
+        arrow_files.strings(table, "name"),
+        reasons,
+        strict=True,
+    )
+    return [
+        Sequence(tokens, mask, logprobs, owners, versions, policy_sets[policy_set], *rest)
+        for tokens, mask, logprobs, owners, versions, policy_set, *rest in rows
+    ]
+
+
+def refuse_temperatures(values: NDArray[np.float64]) -> None:
+    """CorruptError naming the first of `values` [rows] that is no temperature."""
+    wrong = np.flatnonzero(~((values == 0) | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX))))
+    if wrong.size:
+        found = f"row {wrong[0]}: the temperature is {values[wrong[0]]:g}"
+        raise CorruptError(f"{found}; it is 0, or from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}")
+
+
+def _check_tokens(lists: TokenLists, num_policies: NDArray[np.int64]) -> None:
+    """Every token keeps the promises of `Sequence`; all rows at once. `num_policies` [rows]."""
+    owners: Int8 = lists.values["owners"]
+    versions: Int32 = lists.values["versions"]
+    mask: Bool = lists.values["loss_mask"]
+    sampled = owners != NOBODY
+    lists.refuse(lists.values["tokens"] < 0, "tokens are negative")
+    lists.refuse((owners < NOBODY) | (owners >= lists.repeat(num_policies)), "owners name a policy that does not exist")
+    lists.refuse(mask & ~sampled, "loss_mask is True on a token nobody sampled")
+    lists.refuse(sampled & (versions < 0), "versions are negative on a sampled token")
+    lists.refuse(~sampled & (versions != NOBODY), "versions name one on a token nobody sampled")
+    lists.refuse(~sampled & (lists.values["logprobs"] != 0), "logprobs are not 0 on a token nobody sampled")

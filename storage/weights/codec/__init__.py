@@ -1,0 +1,1 @@
+"""Bit-exact deltas between two versions of a tensor."""

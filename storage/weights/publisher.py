@@ -1,0 +1,104 @@
+"""Publication of a version: its data files first, its manifest last, created once."""
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from storage import layout
+from storage.errors import ConfigError, ConflictError
+from storage.formats import tensor_set
+from storage.formats.safetensors import weights_digest
+from storage.formats.tensor_set import Contents
+from storage.plain_names import new_write_id
+from storage.records.weights import HostTensor, Manifest, Step
+from storage.store.object_store import ObjectStore
+from storage.weights import delta_store
+from storage.weights.delta_store import Written
+from storage.weights.manifests import MEMORY_BYTES, Held, exists
+
+DELTA_SHARE_MAX = 0.5
+"""A delta larger than this share of the tensors' bytes is not worth its chain."""
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+_NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+
+
+def publish(
+    run: ObjectStore,
+    policy: str,
+    version: int,
+    tensors: Mapping[str, HostTensor],
+    *,
+    base: Held | None = None,
+    anchor: bool = False,
+    memory_bytes: int = MEMORY_BYTES,
+    metrics: Mapping[str, float] = _NOTHING,
+    extra_files: Mapping[str, bytes] = _NO_FILES,
+) -> Manifest:
+    """Make `version` real: data files first, the manifest last. ConflictError when the version exists.
+
+    A delta to `base`, which must be the version before. An anchor without one, where one is asked for, and where the delta
+    would not be smaller than DELTA_SHARE_MAX of the tensors; where there is a `base`, the anchor carries the delta as well.
+    `extra_files` (version 0 only by convention) are the model's other files: `config.json`, tokenizer, … The manifest's
+    `metrics` get `weights/…` of the publication itself. A publication that is cut off leaves files nobody lists; publishing
+    again is safe. ConfigError for no tensors at all.
+    """
+    if not tensors:
+        raise ConfigError(f"version {version} of {policy} would have no tensors; publish those of its model")
+    if exists(run, policy, version):
+        raise ConflictError(f"version {version} of {policy} is published already")
+    if base is not None and (base.manifest.policy, base.manifest.version) != (policy, version - 1):
+        raise ValueError(f"version {version} of {policy} is no step from {base.manifest.policy} {base.manifest.version}")
+    folder = run.sub(layout.weights(policy, version))
+    write_id = new_write_id()
+    start_s = time.monotonic()
+    delta = _delta(folder, base, tensors, write_id, memory_bytes) if base else None
+    is_anchor = delta is None or anchor or bool(extra_files)
+    whole = Contents({}, ())
+    if is_anchor:
+        whole = tensor_set.write(folder, tensors, extra_files, write_id, memory_bytes=memory_bytes)
+    listed = whole if delta is None or is_anchor else delta.contents
+    manifest = Manifest(
+        policy=policy,
+        version=version,
+        parent=version - 1 if version else None,
+        batch=version or None,
+        kind="anchor" if is_anchor else "delta",
+        base=None if is_anchor else version - 1,
+        digest=weights_digest(listed.tensors),
+        tensors=listed.tensors,
+        files=listed.files,
+        step=Step(version - 1, delta.contents.tensors, delta.contents.files) if delta and is_anchor else None,
+        metrics={**metrics, **_told(tensors, delta, time.monotonic() - start_s)},
+        created_s=time.time(),
+        write_id=write_id,
+    )
+    stored = whole.files + (delta.contents.files if delta else ())
+    tensor_set.finish(folder, Contents(listed.tensors, stored), manifest)
+    return manifest
+
+
+def _delta(
+    folder: ObjectStore, base: Held, tensors: Mapping[str, HostTensor], write_id: str, memory_bytes: int
+) -> Written | None:
+    """A stored delta; None where an anchor is better."""
+    return delta_store.write(
+        folder,
+        base.tensors,
+        base.manifest.tensors,
+        tensors,
+        write_id,
+        bytes_max=DELTA_SHARE_MAX * sum(tensor.bits.nbytes for tensor in tensors.values()),
+        memory_bytes=memory_bytes,
+    )
+
+
+def _told(tensors: Mapping[str, HostTensor], delta: Written | None, seconds: float) -> dict[str, float]:
+    """What a publication tells of itself."""
+    if delta is None:
+        return {"weights/encode_s": 0.0, "weights/upload_s": seconds}
+    size = sum(tensor.bits.size for tensor in tensors.values())
+    return {
+        "weights/encode_s": delta.encode_s,
+        "weights/upload_s": seconds - delta.encode_s,
+        "weights/changed": delta.num_changed / size if size else 0.0,
+    }

@@ -1,0 +1,1 @@
+"""What a person watches: status, training curves, weights, MLflow."""

@@ -1,0 +1,332 @@
+"""What a run is doing, read from its stored objects alone: the model behind `astraflow status` and `astraflow runs`.
+
+Cheap enough to be asked every second of a run with 10,000 steps: the newest version is found from the trainer's heartbeat,
+and only the newest batch of a policy is read. What is told stands in `status_schema.py`, whole curves in `history.py`.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from storage import layout
+from storage.coordination import heartbeats
+from storage.errors import UNREADABLE, AstraFlowError, NotFoundError, TransientError
+from storage.records.batches import Batch
+from storage.records.control import Heartbeat, Stop
+from storage.run import batches, orders, shards
+from storage.run import runs as stored_runs
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, tags, traffic
+from tasks import evals
+from tasks.monitoring import closing_steps
+from tasks.monitoring.closing_steps import ClosingStep
+from tasks.monitoring.status_schema import (
+    Closing,
+    EvalStatus,
+    MemberStatus,
+    PolicyStatus,
+    RegionStatus,
+    RunSummary,
+    State,
+    Status,
+)
+from tasks.recipes.run_config import RunConfig
+from tasks.recipes.stored_config import config_of
+
+__all__ = [  # readers of a status need its types too
+    "Closing",
+    "EvalStatus",
+    "MemberStatus",
+    "PolicyStatus",
+    "RegionStatus",
+    "RunSummary",
+    "State",
+    "Status",
+    "newest_version",
+    "region_rates",
+    "runs",
+    "status",
+    "status_of",
+]
+
+ENDED = ("done", "failed")
+"""States of a heartbeat whose member has left."""
+UNREADABLE_TOLD = 3
+"""Objects of one kind that are named with the reason why they cannot be read."""
+SHOWN_MAX = 1e15
+"""A measurement beyond it, or one that is not finite, is not shown."""
+MIRRORED = "mirrored_bytes_"
+"""Counter of a mirror's heartbeat, before a policy's name."""
+
+
+@dataclass(frozen=True)
+class _Newest:
+    """The newest objects of one policy."""
+
+    version: int | None
+    batches: int
+    batch: Batch | None
+    """Number `batches`; None before the first."""
+
+
+def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Status:
+    """The run as its store shows it at this moment (`now_s`, Unix time). ConfigError when there is no such run."""
+    return status_of(stored_runs.open_run(store, run_id), now_s)
+
+
+def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
+    """`status` of a run's own sub-store."""
+    record = stored_runs.read_run(run)
+    config = config_of(record.config, run)
+    problems: list[str] = []
+    beats, stop = _beats(run, problems), _stop(run, problems)
+    now = time.time() if now_s is None else now_s
+    limit_s = config.supervise.heartbeat_limit_s
+    newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
+    has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
+    state = _state(stop, beats, now, limit_s, has_begun)
+    played, tagged = evals.look(run), tags.look(run)
+    problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
+    scores = [
+        EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
+        for one in played.found
+        for score in evals.scores(one)
+    ]
+    return Status(
+        run_id=record.run_id,
+        state=state,
+        reason=_reason(state, stop, beats),
+        closing=_closing(stop, beats, now, limit_s),
+        deployment=record.deployment,
+        started=record.created_s,
+        elapsed_s=max(0.0, _end_s(state, stop, beats, now) - record.created_s),
+        steps=config.steps,
+        policies={name: _policy(one, config.steps, _beat(beats, f"trainer-{name}")) for name, one in newest.items()},
+        regions={name: _region(name, beats, now, limit_s) for name in _regions(config, beats)},
+        evals=scores,
+        members=[_member(beat, now, limit_s) for beat in beats],
+        counts={
+            "orders": orders.next_number(run, max((_closed_below(one) for one in newest.values()), default=0)),
+            "orders_done": max((_orders_done(one) for one in newest.values()), default=0),
+            "evaluations": len({layout.evaluation(score.versions) for score in scores}),
+        },
+        problems=problems,
+    )
+
+
+def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
+    """Every run of the store: first those that cannot be read, whose age is not known, then the others, oldest first."""
+    now = time.time() if now_s is None else now_s
+    seen = stored_runs.look(store)
+    unreadable = dict(seen.unreadable)
+    found: list[RunSummary] = []
+    for run_id in seen.found:
+        try:
+            found.append(_summary(store, run_id, now))
+        except TransientError:
+            raise
+        except AstraFlowError as error:
+            unreadable[run_id] = str(error)
+    return [_unreadable_run(run_id, why) for run_id, why in sorted(unreadable.items())] + found
+
+
+def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> dict[str, float]:
+    """Sampled tokens per second of every region, as its workers' fresh heartbeats say."""
+    rates: dict[str, float] = {}
+    for beat in beats:
+        if beat.kind == "rollout":
+            rate = beat.rates.get("tokens_per_s", 0.0) if _is_alive(beat, now_s, limit_s) else 0.0
+            rates[beat.region] = rates.get(beat.region, 0.0) + rate
+    return rates
+
+
+def newest_version(run: ObjectStore, policy: str, hint: int = 0) -> int | None:
+    """The newest published version; a good `hint` (any number, right or wrong) makes it two requests."""
+    found = manifests.latest(run, policy, hint) if hint > 0 else None
+    return manifests.latest(run, policy) if found is None else found
+
+
+def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
+    run = store.sub(layout.run_prefix(run_id))
+    record = stored_runs.read_run(run)
+    problems: list[str] = []
+    stop, beats = _stop(run, problems), _beats(run, problems)
+    config = config_of(record.config, run)
+    versions = {policy: newest_version(run, policy, _hint(policy, beats)) for policy in config.policies}
+    has_begun = any(versions.values()) or shards.exists(run, 0)
+    state = _state(stop, beats, now_s, config.supervise.heartbeat_limit_s, has_begun)
+    return RunSummary(
+        run_id=run_id,
+        state=state,
+        reason=_reason(state, stop, beats),
+        deployment=record.deployment,
+        started=record.created_s,
+        elapsed_s=max(0.0, _end_s(state, stop, beats, now_s) - record.created_s),
+        steps=config.steps,
+        versions=versions,
+        problems=problems,
+    )
+
+
+def _unreadable_run(run_id: str, why: str) -> RunSummary:
+    return RunSummary(
+        run_id=run_id, state="unreadable", reason=why, deployment="", started=None, elapsed_s=None, steps=None, versions={}
+    )
+
+
+def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
+    """The stop that stands; one that cannot be read is a problem, and leaves the state to the heartbeats."""
+    try:
+        return stored_runs.read_stop(run)
+    except UNREADABLE as error:
+        problems.append(str(error))
+        return None
+
+
+def _beats(run: ObjectStore, problems: list[str]) -> list[Heartbeat]:
+    seen = heartbeats.look(run)
+    problems += _unreadable("heartbeat", seen.unreadable)
+    return seen.beats
+
+
+def _unreadable(what: str, found: Mapping[str, str]) -> list[str]:
+    """`1 evaluation cannot be read: evals/…: …` for the objects of one kind; nothing when there are none."""
+    if not found:
+        return []
+    count = f"1 {what}" if len(found) == 1 else f"{len(found)} {what}s"
+    more = f" (and {len(found) - UNREADABLE_TOLD} more)" if len(found) > UNREADABLE_TOLD else ""
+    return [f"{count} cannot be read: {'; '.join(list(found.values())[:UNREADABLE_TOLD])}{more}"]
+
+
+def _newest(run: ObjectStore, policy: str, beats: Iterable[Heartbeat], problems: list[str]) -> _Newest:
+    version = newest_version(run, policy, _hint(policy, beats))
+    # Version n was made from batch n, so the search for the newest batch can begin behind the newest version.
+    made = batches.next_step(run, policy, start=(version or 0) + 1) - 1
+    try:
+        return _Newest(version, made, batches.read(run, policy, made) if made else None)
+    except (NotFoundError, *UNREADABLE) as error:
+        problems.append(f"batch {made} of {policy} cannot be read: {error}")
+        return _Newest(version, made, None)
+
+
+def _hint(policy: str, beats: Iterable[Heartbeat]) -> int:
+    beat = _beat(beats, f"trainer-{policy}")
+    return beat.versions.get(policy, 0) if beat else 0
+
+
+def _beat(beats: Iterable[Heartbeat], member: str) -> Heartbeat | None:
+    return next((beat for beat in beats if beat.id == member), None)
+
+
+def _is_alive(beat: Heartbeat, now_s: float, limit_s: float) -> bool:
+    return beat.state not in ENDED and now_s - beat.beat_s <= limit_s
+
+
+def _state(stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float, has_begun: bool) -> State:
+    """What was decided stands in `stop.json`; else somebody is at work as long as the supervisor beats."""
+    if stop is not None:
+        return stop.state
+    supervisor = _beat(beats, "supervisor")
+    if supervisor is None or not _is_alive(supervisor, now_s, limit_s):
+        return "interrupted"
+    return "running" if has_begun else "starting"
+
+
+def _reason(state: State, stop: Stop | None, beats: Iterable[Heartbeat]) -> str:
+    if stop is not None:
+        return stop.reason
+    supervisor = _beat(beats, "supervisor")
+    if state == "interrupted":
+        last = f"; the last it said: {supervisor.note}" if supervisor and supervisor.note else ""
+        return f"its supervisor is gone; start the run again with the same run id to go on{last}"
+    return supervisor.note if supervisor else ""
+
+
+def _closing(stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> Closing | None:
+    supervisor = _beat(beats, "supervisor")
+    if stop is None or supervisor is None or not _is_alive(supervisor, now_s, limit_s):
+        return None
+    if supervisor.state not in {step.value for step in ClosingStep}:
+        return None  # it has not looked at the run since that was stopped
+    return Closing(
+        step=ClosingStep(supervisor.state), part=supervisor.note, share=supervisor.progress.get(closing_steps.SHARE, 0.0)
+    )
+
+
+def _end_s(state: State, stop: Stop | None, beats: Iterable[Heartbeat], now_s: float) -> float:
+    """When the run ended, as far as anybody knows; now while it goes on."""
+    if stop is not None:
+        return stop.at_s
+    return max((beat.beat_s for beat in beats), default=now_s) if state == "interrupted" else now_s
+
+
+def _policy(newest: _Newest, steps: int, trainer: Heartbeat | None) -> PolicyStatus:
+    metrics = {name: value for name, value in (newest.batch.metrics if newest.batch else {}).items() if abs(value) <= SHOWN_MAX}
+    return PolicyStatus(
+        step=newest.version or 0,
+        steps=steps,
+        version=newest.version,
+        batches=newest.batches,
+        wait_fraction=_wait_fraction(trainer),
+        reward_mean=metrics.get("dataflow/reward/mean"),
+        accuracy=metrics.get("dataflow/accuracy/final"),
+        staleness_mean=metrics.get("dataflow/staleness/mean"),
+        staleness_max=metrics.get("dataflow/staleness/max"),
+        tokens_trained=int(trainer.progress.get("tokens_trained", 0)) if trainer else 0,
+    )
+
+
+def _wait_fraction(trainer: Heartbeat | None) -> float | None:
+    """Of the wall-clock that the trainer's loop accounts for; before its first step there is nothing to divide."""
+    if trainer is None or not trainer.seconds.get("step"):
+        return None
+    spent_s = {name: spent for name, spent in trainer.seconds.items() if name != "cpu"}
+    return spent_s.get("wait", 0.0) / sum(spent_s.values())
+
+
+def _regions(config: RunConfig, beats: Iterable[Heartbeat]) -> list[str]:
+    """The regions of the recipe, then any other that workers report from."""
+    return list(dict.fromkeys([*config.rollout.regions, *(beat.region for beat in beats if beat.kind == "rollout")]))
+
+
+def _region(name: str, beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> RegionStatus:
+    workers = [beat for beat in beats if beat.kind == "rollout" and beat.region == name]
+    return RegionStatus(
+        workers=sum(_is_alive(beat, now_s, limit_s) for beat in workers),
+        tokens_per_s=region_rates(workers, now_s, limit_s).get(name, 0.0),
+        orders_done=sum(int(beat.progress.get("orders_done", 0)) for beat in workers),
+        weights_in_home=_by_policy(workers, traffic.FROM_HOME),
+        weights_in_mirror=_by_policy(workers, traffic.FROM_MIRROR),
+        mirrored=_by_policy((beat for beat in beats if beat.kind == "mirror" and beat.region == name), MIRRORED),
+        shards_out=sum(int(beat.progress.get(traffic.SHARD_BYTES, 0)) for beat in workers),
+    )
+
+
+def _by_policy(beats: Iterable[Heartbeat], name: str) -> dict[str, int]:
+    """policy → sum of the counters `{name}{policy}`."""
+    found: Counter[str] = Counter()
+    for beat in beats:
+        found.update({key.removeprefix(name): int(value) for key, value in beat.progress.items() if key.startswith(name)})
+    return dict(found)
+
+
+def _member(beat: Heartbeat, now_s: float, limit_s: float) -> MemberStatus:
+    silent = beat.state not in ENDED and not _is_alive(beat, now_s, limit_s)
+    return MemberStatus(
+        id=beat.id,
+        kind=beat.kind,
+        state="silent" if silent else beat.state,
+        age_s=max(0.0, now_s - beat.beat_s),
+        attempt=beat.attempt,
+        region=beat.region,
+        note=beat.note,
+    )
+
+
+def _closed_below(newest: _Newest) -> int:
+    return newest.batch.closed_below if newest.batch else 0
+
+
+def _orders_done(newest: _Newest) -> int:
+    return newest.batch.closed_below + len(newest.batch.closed) if newest.batch else 0

@@ -1,0 +1,124 @@
+"""The JSON of `astraflow status` and `astraflow runs`, documented in `docs/schemas.md`. Stable: keys are added, never renamed.
+
+Filled by `status.py`.
+"""
+
+from typing import Literal
+
+from storage.config_model import Frozen
+from tasks.monitoring.closing_steps import ClosingStep
+
+State = Literal["starting", "running", "completed", "cancelled", "failed", "interrupted", "unreadable"]
+
+
+class PolicyStatus(Frozen):
+    """One policy. A number is null while nothing has been measured yet."""
+
+    step: int
+    """Training steps done."""
+    steps: int
+    """Training steps to do."""
+    version: int | None
+    """Newest published weights; null before the base model is."""
+    batches: int
+    """Batches made; those beyond `step` wait for the trainer."""
+    wait_fraction: float | None
+    """Share of the trainer's wall-clock, since it was last launched, that it waited for data."""
+    reward_mean: float | None
+    """Mean reward of the policy's own sequences played lately, before any filter."""
+    accuracy: float | None
+    """Share of the episodes played lately whose final answer was right: the policies' work together, in training."""
+    staleness_mean: float | None
+    staleness_max: float | None
+    """Versions between the trainer and the oldest token of a sequence, over the newest batch."""
+    tokens_trained: int
+    """Sampled tokens trained on, over all steps."""
+
+
+class RegionStatus(Frozen):
+    workers: int
+    """Workers with a fresh heartbeat."""
+    tokens_per_s: float
+    """Sampled tokens per second of these workers."""
+    orders_done: int
+    """Orders that the region's workers say they have finished."""
+    weights_in_home: dict[str, int] = {}
+    """Policy → bytes of its weights that the region's workers read from the run's own store."""
+    weights_in_mirror: dict[str, int] = {}
+    """The same from the region's mirror."""
+    mirrored: dict[str, int] = {}
+    """Policy → bytes of its weights that were copied into the region's mirror."""
+    shards_out: int = 0
+    """Bytes of the shards that the region's workers wrote."""
+
+
+class EvalStatus(Frozen):
+    versions: dict[str, int]
+    dataset: str
+    workflow: str
+    """`single_turn`: the answering policy alone, on its first attempts; otherwise the whole workflow."""
+    accuracy: float
+    n: int
+    """Problems."""
+
+
+class MemberStatus(Frozen):
+    id: str
+    kind: str
+    state: str
+    """As the member said; `silent` when its heartbeat is too old for that to mean anything."""
+    age_s: float
+    """Since its last heartbeat."""
+    attempt: int
+    """How often it has been launched again."""
+    region: str
+    note: str
+
+
+class Closing(Frozen):
+    """What the supervisor does after the run's end."""
+
+    step: ClosingStep
+    part: str
+    """Of the step, for people; may be empty."""
+    share: float
+    """How much of the part is done, 0–1."""
+
+
+class Status(Frozen):
+    run_id: str
+    state: State
+    reason: str
+    """Why the run ended, or what it waits for."""
+    closing: Closing | None = None
+    """Null while the run goes on, and once its supervisor has left."""
+    deployment: str
+    started: float
+    """Unix time of its creation."""
+    elapsed_s: float
+    """Until its end (of an interrupted run: its last heartbeat), or until now."""
+    steps: int
+    policies: dict[str, PolicyStatus]
+    regions: dict[str, RegionStatus]
+    evals: list[EvalStatus]
+    """In the order of their versions; for each play of a team the solver alone first, then the team."""
+    members: list[MemberStatus]
+    counts: dict[str, int]
+    """`orders` written, `orders_done` taken in by the dataflow, `evaluations`."""
+    problems: list[str] = []
+    """Which objects of the run cannot be read, and why; everything else here is computed without them."""
+
+
+class RunSummary(Frozen):
+    run_id: str
+    state: State
+    reason: str
+    deployment: str
+    started: float | None
+    """Null, as the two below, of a run that is unreadable."""
+    elapsed_s: float | None
+    steps: int | None
+    versions: dict[str, int | None]
+    """Policy → newest published version."""
+    problems: list[str] = []
+    """As in a status."""

@@ -1,0 +1,131 @@
+"""A policy's curves over its steps: what the manifests and batches of a run measured. For reports and MLflow.
+
+manifest of version n  (`trainer/…`)  ┐
+batch n                (`dataflow/…`) ┴─▶ Step n ─▶ History: one array per metric
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage.errors import UNREADABLE, NotFoundError
+from storage.records.batches import Batch
+from storage.run import batches
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests
+
+K = TypeVar("K")
+
+STEPS_READ_MAX = 2000
+"""Steps that one history reads; a longer run is sampled evenly."""
+READERS = 8
+"""Objects read at once."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is known of one training step. Number 0 is the base model."""
+
+    number: int
+    created_s: float
+    """Unix time at which its weights were published; the batch's time while they are not."""
+    metrics: Mapping[str, float]
+    """`trainer/…` of the manifest and `dataflow/…` of the batch."""
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    """Versions behind → sequences of the batch."""
+    fates: Mapping[str, int] = field(default_factory=dict)
+    """`trained`, `replayed`, `filtered: REASON`, `expired` → sequences since the step before."""
+    waiting: int = 0
+    """Sequences that wait after the batch."""
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """One policy's steps in order, S of them."""
+
+    policy: str
+    steps: tuple[Step, ...]
+    num_steps: int
+    """Steps of the run; more than S when they were sampled."""
+
+    @property
+    def numbers(self) -> list[int]:
+        """[S]"""
+        return [step.number for step in self.steps]
+
+    def series(self, name: str) -> NDArray[np.float64]:
+        """[S] values of one metric, NaN where a step lacks it."""
+        return np.array([step.metrics.get(name, np.nan) for step in self.steps], dtype=np.float64)
+
+    def has(self, name: str) -> bool:
+        return any(name in step.metrics for step in self.steps)
+
+    def staleness(self) -> Counter[int]:
+        """Versions behind → sequences, over all steps."""
+        return _summed(step.staleness for step in self.steps)
+
+    def fates(self) -> Counter[str]:
+        return _summed(step.fates for step in self.steps)
+
+
+def read_history(run: ObjectStore, policy: str, newest: int, steps_max: int = STEPS_READ_MAX) -> History:
+    """Steps 0 to `newest`, at most `steps_max` of them, evenly spread, the first and the last among them."""
+    numbers = sample(newest + 1, steps_max)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="history") as pool:
+        steps = list(pool.map(lambda number: read_step(run, policy, number), numbers))
+    return History(policy, tuple(step for step in steps if step is not None), newest + 1)
+
+
+def read_steps(run: ObjectStore, policy: str, numbers: Sequence[int]) -> list[Step]:
+    """The published steps among `numbers`, up to the first that is not published yet."""
+    found = []
+    for number in numbers:
+        if not manifests.exists(run, policy, number):
+            break
+        step = read_step(run, policy, number)
+        found.append(Step(number, 0.0, {}) if step is None else step)
+    return found
+
+
+def read_step(run: ObjectStore, policy: str, number: int) -> Step | None:
+    """One step from whichever of its objects exist and can be read (`verify` reports the others); None when none can."""
+    found = Step(number, 0.0, {})
+    known = False
+    if number > 0:
+        try:
+            batch = batches.read(run, policy, number)
+            found, known = _of_batch(batch), True
+        except (NotFoundError, *UNREADABLE):
+            pass
+    try:
+        manifest = manifests.read_manifest(run, policy, number)
+    except (NotFoundError, *UNREADABLE):
+        return found if known else None
+    metrics = {**found.metrics, **manifest.metrics}
+    return Step(number, manifest.created_s, metrics, found.staleness, found.fates, found.waiting)
+
+
+def sample(count: int, limit: int) -> list[int]:
+    """At most `limit` of the numbers below `count`, evenly spread, with both ends. Example: (10, 4) → [0, 3, 6, 9]."""
+    if count <= limit:
+        return list(range(count))
+    return sorted({round(index * (count - 1) / (limit - 1)) for index in range(limit)})
+
+
+def _of_batch(batch: Batch) -> Step:
+    staleness = Counter(batch.step - 1 - row.min_version for row in batch.rows if not row.replay)
+    fates = Counter("replayed" if row.replay else "trained" for row in batch.rows)
+    fates.update(f"{entry.fate}: {entry.reason}" if entry.fate == "filtered" else entry.fate for entry in batch.ledger)
+    return Step(batch.step, batch.created_s, batch.metrics, staleness, fates, len(batch.waiting))
+
+
+def _summed(counts: Iterable[Mapping[K, int]]) -> Counter[K]:
+    total: Counter[K] = Counter()
+    for one in counts:
+        total.update(one)
+    return total

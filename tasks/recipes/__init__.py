@@ -1,0 +1,1 @@
+"""Recipes: the configuration of a run, how it is read, layered and checked."""

@@ -1,0 +1,293 @@
+"""What must be true of a recipe as a whole and no single field can know: roles have policies, files exist, times fit.
+
+Each check is a pure function from a valid `RunConfig` to problems; the only outside things they look at are whether named
+files exist and which roles a workflow has.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from data_ops.config import PromptSource
+from data_ops.prompts.stream import load_prompts
+from storage import import_path, layout
+from storage.errors import ConfigError
+from storage.run import orders
+from storage.store.object_store import open_store
+from tasks.base_models.folders import refuse_links
+from tasks.recipes import conditions
+from tasks.recipes.run_config import RunConfig
+from tasks.recipes.source import KeyPath
+
+NAME_MAX = 60
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+PROMPT_SUFFIXES = (".jsonl", ".parquet")
+BEATS_PER_LEASE_MIN = 2
+"""A worker that misses one beat must not lose its leases."""
+
+
+class Problem(NamedTuple):
+    """One mistake. Example: `Problem(("data", "max_staleness"), "must be at least 0, not -1")`."""
+
+    path: KeyPath
+    message: str
+
+
+def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
+    """Everything wrong with `config`, in no particular order; empty when it can run. `written` is the same as plain data, with
+    the settings that somebody wrote and without the defaults."""
+    checks = (_names, _roles, _rewards, _engines, _algorithms, _groups, _sampling, _prompts, _models, _mirrors, _times)
+    return [*_conditions(config, written), *(problem for check in checks for problem in check(config))]
+
+
+def _conditions(config: RunConfig, written: Mapping[str, Any]) -> Iterator[Problem]:
+    """Settings without effect, because another one selects something else."""
+    sections: dict[KeyPath, BaseModel] = {
+        ("data", "prompts"): config.data.prompts,
+        ("data", "advantage"): config.data.advantage,
+    }
+    if config.evaluation is not None:
+        sections["evaluation", "prompts"] = config.evaluation.prompts
+    for name, policy in config.policies.items():
+        sections["policies", name, "train", "loss"] = policy.train.loss
+    for path, section in sections.items():
+        found = conditions.without_effect(path[-1], _written_at(written, path), section.model_dump())
+        yield from (Problem((*path, key), why) for key, why in found.items())
+
+
+def _written_at(written: Mapping[str, Any], path: KeyPath) -> Mapping[str, Any]:
+    """The section at `path` as it was written; empty where it was not."""
+    for part in path:
+        written = written.get(part) or {}
+    return written
+
+
+def _names(config: RunConfig) -> Iterator[Problem]:
+    named: list[tuple[KeyPath, str]] = [(("policies", name), name) for name in config.policies]
+    named += [(("rollout", "regions", name), name) for name in config.rollout.regions]
+    for path, name in named:
+        if not layout.NAME.fullmatch(name) or len(name) > NAME_MAX:
+            yield Problem(
+                path, f"a name is at most {NAME_MAX} letters, digits, - and _ only, since it becomes part of file names"
+            )
+    if not _RUN_NAME.fullmatch(config.name):
+        yield Problem(
+            ("name",), "run ids begin with it: use up to 60 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+
+
+def _roles(config: RunConfig) -> Iterator[Problem]:
+    from rollout.workflows import WORKFLOW, find_workflow, strange_arguments
+
+    workflow = config.rollout.workflow
+    at: KeyPath = ("rollout", "workflow")
+    try:
+        found = find_workflow(workflow)
+    except ConfigError as error:
+        yield Problem((*at, "name"), str(error))
+        return
+    strange = strange_arguments(found, workflow)
+    yield from (Problem((*at, "args", name), why) for name, why in strange.items())
+    if not strange and (wrong := import_path.unfit(found, WORKFLOW, workflow.args)):
+        yield Problem((*at, "args"), f"do not fit the workflow {workflow.name}: {wrong}")
+    roles = found.roles
+    for role in workflow.roles:
+        if role not in roles:
+            yield Problem((*at, "roles", role), f"{workflow.name} has no such role; {_one_of(role, roles)}")
+    players = {role: workflow.roles.get(role, role) for role in roles}
+    for role, policy in players.items():
+        if policy not in config.policies:
+            path = (*at, "roles", role) if role in workflow.roles else (*at, "name")
+            yield Problem(
+                path,
+                f"{workflow.name} asks for the policy {policy}, which policies lacks (it has "
+                f"{', '.join(config.policies)}); add policies.{policy}, or name one that plays it in roles: "
+                f"{{{role}: {next(iter(config.policies))}}}",
+            )
+    for policy in config.policies:
+        if policy not in players.values():
+            yield Problem(
+                ("policies", policy),
+                f"no role of {workflow.name} is played by it, so it would wait for ever for something to train on; "
+                "remove it, or give it a role in rollout.workflow.roles",
+            )
+
+
+def _rewards(config: RunConfig) -> Iterator[Problem]:
+    from rollout.rewards.math_reward import find_reward
+
+    try:
+        find_reward(config.rollout.workflow.reward)
+    except ConfigError as error:
+        yield Problem(("rollout", "workflow", "reward"), str(error))
+
+
+def _engines(config: RunConfig) -> Iterator[Problem]:
+    """Engines are not imported here: what they need may be installed only where the services run."""
+    from rollout.engines import engine as rollout_engine
+    from trainer.engines import engine as train_engine
+
+    named: list[tuple[KeyPath, str, Mapping[str, Any]]] = [
+        (("rollout", "engine", "name"), config.rollout.engine.name, rollout_engine.ENGINES)
+    ]
+    for name, policy in config.policies.items():
+        named.append((("policies", name, "train", "engine"), policy.train.engine, train_engine.ENGINES))
+    for path, engine, table in named:
+        try:
+            import_path.refuse_name(engine, table)
+        except ConfigError as error:
+            yield Problem(path, str(error))
+
+
+def _algorithms(config: RunConfig) -> Iterator[Problem]:
+    from data_ops.algorithms.protocols import check
+
+    for place in ("curate", "filter", "sample"):
+        for index, algorithm in enumerate(getattr(config.data, place)):
+            try:
+                check(place, algorithm)
+            except ConfigError as error:
+                yield Problem(("data", place, str(index)), str(error))
+
+
+def _groups(config: RunConfig) -> Iterator[Problem]:
+    alone = config.data.samples_per_prompt == 1
+    if alone and any(algorithm.name == "zero_advantage" for algorithm in config.data.filter):
+        yield Problem(
+            ("data", "samples_per_prompt"),
+            "with 1 sample every advantage is 0 and the filter zero_advantage drops everything; use 2 or more",
+        )
+    prompts, samples = config.data.prompts_per_order, config.data.samples_per_prompt
+    if prompts * samples > orders.EPISODES_MAX:
+        yield Problem(
+            ("data", "prompts_per_order" if prompts > samples else "samples_per_prompt"),
+            f"{prompts:,} prompts with {samples:,} samples each are {prompts * samples:,} episodes in one order, and at most "
+            f"{orders.EPISODES_MAX:,} are played; lower prompts_per_order or samples_per_prompt",
+        )
+
+
+def _sampling(config: RunConfig) -> Iterator[Problem]:
+    longest = config.rollout.engine.max_tokens
+    for name, policy in config.policies.items():
+        at: KeyPath = ("policies", name, "sampling")
+        if policy.sampling.max_new_tokens >= longest:
+            yield Problem(
+                (*at, "max_new_tokens"),
+                f"{policy.sampling.max_new_tokens} leaves no room for a prompt: rollout.engine.max_tokens is {longest}; "
+                "lower the one or raise the other",
+            )
+        if policy.sampling.temperature == 0:
+            yield Problem(
+                (*at, "temperature"),
+                "greedy tokens have log-probability 0 and cannot be trained on; use 1.0 or the like",
+            )
+        for key, off in (("top_p", 1.0), ("top_k", 0)):
+            if getattr(policy.sampling, key) != off:
+                yield Problem(
+                    (*at, key),
+                    f"the trainer's probabilities are those of the whole vocabulary: tokens drawn with {key} "
+                    f"{getattr(policy.sampling, key)} would look off-policy at once; leave it out, or set {off:g}",
+                )
+
+
+def _prompts(config: RunConfig) -> Iterator[Problem]:
+    train = config.data.prompts
+    yield from _prompt_file(("data", "prompts"), train)
+    if config.evaluation is None:
+        return
+    held_out = config.evaluation.prompts
+    yield from _prompt_file(("evaluation", "prompts"), held_out)
+    if held_out.builtin and held_out.limit is None:
+        yield Problem(("evaluation", "prompts"), "a built-in source is endless; set limit, for example limit: 500")
+    if held_out.model_dump(exclude={"seed", "limit"}) == train.model_dump(exclude={"seed", "limit"}):
+        yield Problem(
+            ("evaluation", "prompts"),
+            f"is the training set itself (split {train.split}); evaluate on prompts that are held out, for example split: test",
+        )
+
+
+def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
+    if source.path is None:
+        return
+    file = Path(source.path)
+    if os.path.isdir(file):
+        found = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
+        yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {file / (found or ['train.jsonl'])[0]}")
+    elif os.path.exists(file) and not os.path.isfile(file):
+        yield Problem((*path, "path"), f"{file} is a pipe, a device or a socket; name a file")
+    elif not os.path.isfile(file):
+        near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
+        yield Problem((*path, "path"), f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""))
+    elif file.suffix not in PROMPT_SUFFIXES:
+        yield Problem((*path, "path"), f"{file.name} is neither .jsonl nor .parquet; convert it to one of them")
+    else:
+        try:
+            load_prompts(source)
+        except ConfigError as error:  # names the lines that are broken
+            yield Problem((*path, "path"), str(error))
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (OSError, ValueError):  # no folder, or none that may be looked into
+        return []
+
+
+def _models(config: RunConfig) -> Iterator[Problem]:
+    for name, policy in config.policies.items():
+        if policy.model.path is None:
+            continue
+        path: KeyPath = ("policies", name, "model", "path")
+        if not os.path.isfile(Path(policy.model.path) / "config.json"):
+            yield Problem(path, f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained")
+            continue
+        try:
+            refuse_links(Path(policy.model.path))
+        except ConfigError as error:
+            yield Problem(path, str(error).removeprefix("model.path: "))
+
+
+def _mirrors(config: RunConfig) -> Iterator[Problem]:
+    first: dict[str, str] = {}
+    for name, region in config.rollout.regions.items():
+        path: KeyPath = ("rollout", "regions", name, "mirror")
+        try:
+            address = open_store(region.mirror).address if region.mirror else ""
+        except ConfigError as error:
+            yield Problem(path, str(error))
+            continue
+        if address and first.setdefault(address, name) != name:
+            yield Problem(
+                path,
+                f"is the mirror of {first[address]} too, and both would copy into it; "
+                "give each region its own bucket or prefix",
+            )
+
+
+def _times(config: RunConfig) -> Iterator[Problem]:
+    beat_s = config.supervise.heartbeat_interval_s
+    least_s = BEATS_PER_LEASE_MIN * beat_s
+    if config.rollout.lease_ttl_s < least_s:
+        yield Problem(
+            ("rollout", "lease_ttl_s"),
+            f"{config.rollout.lease_ttl_s:g} s is too short for beats every {beat_s:g} s "
+            f"(supervise.heartbeat_interval_s); use {least_s:g} or more",
+        )
+    if config.supervise.heartbeat_limit_s < least_s:
+        yield Problem(
+            ("supervise", "heartbeat_limit_s"),
+            f"{config.supervise.heartbeat_limit_s:g} s would call members with beats every {beat_s:g} s lost; "
+            f"use {least_s:g} or more",
+        )
+
+
+def _one_of(word: str, known: tuple[str, ...]) -> str:
+    if close := difflib.get_close_matches(word, known, n=1):
+        return f"did you mean {close[0]}?"
+    return f"it has {', '.join(known)}"

@@ -1,0 +1,259 @@
+"""Recipes: from what a person wrote to a `RunConfig`, or to one error that names every mistake, its line and its fix.
+
+    recipes/base.yaml ◀─extends─ recipes/mine.yaml ◀─overlaid by─ --set key=value   ──▶  RunConfig
+
+Where a key was written is `recipe_source.py`'s knowledge; what no single field can check is `recipe_checks.py`'s.
+"""
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from storage.errors import ConfigError
+from storage.formats import json_values
+from storage.records.types import Json
+from tasks.recipes.checks import Problem, problems
+from tasks.recipes.run_config import RunConfig
+from tasks.recipes.source import KeyPath, Source, brief, dump, find, is_path, override, read_source
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+MESSAGES = {
+    "missing": "is missing; add it",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_type": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "dict_type": "must be a section of `key: value` lines",
+    "model_type": "must be a section of `key: value` lines",
+    "list_type": "must be a list",
+}
+"""pydantic's kind of error → our words; other kinds keep pydantic's own."""
+
+
+def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+    """The run that a recipe describes.
+
+    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path (`./mine.yaml`), or YAML text; `overrides` are dotted
+    keys, such as `{"policies.solver.train.lr": 1e-4}`, with `*` for every policy. Prompt and model paths come out absolute,
+    since the services of a run may start in other folders. Raises ConfigError with one line for each mistake.
+    """
+    source = read_source(recipe, _folders())
+    override(source, overrides or {})
+    _make_absolute(source.data)
+    try:
+        config = RunConfig.model_validate(source.data)
+    except ValidationError as error:
+        raise _complaint(source, [_problem(source.data, dict(one)) for one in error.errors()]) from None
+    if wrong := json_values.fault(source.data):
+        path, why = wrong
+        raise _complaint(source, [Problem(tuple(path.split(".")) if path else (), why)])
+    if found := problems(config, source.data):
+        raise _complaint(source, found)
+    return config
+
+
+def portable(recipe: str, elsewhere: bool) -> str:
+    """What to call a recipe so that a process in another folder, or even on another machine (`elsewhere`), loads the same: the
+    name of one that every installation has, else the path of its file, else all of its text, with what it extends."""
+    file = find(recipe, _folders())
+    if file is not None and not is_path(recipe) and file.resolve().parent == RECIPES:
+        return recipe
+    return str(file.resolve()) if file and not elsewhere else dump(read_source(recipe, _folders()))
+
+
+def filled(config: Json) -> Json:
+    """A stored configuration with every default written out: those that came later are in it too. One that is none any
+    more stays as it is."""
+    try:
+        return RunConfig.model_validate(config).model_dump(mode="json")
+    except ValidationError:
+        return config
+
+
+def absolute_paths(config: RunConfig) -> dict[str, str]:
+    """The paths that the recipe names, absolute, by dotted key: with these as overrides it means the same files to whoever
+    loads it in another folder. Example: `{"data.prompts.path": "/home/me/train.jsonl"}`."""
+    data = config.model_dump(mode="json")
+    _make_absolute(data)
+    return {".".join(key): _section(data, *key[:-1])[key[-1]] for key in _paths_of(data)}
+
+
+def known_recipes() -> list[str]:
+    """Names that `load` finds without a path."""
+    return sorted({path.stem for folder in _folders() for path in folder.glob("*.yaml")})
+
+
+def _folders() -> tuple[Path, ...]:
+    """Those that come with AstraFlow first: nothing in the working directory takes their names."""
+    return RECIPES, Path.cwd() / "recipes"
+
+
+def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:
+    ordered = sorted(found, key=lambda problem: (source.place(problem.path).line or 0, problem.path))
+    lines = [f"{_where(source, p.path)}: {p.message}" for p in ordered]
+    if len(lines) == 1:
+        return ConfigError(lines[0])
+    return ConfigError("\n".join([f"{source.name}: {len(lines)} problems", *(f"  {line}" for line in lines)]))
+
+
+def _where(source: Source, path: KeyPath) -> str:
+    """Place and key; the key once where the place is the very `--set` of it."""
+    place, key = str(source.place(path)), ".".join(path) or "recipe"
+    return brief(place) if place == f"--set {key}" else f"{brief(place)}: {brief(key)}"
+
+
+def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
+    path: KeyPath = tuple(str(part) for part in error["loc"])
+    kind = str(error["type"])
+    if kind == "extra_forbidden":
+        return Problem(path, f"unknown key; {_suggestion(path)}")
+    if kind == "value_error":
+        return Problem(path, str(error["ctx"]["error"]))
+    if kind == "finite_number":
+        return Problem(path, f"must be a finite number, not {_brief(error['input'])}{_or_null(path)}")
+    if kind in ("int_parsing_size", "float_type") and isinstance(error["input"], int | float):
+        # So large that pydantic does not even compare it with the field's own bounds.
+        return Problem(path, f"must be {_bound_at(path, error['input'] < 0)}, not {_brief(error['input'])}")
+    if kind == "literal_error":
+        return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
+    if kind == "missing":
+        return Problem(path, MESSAGES[kind] + _neighbour(data, path[:-1]))
+    words = MESSAGES.get(kind) or _lower(str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, "))
+    if not words.startswith("must"):
+        words = f"must be {words}"
+    return Problem(path, f"{words}, not {_brief(error['input'])}{_or_null(path) if kind == 'greater_than' else ''}")
+
+
+def _suggestion(path: KeyPath) -> str:
+    """What the person may have meant: a close name in the same section, else the same name in another section."""
+    known = sorted(_fields_at(path[:-1]))
+    if close := difflib.get_close_matches(path[-1], known, n=1, cutoff=0.7):
+        return f"did you mean {close[0]}?"
+    if elsewhere := [".".join(at) for at in _all_paths(RunConfig, ()) if at[-1] == path[-1]]:
+        return f"did you mean {elsewhere[0]}?"
+    return f"known keys here: {', '.join(known)}" if known else "remove it"
+
+
+def _neighbour(data: Mapping[str, Any], path: KeyPath) -> str:
+    """A section with a name much like the one at `path`, which then may be a typing error."""
+    siblings = [name for name in _section(data, *path[:-1]) if path and name != path[-1]]
+    close = difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.7) if siblings else []
+    return f", or did you mean {close[0]} instead of {path[-1]}?" if close else ""
+
+
+def _fields_at(path: KeyPath) -> set[str]:
+    """Names of the fields of the model that stands at `path`; empty where there is none."""
+    model = _model_at(path)
+    return set(model.model_fields) if model is not None else set()
+
+
+def _bound_at(path: KeyPath, lower: bool) -> str:
+    """The lower or the upper bound of the number at `path`, in words."""
+    model = _model_at(path[:-1])
+    info = model.model_fields[path[-1]] if model is not None else None
+    inner = [one for part in get_args(info.annotation) for one in getattr(part, "__metadata__", ())] if info else []
+    words = (
+        {"ge": "greater than or equal to", "gt": "greater than"}
+        if lower
+        else {"le": "less than or equal to", "lt": "less than"}
+    )
+    for bound in (*(info.metadata if info else ()), *(one for part in inner for one in getattr(part, "metadata", ()))):
+        for name, word in words.items():
+            if (value := getattr(bound, name, None)) is not None:
+                return f"{word} {value:g}" if isinstance(value, float) else f"{word} {value}"
+    return "a number of at most 18 digits"
+
+
+def _or_null(path: KeyPath) -> str:
+    """What to write for no limit, where the number at `path` is one that can be switched off."""
+    model = _model_at(path[:-1])
+    info = model.model_fields.get(path[-1]) if model is not None else None
+    kinds = [(get_args(kind) or (kind,))[0] for kind in get_args(info.annotation)] if info is not None else []
+    return "; null means no limit" if {float, type(None)} <= set(kinds) else ""
+
+
+def _model_at(path: KeyPath) -> type[BaseModel] | None:
+    """The model that stands at `path`."""
+    kind: Any = RunConfig
+    for part in path:
+        model = _model_in(kind)
+        if model is None:
+            return None
+        if _is_container(kind):
+            kind = model
+        elif part in model.model_fields:
+            kind = model.model_fields[part].annotation
+        else:
+            return None
+    return None if _is_container(kind) else _model_in(kind)
+
+
+def _all_paths(model: type[BaseModel], path: KeyPath) -> list[KeyPath]:
+    """Every key there is, breadth first, with `NAME` for the key of a dict and the index of a list."""
+    own = [(*path, name) for name in model.model_fields]
+    below: list[KeyPath] = []
+    for name, info in model.model_fields.items():
+        if (inner := _model_in(info.annotation)) is not None:
+            inside = ("NAME",) if _is_container(info.annotation) else ()
+            below += _all_paths(inner, (*path, name, *inside))
+    return sorted(own + below, key=len)
+
+
+def _is_container(kind: Any) -> bool:
+    """A dict or a list of models: the next part of a path is a name or an index."""
+    return get_origin(kind) in (dict, list)
+
+
+def _model_in(kind: Any) -> type[BaseModel] | None:
+    """The configuration model inside an annotation: `Model`, `Model | None`, `dict[str, Model]`, `list[Model]`."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    if get_origin(kind) in (Union, types.UnionType, dict, list):
+        return next((model for part in get_args(kind) if (model := _model_in(part)) is not None), None)
+    return None
+
+
+def _make_absolute(data: dict[str, Any]) -> None:
+    for *section, key in _paths_of(data):
+        found = _section(data, *section)
+        with suppress(OSError, RuntimeError, ValueError):  # what can be no path stays as it is, and names no file
+            found[key] = str(Path(found[key]).expanduser().resolve())
+
+
+def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
+    """Keys of the paths of prompts, models and mirrors, where they were written as text; anything else is validation's
+    business."""
+    keys: list[KeyPath] = [("data", "prompts", "path"), ("evaluation", "prompts", "path")]
+    keys += [("policies", name, "model", "path") for name in _section(data, "policies")]
+    keys += [("rollout", "regions", name, "mirror") for name in _section(data, "rollout", "regions")]
+    for key in keys:
+        written = _section(data, *key[:-1]).get(key[-1])
+        if isinstance(written, str) and (key[-1] == "path" or (written and "://" not in written)):
+            yield key
+
+
+def _section(data: Any, *path: str) -> dict[str, Any]:
+    for part in path:
+        data = data.get(part) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else {}
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _brief(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python spells no number of more than 4,300 digits
+        return "a number of that many digits"
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,104 @@
+"""The whole configuration of a run, composed of each room's own. People write it as YAML (`recipes/`); the resolved form is
+stored as `run.json` with the run. Reading recipes, `--set` overrides and errors with line numbers stand in `loader.py`.
+"""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from data_ops.config import DataConfig, PromptSource
+from rollout.config import RolloutConfig, SamplingConfig
+from storage.config_model import Count, CountOrNone, Frozen, Seconds, Seed, Steps, Temperature
+from tasks.base_models.config import ModelConfig
+from trainer.config import TrainConfig
+
+
+class PolicyConfig(Frozen):
+    """One model that is trained."""
+
+    model: ModelConfig
+    sampling: SamplingConfig = SamplingConfig()
+    batch_size: Count = 128
+    """Sequences in one batch of this policy."""
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _divisible(self) -> "PolicyConfig":
+        if self.batch_size % self.train.minibatches:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not divisible by train.minibatches {self.train.minibatches}; "
+                "change either so that every minibatch has the same size"
+            )
+        return self
+
+
+class EvaluationConfig(Frozen):
+    """The fixed held-out set, played before, during and after training."""
+
+    prompts: PromptSource
+    dataset: str = "held_out"
+    """Name of the set in `status`, reports and MLflow."""
+    every: Steps = 20
+    """Versions between two evaluations; version 0 and the last are always evaluated."""
+    temperature: Temperature = 1.0
+    max_concurrent: Count = 256
+    """Sequences decoded together."""
+
+
+class TrackingConfig(Frozen):
+    """MLflow."""
+
+    enabled: bool = True
+    experiment: str = "astraflow"
+    interval_s: Seconds = 15.0
+    """Pause between two looks for new metrics. Many metrics at once cost MLflow less than a few often."""
+    register_models: bool = True
+    """Register each policy's final weights as a model version."""
+
+
+class SuperviseConfig(Frozen):
+    """How the supervisor watches the others."""
+
+    heartbeat_interval_s: Seconds = 2.0
+    heartbeat_limit_s: Seconds = 20.0
+    """A member silent for so long is lost, and replaced; one whose process works beside the supervisor, after ten times
+    that."""
+    launch_timeout_s: Seconds = 120.0
+    """A member whose process began to start, and that did not beat within this time, is launched again; one whose process works
+    beside the supervisor, after ten times that."""
+    restarts_max: CountOrNone = 10
+    """Replacements of one member before the run fails."""
+    poll_interval_s: Seconds = 2.0
+    stop_timeout_s: Seconds = 40.0
+    """Time for members to leave by themselves when the run ends, before they are cancelled; ten times that after a completed
+    run, while they work."""
+
+
+class RunConfig(Frozen):
+    """One training run."""
+
+    name: str = "run"
+    """Prefix of run ids that are made up."""
+    seed: Seed = 0
+    steps: Steps = 80
+    """Training steps of every policy."""
+    policies: dict[str, PolicyConfig] = Field(min_length=1, max_length=100)
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    evaluation: EvaluationConfig | None = None
+    tracking: TrackingConfig = TrackingConfig()
+    supervise: SuperviseConfig = SuperviseConfig()
+    log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
+
+    def evaluated_versions(self) -> tuple[dict[str, int], ...]:
+        """The version vectors that are evaluated, in order: version 0, every `evaluation.every`, and the last."""
+        if self.evaluation is None:
+            return ()
+        due = (*range(0, self.steps, self.evaluation.every), self.steps)
+        return tuple(dict.fromkeys(self.policies, version) for version in due)
+
+    @model_validator(mode="after")
+    def _some_worker(self) -> "RunConfig":
+        if not sum(region.workers for region in self.rollout.regions.values()):
+            raise ValueError("rollout.regions has no worker at all; set workers: 1 or more in at least one region")
+        return self

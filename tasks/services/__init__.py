@@ -1,0 +1,1 @@
+"""Runs each service as the body of a Prefect flow."""

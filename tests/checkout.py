@@ -1,0 +1,7 @@
+"""Where this checkout stands, and the data sets beside it."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+"""Real data sets, which are no part of the project; a test that needs one skips where it is missing."""

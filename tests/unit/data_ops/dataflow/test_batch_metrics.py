@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+
+from data_ops.dataflow.batch_metrics import Intake, batch_metrics
+from data_ops.dataflow.shard_ingest import PolicyIntake
+from storage.records.batches import SequenceKey
+from tests.builders import batch, entry, episode, group, row, shard
+
+
+def intake(*rewards: float, num_groups: int = 2, num_groups_kept: int = 1) -> PolicyIntake:
+    return PolicyIntake(rewards=np.array(rewards), num_groups=num_groups, num_groups_kept=num_groups_kept)
+
+
+def test_the_reward_is_the_mean_over_every_sequence_before_filtering() -> None:
+    sums = Intake()
+    sums.add(intake(1.0, 1.0, 0.0), shard())
+    sums.add(intake(0.0), shard())
+    assert sums.metrics()["dataflow/reward/mean"] == 0.5
+    assert sums.metrics()["dataflow/groups_kept_share"] == 0.5
+
+
+def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
+    sums = Intake()
+    right, wrong = episode(first_attempt=0.0, final=1.0), episode(first_attempt=0.0, final=0.0)
+    sums.add(intake(1.0), shard(group(right, right, wrong, episode(error="ValueError: no", final=1.0))))
+    metrics = sums.metrics()
+    assert metrics["dataflow/accuracy/first_attempt"] == 0.0
+    assert metrics["dataflow/accuracy/final"] == pytest.approx(2 / 3)
+    assert metrics["dataflow/episodes_failed_share"] == 0.25
+
+
+def test_a_workflow_that_measures_no_accuracy_has_none() -> None:
+    sums = Intake()
+    sums.add(intake(1.0), shard(group(episode())))
+    assert not any(name.startswith("dataflow/accuracy") for name in sums.metrics())
+
+
+def test_a_batch_without_new_shards_repeats_the_last_values() -> None:
+    sums = Intake()
+    sums.add(intake(1.0), shard())
+    sums.clear()
+    assert sums.metrics()["dataflow/reward/mean"] == 1.0
+    sums.add(intake(0.25), shard())
+    assert sums.metrics()["dataflow/reward/mean"] == 0.25
+
+
+def test_a_restart_knows_the_last_values_from_the_newest_batch() -> None:
+    sums = Intake({"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75, "dataflow/waiting": 3.0})
+    assert sums.metrics() == {"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75}
+
+
+def test_rows_and_ledger_are_counted() -> None:
+    rows = [
+        row(SequenceKey(1, 0, 0, 0), version=4, reward=1.0),
+        row(SequenceKey(2, 0, 0, 0), version=2, reward=0.0, answer=(7,)),
+        row(SequenceKey(0, 0, 0, 0), version=0, reward=0.5, replay=True, answer=(7, 8)),
+    ]
+    made = batch(
+        *rows,
+        step=6,
+        ledger=(
+            entry(SequenceKey(0, 0, 1, 0)),
+            entry(SequenceKey(0, 0, 2, 0)),
+            entry(SequenceKey(0, 0, 3, 0), "expired", "max_staleness"),
+        ),
+        waiting=(SequenceKey(3, 0, 0, 0),),
+    )
+    metrics = batch_metrics(made, {1: 100.0, 2: 104.0}, now_s=110.0)
+    assert metrics == {
+        "dataflow/reward/batch_mean": 0.5,
+        "dataflow/length/mean": 2.0,
+        "dataflow/filtered": 2.0,
+        "dataflow/expired": 1.0,
+        "dataflow/waiting": 1.0,
+        "dataflow/replayed": 1.0,
+        # batch 6 is trained at version 5: staleness 1 and 3; the replay does not count
+        "dataflow/staleness/mean": 2.0,
+        "dataflow/staleness/max": 3.0,
+        "dataflow/staleness/p90": pytest.approx(2.8),
+        "dataflow/shard_to_batch_s/min": 6.0,
+        "dataflow/shard_to_batch_s/p50": 8.0,
+        "dataflow/shard_to_batch_s/max": 10.0,
+    }
+
+
+def test_a_worker_whose_clock_is_ahead_gives_no_negative_latency() -> None:
+    assert batch_metrics(batch(), {0: 120.0}, now_s=110.0)["dataflow/shard_to_batch_s/max"] == 0.0
+
+
+def test_rows_of_an_order_whose_worker_is_not_known_have_no_latency() -> None:
+    """As after a restart: the shard was taken in by a dataflow that is gone."""
+    assert not any("shard_to_batch_s" in name for name in batch_metrics(batch(), {}, now_s=110.0))
+    two = batch(row(SequenceKey(1, 0, 0, 0)), row(SequenceKey(2, 0, 0, 0)))
+    assert batch_metrics(two, {2: 104.0}, now_s=110.0)["dataflow/shard_to_batch_s/max"] == 6.0

@@ -1,0 +1,190 @@
+from dataclasses import replace
+
+import pytest
+
+from data_ops.algorithms.samplers import Draft, Edf, Fifo
+from data_ops.dataflow.ledger import Books
+from storage.errors import ConfigError
+from storage.records.batches import Batch, Entry, Row, SequenceKey
+from tests.builders import row
+
+
+def key(order: int, place: int = 0) -> SequenceKey:
+    return SequenceKey(order, 0, place, 0)
+
+
+def rows(order: int, *versions: int) -> tuple[Row, ...]:
+    return tuple(row(key(order, place), version=version) for place, version in enumerate(versions))
+
+
+def books(max_staleness: int = 8) -> Books:
+    return Books("solver", batch_size=2, max_staleness=max_staleness)
+
+
+def no_rows(count: int) -> tuple[Row, ...]:
+    return ()
+
+
+def assemble(ledger: Books) -> Batch | None:
+    return ledger.assemble([Edf()], 0, no_rows)
+
+
+def made(ledger: Books) -> Batch:
+    """Assemble the next batch and say that it was committed."""
+    batch = assemble(ledger)
+    assert batch is not None
+    ledger.advance(batch)
+    return batch
+
+
+def test_a_batch_has_exactly_its_size_and_the_rest_waits() -> None:
+    ledger = books()
+    ledger.take_in(0, rows(0, 0))
+    assert assemble(ledger) is None
+    ledger.take_in(1, rows(1, 0, 0))
+    batch = made(ledger)
+    assert [taken.key for taken in batch.rows] == [key(0), key(1)]
+    assert batch.waiting == (key(1, 1),)
+    assert (batch.step, batch.policy, batch.shards) == (1, "solver", (0, 1))
+
+
+def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
+    ledger = books()
+    ledger.take_in(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
+    first, second = assemble(ledger), assemble(ledger)
+    assert first is not None
+    assert second is not None
+    assert [taken.key for taken in first.rows] == [taken.key for taken in second.rows]
+    assert first.ledger == second.ledger == (Entry(key(0, 9), "filtered", "zero_advantage"),)
+
+
+def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> None:
+    ledger = books()
+    ledger.take_in(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
+    made(ledger)
+    ledger.take_in(1, rows(1, 1, 1))
+    second = made(ledger)
+    assert (second.step, second.ledger, second.shards) == (2, (), (1,))
+
+
+def test_closed_orders_are_a_bound_and_the_few_above_it() -> None:
+    ledger = books()
+    for order in (3, 0, 5):
+        ledger.take_in(order, rows(order, 0))
+    batch = made(ledger)
+    assert (batch.closed_below, batch.closed, batch.shards) == (1, (3, 5), (3, 0, 5))
+    assert [ledger.is_closed(order) for order in range(6)] == [True, False, False, True, False, True]
+    ledger.take_in(1)
+    ledger.take_in(2)
+    assert ledger.closed_below == 4
+
+
+def test_an_order_is_taken_in_once() -> None:
+    ledger = books()
+    assert ledger.take_in(0, rows(0, 0))
+    assert not ledger.take_in(0, rows(0, 0, 0))
+    assert ledger.num_waiting == 1
+
+
+def test_staleness_equal_to_the_bound_is_used_and_one_more_expires() -> None:
+    ledger = books(max_staleness=2)
+    ledger.take_in(0, rows(0, 0, 0, 0, 0, 0, 0, 0))
+    for step in (1, 2, 3):  # staleness 0, 1, 2
+        assert made(ledger).step == step
+    assert assemble(ledger) is None  # staleness would be 3
+    ledger.take_in(1, rows(1, 3, 3))
+    assert made(ledger).ledger == (Entry(key(0, 6), "expired", "max_staleness"),)
+
+
+def test_synchronous_books_use_only_rows_of_the_newest_version() -> None:
+    ledger = books(max_staleness=0)
+    ledger.take_in(0, rows(0, 0, 0, 0))
+    made(ledger)
+    ledger.take_in(1, rows(1, 0, 1, 1))
+    assert [taken.key for taken in made(ledger).rows] == [key(1, 1), key(1, 2)]
+
+
+def test_books_are_restored_from_the_newest_batch_and_read_only_the_shards_that_wait() -> None:
+    ledger = books()
+    ledger.take_in(0, rows(0, 0, 0))
+    ledger.take_in(4, rows(4, 0))
+    ledger.take_in(2, rows(2, 0))
+    newest = made(ledger)
+    asked: list[int] = []
+
+    def rows_of(order: int) -> dict[SequenceKey, Row]:
+        asked.append(order)
+        return {found.key: found for found in rows(order, 0, 0)}
+
+    restored = Books.restore("solver", 2, 8, newest, rows_of)
+    assert asked == [2, 4]
+    assert [waiting.key for waiting in restored.waiting] == [key(4), key(2)]
+    assert (restored.last_step, restored.closed_below) == (1, 1)
+    assert [restored.is_closed(order) for order in range(5)] == [True, False, True, False, True]
+    assert restored.ledger == ()
+
+
+def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_that_reason() -> None:
+    ledger = books()
+    ledger.take_in(0, rows(0, 0, 0, 0))
+    restored = Books.restore("solver", 2, 8, made(ledger), lambda order: {})
+    assert restored.num_waiting == 0
+    assert restored.ledger == (Entry(key(0, 2), "filtered", "unreadable_shard"),)
+
+
+def test_samplers_compose_with_the_last_deciding_ties_last() -> None:
+    class ByPlace:
+        def arrange(self, draft: Draft) -> Draft:
+            return replace(draft, rows=tuple(sorted(draft.rows, key=lambda waiting: -waiting.key.episode)))
+
+    ledger = books()
+    ledger.take_in(0, rows(0, 1, 0, 0, 1))
+    batch = ledger.assemble([Edf(), ByPlace()], 0, no_rows)
+    assert batch is not None
+    assert [taken.key.episode for taken in batch.rows] == [2, 1]
+
+
+def test_replays_are_marked_take_their_places_and_use_up_nothing() -> None:
+    class Again:
+        def arrange(self, draft: Draft) -> Draft:
+            return replace(draft, replays=draft.trained(1))
+
+    ledger = books()
+    ledger.take_in(0, rows(0, 0, 0))
+    first = made(ledger)
+    ledger.take_in(1, rows(1, 1))
+    batch = ledger.assemble([Again(), Fifo()], 0, lambda count: first.rows[:count])
+    assert batch is not None
+    ledger.advance(batch)
+    assert [(taken.key, taken.replay) for taken in batch.rows] == [(key(0), True), (key(1), False)]
+    assert ledger.num_waiting == 0
+
+
+@pytest.mark.parametrize("fault", ["twice", "invented", "untrained"])
+def test_a_sampler_cannot_use_a_row_twice_nor_one_that_does_not_wait(fault: str) -> None:
+    class Cheat:
+        def arrange(self, draft: Draft) -> Draft:
+            if fault == "twice":
+                return replace(draft, rows=draft.rows[:1] * 2)
+            if fault == "invented":
+                return replace(draft, rows=rows(99, 0, 0))
+            return replace(draft, replays=draft.rows[:1])
+
+    ledger = books()
+    ledger.take_in(0, rows(0, 0, 0, 0))
+    with pytest.raises(ConfigError, match=r"data\.sample"):
+        ledger.assemble([Cheat()], 0, no_rows)
+
+
+def test_a_batch_that_does_not_follow_is_refused() -> None:
+    ledger = books()
+    ledger.take_in(0, rows(0, 0, 0))
+    batch = made(ledger)
+    with pytest.raises(ValueError, match="does not follow"):
+        ledger.advance(batch)
+
+
+def test_the_random_numbers_of_a_draft_depend_on_policy_and_step_alone() -> None:
+    assert books().draft(7, no_rows).draw.random() == books().draft(7, no_rows).draw.random()
+    assert books().draft(7, no_rows).draw.random() != books().draft(8, no_rows).draw.random()
+    assert books().draft(7, no_rows).draw.random() != Books("verifier", 2, 8).draft(7, no_rows).draw.random()

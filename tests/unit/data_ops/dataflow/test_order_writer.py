@@ -1,0 +1,203 @@
+import numpy as np
+import pytest
+
+from data_ops.algorithms.curators import AcceptAll
+from data_ops.algorithms.protocols import Curate
+from data_ops.dataflow.order_writer import REFUSALS_MAX, Ordering
+from data_ops.prompts.stream import PromptStream
+from storage import layout
+from storage.records.rollouts import Order, Prompt, Shard
+from storage.run import orders, shards
+from storage.store.object_store import ObjectStore
+from tests.builders import shard
+
+
+def ordering(run: ObjectStore, *curators: Curate) -> Ordering:
+    stream = PromptStream(lambda index: Prompt(f"p/{index}", {"question": str(index)}), None, 0)
+    return Ordering(run, stream, curators or (AcceptAll(),), prompts_per_order=2, seed=3)
+
+
+def write(run: ObjectStore, made: Ordering) -> Order:
+    order = made.draft(samples_per_prompt=4, now_s=12.5)
+    orders.commit(run, order)
+    made.advance(order)
+    return order
+
+
+def ids(order: Order) -> list[str]:
+    return [prompt.id for prompt in order.prompts]
+
+
+class Odd:
+    """Accepts odd prompts, and from the moment it has seen an order only those above ten times its number."""
+
+    needs_shards = True
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str]] = []
+
+    def observe(self, order: Order, shard: Shard) -> None:
+        assert order.number == shard.order
+        self.seen.append((shard.order, shard.worker))
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        number = int(prompt.id.removeprefix("p/"))
+        return number % 2 == 1 and all(number > 10 * order for order, _ in self.seen)
+
+
+def test_orders_follow_the_stream_and_carry_cursor_and_size(memory_store: ObjectStore) -> None:
+    made = ordering(memory_store)
+    first, second = write(memory_store, made), write(memory_store, made)
+    assert (first.number, ids(first), first.cursor) == (0, ["p/0", "p/1"], {"epoch": 0, "position": 2})
+    assert (second.number, ids(second), second.cursor) == (1, ["p/2", "p/3"], {"epoch": 0, "position": 4})
+    assert (first.samples_per_prompt, first.created_s) == (4, 12.5)
+    assert first.seed != second.seed
+
+
+def test_a_draft_changes_nothing_before_it_is_committed(memory_store: ObjectStore) -> None:
+    made = ordering(memory_store)
+    made.see(0, shard())
+    assert made.draft(4, 0.0) == made.draft(4, 0.0)
+
+
+def test_seen_orders_are_listed_once_in_the_next_order(memory_store: ObjectStore) -> None:
+    made = ordering(memory_store)
+    write(memory_store, made)
+    write(memory_store, made)
+    made.see(1, shard(order=1))
+    made.see(0, shard(order=0))
+    made.see(1, shard(order=1))
+    assert write(memory_store, made).seen == (1, 0)
+    assert write(memory_store, made).seen == ()
+
+
+def test_a_shard_that_is_seen_after_the_draft_waits_for_the_order_after(memory_store: ObjectStore) -> None:
+    made = ordering(memory_store)
+    made.see(0, shard())
+    order = made.draft(4, 0.0)
+    made.see(1, shard(order=1))
+    orders.commit(memory_store, order)
+    made.advance(order)
+    assert write(memory_store, made).seen == (1,)
+
+
+def test_curators_decide_and_the_cursor_stands_behind_what_they_refused(memory_store: ObjectStore) -> None:
+    order = write(memory_store, ordering(memory_store, Odd()))
+    assert ids(order) == ["p/1", "p/3"]
+    assert order.cursor == {"epoch": 0, "position": 4}
+
+
+def test_all_curators_must_accept(memory_store: ObjectStore) -> None:
+    class Third:
+        needs_shards = False
+
+        def observe(self, order: Order, shard: Shard) -> None:
+            raise AssertionError("it needs no shards")
+
+        def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+            return int(prompt.id.removeprefix("p/")) % 3 == 0
+
+    made = ordering(memory_store, Odd(), Third())
+    made.see(0, None)
+    assert ids(write(memory_store, made)) == ["p/3", "p/9"]
+
+
+def test_a_restart_folds_the_same_shards_in_the_same_order(memory_store: ObjectStore) -> None:
+    odd = Odd()
+    made = ordering(memory_store, odd)
+    for number in range(3):
+        write(memory_store, made)
+        shards.commit(memory_store, shard(order=number))
+    for number in (2, 0):
+        made.see(number, shards.read(memory_store, number))
+    newest = write(memory_store, made)
+    assert ids(newest) == ["p/21", "p/23"]
+    made.see(1, shards.read(memory_store, 1))
+
+    again = Odd()
+    restored = ordering(memory_store, again)
+    assert again.seen == [(2, "rollout-us-east-0"), (0, "rollout-us-east-0")]
+    assert [restored.is_seen(number) for number in range(4)] == [True, False, True, False]
+    restored.see(1, shards.read(memory_store, 1))
+    assert restored.draft(4, 0.0) == made.draft(4, 0.0)
+    assert again.seen == odd.seen
+
+
+def test_unreadable_shards_are_seen_but_not_folded(memory_store: ObjectStore) -> None:
+    odd = Odd()
+    made = ordering(memory_store, odd)
+    write(memory_store, made)
+    memory_store.create(layout.shard(0), b"torn")
+    made.see(0, None)
+    assert write(memory_store, made).seen == (0,)
+    assert odd.seen == []
+    again = Odd()
+    assert ordering(memory_store, again).is_seen(0)
+    assert again.seen == []
+
+
+def test_a_curator_draws_the_same_numbers_after_a_restart(memory_store: ObjectStore) -> None:
+    class Coin:
+        needs_shards = False
+
+        def observe(self, order: Order, shard: Shard) -> None:
+            raise AssertionError("it needs no shards")
+
+        def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+            return bool(draw.random() < 0.2)
+
+    made = ordering(memory_store, Coin())
+    write(memory_store, made)
+    assert ids(ordering(memory_store, Coin()).draft(4, 0.0)) == ids(made.draft(4, 0.0))
+    assert ids(made.draft(4, 0.0)) != ["p/2", "p/3"]
+
+
+class Drawn:
+    """Accepts every prompt, and writes down the number it drew for each."""
+
+    needs_shards = False
+
+    def __init__(self) -> None:
+        self.numbers: list[float] = []
+
+    def observe(self, order: Order, shard: Shard) -> None:
+        raise AssertionError("it needs no shards")
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        self.numbers.append(float(draw.random()))
+        return True
+
+
+def test_every_order_and_every_curator_draws_numbers_of_its_own_from_the_runs_seed(memory_store: ObjectStore) -> None:
+    first, second = Drawn(), Drawn()
+    made = ordering(memory_store, first, second)
+    for _ in range(2):
+        write(memory_store, made)
+    for place, curator in enumerate((first, second)):
+        expected = [np.random.default_rng([3, order, place]).random(2).tolist() for order in range(2)]
+        assert curator.numbers == [number for of_order in expected for number in of_order]
+    assert len({*first.numbers, *second.numbers}) == 8
+
+
+def test_only_the_next_order_can_be_committed(memory_store: ObjectStore) -> None:
+    made = ordering(memory_store)
+    order = write(memory_store, made)
+    with pytest.raises(ValueError, match="order 0 is not the next one, 1"):
+        made.advance(order)
+
+
+def test_curators_that_refuse_everything_cannot_starve_the_run(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Never:
+        needs_shards = False
+
+        def observe(self, order: Order, shard: Shard) -> None:
+            raise AssertionError("it needs no shards")
+
+        def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+            return False
+
+    order = write(memory_store, ordering(memory_store, Never()))
+    assert ids(order) == [f"p/{REFUSALS_MAX}", f"p/{2 * REFUSALS_MAX + 1}"]
+    assert "refused 256 prompts in a row" in caplog.text

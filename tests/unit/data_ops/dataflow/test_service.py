@@ -1,0 +1,511 @@
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_ops.config import DataConfig, PolicyData, PromptSource
+from data_ops.dataflow import service as service_module
+from data_ops.dataflow.batch_assembly import BARREN_GROUPS, Assembly, complaint
+from data_ops.dataflow.ledger import UNREADABLE_SHARD
+from data_ops.dataflow.service import Dataflow, serve
+from data_ops.dataflow.shard_ingest import PolicyIntake, Prepared, prepare
+from storage import layout
+from storage.coordination.heartbeats import Pulse
+from storage.errors import ConfigError, CorruptError, TransientError
+from storage.records.batches import SequenceKey
+from storage.records.control import Stop
+from storage.records.rollouts import Order, Prompt, Shard
+from storage.run import batches, orders, runs, shards
+from storage.run.quarantine import quarantined
+from storage.store.object_store import ObjectStore
+from tests.builders import episode, group, row, sequence, shard
+from tests.dataflow_world import POLICIES, Flicker, World, torn, world
+from tests.strange_objects import STRANGE, take_place
+
+ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
+
+
+def rounds(dataflow: Dataflow, count: int = 3) -> None:
+    for _ in range(count):
+        dataflow.round()
+
+
+def test_a_run_ends_with_every_batch_and_balanced_books(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    made.finish(dataflow)
+    made.check()
+    assert made.run.exists(layout.orders_end())
+    assert dataflow.progress()["batches/solver"] == 4
+    assert dataflow.progress()["trained/solver"] == 24
+
+
+def test_two_runs_of_the_same_world_make_the_same_batches(memory_store: ObjectStore) -> None:
+    first, second = world(memory_store.sub("a")), world(memory_store.sub("b"))
+    first.finish(first.dataflow())
+    second.finish(second.dataflow())
+    for policy in POLICIES:
+        assert first.trained(policy) == second.trained(policy)
+        for one, other in zip(first.batches(policy), second.batches(policy), strict=True):
+            assert one.metrics == other.metrics
+            for mine, twin in zip(one.rows, other.rows, strict=True):
+                np.testing.assert_array_equal(mine.advantages, twin.advantages)
+
+
+def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    made.run.delete(layout.manifest(layout.weights("verifier", 0)))
+    dataflow = made.dataflow()
+    assert not dataflow.round()
+    assert made.orders() == []
+    made.run.create(layout.manifest(layout.weights("verifier", 0)), b"{}")
+    assert dataflow.round()
+    assert made.orders() != []
+
+
+def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(memory_store: ObjectStore) -> None:
+    # The solver has room for (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring 16 an order.
+    made = world(memory_store, max_staleness=3, filter=[])
+    dataflow = made.dataflow()
+    rounds(dataflow)
+    assert [order.number for order in made.orders()] == [0, 1]
+    # One brings 2 a group, so (3 · 8 + 2) / 4 = 6.5 are expected: (24 − 4) / 6.5 − 2 groups on the way = 1.1 groups.
+    made.play([0])
+    rounds(dataflow)
+    assert [order.number for order in made.orders()] == [0, 1, 2]
+
+
+def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=8, batches_ahead=1)
+    dataflow = made.dataflow()
+    for _ in range(8):
+        dataflow.round()
+        made.play(made.open_orders())
+    assert batches.next_step(made.run, "solver") == 3  # version 0: batch 1 and one ahead
+    made.train("solver")
+    rounds(dataflow)
+    assert batches.next_step(made.run, "solver") == 4
+
+
+def test_synchronous_training_uses_only_the_newest_weights_and_never_stalls(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=0, batches_ahead=0)
+    made.finish(made.dataflow())
+    made.check()
+    for policy in POLICIES:
+        for batch in made.batches(policy):
+            assert {row.min_version for row in batch.rows} == {batch.step - 1}
+
+
+def test_a_worker_that_lags_behind_costs_only_what_expires(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=0, batches_ahead=0)
+    dataflow = made.dataflow()
+    for turn in range(300):
+        dataflow.round()
+        if dataflow.done:
+            break
+        made.play(made.open_orders(), behind=turn % 2)
+        for policy in POLICIES:
+            made.train(policy)
+    made.check()
+    assert any(entry.fate == "expired" for batch in made.batches("solver") for entry in batch.ledger)
+
+
+def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(memory_store: ObjectStore) -> None:
+    made = world(memory_store, max_staleness=0, batches_ahead=0)
+    dataflow = made.dataflow()
+    while not (made.batches("solver") and made.batches("verifier")):
+        dataflow.round()
+        made.play(made.open_orders())
+    dataflow.round()
+    assert dataflow.progress()["waiting/solver"] == dataflow.progress()["waiting/verifier"] == 0
+
+
+def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    dataflow.round()
+    torn(made.run, 0)
+    made.finish(dataflow)
+    made.check()
+    reasons = quarantined(made.run)
+    assert list(reasons) == ["shards/00000000.arrow"]
+    assert 0 in made.batches("solver")[0].shards
+    assert 0 in [number for order in made.orders() for number in order.seen]
+
+
+@pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
+def test_a_shard_that_is_no_file_is_quarantined_and_the_run_goes_on(
+    local_store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    made = world(local_store)
+    dataflow = made.dataflow()
+    dataflow.round()
+    made.play([0])
+    (path,) = (tmp_path / "store").rglob("shards/00000000.arrow")
+    take_place(path, make)
+    made.finish(dataflow)
+    made.check()
+    assert list(quarantined(made.run)) == ["shards/00000000.arrow"]
+    assert quarantined(made.run)["shards/00000000.arrow"].startswith(f"shards/00000000.arrow: {path} is ")
+
+
+def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes_on(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    dataflow.round()
+    bad = shard(group(episode(replace(sequence(), temperature=float("nan")))), order=0)
+    made.run.put("shards/00000000.arrow", shards.encode(bad))
+    made.finish(dataflow)
+    made.check()
+    assert quarantined(made.run) == {
+        "shards/00000000.arrow": "shards/00000000.arrow: row 0: the temperature is nan; it is 0, or from 1e-12 to 1e+12"
+    }
+
+
+def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    while not any(batch.waiting for batch in made.batches("solver")[-1:]):
+        made.train("solver")
+        dataflow.round()
+        made.play(made.open_orders())
+    lost = {key.order for key in made.batches("solver")[-1].waiting}
+    assert lost
+    for order in lost:
+        made.run.put(layout.shard(order), b"torn")
+    made.train("solver")
+    made.finish(made.dataflow())
+    reasons = [entry.reason for batch in made.batches("solver") for entry in batch.ledger]
+    assert UNREADABLE_SHARD in reasons
+    assert set(quarantined(made.run)) == {layout.shard(order) for order in lost}
+
+
+def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(memory_store: ObjectStore) -> None:
+    made = world(memory_store, filter=[])
+    made.finish(made.dataflow())
+    left = {key.order for policy in POLICIES for key in made.batches(policy)[-1].waiting}
+    assert left
+    for order in left:
+        made.run.put(layout.shard(order), b"torn")
+    assert made.dataflow().done
+    assert quarantined(made.run) == {}
+
+
+def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    made.finish(made.dataflow())
+    made.run.put(layout.batch("verifier", 4), b"torn")
+    with pytest.raises(CorruptError, match=r"batches/verifier/00000004\.arrow is unreadable"):
+        made.dataflow()
+
+
+def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(memory_store: ObjectStore) -> None:
+    made = world(memory_store, policies={**ONE, "verifier": PolicyData(batch_size=64, steps=1)})
+    dataflow = made.dataflow()
+    while not made.batches("solver"):
+        dataflow.round()
+        made.play(made.open_orders())
+    closed = made.batches("solver")[0].closed_below
+    assert closed > 0
+    restarted = made.dataflow()
+    asked: list[int] = []
+
+    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+        asked.extend(numbers)
+        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+
+    restarted = Dataflow(made.run, made.config, made.policies, 5, take_in=take_in)
+    rounds(restarted)
+    assert asked[0] == 0
+    made.finish(restarted)
+    made.check()
+
+
+def test_shards_may_be_taken_in_anywhere_and_in_any_order(memory_store: ObjectStore) -> None:
+    made = world(memory_store.sub("a"))
+    inline = world(memory_store.sub("b"))
+
+    def backwards(numbers: Sequence[int]) -> list[Prepared]:
+        return [prepare(made.run, number, made.config, list(made.policies)) for number in reversed(numbers)]
+
+    made.finish(Dataflow(made.run, made.config, made.policies, 5, take_in=backwards))
+    inline.finish(inline.dataflow())
+    assert made.trained("solver") == inline.trained("solver")
+
+
+class SeenByCurator:
+    """Refuses a prompt whose id ends as some seen order's number does."""
+
+    needs_shards = True
+
+    def __init__(self) -> None:
+        self.endings: set[str] = set()
+
+    def observe(self, order: Order, shard: Shard) -> None:
+        self.endings.add(str(order.number)[-1])
+
+    def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
+        return prompt.id[-1] not in self.endings
+
+
+def test_a_curator_by_import_path_folds_the_shards_and_survives_a_restart(memory_store: ObjectStore) -> None:
+    made = world(memory_store, curate=[f"{__name__}:SeenByCurator"])
+    dataflow = made.dataflow()
+    for _ in range(12):
+        dataflow.round()
+        made.play(made.open_orders()[:1])
+        made.train("solver")
+        made.train("verifier")
+        dataflow = made.dataflow()
+    seen: set[str] = set()
+    for order in made.orders():
+        seen |= {str(number)[-1] for number in order.seen}
+        assert not {prompt.id[-1] for prompt in order.prompts} & seen
+    assert len(seen) > 1
+    made.finish(dataflow)
+    made.check()
+
+
+def test_a_trainer_is_hungry_when_it_has_used_every_batch(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    dataflow = made.dataflow()
+    assert dataflow.hungry  # there is nothing to train on yet
+    for _ in range(8):
+        dataflow.round()
+        made.play(made.open_orders())
+    assert not dataflow.hungry  # two batches each, one of them ahead
+    for hungry in (False, True):
+        made.train("solver")
+        for assembly in dataflow._assemblies:  # what a round looks at first
+            assembly.look_for_version()
+        assert dataflow.hungry is hungry
+    made.finish(dataflow)
+    assert not dataflow.hungry
+
+
+def test_unusable_prompts_stop_the_run_before_anything_is_written(memory_store: ObjectStore) -> None:
+    made = world(memory_store, prompts={"path": "/nowhere/train.jsonl"})
+    with pytest.raises(ConfigError, match=r"/nowhere/train\.jsonl is not a file"):
+        made.dataflow()
+
+
+def service(made: World, run: ObjectStore, stop: threading.Event) -> Pulse:
+    pulse = Pulse(run, "dataflow", "dataflow", 0, interval_s=3600.0)
+    config = made.config.model_copy(update={"poll_interval_s": 0.001})
+    serve(run, config, made.policies, 5, pulse, stop)
+    return pulse
+
+
+def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(memory_store: ObjectStore) -> None:
+    config = DataConfig(prompts=PromptSource(builtin="chained_addition"))
+    assembly = Assembly(memory_store, "solver", PolicyData(batch_size=4, steps=9), config, 0, lambda order: None)
+    assembly.version = 5
+    for order in range(2):
+        assembly.admit(order)
+        rows = tuple(row(SequenceKey(order, 0, sample, 0), version=4 + sample) for sample in range(2))
+        assembly.take_in(Prepared(order, {"solver": PolicyIntake(rows=rows, num_groups=1)}, shard(order=order)))
+    assert assembly.need(()).lag == 1
+
+
+class Turns(threading.Event):
+    """A service's stop, whose every pause is the next turn of a script; it is set when the script ends."""
+
+    def __init__(self, *script: Callable[[], object]) -> None:
+        super().__init__()
+        self._script = iter(script)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        turn = next(self._script, self.set)
+        turn()
+        return self.is_set()
+
+
+def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(memory_store: ObjectStore) -> None:
+    made = world(memory_store, {policy: PolicyData(batch_size=4, steps=9) for policy in POLICIES}, max_staleness=8, filter=[])
+    dataflow = made.dataflow()
+    dataflow.round()
+    made.play(made.open_orders()[:3])  # two batches of each policy, and rows for a third one
+    rounds(dataflow)
+    asked: list[list[int]] = []
+    shard_of = made.open_orders()[0]
+
+    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+        asked.append(list(numbers))
+        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+
+    def steps() -> list[int]:
+        return [len(made.batches(policy)) for policy in POLICIES]
+
+    def a_shard_comes_and_the_trainers_step() -> None:
+        assert (steps(), asked) == ([2, 2], [])
+        made.play([shard_of])
+        assert [made.train(policy) for policy in POLICIES] == [True, True]
+
+    def a_trainer_uses_up_all_its_batches() -> None:
+        assert (steps(), asked) == ([3, 3], [])
+        assert [made.train("solver") for _ in range(3)] == [True, True, False]
+
+    def the_pause_before_the_next_round() -> None:
+        pass
+
+    config = made.config.model_copy(update={"gather_interval_s": 3600.0})
+    script = (a_shard_comes_and_the_trainers_step, a_trainer_uses_up_all_its_batches, the_pause_before_the_next_round)
+    pulse = Pulse(made.run, "dataflow", "dataflow", 0, interval_s=3600.0)
+    serve(made.run, config, made.policies, 5, pulse, Turns(*script), take_in)
+    assert (steps()[0], asked) == (4, [[shard_of]])
+
+
+def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    made.finish(made.dataflow())
+    pulse = service(made, made.run, threading.Event())
+    assert pulse.last.progress["batches/verifier"] == 4
+    assert pulse.last.progress["orders"] == len(made.orders())
+
+
+def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(memory_store: ObjectStore) -> None:
+    made = world(memory_store)
+    told = threading.Event()
+    told.set()
+    service(made, made.run, told)
+    runs.request_stop(made.run, Stop("cancelled", "by hand", 0.0))
+    service(made, made.run, threading.Event())
+    assert orders.next_number(made.run) == 0
+
+
+def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+    made = world(memory_store)
+    made.finish(made.dataflow())
+    flicker = Flicker(made.run.backend)
+    flicker.down.set()
+    stop = threading.Event()
+    away = replace(made.run, backend=flicker, patience_s=1e-6)
+    with pytest.raises(TransientError):
+        Dataflow(away, made.config, made.policies, 5)
+    ends = threading.Timer(0.2, flicker.down.clear)
+    ends.start()
+    pulse = service(made, away, stop)
+    ends.join()
+    assert "the store is away" in caplog.text
+    assert pulse.last.note == ""
+    assert pulse.last.progress["batches/solver"] == 4
+
+
+class Pauses(threading.Event):
+    """A service's stop that writes down how long each pause is to be, and is set after as many as are asked for."""
+
+    def __init__(self, count: int, then: Callable[[int], object] = lambda number: None) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+        self._count, self._then = count, then
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.asked.append(timeout)
+        self._then(len(self.asked))
+        if len(self.asked) == self._count:
+            self.set()
+        return self.is_set()
+
+
+def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again_when_it_answers(
+    memory_store: ObjectStore,
+) -> None:
+    made = world(memory_store)
+    flicker = Flicker(made.run.backend)
+    flicker.down.set()
+    away = replace(made.run, backend=flicker, patience_s=1e-6)
+
+    def answers_for_a_while(number: int) -> None:
+        if number == 8:
+            flicker.down.clear()
+        if number == 10:
+            flicker.down.set()
+
+    pauses = Pauses(11, answers_for_a_while)
+    pulse = Pulse(made.run, "dataflow", "dataflow", 0, interval_s=3600.0)
+    config = made.config.model_copy(update={"poll_interval_s": 0.2, "gather_interval_s": 1e-9})
+    serve(away, config, made.policies, 5, pulse, pauses)
+    # eight failures, the first round, which writes orders, needs no pause; two rounds without work; then a failure again
+    assert pauses.asked == [0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0, 0.2, 0.2, 0.4]
+    assert pulse.last.note == "the store does not answer: the store is away"
+
+
+def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "PROBES_MAX", 2)
+    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
+    dataflow = made.dataflow()
+    dataflow.round()
+    opened = made.open_orders()
+    assert len(opened) >= 5
+    made.play([4])
+    assert [dataflow._find_shards() for _ in range(3)] == [[], [], [4]]
+    made.play([0])
+    rest = -(-(len(opened) - 5) // 2)  # the ring goes on behind order 4 and then begins again
+    found = [dataflow._find_shards() for _ in range(rest + 1)]
+    assert [numbers for numbers in found if numbers] == [[0]]
+
+
+def test_a_round_takes_in_a_bounded_number_of_shards_and_the_next_one_goes_on_behind_them(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "SHARDS_PER_ROUND_MAX", 2)
+    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
+    asked: list[list[int]] = []
+
+    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+        asked.append(list(numbers))
+        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+
+    dataflow = Dataflow(made.run, made.config, made.policies, 5, take_in=take_in)
+    dataflow.round()
+    made.play(range(5))
+    rounds(dataflow, 3)
+    assert asked == [[0, 1], [2, 3], [4]]
+
+
+def test_a_round_writes_a_bounded_number_of_orders(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
+    monkeypatch.setattr(service_module, "ORDERS_PER_ROUND_MAX", 2)
+    dataflow = made.dataflow()
+    counts = []
+    for _ in range(3):
+        dataflow.round()
+        counts.append(len(made.orders()))
+    assert counts == [2, 4, 6]
+
+
+def _assembly(store: ObjectStore, policy: str = "solver") -> Assembly:
+    config = DataConfig(prompts=PromptSource(builtin="chained_addition"))
+    return Assembly(store, policy, PolicyData(batch_size=4, steps=1), config, 0, lambda order: None)
+
+
+def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: ObjectStore) -> None:
+    assembly = _assembly(memory_store)
+    for order in range(BARREN_GROUPS // 4):
+        assert complaint([assembly]) == ""
+        assembly.take_in(Prepared(order, {"solver": PolicyIntake(num_groups=4)}, shard(*[group()] * 4, order=order)))
+    assert complaint([assembly]) == (
+        f"the last {BARREN_GROUPS} groups held nothing to train solver on: all of a group's rewards were equal; prompts of "
+        "another difficulty or more samples_per_prompt may help"
+    )
+    assembly.take_in(Prepared(99, {"solver": PolicyIntake(rows=(row(),), num_groups=4)}, shard(order=99)))
+    assert complaint([assembly]) == ""
+
+
+def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_all_policies(memory_store: ObjectStore) -> None:
+    """A workflow that raises at once leaves no sequence, and so no group of any policy."""
+    assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
+    plays = [episode(error="KeyError: 'answer'")] * 3 + [episode(error="TimeoutError: ")]
+    for order in range(BARREN_GROUPS):
+        for assembly in assemblies:
+            assembly.take_in(Prepared(order, {assembly.policy: PolicyIntake()}, shard(group(*plays), order=order)))
+    assert complaint(assemblies) == (
+        f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: {4 * BARREN_GROUPS} of "
+        f"{4 * BARREN_GROUPS} episodes failed, {3 * BARREN_GROUPS} of them with KeyError: 'answer'"
+    )

@@ -1,0 +1,286 @@
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_ops.config import PromptSource
+from data_ops.prompts import files
+from data_ops.prompts.files import read_hub, read_jsonl, read_parquet
+from storage.errors import ConfigError
+from storage.records.rollouts import Group, Order
+from storage.run import orders, shards
+from storage.store.object_store import ObjectStore
+from tests import builders
+
+
+def write_lines(path: Path, *lines: str) -> PromptSource:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return PromptSource(path=str(path))
+
+
+def test_a_jsonl_row_keeps_its_other_columns_and_gets_an_id_from_its_line(tmp_path: Path) -> None:
+    good = json.dumps({"question": "1+1=?", "answer": 2, "level": "easy"})
+    prompts = read_jsonl(write_lines(tmp_path / "sums.jsonl", good, "", good))
+    assert [prompt.id for prompt in prompts] == ["sums/0", "sums/2"]
+    assert prompts[0].fields == {"question": "1+1=?", "answer": "2", "level": "easy"}
+
+
+def test_named_columns_become_question_and_answer(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", '{"problem": "1+1", "solution": "first 3 #### no, #### 2 "}')
+    source = PromptSource(path=str(tmp_path / "a.jsonl"), question="problem", answer="solution", answer_after="####")
+    fields = read_jsonl(source)[0].fields
+    assert (fields["question"], fields["answer"]) == ("1+1", "2")
+
+
+def test_every_kind_of_broken_line_is_named_with_its_number(tmp_path: Path) -> None:
+    source = write_lines(
+        tmp_path / "broken.jsonl",
+        '{"question": "1+1", "answer": "2"}',
+        '{"question": "1+1", "answer"',
+        '{"problem": "1+1", "answer": "2"}',
+        '{"question": "  ", "answer": "2"}',
+        '["1+1", "2"]',
+        '{"question": "1+1", "answer": null}',
+        '{"question": ["1+1"], "answer": "2"}',
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_jsonl(source)
+    message = str(caught.value)
+    assert f"{source.path}: 6 of 7 lines cannot be used" in message
+    assert "line 2: not JSON (Expecting ':' delimiter" in message
+    assert "line 3: no column 'question'; found problem, answer" in message
+    assert "line 4: column 'question' is empty" in message
+    assert "line 5: a JSON list instead of an object" in message
+    assert "line 6: column 'answer' holds nothing instead of text" in message
+    assert "line 7: column 'question' holds list instead of text" in message
+
+
+def test_only_the_first_ten_broken_lines_are_shown_and_the_rest_is_counted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_jsonl(write_lines(tmp_path / "broken.jsonl", *["oops"] * 25))
+    assert "25 of 25 lines" in str(caught.value)
+    assert "line 10: " in str(caught.value)
+    assert "line 11: " not in str(caught.value)
+    assert "and 15 more" in str(caught.value)
+
+
+def test_bytes_that_are_not_text_are_a_broken_line(tmp_path: Path) -> None:
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "1+1", "answer": "2"}\n\xff\xfe\x00\n')
+    with pytest.raises(ConfigError, match="1 of 2 lines cannot be used"):
+        read_jsonl(PromptSource(path=str(tmp_path / "bytes.jsonl")))
+
+
+def test_a_missing_mark_before_the_answer_is_named(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}')
+    with pytest.raises(ConfigError, match=r"line 1: column 'answer' has no '####' \(prompts.answer_after\)"):
+        read_jsonl(source.model_copy(update={"answer_after": "####"}))
+
+
+def test_an_empty_file_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"empty\.jsonl holds no prompt at all"):
+        read_jsonl(write_lines(tmp_path / "empty.jsonl", ""))
+    with pytest.raises(ConfigError, match=r"absent\.jsonl is not a file"):
+        read_jsonl(PromptSource(path=str(tmp_path / "absent.jsonl")))
+
+
+def test_a_limit_stops_reading_before_a_broken_line_behind_it(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', "oops")
+    assert len(read_jsonl(source.model_copy(update={"limit": 1}))) == 1
+
+
+def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
+    rows = [{"question": "1+1", "answer": "2", "tags": ["a"]}, {"question": "2+2", "answer": "4", "tags": []}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "sums.parquet")
+    source = write_lines(tmp_path / "sums.jsonl", *(json.dumps(row) for row in rows))
+    assert read_parquet(PromptSource(path=str(tmp_path / "sums.parquet"))) == read_jsonl(source)
+
+
+def test_parquet_columns_that_json_cannot_hold_are_left_out_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"question": "1+1", "answer": "2", "image": b"\x00", "boxes": [{"pixels": b"\x00"}]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    assert read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))[0].fields == {"question": "1+1", "answer": "2"}
+    assert "columns image, boxes are left out" in caplog.text
+
+
+def test_a_broken_parquet_row_is_named(tmp_path: Path) -> None:
+    rows = [{"question": "1+1", "answer": "2"}, {"question": None, "answer": "2"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="row 2: column 'question' holds nothing"):
+        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"not parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet cannot be read as Parquet"):
+        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+
+
+def test_without_the_package_datasets_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` an ImportError
+    with pytest.raises(ConfigError, match=r"needs the package `datasets`: pip install datasets"):
+        read_hub(PromptSource(hub="openai/gsm8k"))
+
+
+class FakeDatasets(ModuleType):
+    """As much of the package `datasets` as is used: one data set, or a hub that cannot be reached."""
+
+    def __init__(self, reachable: bool) -> None:
+        super().__init__("datasets")
+        self.exceptions = ModuleType("datasets.exceptions")
+        self.exceptions.DatasetsError = type("DatasetsError", (Exception,), {})  # type: ignore[attr-defined]  # as there
+        self.reachable = reachable
+        self.rows: list[dict[str, Any]] = [{"question": "1+1", "answer": "so #### 2"}]
+
+    def load_dataset(self, name: str, configuration: str | None, split: str) -> Iterator[dict[str, Any]]:
+        if not self.reachable:
+            raise ConnectionError("no route to the hub")
+        assert (name, configuration, split) == ("openai/gsm8k", "main", "test")
+        return iter(self.rows)
+
+
+def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=True))
+    source = PromptSource(hub="openai/gsm8k", hub_config="main", split="test", answer_after="####")
+    prompt = read_hub(source)[0]
+    assert (prompt.id, prompt.fields["answer"]) == ("openai/gsm8k/test/0", "2")
+
+
+def test_an_unreachable_hub_is_a_sentence_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=False))
+    with pytest.raises(ConfigError, match=r"no route to the hub\); check the names and the network"):
+        read_hub(PromptSource(hub="openai/gsm8k"))
+
+
+UNSTORABLE = {
+    "a lone surrogate": (r'{"question": "1+1 \ud800", "answer": "2"}', "column 'question' has the lone surrogate U+D800 as"),
+    "a surrogate in a key": (r'{"question": "1", "answer": "2", "\udfff": 1}', "has a key that has the lone surrogate U+DFFF"),
+    "an answer that is not a number": ('{"question": "1", "answer": NaN}', "column 'answer' is nan"),
+    "a number that is too large": ('{"question": "1", "answer": "2", "meta": {"w": [1, 1e999]}}', "column 'meta.w.1' is inf"),
+    "minus infinity": ('{"question": "1", "answer": "2", "w": -Infinity}', "column 'w' is -inf"),
+    "5,000 digits": (
+        f'{{"question": "1", "answer": {"9" * 5000}}}',
+        "column 'answer' is a whole number of more than 128 bits",
+    ),
+    "400 levels": (f'{{"question": "1", "answer": "2", "x": {"[" * 400}{"]" * 400}}}', "is nested deeper than 32 levels"),
+    "100,000 levels": ("[" * 100_000, "nested deeper than 32 levels"),
+}
+
+
+@pytest.mark.parametrize(("line", "words"), UNSTORABLE.values(), ids=UNSTORABLE.keys())
+def test_a_row_that_an_order_could_not_hold_is_named_with_its_line_and_column(tmp_path: Path, line: str, words: str) -> None:
+    source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', line)
+    with pytest.raises(ConfigError) as caught:
+        read_jsonl(source)
+    assert "1 of 2 lines cannot be used" in str(caught.value)
+    assert f"line 2: {words}" in str(caught.value) or words in str(caught.value).splitlines()[1]
+
+
+def test_a_surrogate_in_the_files_own_bytes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"question": "1+1", "answer": "\xed\xa0\x80"}\n')
+    with pytest.raises(ConfigError, match="line 1: column 'answer' has the lone surrogate U"):
+        read_jsonl(PromptSource(path=str(tmp_path / "a.jsonl")))
+
+
+def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_shard(
+    tmp_path: Path, memory_store: ObjectStore
+) -> None:
+    deep = json.dumps({"question": "1", "answer": "2", "n": 2**128 - 1, "x": json.loads("[" * 31 + '"end"' + "]" * 31)})
+    prompt = read_jsonl(write_lines(tmp_path / "a.jsonl", deep))[0]
+    order = Order(0, (prompt,), 2, 0, (), {})
+    orders.commit(memory_store, order)
+    assert orders.read(memory_store, 0) == order
+    group = Group(prompt, (builders.episode(),))
+    shards.commit(memory_store, builders.shard(group))
+    assert shards.read(memory_store, 0).groups[0].prompt == prompt
+    with pytest.raises(ConfigError, match="deeper than 32 levels"):
+        read_jsonl(write_lines(tmp_path / "a.jsonl", deep.replace('"end"', '["end"]')))
+
+
+def test_a_parquet_row_that_an_order_could_not_hold_is_named(tmp_path: Path) -> None:
+    rows = [{"question": "1+1", "answer": "2", "w": weight} for weight in (0.5, float("nan"), 1.0)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"1 of 3 rows cannot be used.*\n.*row 2: column 'w' is nan"):
+        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+
+
+def test_a_parquet_row_whose_text_is_no_text_is_named(tmp_path: Path) -> None:
+    text = pa.array([b"1+1", b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False).view(pa.string())
+    pq.write_table(pa.table({"question": text, "answer": pa.array(["2", "2"])}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"1 of 2 rows cannot be used.*\n.*row 2: not readable"):
+        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+
+
+def test_a_hub_row_is_checked_too_and_columns_without_a_json_type_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeDatasets(reachable=True)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    source = PromptSource(hub="openai/gsm8k", hub_config="main", split="test")
+    fake.rows = [{"question": "1+1", "answer": "2", "image": b"\x00"}] * 2
+    assert [prompt.fields for prompt in read_hub(source)] == [{"question": "1+1", "answer": "2"}] * 2
+    assert caplog.text.count("columns image are left out") == 1
+    fake.rows = [{"question": "1+1", "answer": "\ud800"}]
+    with pytest.raises(ConfigError, match="row 1: column 'answer' has the lone surrogate U"):
+        read_hub(source)
+
+
+def test_a_file_whose_name_is_no_text_is_refused_because_ids_come_from_it(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"sums\xff.jsonl")
+    with pytest.raises(ConfigError, match="becomes part of every prompt's id, but it has the lone surrogate U"):
+        read_jsonl(write_lines(file, '{"question": "1+1", "answer": "2"}'))
+
+
+def test_a_column_that_is_written_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    lines = ('{"question": "q", "answer": "1"}', '{"question": "q", "answer": "1", "answer": "2"}')
+    with pytest.raises(ConfigError, match=r"line 2: column 'answer' is written twice"):
+        read_jsonl(write_lines(tmp_path / "a.jsonl", *lines))
+
+
+def test_an_answer_that_is_empty_behind_its_mark_is_refused_with_its_line(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", '{"question": "q", "answer": "so #### "}')
+    with pytest.raises(ConfigError, match=r"line 1: column 'answer' has nothing after '####'"):
+        read_jsonl(PromptSource(path=str(tmp_path / "a.jsonl"), answer_after="####"))
+
+
+def test_an_empty_mark_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 character"):
+        PromptSource(path="a.jsonl", answer_after="")
+
+
+def test_a_path_that_no_file_can_have_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        read_jsonl(PromptSource(path=str(tmp_path / ("x" * 300 + ".jsonl"))))
+
+
+def test_a_broken_columns_name_is_cut_in_the_message(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_jsonl(write_lines(tmp_path / "a.jsonl", '{"question": "q", "answer": "1", "' + "k" * 5000 + '": NaN}'))
+    assert "line 1: column 'kkk" in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_text_with_a_dictionary_encoding_is_read_as_text(tmp_path: Path) -> None:
+    table = pa.table({"question": ["q", "r"], "answer": pa.array(["1", "2"]).dictionary_encode()})
+    pq.write_table(table, tmp_path / "a.parquet")
+    prompts = read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+    assert [prompt.fields["answer"] for prompt in prompts] == ["1", "2"]
+
+
+def test_a_line_without_end_is_refused_before_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = json.dumps({"question": "1+1=?", "answer": "2"})
+    monkeypatch.setattr(files, "LINE_BYTES_MAX", len(good) + 1)  # its line feed counts
+    assert [prompt.id for prompt in read_jsonl(write_lines(tmp_path / "a.jsonl", good, good))] == ["a/0", "a/1"]
+    source = write_lines(tmp_path / "b.jsonl", good, f" {good}", good)
+    with pytest.raises(
+        ConfigError, match=rf"b\.jsonl, line 2: has more than {len(good) + 1} bytes; write one JSON object a line"
+    ):
+        read_jsonl(source)

@@ -1,0 +1,87 @@
+import pytest
+
+from data_ops.config import PromptSource
+from data_ops.prompts.stream import PromptStream, load_prompts
+from storage.errors import ConfigError, CorruptError
+from storage.records.rollouts import Prompt
+from tests.checkout import DATA
+
+GSM8K = DATA / "gsm8k" / "test.jsonl"
+
+
+def ten_prompts(seed: int = 0) -> PromptStream:
+    return PromptStream(lambda index: Prompt(f"p/{index}", {"question": str(index)}), 10, seed)
+
+
+def ids(prompts: list[Prompt]) -> list[str]:
+    return [prompt.id for prompt in prompts]
+
+
+def test_an_epoch_hands_out_every_prompt_once_and_the_next_one_in_another_order() -> None:
+    first, cursor = ten_prompts().take({}, 10)
+    second, cursor = ten_prompts().take(cursor, 10)
+    everything = sorted(f"p/{index}" for index in range(10))
+    assert sorted(ids(first)) == sorted(ids(second)) == everything
+    assert ids(first) != ids(second)
+    assert cursor == {"epoch": 1, "position": 10}
+
+
+def test_a_restart_at_any_cursor_goes_on_exactly() -> None:
+    whole, _ = ten_prompts().take({}, 35)
+    for cut in range(35):
+        head, cursor = ten_prompts().take({}, cut)
+        tail, _ = ten_prompts().take(cursor, 35 - cut)
+        assert ids(head + tail) == ids(whole)
+
+
+def test_another_seed_shuffles_otherwise() -> None:
+    assert ids(ten_prompts(0).take({}, 10)[0]) != ids(ten_prompts(1).take({}, 10)[0])
+
+
+def test_all_keeps_the_order_of_the_source() -> None:
+    assert ids(ten_prompts().all()) == [f"p/{index}" for index in range(10)]
+    assert ids(ten_prompts().all(3)) == ["p/0", "p/1", "p/2"]
+    assert len(ten_prompts().all(99)) == 10
+
+
+@pytest.mark.parametrize("cursor", [{"next": 1}, {"epoch": -1}, {"position": "three"}, {"epoch": 0.5}])
+def test_a_cursor_of_another_form_is_corrupt(cursor: dict[str, object]) -> None:
+    with pytest.raises(CorruptError, match="a prompt cursor is"):
+        ten_prompts().take(cursor, 1)
+
+
+def test_the_builtin_never_ends_and_its_cursor_is_the_index() -> None:
+    stream = load_prompts(PromptSource(builtin="chained_addition", seed=3))
+    first, cursor = stream.take({}, 2)
+    second, cursor = stream.take(cursor, 1)
+    assert cursor == {"epoch": 0, "position": 3}
+    assert ids(first + second) == [f"chained_addition/train/3/{index}" for index in range(3)]
+    assert ids(first + second) == ids(stream.all(3))
+
+
+def test_a_limited_builtin_repeats_in_epochs() -> None:
+    stream = load_prompts(PromptSource(builtin="chained_addition", limit=4))
+    prompts, cursor = stream.take({}, 8)
+    assert cursor == {"epoch": 1, "position": 4}
+    assert sorted(ids(prompts[:4])) == sorted(ids(prompts[4:])) == sorted(ids(stream.all()))
+
+
+def test_all_of_an_endless_source_asks_for_a_limit() -> None:
+    with pytest.raises(ConfigError, match=r"set prompts\.limit"):
+        load_prompts(PromptSource(builtin="chained_addition")).all()
+
+
+def test_a_file_of_another_kind_is_refused_with_the_two_kinds() -> None:
+    with pytest.raises(ConfigError, match=r"train\.csv is neither \.jsonl nor \.parquet"):
+        load_prompts(PromptSource(path="train.csv"))
+
+
+@pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not beside this checkout (../shared/data/gsm8k)")
+def test_gsm8k_is_read_with_the_answer_after_the_hashes() -> None:
+    stream = load_prompts(PromptSource(path=str(GSM8K), answer_after="####"))
+    prompts = stream.all()
+    assert len(prompts) == 1319
+    assert prompts[0].id == "test/0"
+    assert prompts[0].fields["answer"] == "18"
+    assert prompts[0].fields["question"].startswith("Janet’s ducks lay 16 eggs per day.")
+    assert all("####" not in prompt.fields["answer"] for prompt in prompts)

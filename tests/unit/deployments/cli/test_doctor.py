@@ -1,0 +1,95 @@
+import os
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.cli import doctor
+from deployments.paths import Home
+from deployments.servers import auth
+from deployments.servers.ports import HOST
+from deployments.stack import plan, state
+from deployments.stack.processes import Process
+from deployments.stack.state import Stack
+from tests.ordinary_user import as_ordinary_user
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    for name in ("PREFECT_API_URL", "ASTRAFLOW_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    return Home(tmp_path / "home")
+
+
+def test_this_machine_can_run_the_tests_and_whatever_is_not_well_says_what_to_do(home: Home) -> None:
+    found = {check.name: check for check in doctor.examine(home)}
+    assert {found[name].verdict for name in ("python", "packages", "store", "prefect")} == {"ok"}
+    assert found["bf16"].verdict in ("ok", "warn")
+    assert all(check.fix for check in found.values() if check.verdict != "ok")
+
+
+def test_a_taken_port_is_a_warning(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen(1)
+        monkeypatch.setattr(plan, "PREFECT_PORT", listener.getsockname()[1])
+        assert next(doctor._ports(home)).verdict == "warn"
+
+
+def test_a_prefect_server_that_is_not_there_fails(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:1/api")
+    check = doctor._prefect(home)
+    assert check.verdict == "fail"
+    assert "unset PREFECT_API_URL" in check.fix
+
+
+def test_a_home_that_others_may_read_fails_until_it_is_closed(home: Home) -> None:
+    assert doctor._private(home).verdict == "ok"
+    home.create()
+    assert doctor._private(home).verdict == "ok"
+    home.logs.chmod(0o755)
+    check = doctor._private(home)
+    assert (check.verdict, check.found) == ("fail", f"other users have access to {home.logs}")
+    home.create()
+    assert doctor._private(home).found == f"{home.root} is its owner's only"
+
+
+def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
+    home.create()
+    me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
+    url = home.store.as_uri()
+    state.save(home, Stack(f"http://{HOST}:1/api", f"http://{HOST}:2", url, True, processes=(me,), ready=True))
+    assert doctor._private(home).found == f"the stack runs, and {home.auth} is missing"
+    auth.create(home)
+    assert doctor._private(home).verdict == "ok"
+    home.auth.write_text("")
+    assert doctor._private(home).verdict == "fail"
+
+
+def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", f"http://me:s3cr3t@{HOST}:1/api")
+    assert [(check.name, check.verdict) for check in doctor._addresses()] == [("PREFECT_API_URL", "fail")]
+    assert doctor._prefect(home).found == f"http://{HOST}:1/api is not asked"
+
+
+@pytest.mark.parametrize("url", ["http://[", "\x1b[2J", "http://\u202e/api", "nonsense"])
+def test_an_address_that_is_none_fails_and_is_not_asked(home: Home, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    assert doctor._prefect(home) == doctor.Check("prefect", "fail", f"{url} is not asked", "see PREFECT_API_URL")
+    (check,) = doctor._addresses()
+    assert check.found == (f"PREFECT_API_URL={url} is no address of a server; write it as http://HOST:4200/api, or unset it")
+
+
+def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    def work() -> None:
+        tmp_path.chmod(0o500)
+        assert doctor._disk(Home(tmp_path / "home")).verdict == "fail"
+
+    as_ordinary_user(tmp_path, work)
+
+
+def test_a_missing_store_url_fails_with_the_variable_to_correct(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
+    check = doctor._store(home)
+    assert (check.verdict, check.fix) == ("fail", "correct ASTRAFLOW_STORE or its credentials")

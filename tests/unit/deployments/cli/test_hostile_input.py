@@ -1,0 +1,434 @@
+"""Whatever the command line is given, the answer is a sentence and exit code 1 or 2, before anything starts."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from deployments.cli.app import app
+from storage.errors import ConfigError
+from tasks.recipes import yaml_file
+from tasks.recipes.yaml_file import read
+from tests.small_run import SmallRun
+
+BASE = "extends: multi_policy_tiny\n"
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+MERGES = "a: &a {x: 1}\n" + "".join(
+    f"{name}: &{name}\n  <<: [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+RECIPES = {
+    "NUL": "steps: 4\0\n",
+    "an escape sequence": "steps: \x1b[31m4\n",
+    "a byte that is no text": b"steps: \xff\xfe\n",
+    "half a pair": b"name: \xed\xa0\x80\n",
+    "half a pair, escaped": BASE + 'name: "\\ud800"\n',
+    "half a pair in a path": BASE + 'data: {prompts: {path: "\\ud800.jsonl"}}\n',
+    "a NUL in a path": BASE + 'data: {prompts: {path: "a\\0.jsonl"}}\n',
+    "a NUL in a model's path": BASE + 'policies: {solver: {model: {path: "a\\0"}}}\n',
+    "a path that is too long": BASE + f"data: {{prompts: {{path: {'x' * 5000}.jsonl}}}}\n",
+    "a user that is not there": BASE + "data: {prompts: {path: ~no-such-user-here/a.jsonl}}\n",
+    "a folder instead of a file": BASE + "data: {prompts: {path: /}}\n",
+    "a device instead of a file": BASE + "data: {prompts: {path: /dev/zero.jsonl}}\n",
+    "utf-16": "steps: 4\n".encode("utf-16"),
+    "empty": "\n",
+    "a comment": "# nothing\n\n",
+    "a word": "hello\n\n",
+    "a list": "- 1\n- 2\n",
+    "a number": "5\n\n",
+    "null": "~\n\n",
+    "two documents": "steps: 4\n---\nsteps: 5\n",
+    "a tab": "steps:\n\t- 4\n",
+    "an open bracket": "a: [1, 2\n",
+    "an open quote": "a: 'x\n",
+    "an unknown alias": "a: *nobody\n",
+    "an anchor within itself": "a: &a [*a]\n",
+    "a section within itself": "a: &a {b: *a}\n",
+    "a billion laughs": LAUGHS,
+    "a billion merges": MERGES,
+    "a merge of a number": "a:\n  <<: 3\n",
+    "deep lists": "a: " + "[" * 5000 + "\n",
+    "deep lists, closed": "a: " + "[" * 500 + "]" * 500 + "\n",
+    "deep sections": "".join(f"{' ' * i}a:\n" for i in range(500)),
+    "deep dashes": "- " * 5000 + "x\n",
+    "deep braces": "a: " + "{a: " * 200 + "1" + "}" * 200 + "\n",
+    "a list as a key": "? [a, b]\n: 1\n",
+    "a section as a key": "? {a: 1}\n: 1\n",
+    "a key twice": "steps: 4\nsteps: 5\n",
+    "a number as a key": BASE + "3: 4\n",
+    "null as a key": BASE + "~: 4\n",
+    "a date as a key": BASE + "2001-01-01: 4\n",
+    "a python object": "a: !!python/object/apply:os.system [id]\n",
+    "a tag of nobody": "a: !strange x\n",
+    "a float that is none": "a: !!float abc\n",
+    "a whole number that is none": "a: !!int abc\n",
+    "a truth that is none": "a: !!bool maybe\n",
+    "a time that is none": "a: !!timestamp never\n",
+    "a date that is none": "a: 2001-99-99\n",
+    "bytes that are none": "a: !!binary '%%%'\n",
+    "pairs that are none": "a: !!pairs {b: 1}\n",
+    "a set": BASE + "steps: !!set {a, b}\n",
+    "bytes": BASE + "name: !!binary aGVsbG8=\n",
+    "5,000 digits": f"steps: {'9' * 5000}\n",
+    "5,000 digits of base 16": BASE + f"steps: 0x{'F' * 5000}\n",
+    "5,000 digits of base 16 as an argument": BASE + f"rollout: {{workflow: {{args: {{a: 0x{'F' * 5000}}}}}}}\n",
+    "infinitely many steps": BASE + "steps: .inf\n",
+    "no number of steps": BASE + "steps: .nan\n",
+    "10^30 steps": BASE + "steps: 1e30\n",
+    "10^400 steps": BASE + "steps: 1e400\n",
+    "minus one step": BASE + "steps: -1\n",
+    "half a step": BASE + "steps: 0.5\n",
+    "a step that is true": BASE + "steps: true\n",
+    "a date of steps": BASE + "steps: 2001-01-01\n",
+    "infinity as an argument": BASE + "data: {filter: [{name: zero_advantage, args: {a: .inf}}]}\n",
+    "a date as an argument": BASE + "rollout: {workflow: {args: {a: 2001-01-01}}}\n",
+    "a region that is markup": BASE + "rollout: {regions: {'[/]': {workers: 1}}}\n",
+    "a region that is a path": BASE + "rollout: {regions: {../x: {workers: 1}}}\n",
+    "a policy that is a path": BASE + "policies: {../x: {model: {tiny: {}}}}\n",
+    "a policy of 300 letters": BASE + f"policies: {{{'x' * 300}: {{model: {{tiny: {{}}}}}}}}\n",
+    "a name that is a path": BASE + "name: ../../x\n",
+    "a name of 300 letters": BASE + f"name: {'x' * 300}\n",
+    "an empty name": BASE + "name: ''\n",
+    "policies that are a number": BASE + "policies: 3\n",
+    "data that is a list": BASE + "data: [1]\n",
+    "everything null": "policies: ~\ndata: ~\nrollout: ~\n",
+    "a mirror on another machine": BASE + "rollout: {regions: {us-east: {mirror: 'file://host/store'}}}\n",
+    "a mirror with a secret": BASE + "rollout: {regions: {us-east: {mirror: 's3://user:secret@bucket/x'}}}\n",
+    "a mirror that is no URL": BASE + "rollout: {regions: {us-east: {mirror: '://'}}}\n",
+    "extends a list": "extends: [a]\n\n",
+    "extends itself": "extends: ./recipe.yaml\n",
+    "extends what is not there": "extends: nobody\n\n",
+    "extends a folder": "extends: /\n\n",
+    "extends a NUL": 'extends: "a\\0b"\n\n',
+    "extends what is too long": f"extends: {'x' * 5000}\n\n",
+    "a megabyte of remarks": "# " + "x" * 1_100_000 + "\n",
+    "50,000 keys": "".join(f"k{number}: 1\n" for number in range(50_000)),
+}
+
+
+@pytest.fixture(autouse=True)
+def closed_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home in which nothing can start: input that were to be accepted ends there."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASTRAFLOW_HOME", str(tmp_path / "file" / "home"))
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "store"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def is_a_sentence(said: Result) -> bool:
+    """One that says what is wrong; not one of the closed home, which is where good input comes to its end."""
+    assert said.exit_code in (1, 2), said.output
+    assert not re.search(r"unexpected \w*(Error|Exception|Warning|Exit)", said.stderr), said.stderr
+    assert "Traceback" not in said.stderr
+    assert "\x1b" not in said.stderr
+    assert "secret" not in said.stderr
+    return len(said.stderr.strip()) > 10 and "cannot hold the stack" not in said.stderr
+
+
+def test_the_closed_home_is_where_good_input_ends() -> None:
+    Path("recipe.yaml").write_text(BASE)
+    said = call("run", "--recipe", "./recipe.yaml")
+    assert (said.exit_code, is_a_sentence(said)) == (2, False)
+
+
+@pytest.mark.parametrize("text", RECIPES.values(), ids=RECIPES.keys())
+def test_a_hostile_recipe_is_one_sentence_that_names_it(text: str | bytes) -> None:
+    Path("recipe.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    said = call("run", "--recipe", "./recipe.yaml")
+    assert is_a_sentence(said)
+    assert said.exit_code == 2
+    assert "recipe.yaml" in said.stderr or "extends" in str(text)
+    assert len(said.stderr) < 20_000
+
+
+ASSIGNMENTS = (
+    *("", "=", "=4", "steps", "steps=", "steps=[", "steps=\0", "steps=\x1b[2J", "steps=*a", "steps=.inf", "steps=1e30"),
+    *("steps=!!float x", "steps=2001-99-99", "steps=!!python/name:os.system", "a..b=1", ".=1", "*=1", "*.*=1", "policies.*=1"),
+    *(f"steps={'9' * 5000}", f"steps=0x{'F' * 5000}", f"{'a.' * 5000}a=1", f"steps={'[' * 5000}", f"{'x' * 5000}", "extends=x"),
+    *(
+        "policies.solver.model.path=a\0b",
+        "data.prompts.path=~no-such-user-here/a.jsonl",
+        "data=3",
+        "data.prompts=.nan",
+        "\ud800=1",
+    ),
+    *(
+        "name=../x",
+        'name="\\ud800"',
+        "rollout.regions.us-east.workers=1e9",
+        "rollout.regions.[/].workers=1",
+        "data.curate.0.name=x",
+    ),
+)
+
+
+@pytest.mark.parametrize("assignment", ASSIGNMENTS, ids=range(len(ASSIGNMENTS)))
+def test_a_hostile_assignment_is_one_sentence(assignment: str) -> None:
+    said = call("run", "--set", assignment)
+    assert is_a_sentence(said)
+    assert len(said.stderr) < 2_000
+
+
+RUN_IDS = (
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "/etc",
+    "x" * 101,
+    "x" * 100_000,
+    "a b",
+    "a\n",
+    "\x1b[2J",
+    "a\0",
+    "\ud800",
+    "-x",
+    "\u202e",
+    "é",
+)
+
+
+@pytest.mark.parametrize("run_id", RUN_IDS, ids=range(len(RUN_IDS)))
+def test_a_run_id_is_judged_before_the_stack_is_started(run_id: str) -> None:
+    said = call("run", f"--run-id={run_id}")
+    assert is_a_sentence(said)
+    assert "cannot be a run id; use up to 100 letters, digits" in said.stderr
+    assert len(said.stderr) < 500
+
+
+@pytest.mark.parametrize(
+    "recipe", ["", "\0", "a\0b", "x" * 5000, "/", ".", "..", "\x1b[2J", "\ud800", "/dev/null", "a/" * 5000]
+)
+def test_a_recipe_that_can_be_no_file_is_one_sentence(recipe: str) -> None:
+    assert is_a_sentence(call("run", f"--recipe={recipe}"))
+
+
+def _pipe(name: str) -> str:
+    os.mkfifo(name)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("recipe", "what"),
+    [("./pipe.yaml", "a pipe, a device or a socket"), ("/dev/zero", "a pipe, a device or a socket"), ("./f.yaml", "a folder")],
+)
+def test_a_recipe_that_is_no_file_is_called_what_it_is(recipe: str, what: str) -> None:
+    _pipe("pipe.yaml")
+    os.mkdir("f.yaml")
+    said = call("run", f"--recipe={recipe}")
+    assert (said.exit_code, said.stderr) == (2, f"{recipe} is {what}; name a file with a recipe in it\n")
+
+
+@pytest.mark.parametrize("path", ["pipe.jsonl", "pipe.parquet", "/dev/zero"])
+def test_prompts_that_are_no_file_are_called_what_they_are(path: str, tmp_path: Path) -> None:
+    for suffix in ("jsonl", "parquet"):
+        _pipe(f"pipe.{suffix}")
+    said = call("run", "--set", f"prompts.path={path}")
+    assert said.stderr == (
+        f"--set prompts.path: data.prompts.path: {tmp_path / path} is a pipe, a device or a socket; name a file\n"
+    )
+
+
+SERVERS = (
+    *(
+        "nonsense",
+        "http://",
+        "ftp://x/api",
+        "http://[",
+        "http://127.0.0.1:99999/api",
+        "http://127.0.0.1:-1/api",
+        "http://a b/api",
+    ),
+    *("\x1b[2J", "http://\u202e/api", "http://\udcff/api", " ", "//x", "file:///etc/passwd", "http:127.0.0.1", "x" * 5000),
+)
+
+
+@pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("cancel", "x")], ids=lambda command: command[0])
+@pytest.mark.parametrize("url", SERVERS, ids=range(len(SERVERS)))
+def test_an_address_of_prefect_that_is_none_is_one_sentence(
+    command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    said = call(*command)
+    assert is_a_sentence(said)
+    assert said.exit_code == 2
+    assert said.stderr.startswith("PREFECT_API_URL=")
+    assert said.stderr.endswith("is no address of a server; write it as http://HOST:4200/api, or unset it\n")
+    assert len(said.stderr) < 300
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "loop"])
+@pytest.mark.parametrize("command", ["status", "down", "up", "doctor"])
+def test_a_home_that_can_be_no_folder_is_one_sentence(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.setenv("ASTRAFLOW_HOME", name or str(tmp_path / "file"))
+    said = call(command)
+    assert is_a_sentence(said)
+    assert said.exit_code == 2
+    assert said.stderr.startswith("ASTRAFLOW_HOME=")
+    assert "can be no folder (" in said.stderr
+    assert said.stderr.endswith("; name a writable one\n")
+    assert len(said.stderr) < 500
+
+
+@pytest.mark.parametrize("deployment", ["\x1b[2J", "x" * 5000, "a\0b/c", "nobody"])
+def test_a_deployment_that_can_be_none_is_one_sentence(deployment: str) -> None:
+    assert is_a_sentence(call("run", deployment))
+
+
+@pytest.mark.parametrize("url", ["file://host/store", "file://[", "://", "s3://", "ftp://x", "s3://a:secret@b"])
+@pytest.mark.parametrize("command", [("runs",), ("status", "x"), ("gc", "x")])
+def test_a_store_that_can_be_none_is_one_sentence(command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", url)
+    assert is_a_sentence(call(*command))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a store with one run."""
+    made = SmallRun(f"hostile-input-{tmp_path}")
+    made.version("solver", 0)
+    for key in made.run.list():
+        file = tmp_path / "store" / "runs" / "tiny-1" / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(made.run.get(key))
+    return tmp_path / "store"
+
+
+ON_A_RUN = (
+    *(("tag", "tiny-1", "solver@0", name) for name in ("../x", "", "a b", "\x1b", "5", "x\0", "\ud800")),
+    *(
+        ("tag", "tiny-1", version, "best")
+        for version in ("solver", "solver@", "@1", "solver@-1", "../x@0", "solver@" + "9" * 50)
+    ),
+    *(("tag", "tiny-1", "--remove", name) for name in ("../x", "nobody", "\x1b")),
+    *(("gc", "tiny-1", "--keep", version) for version in ("solver", "nobody@1", "solver@99", "../x@0")),
+    *(("export", "tiny-1", policy, "--out", "out") for policy in ("nobody", "../x", "\x1b")),
+    *(
+        ("export", "tiny-1", "solver", "--out", "out", "--version", version)
+        for version in ("99", "nobody", "-1", "../x", "9" * 30)
+    ),
+    *(
+        (command, name)
+        for command in ("status", "verify", "report", "weights")
+        for name in ("../x", "\x1b[2J", "nobody", "a\0", "\ud800")
+    ),
+    *(("report", "tiny-1", "--out", out) for out in ("/", "/no/such/folder/a.html", "/dev/full", "a\0b", "x" * 5000, "\ud800")),
+)
+
+
+@pytest.mark.parametrize("arguments", ON_A_RUN, ids=range(len(ON_A_RUN)))
+def test_a_hostile_argument_of_a_command_on_a_run_is_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
+    assert is_a_sentence(call(*arguments))
+
+
+LONG_NAMES = (
+    *(("cancel", "x"), ("status", "x"), ("weights", "tiny-1", "x"), ("tag", "x"), ("tag", "tiny-1", "x@0", "best")),
+    *(
+        ("export", "tiny-1", "solver", "--out", "x"),
+        ("export", "tiny-1", "solver", "--version", "x", "--out", "o"),
+        ("gc", "x"),
+    ),
+    ("report", "tiny-1", "--out", "x"),
+)
+
+
+@pytest.mark.parametrize("arguments", LONG_NAMES, ids=range(len(LONG_NAMES)))
+def test_a_name_of_100_000_letters_is_not_repeated(run: Path, arguments: tuple[str, ...]) -> None:
+    said = call(*("x" * 100_000 if argument == "x" else argument.replace("x@", "x" * 100_000 + "@") for argument in arguments))
+    assert is_a_sentence(said)
+    assert len(said.stderr) < 1_000
+    assert "x" * 50 in said.stderr
+
+
+def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_waited_for(run: Path) -> None:
+    pipe = _pipe("pipe")
+    said = call("report", "tiny-1", "--out", pipe)
+    assert (said.exit_code, said.stderr) == (
+        2,
+        "pipe cannot be written (No such device or address); name a file in a folder that can hold it\n",
+    )
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+    while call("report", "tiny-1", "--out", pipe).exit_code:
+        assert reader.poll() is None
+    page, _ = reader.communicate()
+    assert page.startswith(b"<!doctype html>")
+    assert page.rstrip().endswith(b"</html>")
+
+
+@pytest.mark.parametrize("arguments", [("weights", "tiny-1"), ("runs", "--json"), ("status", "tiny-1")], ids=lambda one: one[0])
+def test_a_reader_of_a_pipe_that_has_left_ends_a_command_quietly(run: Path, arguments: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "deployments.cli.app", *arguments]
+    said = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (said.returncode, said.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("arguments", [("weights", "tiny-1"), ("--help",)], ids=lambda one: one[0])
+def test_an_output_that_is_full_is_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "deployments.cli.app", *arguments]
+        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (said.returncode, said.stderr) == (1, "the output, or another open file: No space left on device\n")
+
+
+def test_a_full_disk_is_named_with_the_file(run: Path) -> None:
+    said = call("report", "tiny-1", "--out", "/dev/full")
+    assert (said.exit_code, said.stderr) == (
+        2,
+        "/dev/full cannot be written (No space left on device); name a file in a folder that can hold it\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}]
+)
+def test_the_report_is_written_whatever_the_locale_and_what_is_said_has_a_mark_for_each_other_letter(
+    run: Path, tmp_path: Path, locale: dict[str, str]
+) -> None:
+    environment = {**os.environ, **locale}
+    for arguments in (["report", "tiny-1", "--out", "page.html"], ["weights", "tiny-1"]):
+        said = subprocess.run(
+            [sys.executable, "-m", "deployments.cli.app", *arguments],
+            env=environment,
+            capture_output=True,
+            cwd=tmp_path,
+            check=False,
+        )
+        assert (said.returncode, said.stderr) == (0, b"")
+    assert "·" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text(max_size=60) | st.text("[]{}:,&*!|>-?'\"#%@ \n\tab01.<", max_size=60))
+def test_any_text_is_a_document_or_an_error_that_names_it(text: str) -> None:
+    told = "the text"
+    try:
+        read(text, "the text")
+    except ConfigError as error:
+        told = str(error)
+    assert told.startswith("the text")
+
+
+def test_as_many_values_as_are_allowed_are_read_and_one_more_is_not() -> None:
+    most = yaml_file.VALUES_MAX
+    assert len(read("\n".join(f"k{number}: 1" for number in range(most)), "t").lines) == most
+    with pytest.raises(ConfigError, match=f"t, line {most + 1}: more than 10,000 values"):
+        read("\n".join(f"k{number}: 1" for number in range(most + 1)), "t")

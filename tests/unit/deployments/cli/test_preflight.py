@@ -1,0 +1,80 @@
+import importlib.util
+
+import pytest
+
+from deployments.cli import preflight
+from deployments.registration import flow_runs
+from deployments.registration.deployments import DEPLOYMENTS
+from storage.errors import ConfigError
+from storage.records.control import Stop
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from tasks.recipes import loader
+
+NOWHERE = "http://127.0.0.1:1/api"
+
+
+@pytest.fixture(autouse=True)
+def _our_deployments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Prefect server that has what `astraflow deploy` registers."""
+    names = [f"{one.flow}/{one.name}" for one in DEPLOYMENTS]
+
+    def deployments_of(api_url: str, flow: str) -> list[str]:
+        return sorted(name for name in names if name.startswith(f"{flow}/"))
+
+    monkeypatch.setattr(flow_runs, "deployments_of", deployments_of)
+
+
+def test_an_embedded_recipe_can_be_started_here() -> None:
+    config = loader.load("multi_policy_tiny")
+    preflight.refuse_missing_deployments(NOWHERE, config)
+    preflight.refuse_what_this_machine_lacks(config)
+
+
+def test_a_region_without_a_deployment_is_told_the_regions_that_have_one() -> None:
+    config = loader.load("multi_policy_tiny", {"rollout.regions.mars.workers": 1})
+    with pytest.raises(ConfigError, match=r"no deployment rollout/mars, which rollout-mars-0 needs; .*: eu-west, us-east\."):
+        preflight.refuse_missing_deployments(NOWHERE, config)
+    own = loader.load("multi_policy_tiny", {"rollout.regions.mars": {"deployment": "rollout/eu-west"}})
+    preflight.refuse_missing_deployments(NOWHERE, own)
+
+
+def test_a_server_without_our_deployments_is_told_to_register_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_runs, "deployments_of", lambda api_url, flow: [])
+    with pytest.raises(ConfigError, match="prepare/base-model, which base-model needs; `astraflow deploy` registers it"):
+        preflight.refuse_missing_deployments(NOWHERE, loader.load("multi_policy_tiny"))
+
+
+def test_a_package_and_a_device_that_are_not_here_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(preflight, "_has_cuda", lambda: False)
+    changes = {"prompts.hub": "openai/gsm8k", "policies.solver.train.device": "cuda"}
+    with pytest.raises(ConfigError) as caught:
+        preflight.refuse_what_this_machine_lacks(loader.load("multi_policy_tiny", changes))
+    assert str(caught.value) == (
+        "data.prompts.hub: openai/gsm8k needs the package `datasets`, which is not installed here: pip install datasets; "
+        "policies.solver.train.device: torch finds no CUDA device on this machine; set cpu, or run where there is one"
+    )
+
+
+def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(memory_store: ObjectStore) -> None:
+    config = loader.load("multi_policy_tiny")
+    stored = config.model_dump(mode="json")
+    del stored["policies"]["solver"]["train"]["anchor_every"]  # as by an earlier version, which had no such setting
+    run = runs.create_run(memory_store, "mine", stored)
+    assert preflight.refuse_restart(memory_store, "mine", config) is None
+    cancelled = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
+    assert preflight.refuse_restart(memory_store, "mine", config) == cancelled
+    with pytest.raises(ConfigError, match="steps is 80 there, 3 here"):
+        preflight.refuse_restart(memory_store, "mine", loader.load("multi_policy_tiny", {"steps": 3}))
+    runs.clear_stop(run)
+    runs.request_stop(run, Stop("completed", "all done", 6.0))
+    with pytest.raises(ConfigError, match="run mine is completed"):
+        preflight.refuse_restart(memory_store, "mine", None)
+
+
+def test_a_mirror_that_is_the_runs_own_store_is_refused(memory_store: ObjectStore) -> None:
+    config = loader.load("multi_policy_tiny", {"rollout.regions.us-east.mirror": memory_store.address})
+    with pytest.raises(ConfigError, match=r"rollout\.regions\.us-east\.mirror is the run's own store memory://"):
+        preflight.refuse_mirrors_at_home(memory_store, config)
+    preflight.refuse_mirrors_at_home(memory_store.sub("elsewhere"), config)

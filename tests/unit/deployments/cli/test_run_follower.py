@@ -1,0 +1,232 @@
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deployments.cli import run_follower
+from deployments.cli.run_follower import Followed, Follower
+from deployments.paths import Home
+from deployments.registration.flow_runs import FlowRun
+from storage.coordination.heartbeats import Pulse
+from storage.errors import AstraFlowError, ConfigError
+from storage.records.control import Stop
+from storage.run import runs
+from storage.store.object_store import ObjectStore, open_store
+from tasks.monitoring import closing_steps
+from tasks.monitoring.closing_steps import ClosingStep
+from tasks.recipes import loader
+
+NOWHERE = "http://127.0.0.1:1/api"
+RUNNING = FlowRun("f", "Running", False, "")
+COMPLETED = FlowRun("f", "Completed", True, "")
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_follower, "POLL_S", 0.0)
+    monkeypatch.setattr(run_follower, "FLOW_POLL_S", -1.0)
+
+
+@pytest.fixture
+def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
+    home = Home(tmp_path / "home")
+    home.create()
+    monkeypatch.setattr(run_follower, "last_words", lambda followed: "the end")  # they are Prefect's, which is not there
+    return Followed(open_store(str(tmp_path / "store")), "tiny-1", NOWHERE, "f", {}, home)
+
+
+def _create(store: ObjectStore) -> ObjectStore:
+    return runs.create_run(store, "tiny-1", loader.load("multi_policy_tiny").model_dump(mode="json"))
+
+
+def _script(*acts: FlowRun | Callable[[], FlowRun]) -> Callable[[str, str], FlowRun]:
+    """Prefect's answers, one after the other; the last one stays."""
+    left = list(acts)
+
+    def read(api_url: str, flow_run_id: str) -> FlowRun:
+        act = left.pop(0) if len(left) > 1 else left[0]
+        return act if isinstance(act, FlowRun) else act()
+
+    return read
+
+
+def _interrupt() -> FlowRun:
+    raise KeyboardInterrupt
+
+
+def _console(terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_following_ends_with_the_supervisors_flow_run(followed: Followed, terminal: bool) -> None:
+    run = _create(followed.store)
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+        return COMPLETED
+
+    console = _console(terminal)
+    last = Follower(followed, console, read_flow=_script(RUNNING, end)).follow()
+    assert last is not None
+    assert (last.state, last.reason) == ("completed", "all done")
+    assert "completed" in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+
+
+def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(followed: Followed) -> None:
+    crashed = FlowRun("f", "Crashed", True, "")
+    with pytest.raises(AstraFlowError, match=r"tiny-1 never began: its flow run ended as Crashed\. the end"):
+        Follower(followed, _console(False), read_flow=_script(RUNNING, crashed)).follow()
+
+
+def test_a_supervisor_that_hangs_after_the_end_is_waited_for_only_so_long(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_follower, "FINISH_TIMEOUT_S", 0.0)
+    runs.request_stop(_create(followed.store), Stop("failed", "no worker", 5.0))
+    last = Follower(followed, _console(False), read_flow=_script(RUNNING)).follow()
+    assert last is not None
+    assert last.state == "failed"
+
+
+def test_ctrl_c_asks_and_leaves_the_run_going(followed: Followed) -> None:
+    run = _create(followed.store)
+    asked: list[str] = []
+
+    def leave(question: str) -> str:
+        asked.append(question)
+        return ""
+
+    assert Follower(followed, _console(True), leave, _script(_interrupt)).follow() is None
+    assert len(asked) == 1
+    assert runs.read_stop(run) is None
+
+
+def test_ctrl_c_and_c_cancels_and_waits_for_the_end(followed: Followed) -> None:
+    run = _create(followed.store)
+    last = Follower(followed, _console(True), lambda question: "c", _script(_interrupt, RUNNING, COMPLETED)).follow()
+    assert last is not None
+    assert last.state == "cancelled"
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.reason == "cancelled from the command line"
+
+
+def test_a_second_ctrl_c_leaves_the_run_going(followed: Followed) -> None:
+    run = _create(followed.store)
+
+    def impatient(question: str) -> str:
+        raise KeyboardInterrupt
+
+    assert Follower(followed, _console(True), impatient, _script(_interrupt)).follow() is None
+    assert runs.read_stop(run) is None
+
+
+def test_where_nobody_can_answer_ctrl_c_leaves_the_run_going(followed: Followed) -> None:
+    _create(followed.store)
+
+    def nobody(question: str) -> str:
+        raise AssertionError("nobody is there")
+
+    assert Follower(followed, _console(False), nobody, _script(_interrupt)).follow() is None
+
+
+def test_a_refused_restart_tells_the_supervisors_sentence_and_not_the_old_end(followed: Followed) -> None:
+    stood = runs.request_stop(_create(followed.store), Stop("completed", "all done", 5.0))
+    refused = FlowRun("f", "Failed", True, "run tiny-1 is completed; choose another run id")
+    with pytest.raises(AstraFlowError, match="tiny-1: run tiny-1 is completed; choose another run id"):
+        Follower(replace(followed, stood=stood), _console(False), read_flow=_script(RUNNING, refused)).follow()
+
+
+def test_a_supervisor_that_is_refused_beside_a_living_one_says_why(followed: Followed) -> None:
+    _create(followed.store)
+    refused = FlowRun("f", "Failed", True, "run 'tiny-1' exists with another configuration")
+    with pytest.raises(AstraFlowError, match="tiny-1: run 'tiny-1' exists with another configuration"):
+        Follower(followed, _console(False), read_flow=_script(RUNNING, refused)).follow()
+
+
+def test_a_run_that_was_stopped_before_has_not_begun_until_its_new_supervisor_lifts_that(followed: Followed) -> None:
+    run = _create(followed.store)
+    stood = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
+
+    def lift() -> FlowRun:
+        runs.clear_stop(run)
+        return RUNNING
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 9.0))
+        return COMPLETED
+
+    console = _console(False)
+    last = Follower(replace(followed, stood=stood), console, read_flow=_script(RUNNING, lift, end)).follow()
+    assert last is not None
+    assert last.reason == "all done"
+    assert "cancelled" not in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+
+
+def _away() -> FlowRun:
+    raise ConfigError("the Prefect server does not answer")
+
+
+def test_a_run_whose_supervisor_and_prefect_are_slow_for_a_while_is_followed_to_its_end(followed: Followed) -> None:
+    run = _create(followed.store)
+
+    def end() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+        return COMPLETED
+
+    last = Follower(followed, _console(False), read_flow=_script(_away, _away, _away, RUNNING, _away, end)).follow()
+    assert last is not None
+    assert last.state == "completed"
+
+
+def test_a_supervisor_that_still_works_after_the_end_is_waited_for_and_its_steps_are_shown(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_follower, "FINISH_TIMEOUT_S", 0.0)
+    run = _create(followed.store)
+    pulse = Pulse(run, "supervisor", "supervisor", 0, 3600.0)
+
+    def records(step: ClosingStep, part: str = "", share: float = 0.0) -> Callable[[], FlowRun]:
+        def act() -> FlowRun:
+            closing_steps.record(pulse, step, part, share)
+            pulse._write()
+            return RUNNING
+
+        return act
+
+    def stop() -> FlowRun:
+        runs.request_stop(run, Stop("completed", "all done", 5.0))
+        return records(ClosingStep.LEAVING, "evaluation")()
+
+    def end() -> FlowRun:
+        pulse.update(state="done")
+        pulse._write()
+        return COMPLETED
+
+    steps = [records(ClosingStep.VERIFYING, "shards", 0.42), records(ClosingStep.REPORTING), records(ClosingStep.TRACKING)]
+    console = _console(False)
+    last = Follower(followed, console, read_flow=_script(stop, *steps, end)).follow()
+    assert last is not None
+    assert last.closing is None
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    assert [line.partition("]")[2] for line in lines] == [
+        " completed  waiting for members to leave: evaluation",
+        " completed  verifying shards 42%",
+        " completed  writing the report",
+        " completed  registering metrics, report and models in MLflow",
+        " completed  its supervisor's flow run is Completed",
+    ]
+
+
+def test_a_run_that_was_left_by_its_whole_stack_is_not_watched_for_ever(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_follower, "AWAY_LIMIT_S", 0.2)
+    _create(followed.store)
+
+    with pytest.raises(AstraFlowError, match="the supervisor of tiny-1 ended before the run did"):
+        Follower(followed, _console(False), read_flow=_script(RUNNING, _away)).follow()

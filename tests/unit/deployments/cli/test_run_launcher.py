@@ -1,0 +1,160 @@
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from deployments.cli import run_launcher
+from deployments.cli.run_follower import Followed
+from deployments.paths import Home
+from deployments.registration import deployments, flow_runs
+from deployments.registration.flow_runs import FlowRun
+from deployments.stack import state
+from deployments.stack.processes import Process
+from deployments.stack.state import Stack
+from storage.errors import ConfigError
+from storage.records.control import Stop
+from storage.run import runs
+from storage.store.object_store import open_store
+from tasks.monitoring.status import status
+from tasks.recipes import loader
+
+
+def test_a_run_is_named_after_its_recipe_and_the_moment() -> None:
+    wanted = run_launcher.prepare("astraflow/multi-policy", None, ["steps=3"], None)
+    assert re.fullmatch(r"tiny-\d{8}-\d{6}-[0-9a-f]{4}", wanted.run_id)
+    assert (wanted.recipe, wanted.overrides) == (None, {"steps": 3})
+
+
+def test_a_deployment_may_be_named_without_its_flow() -> None:
+    assert run_launcher.prepare("single-policy", None, [], "mine").deployment == "astraflow/single-policy"
+
+
+def test_a_deployment_of_somebody_else_is_not_judged_here() -> None:
+    wanted = run_launcher.prepare("theirs/special", None, [], None)
+    assert wanted.run_id.startswith("special-")
+
+
+def test_a_mistake_in_a_recipe_file_names_file_and_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("extends: multi_policy_tiny\nsteps: many\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml, line 2: steps: must be a whole number"):
+        run_launcher.prepare("multi-policy", str(recipe), [], None)
+
+
+def test_an_unknown_deployment_of_ours_is_told_the_known_ones_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="there is no deployment nope; name multi-policy, single-policy, nightly, or one"):
+        run_launcher.prepare("nope", None, [], None)
+
+
+def test_a_stack_that_runs_with_another_store_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
+    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", home.store.as_uri(), True, processes=(me,), ready=True)
+    state.save(home, up)
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match=r"ASTRAFLOW_STORE now asks for .*elsewhere"):
+        run_launcher.start(home, run_launcher.prepare("multi-policy", None, [], None), print)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
+    """The parameters of every flow run that is started, on a server that has what `astraflow deploy` registers."""
+    found: list[Mapping[str, Any]] = []
+    names = [f"{one.flow}/{one.name}" for one in deployments.DEPLOYMENTS]
+
+    def start(api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]) -> FlowRun:
+        found.append(parameters)
+        return FlowRun(id="f", state="Scheduled", final=False, message="")
+
+    monkeypatch.setattr(flow_runs, "start", start)
+    monkeypatch.setattr(flow_runs, "deployments_of", lambda api_url, flow: [one for one in names if one.startswith(f"{flow}/")])
+    return found
+
+
+def stack_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own_server: bool) -> Home:
+    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", (tmp_path / "store").as_uri(), own_server)
+    monkeypatch.setattr(run_launcher, "_stack", lambda home, say: up)
+    return Home(tmp_path / "home")
+
+
+def write_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The person's folder, from which two prompt files are named."""
+    folder.mkdir()
+    for name in ("recipes.jsonl", "own.jsonl"):
+        (folder / name).write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    (folder / "mine.yaml").write_text("extends: single_policy_tiny\ndata: {prompts: {path: recipes.jsonl}}\n")
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "file"),
+    [
+        ([], "recipes.jsonl"),
+        (["data.prompts.path=own.jsonl"], "own.jsonl"),
+        (["prompts.path=own.jsonl", "steps=3"], "own.jsonl"),
+        (["data.prompts.path=recipes.jsonl", "data.prompts={path: own.jsonl}"], "own.jsonl"),
+        (["prompts.builtin=chained_addition"], None),
+    ],
+)
+def test_a_supervisor_in_another_folder_of_this_machine_reads_the_files_that_the_person_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[Mapping[str, Any]],
+    assignments: list[str],
+    file: str | None,
+) -> None:
+    write_prompts(tmp_path / "person", monkeypatch)
+    home = stack_here(tmp_path, monkeypatch, own_server=True)
+    mirrored = [*assignments, "rollout.regions.us-east.mirror=near"]
+    wanted = run_launcher.prepare("single-policy", "mine.yaml", mirrored, None)
+    run_launcher.start(home, wanted, print)
+    (tmp_path / "clone").mkdir()
+    monkeypatch.chdir(tmp_path / "clone")
+    read = loader.load(sent[0]["recipe"], sent[0]["overrides"])
+    assert read == wanted.config
+    assert read.data.prompts.path == (None if file is None else str(tmp_path / "person" / file))
+    assert read.rollout.regions["us-east"].mirror == str(tmp_path / "person" / "near")
+
+
+def test_a_supervisor_elsewhere_is_sent_what_the_person_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: list[Mapping[str, Any]]
+) -> None:
+    write_prompts(tmp_path / "person", monkeypatch)
+    home = stack_here(tmp_path, monkeypatch, own_server=False)
+    run_launcher.start(home, run_launcher.prepare("single-policy", "mine.yaml", ["data.prompts.path=own.jsonl"], None), print)
+    run_launcher.start(home, run_launcher.prepare("theirs/special", None, ["data.prompts.path=own.jsonl"], None), print)
+    assert [each["overrides"] for each in sent] == [{"data.prompts.path": "own.jsonl"}] * 2
+
+
+def test_the_stack_is_said_to_stay_up_only_while_it_does(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    store = open_store(home.store.as_uri())
+    run = runs.create_run(store, "mine", loader.load("multi_policy_tiny").model_dump(mode="json"))
+    runs.request_stop(run, Stop("cancelled", "enough", time.time()))
+    me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
+    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", store.url, True, processes=(me,), ready=True)
+    followed = Followed(store, "mine", up.prefect_url, "f", {}, home)
+    for ready in (True, False):  # `down` takes the readiness away before it ends the runs
+        state.save(home, replace(up, ready=ready))
+        said: list[str] = []
+        run_launcher.summarize(followed, status(store, "mine"), said.append)
+        assert ("the stack stays up for the next run; `astraflow down` stops it" in said) is ready
+
+
+def test_a_check_that_takes_long_says_every_few_seconds_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, said = [0.0], list[str]()
+    monkeypatch.setattr(run_launcher.time, "monotonic", lambda: now_s[0])
+    tell = run_launcher._told(said.append)
+    for second in range(12):
+        now_s[0] = float(second)
+        tell("shards", second / 12)
+    assert said == ["  verifying shards 42%", "  verifying shards 83%"]

@@ -1,0 +1,102 @@
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prefect.exceptions import ParameterTypeError
+from prefect.utilities.callables import parameter_schema
+
+from deployments.registration import deployments
+from deployments.registration.deployments import DEPLOYMENTS, Deployment
+from deployments.registration.work_pools import POOLS
+from storage.errors import ConfigError
+from tasks.recipes import loader
+from tasks.supervision.members import members_of
+
+
+def test_every_deployment_stands_on_a_pool_that_has_a_worker() -> None:
+    assert {one.pool for one in DEPLOYMENTS} == {pool.name for pool in POOLS}
+    assert max(Counter((one.flow, one.name) for one in DEPLOYMENTS).values()) == 1
+
+
+@pytest.mark.parametrize("recipe", ["multi_policy_tiny", "single_policy_tiny"])
+def test_every_member_of_an_embedded_run_can_be_launched(recipe: str) -> None:
+    names = {f"{one.flow}/{one.name}" for one in DEPLOYMENTS}
+    assert {member.deployment for member in members_of(loader.load(recipe))} <= names
+
+
+def test_every_flow_file_can_be_deployed_and_takes_what_its_deployment_gives() -> None:
+    deployments.import_flows()
+    for one in DEPLOYMENTS:
+        known = parameter_schema(deployments._flow(one)).model_dump_for_openapi()["properties"]
+        assert set(one.parameters) <= set(known)
+
+
+def test_the_nightly_run_waits_to_be_switched_on() -> None:
+    nightly = next(one for one in DEPLOYMENTS if one.name == "nightly")
+    assert (nightly.cron, nightly.cron_active) == ("0 2 * * *", False)
+
+
+def test_the_nightly_gc_waits_to_be_switched_on_and_then_only_looks() -> None:
+    gc = next(one for one in DEPLOYMENTS if (one.flow, one.name) == ("gc", "nightly"))
+    assert (gc.pool, gc.cron, gc.cron_active) == ("control", "0 4 * * *", False)
+    assert deployments.form(deployments._flow(gc))["properties"]["apply"]["default"] is False
+
+
+class StandingServer:
+    """A Prefect client of a server where a person has changed a deployment and switched its schedule on."""
+
+    def __init__(self, parameters: dict[str, object]) -> None:
+        self.standing = SimpleNamespace(parameters=parameters, schedules=[SimpleNamespace(active=True)])
+        self.created: dict[str, Any] = {}
+
+    def read_deployment_by_name(self, name: str) -> SimpleNamespace:
+        return self.standing
+
+    def create_flow_from_name(self, name: str) -> str:
+        return "flow"
+
+    def create_deployment(self, **given: Any) -> None:
+        self.created = given
+
+
+def test_a_scheduled_deployment_keeps_what_a_person_set_as_far_as_the_flow_still_takes_it() -> None:
+    gc = next(one for one in DEPLOYMENTS if one.flow == "gc")
+    server = StandingServer({"apply": True, "last": 3, "of_an_older_release": 1})
+    deployments._create(server, gc, deployments._flow(gc), "/project")
+    assert server.created["parameters"] == {"apply": True, "last": 3}
+    assert [schedule.active for schedule in server.created["schedules"]] == [True]
+
+
+def test_a_deployment_without_a_schedule_is_registered_as_the_code_says() -> None:
+    server = StandingServer({"recipe": "another"})
+    deployments._create(server, DEPLOYMENTS[0], deployments._flow(DEPLOYMENTS[0]), "/project")
+    assert (server.created["parameters"], server.created["schedules"]) == ({"recipe": "multi_policy_tiny"}, [])
+
+
+def test_a_negative_seed_is_refused_by_the_form() -> None:
+    flow = deployments._flow(DEPLOYMENTS[0])
+    flow.validate_parameters({"seed": 0})
+    with pytest.raises(ParameterTypeError):
+        flow.validate_parameters({"seed": -1})
+    assert deployments.form(flow)["properties"]["seed"]["anyOf"][0]["minimum"] == 0
+
+
+def test_a_broken_flow_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_flows_for_test.py").write_text("raise ImportError('no such thing')")
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = Deployment("x", "x", "broken_flows_for_test.py:x", "control", "")
+    with pytest.raises(ConfigError, match=r"broken_flows_for_test\.py cannot be deployed: ImportError: no such thing"):
+        deployments.import_flows([broken])
+
+
+def test_the_digest_changes_with_a_flow_file_and_with_nothing_beside(tmp_path: Path) -> None:
+    (tmp_path / "flows").mkdir()
+    flow = tmp_path / "flows" / "run_x.py"
+    flow.write_text("one")
+    before = deployments.digest(tmp_path)
+    (tmp_path / "README.md").write_text("words")
+    assert deployments.digest(tmp_path) == before
+    flow.write_text("two")
+    assert deployments.digest(tmp_path) != before

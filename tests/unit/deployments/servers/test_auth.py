@@ -1,0 +1,102 @@
+import base64
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from deployments.paths import Home
+from deployments.servers import auth
+from storage.errors import ConfigError
+
+SECRET = "astraflow:0123456789"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.create()
+    return made
+
+
+def test_each_home_has_a_secret_of_its_own_that_stays(home: Home, tmp_path: Path) -> None:
+    made = auth.create(home)
+    assert auth.create(home) == made == auth.read(home)
+    other = Home(tmp_path / "other")
+    other.create()
+    assert auth.create(other) != made
+    user, password = made.split(":")
+    assert (user, len(password)) == ("astraflow", 43)
+
+
+def test_only_the_owner_may_read_the_secret(home: Home) -> None:
+    auth.create(home)
+    assert stat.S_IMODE(home.auth.stat().st_mode) == 0o600
+
+
+def test_no_secret_is_written_through_a_link(home: Home, tmp_path: Path) -> None:
+    home.auth.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=f"{home.auth} is a link that leads nowhere; delete it"):
+        auth.create(home)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_secret_that_another_user_made_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    auth.create(home)
+    another = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: another)
+    with pytest.raises(ConfigError, match=f"{home.auth} belongs to another user; delete it"):
+        auth.create(home)
+    assert auth.known(home) == ""
+
+
+def test_a_home_without_a_secret_has_none(home: Home) -> None:
+    assert auth.read(home) is None
+
+
+@pytest.mark.parametrize("body", [b"", b"astraflow:", b"somebody:else", b"no colon", b"\xff"])
+def test_a_damaged_secret_is_told_with_what_to_do(home: Home, body: bytes) -> None:
+    home.auth.write_bytes(body)
+    with pytest.raises(ConfigError, match=f"{home.auth} .*run `astraflow down`, then `astraflow up`"):
+        auth.create(home)
+    assert home.auth.read_bytes() == body
+    assert auth.known(home) == ""
+
+
+def test_the_header_is_that_of_basic_authentication() -> None:
+    assert auth.basic(SECRET) == f"Basic {base64.b64encode(SECRET.encode()).decode()}"
+
+
+def test_an_address_holds_a_ticket_for_a_day_and_not_the_secret() -> None:
+    now_s = 1_700_000_000.0
+    address = auth.page("http://127.0.0.1:4200", SECRET, "/runs/flow-run/1", now_s)
+    base, _, rest = address.partition("#")
+    ticket, _, target = rest.partition("/")
+    assert (base, target) == ("http://127.0.0.1:4200/open", "runs/flow-run/1")
+    assert "0123456789" not in address
+    assert base64.b64encode(SECRET.encode()).decode() not in address
+    assert auth.is_valid(ticket, SECRET, now_s)
+    assert auth.is_valid(ticket, SECRET, now_s + 24 * 3600)
+    assert not auth.is_valid(ticket, SECRET, now_s + 25 * 3600)
+
+
+def test_a_ticket_of_another_secret_or_with_a_later_end_is_not_valid() -> None:
+    now_s = 1_700_000_000.0
+    ticket = auth.page("", SECRET, "", now_s).partition("#")[2]
+    hour, _, mac = ticket.partition(".")
+    assert not auth.is_valid(ticket, "astraflow:another", now_s)
+    assert not auth.is_valid(f"{int(hour, 16) + 1:x}.{mac}", SECRET, now_s)
+    for made_up in ("", ".", hour, f"{hour}.", f".{mac}", "ä.ö"):
+        assert not auth.is_valid(made_up, SECRET, now_s)
+
+
+def test_a_digest_tells_secrets_apart_and_holds_none() -> None:
+    assert auth.digest(SECRET) != auth.digest("astraflow:another")
+    assert "0123456789" not in auth.digest(SECRET)
+
+
+def test_a_cookie_of_one_stack_has_not_the_name_or_value_of_another_and_is_not_the_secret() -> None:
+    (name, value), (other_name, other_value) = auth.cookie(SECRET), auth.cookie("astraflow:another")
+    assert name != other_name
+    assert value != other_value
+    assert "0123456789" not in name + value

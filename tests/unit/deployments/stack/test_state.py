@@ -1,0 +1,47 @@
+import os
+import stat
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.paths import Home
+from deployments.stack import state
+from deployments.stack.processes import Process
+from deployments.stack.state import Stack
+
+STACK = Stack("http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "file:///tmp/store", own_server=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.create()
+    return made
+
+
+def test_what_was_saved_is_loaded(home: Home) -> None:
+    stack = STACK.with_process(Process("mlflow", 12, 3.5, "/tmp/log"))
+    assert state.save(home, stack) == stack
+    assert state.load(home) == stack
+    assert stat.S_IMODE(home.record.stat().st_mode) == 0o600
+    assert stack.ui_url == "http://127.0.0.1:4200"
+
+
+@pytest.mark.parametrize("body", ["", "{", "[]", '{"format": 0}', '{"format": 1, "processes": 3}', '{"format": 1}'])
+def test_a_record_that_cannot_be_read_counts_as_none(home: Home, body: str) -> None:
+    home.record.write_text(body)
+    assert state.load(home) is None
+
+
+def test_no_record_counts_as_none(home: Home) -> None:
+    assert state.load(home) is None
+    state.forget(home)
+
+
+def test_only_a_living_process_is_found_by_name() -> None:
+    me = Process("mlflow", os.getpid(), psutil.Process().create_time(), "")
+    assert STACK.with_process(me).process("mlflow") == me
+    stale = Process("mlflow", os.getpid(), me.created_s - 1000, "")
+    assert STACK.with_process(me).with_process(stale).process("mlflow") is None
+    assert STACK.process("prefect-server") is None

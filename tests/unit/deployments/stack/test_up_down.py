@@ -1,0 +1,207 @@
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.paths import Home
+from deployments.stack import cpu_features, processes, state, up_down
+from deployments.stack.processes import MARK
+from deployments.stack.state import SERVER, Stack
+from storage import layout
+from storage.coordination import heartbeats
+from storage.coordination.heartbeats import Pulse
+from storage.errors import AstraFlowError, ConfigError
+from storage.formats.json_objects import encode
+from storage.records.control import Heartbeat
+from storage.run import runs
+from storage.store.object_store import open_store
+from tasks.recipes import loader
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "ASTRAFLOW_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    made = Home(tmp_path / "home")
+    made.create()
+    return made
+
+
+def _sleeper(home: Home, name: str) -> processes.Process:
+    started = processes.start(name, SLEEP, {MARK: str(home.root)}, home.logs / f"{name}.log", home.root)
+    while started.pid not in [one.pid for one in processes.marked(str(home.root))]:
+        time.sleep(0.01)  # the kernel shows a new program's environment a moment after it began
+    return started
+
+
+def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up_down, "ANSWER_PATIENCE_S", 0.2)
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
+    run = runs.create_run(open_store(home.store.as_uri()), "mine", loader.load("multi_policy_tiny").model_dump(mode="json"))
+    server = _sleeper(home, SERVER)
+    state.save(home, Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", home.store.as_uri(), True, processes=(server,)))
+    home.auth.write_text("damaged")
+    said: list[str] = []
+    with Pulse(run, "supervisor", "supervisor", 0, 2.0):
+        while not heartbeats.read_all(run):
+            time.sleep(0.02)
+        with pytest.raises(AstraFlowError, match="so these runs are stopped without being cancelled") as caught:
+            up_down.down(home, said.append)
+    assert str(caught.value).startswith("no process of the stack is left running, but this failed: the Prefect server does not")
+    assert "interrupted: mine;" in str(caught.value)
+    assert said == []
+    assert not processes.is_alive(server)
+    assert not home.auth.exists()
+
+
+def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> None:
+    """A run whose supervisor, the process `pid`, last beat a minute ago."""
+    run = runs.create_run(open_store(home.store.as_uri()), run_id, loader.load("multi_policy_tiny").model_dump(mode="json"))
+    ago_s = time.time() - 60.0
+    beat = Heartbeat("supervisor", "supervisor", 0, 9, ago_s - 60.0, ago_s, pid, socket.gethostname(), state)
+    run.put(layout.heartbeat("supervisor", "supervisor"), encode(beat))
+
+
+def test_a_run_whose_supervisor_is_too_slow_to_beat_is_named_and_one_that_is_gone_is_not(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
+    monkeypatch.setattr(processes, "CLOCK_SLACK_S", 3600.0)  # this very process may be younger than the beat
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    _silent_run(home, "slow", os.getpid())
+    _silent_run(home, "gone", gone.pid)
+    _silent_run(home, "left", os.getpid(), "done")
+    state.save(home, _stack(home))
+    with pytest.raises(AstraFlowError, match="will show as interrupted: slow; started again"):
+        up_down.down(home, lambda words: None)
+
+
+def test_a_process_that_was_given_an_old_id_is_not_the_one_that_had_it(home: Home) -> None:
+    own = _sleeper(home, "worker-trainers")
+    assert processes.lives_since(own.pid, time.time())
+    assert not processes.lives_since(own.pid, time.time() - 3600.0)
+    processes.stop([own], 5.0)
+    assert not processes.lives_since(own.pid, time.time())
+    assert not processes.lives_since(2**40, time.time())
+    assert not processes.lives_since(-1, time.time())
+
+
+def test_speaking_to_the_stack_costs_no_import_of_torch(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_features, "_announces_bf16", lambda: True)
+    monkeypatch.setattr(cpu_features, "survives_bf16", _breaks(AssertionError("asked")))
+    assert up_down.settings(home, _stack(home))["ASTRAFLOW_STORE"] == home.store.as_uri()
+
+
+def _breaks(error: BaseException) -> Callable[..., Any]:
+    def broken(*_: object, **__: object) -> Any:
+        raise error
+
+    return broken
+
+
+def _stack(home: Home, *standing: processes.Process, store_url: str = "") -> Stack:
+    url = "http://127.0.0.1:1/api"
+    return Stack(url, "http://127.0.0.1:2", store_url or home.store.as_uri(), own_server=True, processes=standing)
+
+
+BROKEN = {
+    "an unknown error of the cancelling step": (
+        "_end_flow_runs",
+        RuntimeError("boom"),
+        "cancelling flow runs: RuntimeError boom",
+    ),
+    "a refusal by the server": ("_end_flow_runs", PermissionError(13, "refused"), "cancelling flow runs: PermissionError"),
+    "a Ctrl-C while it waits": ("_end_flow_runs", KeyboardInterrupt(), "cancelling flow runs: KeyboardInterrupt"),
+    "settings that cannot be made": ("settings", ConfigError("no auth file"), "cancelling flow runs: no auth file"),
+    "a broken stop": ("_stop_in_order", ValueError("pid"), "stopping the processes of the record: ValueError pid"),
+}
+
+
+@pytest.mark.parametrize(("step", "error", "words"), BROKEN.values(), ids=BROKEN.keys())
+def test_whatever_fails_while_the_stack_goes_down_its_processes_are_stopped(
+    home: Home, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException, words: str
+) -> None:
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
+    monkeypatch.setattr(up_down, step, _breaks(error))
+    worker = _sleeper(home, "worker-trainers")
+    state.save(home, _stack(home, worker))
+    with pytest.raises(AstraFlowError) as caught:
+        up_down.down(home, lambda words: None)
+    assert f"but this failed: {words}" in str(caught.value)
+    assert not processes.is_alive(worker)
+    assert not state.exists(home)
+
+
+DAMAGED = {
+    "cut short": '{"format": 1, "processes": [',
+    "not text": "\x00",
+    "deep": "[" * 100_000,
+    "a process without a number": '{"format": 1, "processes": [{"name": "mlflow", "pid": "x", "created_s": 1.0, "log": ""}], '
+    '"prefect_url": "", "mlflow_url": "", "store_url": "", "own_server": true}',
+    "an address that is a number": '{"format": 1, "processes": [], "prefect_url": 5, "mlflow_url": "", "store_url": "", '
+    '"own_server": true}',
+    "a process of negative number": '{"format": 1, "processes": [{"name": "mlflow", "pid": -1, "created_s": 1.0, "log": ""}], '
+    '"prefect_url": "", "mlflow_url": "", "store_url": "", "own_server": true}',
+}
+
+
+@pytest.mark.parametrize("body", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_record_is_told_and_keeps_no_process_alive(home: Home, body: str) -> None:
+    worker = _sleeper(home, "worker-trainers")
+    home.record.write_text(body)
+    with pytest.raises(AstraFlowError, match="is damaged, so no run was cancelled; processes are found by their mark"):
+        up_down.down(home, lambda words: None)
+    assert not processes.is_alive(worker)
+    assert not home.record.exists()
+    said: list[str] = []
+    up_down.down(home, said.append)
+    assert said == ["nothing was running"]
+
+
+@pytest.mark.parametrize("url", ["ftp://nowhere", "s3://user:secret@bucket", "", "file://host/store"])
+def test_a_bad_address_of_the_store_keeps_no_process_alive(home: Home, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
+    monkeypatch.setenv("ASTRAFLOW_STORE", url)
+    worker = _sleeper(home, "worker-trainers")
+    state.save(home, replace(_stack(home, worker), store_url=url))
+    with pytest.raises(AstraFlowError, match="the Prefect server is gone, and the store does not tell its runs"):
+        up_down.down(home, lambda words: None)
+    assert not processes.is_alive(worker)
+
+
+def test_a_record_that_is_a_folder_keeps_no_process_alive(home: Home) -> None:
+    worker = _sleeper(home, "worker-trainers")
+    home.record.mkdir()
+    with pytest.raises(AstraFlowError, match=f"removing {home.record}: "):
+        up_down.down(home, lambda words: None)
+    assert not processes.is_alive(worker)
+
+
+def test_a_lock_that_cannot_be_opened_keeps_no_process_alive(home: Home) -> None:
+    worker = _sleeper(home, "worker-trainers")
+    home.lock.mkdir()
+    with pytest.raises(AstraFlowError, match="taking the lock: IsADirectoryError"):
+        up_down.down(home, lambda words: None)
+    assert not processes.is_alive(worker)
+
+
+def test_what_is_stopped_for_want_of_a_record_is_named(home: Home) -> None:
+    left = _sleeper(home, "worker-trainers")
+    home.record.write_text("{broken")
+    said: list[str] = []
+    up_down._stop_strays(home, said.append)
+    assert str(home.record) in said[0]
+    assert said[1].startswith(f"  {left.pid} (-c import time")
+    assert not processes.is_alive(left)
+    up_down._stop_strays(home, said.append)
+    assert len(said) == 2

@@ -1,0 +1,60 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from deployments.paths import Home, open_private
+from storage.errors import ConfigError
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_home_and_its_folders_are_their_owners_only(tmp_path: Path) -> None:
+    home = Home(tmp_path / "deep" / "home")
+    home.create()
+    folders = (home.root, home.prefect, home.mlflow, home.store, home.logs, home.flow_logs)
+    assert {_mode(folder) for folder in folders} == {0o700}
+    assert list(home.exposed()) == []
+
+
+def test_a_home_that_others_could_read_is_closed(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    files = (
+        *(home.record, home.lock, home.auth, home.prefect_toml, home.prefect / "prefect.db", home.prefect / "prefect.db-wal"),
+        *(home.mlflow / "mlflow.db", home.logs / "mlflow.log", home.logs / "worker-trainers.old", home.flow_logs / "id.log"),
+    )
+    folders = (home.root, home.prefect, home.mlflow, home.store, home.logs, home.flow_logs)
+    for file in files:
+        file.touch()
+        file.chmod(0o644)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert sorted(home.exposed()) == sorted((*files, *folders))
+    home.create()
+    assert {_mode(file) for file in files} == {0o600}
+    assert {_mode(folder) for folder in folders} == {0o700}
+
+
+def test_a_folder_of_all_users_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(ConfigError, match=f"set ASTRAFLOW_HOME to a folder of your own, such as {tmp_path / 'astraflow'}"):
+        Home(tmp_path).create()
+    assert _mode(tmp_path) == 0o1777
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_private_file_is_private_whatever_the_umask_and_the_mode_before(tmp_path: Path) -> None:
+    (tmp_path / "old").touch()
+    (tmp_path / "old").chmod(0o666)
+    before = os.umask(0)
+    try:
+        for name in ("old", "new"):
+            with open(tmp_path / name, "w", opener=open_private) as file:
+                file.write("secret")
+            assert _mode(tmp_path / name) == 0o600
+    finally:
+        os.umask(before)

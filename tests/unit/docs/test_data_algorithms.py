@@ -1,0 +1,80 @@
+"""`docs/data_algorithms.md` is a contract: its example is run as it stands there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from data_ops.algorithms.protocols import CURATORS, FILTERS, SAMPLERS
+from storage.store.object_store import ObjectStore
+from storage.verify.verify import verify
+from tests.checkout import ROOT
+from tests.dataflow_world import world
+
+PAGE = (ROOT / "docs" / "data_algorithms.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The example's recipe, with its module where Python finds it."""
+    (tmp_path / "my_algorithms.py").write_text(blocks("python")[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config: dict[str, Any] = yaml.safe_load(blocks("yaml")[1])["data"]
+    return config
+
+
+def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[str, Any]) -> None:
+    made = world(memory_store, **example)
+    dataflow = made.dataflow()
+    for turn in range(400):
+        dataflow.round()
+        if dataflow.done:
+            break
+        made.play(made.open_orders()[:2])
+        made.train("solver")
+        made.train("verifier")
+        if turn % 3 == 0:
+            dataflow = made.dataflow()  # a restart does not disturb any of the three
+    assert verify(made.run).violations == ()
+    first, *later = made.batches("solver")
+    assert not any(row.replay for row in first.rows)
+    for before, batch in zip([first, *later], later, strict=False):
+        assert [row.replay for row in batch.rows] == [True] + [False] * 5  # int(6 · 0.25) = 1 of 6
+        newest = next(row for row in before.rows if not row.replay)
+        assert batch.rows[0].key == newest.key
+        for array in ("tokens", "loss_mask", "logprobs", "versions", "advantages"):
+            np.testing.assert_array_equal(getattr(batch.rows[0], array), getattr(newest, array))
+    seen = [row.key for batch in [first, *later] for row in batch.rows if not row.replay]
+    assert len(seen) == len(set(seen))
+    assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
+
+
+def test_a_filter_of_the_example_is_named_in_the_books(memory_store: ObjectStore, example: dict[str, Any]) -> None:
+    choosy = {
+        **example,
+        "filter": [{"name": "my_algorithms:LongEnough", "args": {"mean_tokens": 4}}],
+        "sample": ["fifo"],
+    }
+    made = world(memory_store, **choosy)
+    dataflow = made.dataflow()
+    dataflow.round()
+    made.play(made.open_orders()[:1])
+    dataflow.round()
+    assert dataflow.progress()["closed_below"] == 1
+    assert dataflow.progress()["waiting/solver"] == 0
+    (solver, _) = dataflow._assemblies
+    reasons = [entry.reason for entry in solver.books.ledger]
+    assert reasons == ["my_algorithms:LongEnough"] * 4  # two groups of two answers of three tokens each
+
+
+def test_the_page_names_every_built_in_and_the_defaults() -> None:
+    for name in (*CURATORS, *FILTERS, *SAMPLERS):
+        assert f"`{name}`" in PAGE
+    assert set(yaml.safe_load(blocks("yaml")[0])["data"]) == {"curate", "filter", "sample"}

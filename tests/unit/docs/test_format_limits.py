@@ -1,0 +1,53 @@
+"""Every limit that `docs/format.md` states is the one that readers and writers have."""
+
+import pytest
+
+from storage import plain_names
+from storage.coordination import heartbeats
+from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
+from storage.records import numbers, weights
+from storage.run import orders, runs
+from storage.store import backend, s3
+from storage.weights import delta_store
+from storage.weights.codec import delta_blocks, delta_numpy
+from tests.checkout import ROOT
+
+PAGE = " ".join((ROOT / "docs" / "format.md").read_text(encoding="utf-8").split())
+WORDS = ["no", "one", "two", "three", "four", "five"]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"less than {s3.CREATE_BYTES_MAX / 2**30:g} GiB; 412",
+        "with more than 2^21 values",
+        f"(within *object* fields they have at most {numbers.INTEGER_BITS} bits)",
+        f"outside 0 to {numbers.TIME_MAX_S:.0f}.",
+        f"more than {arrow_sizes.BLOCKS_MAX:,} batches (of records and of dictionaries)",
+        f"claim to hold more than {arrow_sizes.MEMORY_MIN / 2**20:g} MiB and",
+        f"more than {arrow_sizes.MEMORY_RATIO} times the file together",
+        f"more rows than {arrow_sizes.ROWS_MIN:,} and than the file has bytes",
+        f"at most {plain_names.BYTES_MAX} bytes of UTF-8 together",
+        f"(tensors by name, about {tensor_set.FILE_BYTES_MAX / 2**20:g} MiB each)",
+        f"numbers have at most {safetensors.NUMBER_DIGITS_MAX} digits, a shape at most {weights.DIMENSIONS_MAX} dimensions",
+        f"for people; cut after {runs.REASON_MAX:,} characters",
+        f"It has at most {runs.STOP_BYTES_MAX:,} bytes.",
+        f"episodes of each prompt; at most {orders.EPISODES_MAX:,} in an order",
+        f"at most {WORDS[delta_store.GROWTH_MAX]} times the bytes of the base's",
+        f"| `trits` | zstd, ⌈n / {delta_numpy.TRITS_PER_BYTE}⌉ × u8 |",
+        f"gap >> `low_bits`; {delta_numpy.ESCAPE}: the gap stands in `wide_gaps`",
+        f"the object has at most {heartbeats.BYTES_MAX:,} bytes. A reader",
+        f"Texts are cut after {heartbeats.TEXT_MAX:,} characters.",
+    ],
+)
+def test_a_limit_of_the_page_is_the_limit_of_the_code(sentence: str) -> None:
+    assert sentence in PAGE
+
+
+def test_limits_that_the_page_states_as_powers() -> None:
+    assert "2³⁰ bytes for `.arrow`, 2²⁷ for everything else" in PAGE
+    assert (backend.ARROW_BYTES_MAX, backend.BYTES_MAX, json_objects.VALUES_MAX) == (2**30, 2**27, 2**21)
+    assert "at most 2^53" in PAGE
+    assert numbers.QUANTITY_MAX == 2**53
+    assert "cut into blocks of 2²² elements" in PAGE
+    assert delta_blocks.BLOCK_ELEMENTS == 2**22

@@ -1,0 +1,99 @@
+"""The exact versions that `make install` takes: they fit what pyproject.toml declares, and every file has its hash."""
+
+import hashlib
+import importlib.metadata
+import re
+import runpy
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.checkout import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+"""SHA-256 of https://www.apache.org/licenses/LICENSE-2.0.txt"""
+
+
+def _entries(name: str) -> dict[str, str]:
+    """Package → its entry in a file of `requirements/`."""
+    lines = [line for line in (ROOT / "requirements" / name).read_text().splitlines() if not line.startswith("#")]
+    entries = re.split(r"^(?=[A-Za-z])", "\n".join(lines) + "\n", flags=re.MULTILINE)
+    return {canonicalize_name(entry.partition("==")[0]): entry for entry in entries if entry}
+
+
+def _version(entry: str) -> str:
+    return entry.partition("==")[2].split()[0]
+
+
+LOCKED, CUDA, TORCH = (_entries(name) for name in ("locked.txt", "cuda.txt", "torch.txt"))
+DECLARED = [
+    *PROJECT["build-system"]["requires"],
+    *PROJECT["project"]["dependencies"],
+    *PROJECT["project"]["optional-dependencies"]["s3"],
+    *PROJECT["project"]["optional-dependencies"]["dev"],
+]
+
+
+@pytest.mark.parametrize("declared", DECLARED)
+def test_what_is_declared_is_locked_to_a_version_in_its_range(declared: str) -> None:
+    requirement = Requirement(declared)
+    entry = {**LOCKED, **TORCH}[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(_version(entry))
+
+
+def test_every_locked_package_has_hashes() -> None:
+    assert len(LOCKED) > 150
+    for entry in (*LOCKED.values(), *CUDA.values()):
+        head, *hashes = entry.rstrip().split(" \\\n")
+        assert re.fullmatch(r"[a-z0-9.-]+==[\w.+]+( ; .+)?", head), entry
+        assert len(hashes) >= 1, entry
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes), entry
+
+
+def test_torch_alone_has_no_hash_and_what_only_its_cuda_build_needs_is_not_forced_on_others() -> None:
+    assert list(TORCH) == ["torch"]
+    assert re.fullmatch(r"torch==\d+\.\d+\.\d+\n", TORCH["torch"])
+    assert not [name for name in LOCKED if re.match("nvidia|cuda|triton|torch", name)]
+    assert {"nvidia-cublas", "nvidia-nccl-cu13", "cuda-bindings", "triton"} < CUDA.keys()
+    assert all("sys_platform == 'linux'" in entry for entry in CUDA.values())
+
+
+def test_what_torch_needs_is_locked_since_it_is_installed_without_its_dependencies() -> None:
+    needed = [Requirement(line) for line in importlib.metadata.requires("torch") or []]
+    names = {canonicalize_name(one.name) for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
+    assert {"sympy", "networkx"} <= names
+    assert names <= {*LOCKED, *CUDA}
+
+
+def test_the_installed_versions_are_the_locked_ones() -> None:
+    installed = {name: importlib.metadata.version(name) for name in ("prefect", "mlflow", "numpy", "pyarrow", "pydantic")}
+    assert installed == {name: _version(LOCKED[name]) for name in installed}
+
+
+def test_a_resolution_is_split_by_who_needs_a_package() -> None:
+    split = runpy.run_path(str(ROOT / "requirements" / "lock.py"))["split"]
+    one = "torch==2.13.0 \\\n    --hash=sha256:aa\n"
+    others = [
+        f"{name}==1.0 \\\n    --hash=sha256:bb\n" for name in ("nvidia-nccl-cu13", "cuda-bindings", "triton", "torchdata")
+    ]
+    assert split([*others, one]) == {
+        "locked.txt": others[3],
+        "cuda.txt": "".join(others[:3]),
+        "torch.txt": "torch==2.13.0\n",
+    }
+
+
+def test_no_second_index_is_ever_asked_for_everything() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert "EXTRA_INDEX" not in makefile
+    uses = [line.strip() for line in makefile.splitlines() if line.startswith("\t") and "FROM_TORCH_INDEX" in line]
+    assert len(uses) == 2
+    assert all("requirements/torch.txt" in line and "locked.txt" not in line for line in uses)
+
+
+def test_the_licence_is_apaches_text_and_is_declared() -> None:
+    assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
+    assert (PROJECT["project"]["license"], PROJECT["project"]["license-files"]) == ("Apache-2.0", ["LICENSE"])

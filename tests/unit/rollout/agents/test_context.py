@@ -1,0 +1,64 @@
+import numpy as np
+import pytest
+
+from rollout.agents.chat import user
+from rollout.agents.context import Context
+from rollout.engines.engine import Generation, VersionSpan
+from storage.errors import ConfigError
+from storage.records.rollouts import FinishReason
+from tests.fakes import END_ID, tiny_chat
+
+USER, ASSISTANT, MARK = 355, 356, 30
+"""MARK is the token of `?`."""
+
+
+def said(tokens: list[int], *spans: VersionSpan, finish_reason: FinishReason = "stop") -> Generation:
+    logprobs = np.array([-0.25 * (index + 1) for index in range(len(tokens))], dtype=np.float32)
+    return Generation(np.array(tokens, dtype=np.int32), logprobs, spans, finish_reason)
+
+
+def test_an_answer_keeps_its_owner_its_versions_and_its_probabilities() -> None:
+    context = Context(tiny_chat(), [user("?")], "attempt")
+    context.add("solver", said([40, 41, END_ID], VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)), "HI", 1.0)
+    sequence = context.sequence(reward=0.5)
+    assert sequence.tokens.tolist() == [USER, MARK, END_ID, ASSISTANT, 40, 41, END_ID]
+    assert sequence.owners.tolist() == [-1, -1, -1, -1, 0, 0, 0]
+    assert sequence.versions.tolist() == [-1, -1, -1, -1, 4, 5, 5]
+    assert sequence.loss_mask.tolist() == [False] * 4 + [True] * 3
+    assert sequence.logprobs.tolist() == [0, 0, 0, 0, -0.25, -0.5, -0.75]
+    assert (sequence.policies, sequence.name, sequence.reward) == (("solver",), "attempt", 0.5)
+    assert (sequence.finish_reason, sequence.temperature) == ("stop", 1.0)
+
+
+def test_two_policies_may_speak_in_one_context_and_messages_between_them_are_nobodys() -> None:
+    context = Context(tiny_chat(), [user("?")])
+    context.add("planner", said([40, END_ID], VersionSpan(2, 0, 2)), "H", 0.8)
+    context.extend([user("?")])
+    context.add("solver", said([41], VersionSpan(7, 0, 1), finish_reason="length"), "I", 0.8)
+    sequence = context.sequence(reward=1.0)
+    assert sequence.tokens.tolist() == [USER, MARK, END_ID, ASSISTANT, 40, END_ID, USER, MARK, END_ID, ASSISTANT, 41]
+    assert sequence.owners.tolist() == [-1, -1, -1, -1, 0, 0, -1, -1, -1, -1, 1]
+    assert sequence.versions.tolist() == [-1, -1, -1, -1, 2, 2, -1, -1, -1, -1, 7]
+    assert sequence.policies == ("planner", "solver")
+    assert (sequence.temperature, sequence.finish_reason) == (0.8, "length")
+    assert sequence.min_version("solver") == 7
+
+
+def test_greedy_tokens_are_kept_but_not_trained_on() -> None:
+    context = Context(tiny_chat(), [user("?")])
+    context.add("solver", said([40], VersionSpan(0, 0, 1)), "H", 0.0)
+    sequence = context.sequence(reward=1.0)
+    assert sequence.owners.tolist() == [-1, -1, -1, -1, 0]
+    assert not sequence.loss_mask.any()
+
+
+def test_messages_before_an_answer_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="waits for an answer"):
+        Context(tiny_chat(), [user("?")]).extend([user("?")])
+
+
+def test_one_context_has_one_temperature() -> None:
+    context = Context(tiny_chat(), [user("?")])
+    context.add("planner", said([40], VersionSpan(0, 0, 1)), "H", 0.5)
+    with pytest.raises(ConfigError, match=r"0\.5 and 1\.0"):
+        context.add("solver", said([40], VersionSpan(0, 0, 1)), "H", 1.0)

@@ -1,0 +1,136 @@
+"""The decoder against transformers' own models, on random weights."""
+
+import numpy as np
+import pytest
+import torch
+
+from rollout.engines.torch.architecture import read_architecture
+from rollout.engines.torch.decoder import Decoder
+from rollout.engines.torch.decoder_weights import fuse
+from rollout.engines.torch.kv_cache import KVCache
+from storage.errors import ConfigError
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from tests.random_models import QWEN3, SIZES, host_tensors, random_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CONFIGS: dict[str, Json] = {
+    "qwen3 tied": QWEN3,
+    "qwen3 untied with biases": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True, **SIZES},
+    "qwen2": {"model_type": "qwen2", **SIZES},
+    "qwen2 in an old config's spelling": {
+        "model_type": "qwen2",
+        "rope_theta": 1_000_000.0,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        **SIZES,
+    },
+    "llama": {"model_type": "llama", "rms_norm_eps": 1e-5, **SIZES},
+    "llama with llama3 rope and biases": {
+        "model_type": "llama",
+        "rope_parameters": LLAMA3,
+        "attention_bias": True,
+        **SIZES,
+    },
+}
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+def test_logits_equal_those_of_transformers_over_many_ragged_decode_steps_after_a_padded_prefill(config: Json) -> None:
+    model = random_model(config)
+    architecture = read_architecture(config)
+    weights = fuse(architecture, host_tensors(model), CPU, torch.float32)
+    decoder = Decoder(architecture, 64, CPU, torch.float32)
+    cache = KVCache(architecture, slots=5, max_tokens=64, device=CPU, dtype=torch.float32)
+    texts = torch.randint(0, 61, (4, 64))
+    lengths = torch.tensor([3, 17, 9, 1])
+
+    with torch.inference_mode():
+        expected = model(texts).logits
+        keys, values = decoder.prefill(weights, texts[:, :17])
+        for prompt, length in enumerate(lengths.tolist()):
+            cache.fill(prompt, keys[:, prompt, :, :length], values[:, prompt, :, :length])
+        for step in range(40):
+            positions = lengths + step
+            tokens = texts[torch.arange(4), positions]
+            logits = decoder.decode(weights, cache, tokens, positions, longest=17 + step + 1)
+            torch.testing.assert_close(logits, expected[torch.arange(4), positions], atol=1e-4, rtol=1e-4)
+
+
+def test_a_moved_sequence_continues_as_if_it_had_not_moved() -> None:
+    config = CONFIGS["qwen3 tied"]
+    model = random_model(config)
+    architecture = read_architecture(config)
+    weights = fuse(architecture, host_tensors(model), CPU, torch.float32)
+    decoder = Decoder(architecture, 16, CPU, torch.float32)
+    cache = KVCache(architecture, slots=3, max_tokens=16, device=CPU, dtype=torch.float32)
+    text = torch.randint(0, 61, (1, 8))
+
+    with torch.inference_mode():
+        keys, values = decoder.prefill(weights, text[:, :7])
+        cache.fill(2, keys[:, 0], values[:, 0])
+        cache.move([2], [0], length=7)
+        logits = decoder.decode(weights, cache, text[:, 7], torch.tensor([7]), longest=8)
+        torch.testing.assert_close(logits[0], model(text).logits[0, 7], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "gemma3_text"}, "gemma3_text"),
+        ({"model_type": None}, "None"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias=True"),
+        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding_attention"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
+    ],
+)
+def test_what_the_decoder_does_not_implement_is_refused_by_name(change: Json, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        read_architecture({"model_type": "qwen3", "head_dim": 16, **SIZES, **change})
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},
+        {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ],
+)
+def test_a_rope_scaling_that_is_not_implemented_is_refused_by_name(rope: Json) -> None:
+    architecture = read_architecture({"model_type": "llama", **SIZES, "rope_parameters": rope})
+    with pytest.raises(ConfigError, match=r"yarn|partial_rotary_factor"):
+        Decoder(architecture, 16, CPU, torch.float32)
+
+
+def test_weights_that_do_not_fit_the_model_are_refused_by_name() -> None:
+    config = CONFIGS["qwen2"]
+    architecture = read_architecture(config)
+    tensors = host_tensors(random_model(config))
+    name = "model.layers.1.self_attn.k_proj.bias"
+
+    with pytest.raises(ConfigError, match=f"weights lack {name}"):
+        fuse(architecture, {key: tensor for key, tensor in tensors.items() if key != name}, CPU, torch.float32)
+    with pytest.raises(ConfigError, match=r"weights hold model\.extra"):
+        fuse(architecture, {**tensors, "model.extra": tensors[name]}, CPU, torch.float32)
+    wrong = tensors["model.layers.1.self_attn.k_proj.weight"]
+    with pytest.raises(ConfigError, match=r"k_proj\.bias has shape \(16, 32\); .* asks for \(16,\)"):
+        fuse(architecture, {**tensors, name: wrong}, CPU, torch.float32)
+
+
+def test_bf16_and_fp16_bit_patterns_are_read_exactly() -> None:
+    """1.5 is 0x3FC0 in bf16 and 0x3E00 in fp16; −2 is 0xC000 in both."""
+    config = CONFIGS["qwen2"]
+    tensors = host_tensors(random_model(config))
+    name = "model.norm.weight"
+    for dtype, bits in (("BF16", (0x3FC0, 0xC000)), ("F16", (0x3E00, 0xC000))):
+        tensors[name] = HostTensor(dtype, (32,), np.array(bits * 16, dtype=np.uint16))
+        weights = fuse(read_architecture(config), tensors, CPU, torch.float32)
+        assert weights.norm.tolist() == [1.5, -2.0] * 16

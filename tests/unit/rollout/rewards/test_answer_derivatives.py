@@ -1,0 +1,56 @@
+import pytest
+
+from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
+from rollout.rewards.math_judge import algebraically_equal
+
+
+@pytest.mark.parametrize(
+    ("text", "symbols"),
+    [
+        ("m\\frac{d v}{d t}+bv", "m Q_{d1,v,t}+bv"),
+        ("\\frac{d^{2} v_{o}}{d t^{2}}", " Q_{d2,vo,t}"),
+        ("\\frac{\\text{d}x}{\\text{d}t}", " Q_{d1,x,t}"),
+        ("\\frac{\\partial u}{\\partial x}", " Q_{c1,u,x}"),
+        ("\\omega\\frac{d\\omega}{dt}", "\\omega Q_{d1,omega,t}"),
+        ("dv/dt", " Q_{d1,v,t}"),
+        ("rx'+y''", "r Q_{p1,x}+ Q_{p2,y}"),
+        ("x^{\\prime}", " Q_{p1,x}"),
+        ("y^\\prime", " Q_{p1,y}"),
+        ("y^{\\prime\\prime}(t)", " Q_{p2,y,t}"),
+        ("f^{(4)}(x)", " Q_{p4,f,x}"),
+        ("\\dot{x}+\\ddot\\theta(t)", " Q_{o1,x}+ Q_{o2,theta,t}"),
+    ],
+)
+def test_a_derivative_becomes_a_symbol(text: str, symbols: str) -> None:
+    assert derivatives_as_symbols(text) == symbols
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\\frac{d}{dx}x^2", "\\frac{d^2x}{dt}", "\\frac{dx}{ds+1}", "\\sin x", "x^{4}", "x^{(n)}", "(fg)'", "12'", "add/dtx"],
+)
+def test_what_is_no_derivative_of_one_function_stays(text: str) -> None:
+    assert derivatives_as_symbols(text) == text
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("\\frac{d}{dx}x^2", "2x", True),
+        ("\\frac{d}{dx}y", "0", False),
+        ("\\frac{d}{dt}(xy)", "0", False),
+        ("x(t)+2=y", "y-x(t)=2", True),
+        ("x(t)+2=y", "y+x(t)=2", False),
+        ("(2+i)(2-i)+x", "x+5", True),
+        ("2i\\sqrt{3}", "2\\sqrt{3} i", True),
+        ("\\frac{1}{i}", "i", False),
+        ("\\frac{(1-i)e^{2it}}{4}", "\\frac{e^{2 i t}}{(2+2 i)}", True),
+        ("\\frac{(1+i)e^{2it}}{4}", "\\frac{e^{2 i t}}{(2+2 i)}", False),
+        ("|x+iy|", "\\sqrt{x^2+y^2}", True),
+        ("x-iy", "x+iy", False),
+        ("\\sum_{i=1}^{n}i", "\\sum_{k=1}^{n}k", True),
+        ("\\sum_{i=1}^{n}i", "\\sum_{k=1}^{n}2k", False),
+    ],
+)
+def test_derivatives_functions_and_the_imaginary_unit_in_algebra(answer: str, reference: str, equal: bool) -> None:
+    assert algebraically_equal(answer, reference) is equal

@@ -1,0 +1,43 @@
+import pytest
+
+from rollout.rewards.math_answers.inequalities import PARTS_MAX, solution_set
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "intervals"),
+    [
+        ("1<x\\le 3", "x", "(1,3]"),
+        ("3>x\\ge 1", "x", "[1,3)"),
+        ("b>x>a", "x", "(a,b)"),
+        ("x\\ge 4", "x", "[4,\\infty)"),
+        ("4<\\theta_1", "\\theta_1", "(4,\\infty)"),
+        ("x<\\sqrt{2}", "x", "(-\\infty,\\sqrt{2})"),
+        ("x\\ge1\\text{ and }x<3", "x", "[1,3)"),
+        ("x<3 and x\\ge1", "x", "[1,3)"),
+        ("x<1\\text{ or }x>3", "x", "(-\\infty,1)\\cup(3,\\infty)"),
+        ("x\\in(1,3)\\text{ or }x\\in[5,7]", "x", "(1,3)\\cup[5,7]"),
+        ("x>1, x<3", "x", "(1,3)"),
+        ("x<1, x>3", "x", "(-\\infty,1)\\cup(3,\\infty)"),
+        ("\\{x\\mid x>3\\}", "x", "(3,\\infty)"),
+        ("\\{x\\in\\mathbb{R}: x>3\\}", "x", "(3,\\infty)"),
+        ("3<x<1", "x", "\\emptyset"),
+        ("1<x\\le1", "x", "\\emptyset"),
+        ("1\\le x\\le1", "x", "[1,1]"),
+        (" or ".join(["x<1"] * PARTS_MAX), "x", "\\cup".join(["(-\\infty,1)"] * PARTS_MAX)),
+    ],
+)
+def test_an_inequality_is_an_interval(text: str, unknown: str, intervals: str) -> None:
+    assert solution_set(text) == (unknown, intervals)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "1<2", "1<2<3", "x<y", "1<x>3", "1<2x<3", "1<x<2<3", "x+1>0", "e<3", "\\pi>3", "x>", "<x", "x>1 and y<3",
+        "x>1 or y<3", "x>1 and x>3", "x>1 and x<3 and x<2", "x>a, x<b", "x=3", "1<x=3", "x\\ne3", "(1,3)",
+        "\\{x\\in\\mathbb{Z}: x>3\\}",
+        " or ".join(["x<1"] * (PARTS_MAX + 2)),
+    ],
+)  # fmt: skip
+def test_what_is_no_inequality_in_one_unknown_is_not_read(text: str) -> None:
+    assert solution_set(text) is None

@@ -1,0 +1,62 @@
+import pytest
+
+from rollout.rewards.math_answers.words import labelled_choice, same_time, same_words
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "verdict"),
+    [
+        ("\\text{Friday}", "friday", True),
+        ("stop", "pots", False),
+        ("no", "on", False),
+        ("Yes.", "yes", True),
+        ("abc", "cba", None),
+        ("ab", "AB", None),
+        ("abcd", "abdc", False),
+        ("\\text{abc}", "cba", False),
+        ("\\text{(B)}", "b", True),
+        ("Option B", "(B)", True),
+        ("\\text{choice (B)}", "C", False),
+        ("a(b-c)", "ab-ac", None),
+        ("well-known", "Well-known", True),
+    ],
+)
+def test_four_letters_are_a_word_and_three_may_be_a_product(answer: str, gold: str, verdict: bool | None) -> None:
+    assert same_words(answer, gold) is verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "letter", "content"),
+    [
+        ("\\text{(B)}27", "B", "27"),
+        ("\\text{(B) red}", "B", "\\text{red}"),
+        ("(B)27", "B", "27"),
+        ("B. 27", "B", "27"),
+        ("B)\\frac{1}{2}", "B", "\\frac{1}{2}"),
+        ("\\text{(B)}", "", "\\text{(B)}"),
+        ("\\text{(A) or (B)}", "", "\\text{(A) or (B)}"),
+        ("\\text{(A)}5\\text{(B)}6", "", "\\text{(A)}5\\text{(B)}6"),
+        ("(A)(B)", "", "(A)(B)"),
+        ("(F)27", "", "(F)27"),
+        ("A(5)", "", "A(5)"),
+        ("(A)-5", "", "(A)-5"),
+    ],
+)
+def test_the_letter_before_a_choice_is_taken_off(text: str, letter: str, content: str) -> None:
+    assert labelled_choice(text) == (letter, content)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "same"),
+    [
+        ("5:30", "5:30\\text{ p.m.}", True),
+        ("17:30", "5:30 PM", True),
+        ("17:30", "5:30 am", False),
+        ("5 pm", "5:00 PM", True),
+        ("5:30", "5:30", None),
+        ("17:30", "5:30", None),
+        ("5", "5", None),
+    ],
+)
+def test_times_are_the_same_where_nothing_contradicts_it(answer: str, gold: str, same: bool | None) -> None:
+    assert same_time(answer, gold) is same

@@ -1,0 +1,263 @@
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from rollout.rewards import judge_process
+from rollout.rewards.judge_pool import JudgePool
+from rollout.rewards.judge_process import (
+    ENVIRONMENT,
+    Judge,
+    JudgeDiedError,
+    JudgeFailedError,
+    JudgeTimeoutError,
+    child_environment,
+)
+from storage.errors import ConfigError
+
+ENDLESS = "9^{9^{9^{9}}}+x"
+"""sympy works at it for longer than any test."""
+
+
+@pytest.fixture
+def pool() -> Iterator[JudgePool]:
+    made = JudgePool(timeout_s=30.0, judges_max=1)
+    yield made
+    made.close()
+
+
+def judge_of(pool: JudgePool) -> Judge:
+    (judge,) = pool._idle
+    return judge
+
+
+async def until_busy(pool: JudgePool) -> None:
+    """Waits until a child has a question; the pool has no event for it."""
+    while not pool._busy:  # noqa: ASYNC110 -- it is set in a thread
+        await asyncio.sleep(0.01)
+
+
+async def test_one_child_answers_question_after_question(pool: JudgePool) -> None:
+    assert await pool.equal("x+1", "1+x")
+    child = judge_of(pool).pid
+    assert not await pool.equal("x+2", "1+x")
+    assert judge_of(pool).pid == child
+
+
+async def test_no_more_children_than_allowed() -> None:
+    pool = JudgePool(timeout_s=30.0, judges_max=2)
+    try:
+        answers = await asyncio.gather(*(pool.equal(f"x+{n}", "3+x") for n in range(8)))
+        assert answers == [n == 3 for n in range(8)]
+        assert 1 <= len(pool._idle) <= 2
+    finally:
+        pool.close()
+
+
+async def test_a_comparison_that_takes_too_long_is_ended_and_the_next_one_works() -> None:
+    pool = JudgePool(timeout_s=0.3, judges_max=1)
+    try:
+        for _ in range(2):  # a timeout is no verdict, so it is not kept
+            with pytest.raises(JudgeTimeoutError, match=r"no verdict within 0\.3 s of CPU time"):
+                await pool.equal(ENDLESS, "1+x")
+        pool._timeout_s = 30.0
+        assert await pool.equal("x+1", "1+x")
+    finally:
+        pool.close()
+
+
+async def test_time_in_the_queue_does_not_count() -> None:
+    pool = JudgePool(timeout_s=0.6, judges_max=1)
+    try:
+        slow = [asyncio.create_task(pool.equal(f"{ENDLESS}+{n}", "1+x")) for n in range(2)]
+        await asyncio.sleep(0)
+        assert await pool.equal("x+1", "1+x")
+        assert all(isinstance(error, JudgeTimeoutError) for error in await asyncio.gather(*slow, return_exceptions=True))
+    finally:
+        pool.close()
+
+
+async def test_the_same_question_is_asked_once(pool: JudgePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    ask = Judge.ask
+
+    def counted(judge: Judge, answer: str, reference: str, timeout_s: float) -> bool:
+        asked.append((answer, reference))
+        return ask(judge, answer, reference, timeout_s)
+
+    monkeypatch.setattr(Judge, "ask", counted)
+    assert await asyncio.gather(*(pool.equal("x+1", "1+x") for _ in range(8))) == [True] * 8
+    assert await pool.equal("x+1", "1+x")
+    assert not await pool.equal("1+x", "x+2")
+    assert asked == [("x+1", "1+x"), ("1+x", "x+2")]
+    assert pool._in_progress == {}
+
+
+async def test_verdicts_are_kept_up_to_a_limit_and_those_asked_for_last_longest() -> None:
+    pool = JudgePool(timeout_s=30.0, judges_max=1, verdicts_max=2)
+    try:
+        await pool.equal("x+1", "a")
+        await pool.equal("x+2", "a")
+        await pool.equal("x+1", "a")
+        await pool.equal("x+3", "a")
+        assert list(pool._verdicts) == [("x+1", "a"), ("x+3", "a")]
+    finally:
+        pool.close()
+
+
+async def test_who_gives_up_waiting_does_not_take_the_verdict_from_the_others(pool: JudgePool) -> None:
+    busy = asyncio.create_task(pool.equal("x+7", "1+x"))
+    first = asyncio.create_task(pool.equal("x+1", "1+x"))
+    second = asyncio.create_task(pool.equal("x+1", "1+x"))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second
+    assert not await busy
+    assert first.cancelled()
+
+
+def test_the_pool_works_outside_the_main_thread_and_in_several_event_loops(pool: JudgePool) -> None:
+    found: list[bool] = []
+
+    def judge() -> None:
+        found.append(asyncio.run(pool.equal("x+1", "1+x")))
+
+    for _ in range(2):
+        thread = threading.Thread(target=judge)
+        thread.start()
+        thread.join()
+    assert found == [True, True]
+
+
+async def test_a_child_killed_in_the_middle_is_replaced_and_asked_again(pool: JudgePool) -> None:
+    await pool.equal("x+1", "1+x")
+    child = judge_of(pool).pid
+    os.kill(child, signal.SIGSTOP)  # it has the question, and cannot have answered when it dies
+    question = asyncio.create_task(pool.equal("x+2", "2+x"))
+    await until_busy(pool)
+    os.kill(child, signal.SIGKILL)
+    assert await question
+    assert judge_of(pool).pid != child
+
+
+async def test_a_question_that_kills_every_child_is_given_up() -> None:
+    class Dying(Judge):
+        def ask(self, answer: str, reference: str, timeout_s: float) -> bool:
+            os.kill(self.pid, signal.SIGKILL)
+            return super().ask(answer, reference, timeout_s)
+
+    pool = JudgePool(timeout_s=30.0, judges_max=1)
+    pool._idle = [Dying(), Dying()]
+    try:
+        with pytest.raises(JudgeFailedError, match="2 judges died over one question"):
+            await pool.equal("x+1", "1+x")
+        assert await pool.equal("x+1", "1+x")  # a failure is no verdict, so it is not kept
+    finally:
+        pool.close()
+
+
+async def test_closing_ends_the_children() -> None:
+    pool = JudgePool(timeout_s=30.0, judges_max=1)
+    await pool.equal("x+1", "1+x")
+    child = judge_of(pool).pid
+    pool.close()
+    assert not psutil.pid_exists(child)
+
+
+async def test_closing_ends_a_comparison_in_progress_and_the_queue() -> None:
+    pool = JudgePool(timeout_s=1e6, judges_max=1)
+    await pool.equal("x+1", "1+x")
+    running, queued = (asyncio.create_task(pool.equal(f"{ENDLESS}+{n}", "1+x")) for n in range(2))
+    await until_busy(pool)
+    await asyncio.to_thread(pool.close)
+    results = await asyncio.gather(running, queued, return_exceptions=True)
+    assert [type(result) for result in results] == [JudgeFailedError, asyncio.CancelledError]
+
+
+def test_a_child_leaves_when_its_parent_is_gone() -> None:
+    judge = Judge()
+    assert judge._child.stdin is not None
+    judge._child.stdin.close()  # what the kernel does when the parent dies
+    assert judge._child.wait(100.0) == 0
+    judge.close()
+
+
+def test_a_child_that_uses_no_cpu_is_given_up() -> None:
+    judge = Judge()
+    try:
+        os.kill(judge.pid, signal.SIGSTOP)
+        judge._stall_s = 2.0
+        with pytest.raises(JudgeDiedError):
+            judge.ask("x+1", "1+x", 30.0)
+    finally:
+        judge.close()
+
+
+SLOW = "import time\ntime.sleep(4)\nprint('{\"ready\": true}', flush=True)\ninput()"
+SLEEPING = "import time\ntime.sleep(1000)"
+CRASHING = "raise SystemExit(3)"
+UNABLE = """print('{"failed": "no sympy"}', flush=True)"""
+
+
+def started(code: str, monkeypatch: pytest.MonkeyPatch, stall_s: float) -> Judge:
+    """A judge whose child runs `code`."""
+    popen = subprocess.Popen
+
+    def replaced(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        return popen([command[0], "-c", code], **options)
+
+    monkeypatch.setattr(judge_process.subprocess, "Popen", replaced)
+    return Judge(stall_s)
+
+
+def test_a_child_that_still_uses_the_cpu_is_waited_for_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    used_s = itertools.count(1.0)
+    monkeypatch.setattr(judge_process, "_cpu_s", lambda pid: next(used_s))
+    started(SLOW, monkeypatch, stall_s=1.5).close()
+    assert next(used_s) > 3.0
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (SLEEPING, "the math judge stopped working before it was ready"),
+        (CRASHING, "the math judge ended with status 3 before it was ready"),
+    ],
+)
+def test_a_child_that_does_not_start_is_a_failure(code: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(JudgeFailedError, match=message):
+        started(code, monkeypatch, stall_s=1.5)
+
+
+def test_a_child_that_cannot_work_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="answers cannot be judged: no sympy; install math-verify"):
+        started(UNABLE, monkeypatch, stall_s=60.0)
+
+
+def test_a_child_inherits_no_credentials() -> None:
+    secret = {"AWS_SECRET_ACCESS_KEY": "a", "HF_TOKEN": "b", "API_KEY": "c", "MLFLOW_TRACKING_PASSWORD": "d", "ANYTHING": "e"}
+    made = child_environment({**secret, "PATH": "/bin", "HOME": "/home/me", "PYTHONPATH": "/elsewhere"})
+    assert made == {"PATH": "/bin", "HOME": "/home/me", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    assert not any(word in name for name in ENVIRONMENT for word in ("KEY", "TOKEN", "SECRET", "PASS", "AWS"))
+
+
+def test_the_running_child_has_only_that_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "HF_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("ASTRAFLOW_STACK", "home")
+    judge = Judge()
+    try:
+        found = psutil.Process(judge.pid).environ()
+    finally:
+        judge.close()
+    assert "secret" not in found.values()
+    assert found["ASTRAFLOW_STACK"] == "home", "`astraflow down` finds a child that is left over by this mark"
+    assert set(found) - {"LC_CTYPE"} <= ENVIRONMENT | {"PYTHONPATH"}

@@ -1,0 +1,117 @@
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.math_pairs import EQUAL, UNEQUAL
+from rollout.rewards import math_judge
+from rollout.rewards.math_judge import REFERENCES_MAX, algebraically_equal, judge
+
+STUCK_IN_C = """
+from itertools import repeat
+from rollout.rewards import math_judge
+math_judge.judge = lambda *_: sum(repeat(1))
+math_judge.main()
+"""
+"""A judge whose every comparison is one endless call in C, inside which Python runs no signal handler."""
+
+IDLE = """
+import time
+from rollout.rewards import math_judge
+math_judge.judge = lambda *_: time.sleep(1.0) or True
+math_judge.main()
+"""
+"""A judge whose comparisons take a second in which they use no CPU, as on a machine that is busy with something else."""
+
+WITHOUT_THE_LIBRARY = """
+import sys
+sys.modules["math_verify"] = None
+from rollout.rewards import math_judge
+math_judge.main()
+"""
+
+
+def answers_of(code: str, *questions: object) -> subprocess.CompletedProcess[str]:
+    lines = "".join(json.dumps(question) + "\n" for question in questions)
+    return subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, text=True, timeout=250, check=False)
+
+
+@pytest.mark.parametrize(("answer", "reference"), EQUAL)
+def test_different_words_for_the_same_thing_are_equal(answer: str, reference: str) -> None:
+    assert judge(answer, reference)
+
+
+@pytest.mark.parametrize(("answer", "reference"), UNEQUAL)
+def test_what_is_not_the_same_thing_is_not_equal(answer: str, reference: str) -> None:
+    assert not judge(answer, reference)
+
+
+@pytest.mark.parametrize("answer", ["", "}{", "\\frac{1}{", "\\frac{1}{0}", "???", "$$", "\\undefined{3}", "(" * 500, "(" * 20])
+def test_what_cannot_be_read_equals_nothing(answer: str) -> None:
+    assert not judge(answer, "1")
+    assert not judge(answer, "x+1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "equal"),
+    [
+        ("1.41421", "\\sqrt{2}", True),
+        ("1.4142", "\\sqrt{2}", False),
+        ("\\sqrt{2}", "1.414214", True),
+        ("1414.21", "1000\\sqrt{2}", True),
+        ("1.6\\times10^{-19}x", "9.1\\times10^{-31}x", False),
+        ("1.6\\times10^{-19}x", "1.60\\times10^{-19}x", True),
+        ("3\\times10^{5}x", "300000x", True),
+        ("x", "x+10^{-9}", False),
+        ("2x-x", "x", True),
+        ("x", "2x-y", False),
+        ("2y=4x+6", "y=2x+3", True),
+        ("2y=4x+7", "y=2x+3", False),
+        ("\\frac{2}{3} E_{1}+\\frac{2}{3} E_{2}", "\\frac{1}{3} E_{1}+\\frac{2}{3} E_{2}", False),
+    ],
+)
+def test_values_are_compared_relative_to_their_size(answer: str, reference: str, equal: bool) -> None:
+    assert algebraically_equal(answer, reference) is equal
+
+
+def test_a_reference_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = math_judge._parsed
+    monkeypatch.setattr(math_judge, "_parsed", lambda text: parsed.append(text) or parse(text))
+    math_judge._parsed_reference.cache_clear()
+    for answer in ("z+1", "1+z", "z+2"):
+        judge(answer, "1+z+0")
+    assert parsed.count("1+z+0") == 1
+    assert math_judge._parsed_reference.cache_info().maxsize == REFERENCES_MAX
+
+
+def test_a_comparison_that_uses_too_much_cpu_is_ended_by_the_kernel_even_inside_c() -> None:
+    child = answers_of(STUCK_IN_C, {"answer": "1", "reference": "1", "timeout_s": 0.1})
+    assert child.returncode == -signal.SIGPROF
+    assert child.stdout == '{"ready": true}\n'
+
+
+def test_time_in_which_the_judge_gets_no_cpu_does_not_count() -> None:
+    child = answers_of(IDLE, {"answer": "1", "reference": "1", "timeout_s": 0.3})
+    assert child.returncode == 0
+    assert child.stdout == '{"ready": true}\n{"equal": true}\n'
+
+
+def test_each_comparison_has_the_whole_time() -> None:
+    code = "from rollout.rewards import math_judge\nmath_judge.judge = lambda *_: sum(range(6_000_000)) > 0\nmath_judge.main()"
+    child = answers_of(code, *[{"answer": "1", "reference": "1", "timeout_s": 1.0}] * 20)  # some 2 s of CPU in all
+    assert child.stdout.count('{"equal": true}') == 20
+
+
+def test_without_math_verify_the_child_says_so_and_leaves() -> None:
+    child = answers_of(WITHOUT_THE_LIBRARY)
+    assert child.returncode == 0
+    assert "math_verify" in json.loads(child.stdout)["failed"]
+
+
+def test_pairs_of_the_table_are_written_once() -> None:
+    assert len(set(EQUAL)) == len(EQUAL) >= 60
+    assert len(set(UNEQUAL)) == len(UNEQUAL) >= 60
+    assert not set(EQUAL) & set(UNEQUAL)

@@ -1,0 +1,170 @@
+import asyncio
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from data_ops.algorithms.policy_groups import route_group
+from rollout.agents.chat import user
+from rollout.agents.episode_time import stopped_time
+from rollout.agents.workflow import Agent
+from rollout.engines.engine import EngineFailedError
+from rollout.rewards.judge_process import JudgeTimeoutError
+from rollout.rewards.math_reward import MathReward, Score
+from rollout.service.episode_runner import play_episode, play_group, play_prompts
+from rollout.workflows.single_turn import SingleTurn
+from storage.records.rollouts import Episode, Prompt
+from tests import builders
+from tests.fakes import ScriptedEngine, cast_of, fail, guess, lines, scripted_player, solve
+
+PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
+
+
+class Plays:
+    """A workflow that does what it is given to do."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    def __init__(self, episode: object = None, error: Exception | None = None, hangs: bool = False) -> None:
+        self.episode, self.error, self.hangs = episode, error, hangs
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        if self.error:
+            raise self.error
+        if self.hangs:
+            await asyncio.Event().wait()
+        return self.episode  # type: ignore[return-value]  # the very thing under test
+
+
+async def test_what_a_play_raises_is_recorded_and_the_others_go_on() -> None:
+    player = scripted_player("solver", lines("\\boxed{12}", "\\boxed{13}"))
+    engine = player.engine
+    assert isinstance(engine, ScriptedEngine)
+    answers = engine.script
+    engine.script = lambda prompt, seed: answers(prompt, seed) if len(engine.asked) != 2 else fail(prompt, seed)
+    group = await play_group(cast_of(SingleTurn(MathReward(5.0)), solver=player), PROMPT, 3, seed=0)
+    assert [episode.error for episode in group.episodes] == [None, "ValueError: the script has no answer", None]
+    assert [episode.reward for episode in group.episodes] == [1.0, 0.0, 0.0]
+    assert [len(episode.sequences) for episode in group.episodes] == [1, 0, 1]
+
+
+class Judged:
+    """A reward that is waited for, and then has no verdict or a score."""
+
+    def __init__(self, seconds: float, error: Exception | None = None) -> None:
+        self._seconds, self._error = seconds, error
+
+    async def score(self, answer: str, prompt: Prompt) -> Score:
+        async with stopped_time():
+            await asyncio.sleep(self._seconds)
+        if self._error:
+            raise self._error
+        return Score(1.0)
+
+    def close(self) -> None: ...
+
+
+async def test_an_answer_without_a_verdict_is_a_failed_episode_and_not_a_wrong_answer() -> None:
+    workflow = SingleTurn(Judged(0.0, JudgeTimeoutError("no verdict within 5 s of CPU time")))
+    player = scripted_player("solver", solve)
+    group = await play_group(cast_of(workflow, solver=player), PROMPT, 2, seed=0)
+    assert [episode.error for episode in group.episodes] == ["JudgeTimeoutError: no verdict within 5 s of CPU time"] * 2
+    routed = route_group(0, 0, group, "solver")
+    assert routed is None  # nothing of it reaches a baseline or a batch
+
+
+async def test_waiting_for_the_judge_is_not_the_episodes_time() -> None:
+    cast = cast_of(SingleTurn(Judged(0.5)), timeout_s=0.3, solver=scripted_player("solver", solve))
+    episode = await play_episode(cast, PROMPT, seed=0)
+    assert (episode.error, episode.reward) == (None, 1.0)
+
+
+async def test_a_play_that_hangs_is_cut_by_its_timeout() -> None:
+    cast = cast_of(Plays(hangs=True), timeout_s=0.05, solver=scripted_player("solver", solve))
+    episode = await play_episode(cast, PROMPT, seed=0)
+    assert (episode.error, episode.sequences, episode.reward) == ("timeout after 0.05 s", (), 0.0)
+
+
+async def test_a_timeout_of_the_workflows_own_keeps_its_name() -> None:
+    cast = cast_of(Plays(error=TimeoutError("the environment")), solver=scripted_player("solver", solve))
+    assert (await play_episode(cast, PROMPT, seed=0)).error == "TimeoutError: the environment"
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"),
+    [
+        (None, "TypeError: the workflow returned NoneType, not an Episode"),
+        (Episode((), float("nan")), "ValueError: the workflow's reward is nan; it must be a finite number"),
+        (Episode((), float("-inf")), "ValueError: the workflow's reward is -inf; it must be a finite number"),
+        (Episode((), 0.0, {"x": float("nan")}), "ValueError: the workflow's metric x is nan; it must be a finite number"),
+        (
+            Episode((builders.sequence(), builders.sequence(reward=float("inf"))), 0.0),
+            "ValueError: the workflow's reward of sequence 1 is inf; it must be a finite number",
+        ),
+        (
+            Episode((), 0.0, {"x": float("inf")}),
+            "ValueError: the workflow's metric x is inf; it must be a finite number",
+        ),
+    ],
+)
+async def test_what_cannot_be_stored_is_an_error_of_the_episode(returned: object, error: str) -> None:
+    cast = cast_of(Plays(returned), solver=scripted_player("solver", solve))
+    assert (await play_episode(cast, PROMPT, seed=0)).error == error
+
+
+async def test_rewards_of_any_number_type_become_plain_numbers() -> None:
+    cast = cast_of(Plays(Episode((), np.float32(0.5), {"x": np.float64(1)})), solver=scripted_player("solver", solve))  # type: ignore[arg-type]  # numpy's float32 is no float, and that is the point
+    episode = await play_episode(cast, PROMPT, seed=0)
+    assert (type(episode.reward), episode.reward, type(episode.metrics["x"])) == (float, 0.5, float)
+
+
+async def test_a_broken_engine_is_no_episodes_fault() -> None:
+    def broken(_prompt: str, _seed: int) -> str:
+        raise EngineFailedError("the engine ran out of memory")
+
+    cast = cast_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", broken))
+    with pytest.raises(EngineFailedError, match="out of memory"):
+        await play_prompts(cast, [PROMPT, PROMPT], 2, seed=0)
+
+
+async def test_the_same_seed_plays_the_same_and_every_sample_differently() -> None:
+    async def answers(seed: int) -> list[float]:
+        cast = cast_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", guess))
+        groups = await play_prompts(cast, [PROMPT, PROMPT], 8, seed)
+        return [episode.reward for group in groups for episode in group.episodes]
+
+    first = await answers(3)
+    assert first == await answers(3)
+    assert first != await answers(4)
+    assert set(first) == {0.0, 1.0}
+    assert first[:8] != first[8:]
+
+
+async def test_groups_come_in_the_order_of_their_prompts_and_every_episode_is_told() -> None:
+    told: list[Episode] = []
+    prompts = [Prompt(f"p/{n}", {"question": f"{n}+1=?", "answer": str(n + 1)}) for n in range(5)]
+    cast = cast_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", solve))
+    groups = await play_prompts(cast, prompts, 2, seed=0, seen=told.append)
+    assert [group.prompt.id for group in groups] == ["p/0", "p/1", "p/2", "p/3", "p/4"]
+    assert [episode.reward for group in groups for episode in group.episodes] == [1.0] * 10
+    assert len(told) == 10
+
+
+async def test_no_more_episodes_play_at_once_than_there_are_places() -> None:
+    class Counting:
+        roles: tuple[str, ...] = ("solver",)
+        most = 0
+
+        async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+            self.most = max(self.most, cast.running)
+            await agents["solver"].respond([user("1=?")])
+            return Episode((), 0.0)
+
+    player = scripted_player("solver", solve)
+    assert isinstance(player.engine, ScriptedEngine)
+    player.engine._capacity = 3
+    workflow = Counting()
+    cast = cast_of(workflow, solver=player)
+    await play_group(cast, PROMPT, 20, seed=0)
+    assert workflow.most == 6  # two for each of the engine's three places
+    assert cast.running == 0

@@ -1,0 +1,180 @@
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollout.service.order_leasing import Claims
+from storage.coordination import heartbeats, leases
+from storage.errors import ConflictError
+from storage.records.control import Lease
+from storage.records.rollouts import Order, Prompt
+from storage.run import orders, shards
+from storage.store.backend import Backend
+from storage.store.object_store import ObjectStore
+from tests import builders
+from tests.patience import PATIENCE_S
+
+TTL_S = 12.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def write_orders(run: ObjectStore, count: int) -> None:
+    for number in range(count):
+        prompt = Prompt(f"p/{number}", {"question": "1+1=?", "answer": "2"})
+        orders.commit(run, Order(number, (prompt,), samples_per_prompt=2, seed=number, seen=(), cursor={}))
+
+
+def claims_of(run: ObjectStore, clock: Clock, worker: str = "a") -> Claims:
+    return Claims(run, worker, "us-east", TTL_S, clock)
+
+
+def numbers(*claims: Claims) -> list[int | None]:
+    found = [each.next() for each in claims]
+    return [claim.order.number if claim else None for claim in found]
+
+
+def test_the_lowest_open_orders_come_first_and_each_once(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 3)
+    shards.commit(memory_store, builders.shard(order=0))
+    claims = claims_of(memory_store, Clock())
+    assert numbers(claims, claims, claims) == [1, 2, None]
+
+
+def test_two_workers_share_the_orders(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 4)
+    clock = Clock()
+    a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
+    assert numbers(a, b, b, a, a, b) == [0, 1, 2, 3, None, None]
+
+
+def test_an_order_given_back_is_open_to_others_soon(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    clock = Clock()
+    a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
+    held = a.next()
+    assert held is not None
+    assert numbers(b) == [None]
+    a.give_back(held)
+    clock.now_s += 1.0  # others' orders are looked at again after a second
+    taken = b.next()
+    assert taken is not None
+    assert taken.lease == Lease(0, 1, "b", "us-east", write_id=taken.lease.write_id)
+
+
+def test_a_dead_workers_order_is_taken_over_after_the_leases_time(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    clock = Clock()
+    a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
+    held = a.next()
+    assert held is not None
+    assert numbers(b) == [None]
+    clock.now_s += TTL_S - 1
+    held = a.renew(held)
+    assert numbers(b) == [None]
+    clock.now_s += TTL_S - 1
+    assert numbers(b) == [None]
+    clock.now_s += 1
+    assert numbers(b) == [0]
+    with pytest.raises(ConflictError):
+        a.renew(held)
+
+
+def test_an_order_answered_by_another_is_not_looked_for_again(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 2)
+    clock = Clock()
+    a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
+    assert numbers(a, b, b) == [0, 1, None]
+    shards.commit(memory_store, builders.shard(order=0))
+    clock.now_s += TTL_S + 2
+    assert numbers(b) == [None]
+    assert leases.read_newest(memory_store, 0).attempt == 0  # type: ignore[union-attr]  # it exists: worker a made it
+
+
+def test_an_unreadable_lease_holds_no_order(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    memory_store.put("leases/00000000.0000.json", b'{"format":1,"wri')
+    claim = claims_of(memory_store, Clock()).next()
+    assert claim is not None
+    assert (claim.lease.attempt, claim.lease.lost) == (1, 1)
+
+
+class SlowRenewal:
+    """A backend whose first overwriting takes until `go` is set."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.under_way, self.go = threading.Event(), threading.Event()
+        self._backend = backend
+
+    def write(self, key: str, body: bytes) -> None:
+        if not self.under_way.is_set():
+            self.under_way.set()
+            assert self.go.wait(PATIENCE_S)
+        self._backend.write(key, body)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    slow = SlowRenewal(memory_store.backend)
+    claims = claims_of(replace(memory_store, backend=slow), Clock())
+    held = claims.next()
+    assert held is not None
+    renews = threading.Thread(target=claims.renew, args=(held,))
+    gives_back = threading.Thread(target=claims.give_back, args=(held,))
+    renews.start()
+    assert slow.under_way.wait(PATIENCE_S)
+    gives_back.start()
+    gives_back.join(0.2)  # it waits for the renewal; one that did not would be through by now
+    slow.go.set()
+    renews.join()
+    gives_back.join()
+    newest = leases.read_newest(memory_store, 0)
+    assert newest is not None
+    assert (newest.released, newest.renewals) == (True, 2)
+    with pytest.raises(ConflictError, match="is no longer a's"):
+        claims.renew(held)
+
+
+def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 2)
+    memory_store.put("orders/00000000.json", b"{")
+    assert numbers(claims_of(memory_store, Clock())) == [1]
+
+
+def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 6)
+    for number in range(4):
+        shards.commit(memory_store, builders.shard(order=number))
+    with heartbeats.Pulse(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+        pulse.update(progress={"closed_below": 4})
+    claims = claims_of(memory_store, Clock())
+    assert numbers(claims, claims) == [4, 5]
+    assert claims._floor == 4
+
+
+def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 4)
+    shards.commit(memory_store, builders.shard(order=2))
+    with heartbeats.Pulse(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+        pulse.update(progress={"closed_below": 3})
+    claims = claims_of(memory_store, Clock())
+    found = [number for number in numbers(*[claims] * 10) if number is not None]
+    assert found == [3, 1, 0]
+
+
+def test_a_hint_beyond_every_order_is_no_hint(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 2)
+    with heartbeats.Pulse(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+        pulse.update(progress={"closed_below": 2**53})
+    claims = claims_of(memory_store, Clock())
+    assert numbers(claims, claims) == [0, 1]

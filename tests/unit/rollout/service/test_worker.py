@@ -1,0 +1,355 @@
+import asyncio
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from rollout.agents.workflow import Agent
+from rollout.config import EngineConfig, RegionConfig, RolloutConfig, WorkflowConfig
+from rollout.engines.engine import EngineFailedError
+from rollout.service import worker as worker_module
+from rollout.service.ending import Ending
+from rollout.service.worker import Worker
+from storage import layout
+from storage.coordination import leases
+from storage.coordination.heartbeats import Pulse
+from storage.errors import ConfigError, TransientError
+from storage.formats.json_objects import encode
+from storage.records.control import Lease, Stop
+from storage.records.rollouts import NOBODY, Episode, Prompt
+from storage.run import orders, runs, shards
+from storage.store.backend import Backend
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, publisher, replication
+from tests import builders
+from tests.builders import mirror_next
+from tests.fakes import cast_of, publish_base
+from tests.patience import until
+from tests.workers import RunningWorker, answered, config, write_orders
+
+OVER = Stop("completed", "all steps done", 0.0)
+
+
+def engine_breaks(prompt: str, seed: int) -> str:
+    raise EngineFailedError("out of memory")
+
+
+def held(run: ObjectStore, order: int) -> Lease:
+    lease = leases.read_newest(run, order)
+    assert lease is not None
+    return lease
+
+
+def version_bytes(run: ObjectStore, policy: str) -> int:
+    """What a worker reads of version 0: its files once, its manifest for them and for the tensors."""
+    keys = run.list(layout.weights(policy, 0))
+    return sum(len(run.get(key)) * (2 if key.endswith("/manifest.json") else 1) for key in keys)
+
+
+def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver", "verifier"])
+    write_orders(memory_store, 3)
+    with RunningWorker(memory_store, config("actor_and_verify")) as worker:
+        until(answered(memory_store, 3))
+        until(lambda: worker.beat.progress.get("orders_done") == 3)
+        runs.request_stop(memory_store, OVER)
+        beat = worker.join()
+    digest = manifests.read_manifest(memory_store, "solver", 0).digest
+    for number in range(3):
+        shard = shards.read(memory_store, number)
+        assert (shard.order, shard.attempt, shard.worker, shard.region) == (number, 0, "rollout-us-east-0", "us-east")
+        assert [group.prompt.id for group in shard.groups] == [f"p/{number}/0", f"p/{number}/1"]
+        episodes = [episode for group in shard.groups for episode in group.episodes]
+        assert [episode.reward for episode in episodes] == [1.0] * 4
+        assert [[sequence.name for sequence in episode.sequences] for episode in episodes] == [["attempt", "verdict"]] * 4
+        assert [episode.sequences[0].starts_episode for episode in episodes] == [True] * 4
+        assert shard.weights == {"solver": {0: digest}, "verifier": {0: digest}}
+        assert shard.started_s <= shard.finished_s
+    sampled = sum(
+        int((sequence.owners != NOBODY).sum())
+        for number in range(3)
+        for group in shards.read(memory_store, number).groups
+        for episode in group.episodes
+        for sequence in episode.sequences
+    )
+    assert beat.progress == {
+        **{"orders_done": 3, "episodes": 12, "episodes_failed": 0, "tokens": sampled},
+        **{f"weights_bytes_home_{policy}": version_bytes(memory_store, policy) for policy in ("solver", "verifier")},
+        "shard_bytes": sum(len(memory_store.get(layout.shard(number))) for number in range(3)),
+    }
+    assert beat.versions == {"solver": 0, "verifier": 0}
+    assert {"wait", "generate", "store"} <= set(beat.seconds)
+
+
+def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: ObjectStore) -> None:
+    run, url = memory_store.sub("runs/one"), "memory://a-mirror-of-a-worker"
+    publish_base(run, ["solver"])
+    write_orders(run, 1)
+    copied = mirror_next(run, replication.of_run(run, url))
+    with RunningWorker(run, config(regions={"us-east": RegionConfig(mirror=url)})) as worker:
+        until(answered(run, 1))
+        worker.stop()
+        progress = worker.join().progress
+    manifest_bytes = len(run.get(layout.manifest(layout.weights("solver", 0))))
+    assert copied is not None
+    assert progress["weights_bytes_mirror_solver"] == copied.num_bytes - manifest_bytes
+    assert progress["weights_bytes_home_solver"] == 2 * manifest_bytes
+    assert progress["shard_bytes"] == len(run.get(layout.shard(0)))
+
+
+def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> None:
+    publish_base(local_store, ["solver"], delay_s=0.02)
+    write_orders(local_store, 20)
+    settings = config()
+    with RunningWorker(local_store, settings, "a") as a, RunningWorker(local_store, settings, "b") as b:
+        until(answered(local_store, 20))
+        runs.request_stop(local_store, OVER)
+        beats = [a.join(), b.join()]
+    assert sum(beat.progress["orders_done"] for beat in beats) == 20
+    assert all(beat.progress["orders_done"] > 0 for beat in beats)
+    assert [held(local_store, number).attempt for number in range(20)] == [0] * 20
+    assert {shards.read(local_store, number).worker for number in range(20)} == {"a", "b"}
+
+
+def test_a_worker_waits_for_the_base_models(memory_store: ObjectStore) -> None:
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config()) as worker:
+        until(lambda: worker.beat.note == "waits for the base model of solver")
+        publish_base(memory_store, ["solver"])
+        until(answered(memory_store, 1))
+        worker.stop()
+        worker.join()
+
+
+def test_a_worker_leaves_while_it_waits_for_the_base_models(memory_store: ObjectStore) -> None:
+    with RunningWorker(memory_store, config()) as worker:
+        until(lambda: worker.beat.state == "waiting")
+        worker.stop()
+        worker.join()
+
+
+def test_a_late_twin_is_discarded(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=0.3)
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config()) as worker:
+        until(lambda: memory_store.exists(layout.lease(0, 0)))
+        assert shards.commit(memory_store, builders.shard(order=0))
+        until(lambda: "answered by another worker" in worker.beat.note)
+        worker.stop()
+        assert worker.join().progress["orders_done"] == 0
+    assert shards.read(memory_store, 0).groups[0].prompt.id == "chained_addition/train/17"
+
+
+def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=2.0)
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config(lease_ttl_s=0.3)) as worker:
+        until(lambda: memory_store.exists(layout.lease(0, 0)))
+        rival = Lease(0, 1, "rollout-eu-west-0", "eu-west", write_id="rival")
+        memory_store.create(layout.lease(0, 1), encode(rival))
+        until(lambda: "order 0 is another worker's now" in worker.beat.note)
+        until(lambda: worker.beat.rates["running"] == 0)
+        worker.stop()
+        worker.join()
+    assert held(memory_store, 0) == rival
+    assert not shards.exists(memory_store, 0)
+
+
+def test_a_lease_is_kept_alive_while_its_order_is_played(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=1.0)
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config(lease_ttl_s=0.3)):
+        until(answered(memory_store, 1))
+    lease = held(memory_store, 0)
+    assert lease.attempt == 0
+    assert lease.renewals >= 2
+
+
+class Steps:
+    """Stands for `asyncio.sleep`: passes at once, writes down how long each pause was to be, and ends the task after a few."""
+
+    def __init__(self, count: int) -> None:
+        self.asked: list[float] = []
+        self._count = count
+        self._sleep = asyncio.sleep
+
+    async def __call__(self, delay: float) -> None:
+        self.asked.append(delay)
+        if len(self.asked) > self._count:
+            raise asyncio.CancelledError
+        await self._sleep(0)
+
+
+async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_time_to_live(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_orders(memory_store, 2)
+    pulse = Pulse(memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east")
+    ending = Ending(memory_store, threading.Event())
+    worker = Worker(memory_store, config(lease_ttl_s=36.0), cast_of(_NeverPlays()), [], "us-east", pulse, ending, dict)
+    played = asyncio.get_running_loop().create_future()
+    for _ in range(2):
+        claim = worker._claims.next()
+        assert claim is not None
+        worker._plays[asyncio.ensure_future(asyncio.shield(played))] = claim  # type: ignore[index]  # all it is asked is to end
+    steps = Steps(3)
+    monkeypatch.setattr(asyncio, "sleep", steps)
+    with pytest.raises(asyncio.CancelledError):
+        await worker._renew()
+    monkeypatch.undo()
+    assert steps.asked == [12.0] * 4
+    assert [held(memory_store, number).renewals for number in range(2)] == [3, 3]
+    assert [claim.lease.renewals for claim in worker._plays.values()] == [3, 3]
+    played.set_result(None)
+
+
+class _NeverPlays:
+    roles: tuple[str, ...] = ()
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        raise AssertionError("nothing is played here")
+
+
+def test_workers_leave_when_the_dataflow_needs_no_further_shard(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=30.0)
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config(drain_s=1000.0)) as worker:
+        until(lambda: memory_store.exists(layout.lease(0, 0)))
+        orders.end(memory_store, 1)
+        assert worker.join().state == "draining"
+    assert held(memory_store, 0).released
+    assert not shards.exists(memory_store, 0)
+
+
+def test_draining_finishes_what_is_in_play_and_takes_nothing_new(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=0.4)
+    write_orders(memory_store, 8)
+    with RunningWorker(memory_store, config(orders_ahead=2)) as worker:
+        until(lambda: memory_store.exists(layout.lease(1, 0)))
+        worker.stop()
+        worker.join()
+    assert [shards.exists(memory_store, number) for number in range(8)] == [True, True] + [False] * 6
+    assert not memory_store.exists(layout.lease(2, 0))
+
+
+def test_what_draining_cannot_finish_is_given_back_and_open_at_once(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=30.0)
+    write_orders(memory_store, 2)
+    with RunningWorker(memory_store, config(drain_s=0.1)) as worker:
+        until(lambda: memory_store.exists(layout.lease(1, 0)))
+        worker.stop()
+        worker.join()
+    assert [held(memory_store, number).released for number in range(2)] == [True, True]
+    watch = leases.LeaseWatch(ttl_s=1000.0)
+    assert leases.take(memory_store, 0, "b", "eu-west", watch) is not None
+
+
+def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=30.0)
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config(drain_s=1000.0)) as worker:
+        until(lambda: memory_store.exists(layout.lease(0, 0)))
+        runs.request_stop(memory_store, OVER)
+        worker.join()
+    assert held(memory_store, 0).released
+
+
+def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 1)
+    lost = Lease(0, 6, "gave-back", "us-east", lost=2, released=True)
+    memory_store.create(layout.lease(0, 0), encode(replace(lost, attempt=0, lost=0)))
+    for attempt in range(1, 7):
+        memory_store.create(layout.lease(0, attempt), encode(replace(lost, attempt=attempt)))
+    with RunningWorker(memory_store, config(lease_attempts_max=2)):
+        until(answered(memory_store, 1))
+    shard = shards.read(memory_store, 0)
+    assert shard.attempt == 7
+    assert [group.prompt.id for group in shard.groups] == ["p/0/0", "p/0/1"]
+    episodes = [episode for group in shard.groups for episode in group.episodes]
+    assert [episode.error for episode in episodes] == ["gave up after 2 lost leases"] * 4
+
+
+def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 1)
+    for attempt in range(3):
+        memory_store.create(layout.lease(0, attempt), encode(Lease(0, attempt, "told-to-leave", "eu", released=True)))
+    with RunningWorker(memory_store, config(lease_attempts_max=2)):
+        until(answered(memory_store, 1))
+    shard = shards.read(memory_store, 0)
+    assert shard.attempt == 3
+    assert [episode.error for group in shard.groups for episode in group.episodes] == [None] * 4
+
+
+def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], script="tests.fakes:fail")
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config()) as worker:
+        until(answered(memory_store, 1))
+        worker.stop()
+        beat = worker.join()
+    assert (beat.progress["episodes"], beat.progress["episodes_failed"]) == (4, 4)
+    assert shards.read(memory_store, 0).groups[0].episodes[0].error == "ValueError: the script has no answer"
+
+
+def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], delay_s=1.0)
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config()):
+        until(lambda: memory_store.exists(layout.lease(0, 0)))
+        publisher.publish(memory_store, "solver", 1, builders.tensors(1))
+        until(answered(memory_store, 1))
+    shard = shards.read(memory_store, 0)
+    digests = {version: manifests.read_manifest(memory_store, "solver", version).digest for version in (0, 1)}
+    assert shard.weights == {"solver": digests}
+    versions = shard.groups[0].episodes[0].sequences[0].versions
+    assert versions[versions != NOBODY].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
+
+
+def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "BACKOFF_S", 0.05)
+    publish_base(memory_store, ["solver"], delay_s=0.05)
+    write_orders(memory_store, 6)
+    backend = Absent(memory_store.backend)
+    with RunningWorker(replace(memory_store, backend=backend, patience_s=0.01), config()) as worker:
+        until(answered(memory_store, 1))
+        backend.away = True
+        until(lambda: "is tried again" in worker.beat.note or "and tries again" in worker.beat.note)
+        backend.away = False
+        until(answered(memory_store, 6))
+        worker.stop()
+        worker.join()
+
+
+def test_a_broken_engine_ends_the_worker(memory_store: ObjectStore) -> None:
+    publish_base(memory_store, ["solver"], script="tests.unit.rollout.service.test_worker:engine_breaks")
+    write_orders(memory_store, 1)
+    with RunningWorker(memory_store, config()) as worker, pytest.raises(EngineFailedError, match="out of memory"):
+        worker.join()
+    assert not shards.exists(memory_store, 0)
+
+
+def test_a_recipe_that_cannot_work_is_refused_before_anything_starts(memory_store: ObjectStore) -> None:
+    wrong = RolloutConfig(workflow=WorkflowConfig(name="debate"), engine=EngineConfig(name="tests.fakes:ScriptedEngine"))
+    with RunningWorker(memory_store, wrong) as worker, pytest.raises(ConfigError, match="debate"):
+        worker.join()
+
+
+class Absent:
+    """A backend that fails every call while it is `away`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.away = False
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self._backend, name)
+
+        def call(*arguments: object) -> object:
+            if self.away:
+                raise TransientError("the store is away")
+            return method(*arguments)
+
+        return call

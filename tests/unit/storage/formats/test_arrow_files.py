@@ -1,0 +1,226 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from storage.errors import ConfigError, CorruptError
+from storage.formats import arrow_files, arrow_sizes
+from storage.formats.arrow_files import DICTIONARY, list_of, schema_of
+from tests.resealed import arrow_file
+
+SCHEMA = schema_of({"n": pa.int32(), "word": DICTIONARY, "tokens": list_of(pa.int32()), "mask": list_of(pa.bool_())})
+
+
+def body(rows: int = 3, header: dict[str, object] | None = None) -> bytes:
+    lists = [np.arange(row, dtype=np.int32) for row in range(rows)]
+    columns = {
+        "n": list(range(rows)),
+        "word": ["odd" if row % 2 else "even" for row in range(rows)],
+        "tokens": arrow_files.list_column(lists, list_of(pa.int32())),
+        "mask": arrow_files.list_column([values % 2 == 0 for values in lists], list_of(pa.bool_())),
+    }
+    return arrow_files.write(SCHEMA, columns, "test", header or {"a": 1})
+
+
+def test_columns_and_header_come_back() -> None:
+    table, header = arrow_files.read(body(), SCHEMA, "test")
+    assert header == b'{"a":1}'
+    assert arrow_files.numbers(table, "n").tolist() == [0, 1, 2]
+    assert arrow_files.strings(table, "word") == ["even", "odd", "even"]
+    values, offsets = arrow_files.lists(table, "tokens")
+    assert (values.tolist(), offsets.tolist()) == ([0, 0, 1], [0, 0, 1, 3])
+    assert arrow_files.lists(table, "mask")[0].tolist() == [True, True, False]
+
+
+def test_a_table_without_rows_comes_back() -> None:
+    table, _ = arrow_files.read(body(0), SCHEMA, "test")
+    assert arrow_files.numbers(table, "n").tolist() == []
+    assert arrow_files.strings(table, "word") == []
+    for name, kind in (("mask", np.bool_), ("tokens", np.int32)):
+        values, offsets = arrow_files.lists(table, name)
+        assert (values.tolist(), offsets.tolist()) == ([], [0])
+        assert (values.dtype, offsets.dtype) == (kind, np.int32)
+
+
+def test_values_that_no_row_names_do_not_come_back() -> None:
+    unnamed = pa.ListArray.from_arrays(pa.array([2], pa.int32()), pa.array([5, 6, 7], pa.int32()))
+    values, offsets = arrow_files.lists(pa.table({"tokens": unnamed}), "tokens")
+    assert (values.tolist(), offsets.tolist()) == ([], [0])
+
+
+def test_a_number_that_its_column_cannot_hold_is_no_file() -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        arrow_files.write(schema_of({"n": pa.int32()}), {"n": [2**31]}, "test", {})
+
+
+def test_any_arrow_reader_opens_the_file_and_finds_the_metadata() -> None:
+    reader = pa.ipc.open_file(body())
+    assert reader.read_all().column("tokens").to_pylist() == [[], [0], [0, 1]]
+    metadata = reader.schema.metadata
+    assert metadata[b"astraflow.format"] == b"1"
+    assert metadata[b"astraflow.kind"] == b"test"
+
+
+def test_the_digest_is_of_the_file_with_its_own_digits_zeroed() -> None:
+    file = body()
+    digest = pa.ipc.open_file(file).schema.metadata[b"astraflow.digest"]
+    assert file.count(digest) == 2
+    assert xxhash.xxh3_128_hexdigest(file.replace(digest, b"0" * 32)).encode() == digest
+
+
+def test_zeros_within_the_data_do_not_confuse_the_digest() -> None:
+    _, header = arrow_files.read(body(header={"question": "0" * 500}), SCHEMA, "test")
+    assert header == b'{"question":"' + b"0" * 500 + b'"}'
+
+
+def test_token_values_are_views_into_the_file_not_copies() -> None:
+    values, _ = arrow_files.lists(arrow_files.read(body(), SCHEMA, "test")[0], "tokens")
+    assert not values.flags.owndata
+    assert not values.flags.writeable
+
+
+def test_every_flipped_bit_is_found() -> None:
+    file = body()
+    for place in range(len(file)):
+        damaged = file[:place] + bytes([file[place] ^ 4]) + file[place + 1 :]
+        with pytest.raises(CorruptError):
+            arrow_files.read(damaged, SCHEMA, "test")
+
+
+def test_another_kind_or_other_columns_are_told_apart() -> None:
+    with pytest.raises(CorruptError, match="a batch file of format 1 was expected; found 'test'"):
+        arrow_files.read(body(), SCHEMA, "batch")
+    with pytest.raises(CorruptError, match=r"has the columns n int32, .*; expected n int64"):
+        arrow_files.read(body(), schema_of({"n": pa.int64()}), "test")
+
+
+def test_a_plain_arrow_file_is_no_file_of_ours() -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, SCHEMA) as writer:
+        writer.write_table(SCHEMA.empty_table())
+    with pytest.raises(CorruptError, match="was expected; found"):
+        arrow_files.read(sink.getvalue().to_pybytes(), SCHEMA, "test")
+
+
+@pytest.mark.parametrize("garbage", [b"", b"ARROW1", b"\0" * 1000, b"ARROW1\0\0" + b"\xff" * 100 + b"ARROW1"])
+def test_garbage_is_corrupt(garbage: bytes) -> None:
+    with pytest.raises(CorruptError, match="is no readable Arrow file"):
+        arrow_files.read(garbage, SCHEMA, "test")
+
+
+def crafted(columns: dict[str, pa.Array], old: bytes = b"", new: bytes = b"") -> bytes:
+    """A file of `SCHEMA`'s types with a true digest but whatever `columns` hold, and `old` bytes replaced by `new`."""
+    place = b"f" * 31 + b"e"
+    metadata = {"astraflow.format": "1", "astraflow.kind": "test", "astraflow.header": "{}", "astraflow.digest": place}
+    schema = SCHEMA.with_metadata(metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema))
+    file: bytes = sink.getvalue().to_pybytes()
+    file = file.replace(old, new) if old else file
+    return file.replace(place, xxhash.xxh3_128_hexdigest(file.replace(place, b"0" * 32)).encode())
+
+
+def columns(**changes: pa.Array) -> dict[str, pa.Array]:
+    flat = pa.array([1, 2], type=pa.int32())
+    mask = pa.array([True, False])
+    return {
+        "n": pa.array([1], type=pa.int32()),
+        "word": pa.array(["x"]).dictionary_encode(),
+        "tokens": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), flat, type=list_of(pa.int32())),
+        "mask": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), mask, type=list_of(pa.bool_())),
+        **changes,
+    }
+
+
+def test_a_file_of_another_writer_with_a_true_digest_is_read() -> None:
+    table, _ = arrow_files.read(crafted(columns()), SCHEMA, "test")
+    assert arrow_files.lists(table, "tokens")[0].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4", None])
+def test_a_file_of_several_record_batches_is_one_table_whatever_its_compression(compression: str | None) -> None:
+    batches = [
+        pa.RecordBatch.from_arrays([columns(n=pa.array([row], pa.int32()))[name] for name in SCHEMA.names], schema=SCHEMA)
+        for row in range(5)
+    ]
+    table, _ = arrow_files.read(arrow_file(SCHEMA, batches, "test", {}, compression), SCHEMA, "test")
+    assert arrow_files.numbers(table, "n").tolist() == [0, 1, 2, 3, 4]
+    values, offsets = arrow_files.lists(table, "tokens")
+    assert (values.tolist(), offsets.tolist()) == ([1, 2] * 5, [0, 2, 4, 6, 8, 10])
+    assert arrow_files.strings(table, "word") == ["x"] * 5
+
+
+def test_what_is_written_here_is_read_however_well_it_is_compressed() -> None:
+    zeros = np.zeros(3_000_000, dtype=np.int32)
+    one = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),
+           "mask": arrow_files.list_column([zeros == 0], list_of(pa.bool_()))}  # fmt: skip
+    file = arrow_files.write(SCHEMA, one, "test", {})
+    assert len(file) < 100_000
+    assert len(arrow_files.lists(arrow_files.read(file, SCHEMA, "test")[0], "tokens")[0]) == 3_000_000
+
+
+def test_metadata_of_an_older_version_is_refused_because_it_may_compress_in_a_way_of_its_own() -> None:
+    place = b"f" * 31 + b"e"
+    metadata = {"astraflow.format": "1", "astraflow.kind": "test", "astraflow.header": "{}", "astraflow.digest": place}
+    schema, sink = SCHEMA.with_metadata(metadata), pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([columns()[name] for name in SCHEMA.names], schema=schema))
+    file = sink.getvalue().to_pybytes()
+    file = file.replace(place, xxhash.xxh3_128_hexdigest(file.replace(place, b"0" * 32)).encode())
+    with pytest.raises(CorruptError, match=r"metadata of an Arrow file .* a message of metadata version 4; version 5 is read"):
+        arrow_files.read(file, SCHEMA, "test")
+
+
+def test_nulls_are_refused_even_with_a_true_digest() -> None:
+    with pytest.raises(CorruptError, match="the column n of a test file holds nulls"):
+        arrow_files.read(crafted(columns(n=pa.array([None], type=pa.int32()))), SCHEMA, "test")
+    flat = pa.array([1, None], type=pa.int32())
+    holed = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), flat, type=list_of(pa.int32()))
+    with pytest.raises(CorruptError, match="the column tokens of a test file holds nulls"):
+        arrow_files.read(crafted(columns(tokens=holed)), SCHEMA, "test")
+
+
+@pytest.mark.parametrize("words", [[None], ["x", None]])
+def test_a_null_that_hides_in_a_dictionary_is_refused(words: list[str | None]) -> None:
+    indices = pa.array([len(words) - 1], type=pa.int32())
+    hidden = pa.DictionaryArray.from_arrays(indices, pa.array(words, type=pa.string()))
+    assert hidden.null_count == 0  # Arrow counts the indices alone
+    with pytest.raises(CorruptError, match="the column word of a test file holds nulls"):
+        arrow_files.read(crafted(columns(word=hidden)), SCHEMA, "test")
+
+
+def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> None:
+    offsets, wild = np.array([0, 2], np.int32).tobytes(), np.array([0, 1000], np.int32).tobytes()
+    with pytest.raises(CorruptError, match="is no readable Arrow file: Column 2: In chunk 0: Invalid: List child array"):
+        arrow_files.read(crafted(columns(), offsets, wild), SCHEMA, "test")
+
+
+def test_columns_are_compressed() -> None:
+    """Prompts of a group repeat, and so do versions and owners: raw they would cross an ocean many times over."""
+    lists = [np.full(1000, 7, dtype=np.int32)] * 50
+    columns = {
+        "n": [0] * 50,
+        "word": ["even"] * 50,
+        "tokens": arrow_files.list_column(lists, list_of(pa.int32())),
+        "mask": arrow_files.list_column([values == 7 for values in lists], list_of(pa.bool_())),
+    }
+    assert len(arrow_files.write(SCHEMA, columns, "test", {})) < 50 * 1000 * 4 // 20
+
+
+def test_no_file_may_ask_for_more_than_any_may_and_none_such_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large files would: the smaller bounds, which grow with a file, do not stop these."""
+    whole = body(100)
+    monkeypatch.setattr(arrow_sizes, "ROWS_MAX", 99)
+    with pytest.raises(CorruptError, match="claims to hold 100 rows; that is too many"):
+        arrow_files.read(whole, SCHEMA, "test")
+    with pytest.raises(ConfigError, match=r"a test of 100 rows and [\d,]+ bytes cannot be stored: at most 99 rows"):
+        body(100)
+    assert arrow_files.read(body(99), SCHEMA, "test")[0].num_rows == 99
+    monkeypatch.undo()
+    monkeypatch.setattr(arrow_sizes, "MEMORY_MAX", 20_000)
+    with pytest.raises(CorruptError, match=r"claims to hold 2\d{4} bytes of columns; that is too many"):
+        arrow_files.read(whole, SCHEMA, "test")
+    with pytest.raises(ConfigError, match=r"at most .* rows and 20,000 bytes are read; make orders or batches smaller"):
+        body(100)

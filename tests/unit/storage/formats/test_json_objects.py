@@ -1,0 +1,178 @@
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import xxhash
+
+from storage.errors import ConfigError, CorruptError
+from storage.formats.json_objects import build, decode, dump, encode, seal, unseal
+from storage.records.control import Lease, Stop
+from storage.records.numbers import Number
+from storage.records.rollouts import Order, Prompt
+from storage.run import orders
+from storage.store.object_store import ObjectStore
+
+ORDER = Order(3, (Prompt("p/1", {"question": 'é\n"?', "n": [1, None]}),), 8, 2**63 - 1, (0, 2), {"next": 4}, 1.5)
+
+
+def test_a_record_comes_back_equal() -> None:
+    assert unseal(Order, seal(ORDER), "x") == ORDER
+    assert decode(Order, encode(ORDER), "x") == ORDER
+
+
+def test_the_bytes_are_plain_json_with_format_and_write_id() -> None:
+    fields = json.loads(encode(ORDER))
+    assert list(fields)[:3] == ["format", "write_id", "number"]
+    assert fields["format"] == 1
+    assert len(fields["write_id"]) == 32
+    assert fields["prompts"] == [{"id": "p/1", "fields": {"question": 'é\n"?', "n": [1, None]}}]
+
+
+def test_two_encodings_of_one_record_differ_so_that_rivals_cannot_both_win() -> None:
+    assert encode(ORDER) != encode(ORDER)
+    assert seal(ORDER) != seal(ORDER)
+
+
+def test_the_checksum_is_of_the_bytes_with_its_own_digits_zeroed() -> None:
+    body = seal(ORDER)
+    fields = json.loads(body)
+    assert list(fields)[:4] == ["format", "write_id", "checksum", "number"]
+    zeroed = body.replace(fields["checksum"].encode(), b"0" * 32)
+    assert xxhash.xxh3_128_hexdigest(zeroed) == fields["checksum"]
+
+
+def test_zeros_before_and_after_the_checksum_do_not_confuse_it() -> None:
+    lease = Lease(1, 0, "0" * 40, "r", write_id="0" * 32)
+    assert unseal(Lease, seal(lease), "x") == lease
+
+
+def test_every_changed_bit_of_a_sealed_object_is_found() -> None:
+    body = seal(Order(3, (Prompt("p", {"a": 1.5}),), 8, 7, (0,), {}, 1.5))
+    for place in range(len(body)):
+        for bit in range(8):
+            damaged = body[:place] + bytes([body[place] ^ 1 << bit]) + body[place + 1 :]
+            with pytest.raises(CorruptError):
+                unseal(Order, damaged, "x")
+
+
+@pytest.mark.parametrize("name", ["checksum", "write_id"])
+@pytest.mark.parametrize("value", [None, 7, "ab" * 15, "AB" * 16, ["ab" * 16]])
+def test_a_sealed_object_has_its_two_names(name: str, value: object) -> None:
+    fields = {**json.loads(seal(ORDER)), name: value}
+    with pytest.raises(CorruptError, match=f"orders/3 has the {name} .*, which is not 32 hex digits"):
+        unseal(Order, json.dumps(fields).encode(), "orders/3")
+
+
+def test_a_write_id_of_the_record_is_kept() -> None:
+    lease = Lease(1, 0, "w", "r", write_id="ab" * 16)
+    assert decode(Lease, encode(lease), "x") == lease
+
+
+@dataclass(frozen=True)
+class Measured:
+    loss: Number
+
+
+def test_numbers_json_cannot_write_come_back_as_numbers() -> None:
+    body = encode(Measured(math.inf))
+    assert json.loads(body)["loss"] == "Infinity"
+    assert decode(Measured, body, "x").loss == math.inf
+    assert json.loads(dump({"a": math.nan, "b": -math.inf})) == {"a": "NaN", "b": "-Infinity"}
+
+
+def test_numpy_values_are_written_as_numbers() -> None:
+    assert json.loads(dump({"a": np.float32(0.5), "b": np.int64(3), "c": np.arange(2)})) == {
+        "a": 0.5,
+        "b": 3,
+        "c": [0, 1],
+    }
+
+
+def test_what_json_cannot_hold_is_refused_when_it_is_written() -> None:
+    with pytest.raises(ValueError, match="a object cannot be stored as JSON"):
+        dump({"a": object()})
+
+
+def test_keys_of_a_later_release_are_ignored() -> None:
+    fields = {**json.loads(encode(ORDER)), "new": 1}
+    assert decode(Order, json.dumps(fields).encode(), "x") == ORDER
+
+
+@dataclass(frozen=True)
+class _Typed:
+    integer: int = 0
+    number: Number = 0.0
+    boolean: bool = False
+    string: str = ""
+    integers: tuple[int, ...] = ()
+    numbers: Mapping[int, Number] = field(default_factory=dict)
+
+
+def test_a_whole_number_is_a_float_and_a_decimal_key_an_integer() -> None:
+    found = build(_Typed, b'{"number": 2, "integers": [3], "numbers": {"4": "-Infinity"}}', "x")
+    assert found == _Typed(number=2.0, integers=(3,), numbers={4: -math.inf})
+    assert isinstance(found.number, float)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ('"integer": "0"', "integer"),
+        ('"integer": true', "integer"),
+        ('"integer": 1.0', "integer"),
+        ('"number": "1.5"', "number"),
+        ('"number": "inf"', "number"),
+        ('"number": true', "number"),
+        ('"boolean": 1', "boolean"),
+        ('"boolean": "true"', "boolean"),
+        ('"string": 1', "string"),
+        ('"integers": ["1"]', "integers.0"),
+        ('"integers": {"0": 1}', "integers"),
+        ('"numbers": {"a": 1}', r"numbers.a.\[key\]"),
+    ],
+)
+def test_no_value_is_taken_for_one_of_another_type(fields: str, place: str) -> None:
+    with pytest.raises(CorruptError, match=f"x is not a _Typed: {place}: Input should be"):
+        build(_Typed, b"{%b}" % fields.encode(), "x")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (b"", "orders/1 is not JSON"),
+        (b"{", "orders/1 is not JSON"),
+        (b"\xff\xfe", "orders/1 is not JSON"),
+        (b"[]", "orders/1 holds a JSON list where an object belongs"),
+        (b"{}", "orders/1 has format None; this release reads format 1"),
+        (b'{"format": 2}', "orders/1 has format 2"),
+        (b'{"format": true}', "orders/1 has format True"),
+        (b'{"format": 1.0}', r"orders/1 has format 1\.0"),
+        (b'{"format": 1, "number": "x"}', "orders/1 is not a Order: number: Input should be a valid integer"),
+    ],
+)
+def test_bytes_that_are_not_the_record_say_what_is_wrong(body: bytes, sentence: str) -> None:
+    with pytest.raises(CorruptError, match=sentence):
+        decode(Order, body, "orders/1")
+
+
+def test_an_integer_that_nobody_would_read_is_refused_when_it_is_written() -> None:
+    assert json.loads(dump({"state": 2**128 - 1})) == {"state": 2**128 - 1}
+    with pytest.raises(
+        ConfigError, match="what shall be stored has an integer of 129 bits; at most 128 are read; use a smaller"
+    ):
+        dump({"state": [{"x": 2**128}]})
+
+
+def test_long_digits_in_text_are_no_integers() -> None:
+    assert unseal(Stop, seal(Stop("failed", "9" * 5000, 1.5)), "x").reason == "9" * 5000
+
+
+def test_an_order_of_too_many_episodes_is_refused_when_it_is_written(memory_store: ObjectStore) -> None:
+    prompts = tuple(Prompt(f"p/{number}", {"question": "?"}) for number in range(2))
+    with pytest.raises(ConfigError, match="an order of 65538 episodes is too large, at most 65536 are played"):
+        orders.commit(memory_store, Order(0, prompts, 2**15 + 1, 0, (), {}))
+    orders.commit(memory_store, Order(0, prompts, 2**15, 0, (), {}))
+    assert orders.read(memory_store, 0).samples_per_prompt == 2**15

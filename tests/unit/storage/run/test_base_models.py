@@ -1,0 +1,31 @@
+import pytest
+
+from storage.errors import NotFoundError
+from storage.run import base_models
+from storage.store.object_store import ObjectStore
+from tests import builders
+from tests.damaging_store import damages_first_reads
+
+
+def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
+    assert not base_models.has_model(memory_store, "abc")
+    base_models.save_model(memory_store, "abc", builders.tensors(2), {"config.json": b"{}"}, {"accuracy": 0.5})
+    assert base_models.has_model(memory_store, "abc")
+    tensors, files = base_models.load_model(memory_store, "abc")
+    assert tensors["model.scale"].bits.tolist() == 2
+    assert files == {"config.json": b"{}"}
+    assert base_models.read_model_manifest(memory_store, "abc").metrics == {"accuracy": 0.5}
+    assert base_models.load_model(damages_first_reads(memory_store), "abc")[1] == files
+
+
+def test_the_first_of_two_builders_stands_and_the_second_leaves_nothing(memory_store: ObjectStore) -> None:
+    base_models.save_model(memory_store, "abc", builders.tensors(1), {}, {})
+    stored = memory_store.list()
+    base_models.save_model(memory_store, "abc", builders.tensors(2), {}, {})
+    assert memory_store.list() == stored
+    assert base_models.load_model(memory_store, "abc")[0]["model.scale"].bits.tolist() == 1
+
+
+def test_a_model_nobody_saved_is_not_found(memory_store: ObjectStore) -> None:
+    with pytest.raises(NotFoundError):
+        base_models.load_model(memory_store, "abc")

@@ -1,0 +1,164 @@
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.records.batches import Batch, Entry, SequenceKey
+from storage.run import batches
+from storage.store.object_store import ObjectStore
+from tests import builders
+from tests.damaging_store import damages_first_reads
+
+
+def key(order: int, sequence: int = 0) -> SequenceKey:
+    return SequenceKey(order, 1, 2, sequence)
+
+
+def round_trip(batch: Batch) -> Batch:
+    return batches.decode(batches.encode(batch))
+
+
+def with_row(**changes: object) -> Batch:
+    """A batch whose row 1 is a default one with `changes`."""
+    return builders.batch(builders.row(), replace(builders.row(key(1)), **changes))  # type: ignore[arg-type]  # chosen below
+
+
+def test_a_batch_comes_back_with_every_value() -> None:
+    batch = builders.batch(
+        builders.row(key(5), version=3, advantage=-1.5, logprob=-0.25, reward=0.5),
+        builders.row(key(2, 1), prompt=(), answer=(7,), replay=True),
+        policy="verifier",
+        step=9,
+        ledger=(Entry(key(4), "filtered", "zero_advantage"), Entry(key(3), "expired", "max_staleness")),
+        waiting=(key(9), key(6), key(2**33)),
+        shards=(5, 4, 7),
+        closed_below=6,
+        closed=(7, 9),
+        metrics={"dataflow/staleness/max": 2.0, "dataflow/odd": float("nan")},
+    )
+    found = round_trip(batch)
+    assert (found.policy, found.step, found.created_s) == ("verifier", 9, 1700000000.0)
+    assert (found.shards, found.closed_below, found.closed) == ((5, 4, 7), 6, (7, 9))
+    assert found.ledger == batch.ledger
+    assert found.waiting == batch.waiting
+    assert found.metrics["dataflow/staleness/max"] == 2.0
+    assert np.isnan(found.metrics["dataflow/odd"])
+    first, second = found.rows
+    assert (first.key, first.prompt_id) == (SequenceKey(5, 1, 2, 0), "chained_addition/train/17")
+    assert first.tokens.tolist() == [11, 12, 40, 41, 2]
+    assert first.loss_mask.tolist() == [False, False, True, True, True]
+    assert first.logprobs.tolist() == [0.0, 0.0, -0.25, -0.25, -0.25]
+    assert first.versions.tolist() == [-1, -1, 3, 3, 3]
+    assert first.advantages.tolist() == [0.0, 0.0, -1.5, -1.5, -1.5]
+    assert (first.reward, first.temperature, first.min_version, first.replay) == (0.5, 1.0, 3, False)
+    assert (second.key, second.tokens.tolist(), second.replay) == (SequenceKey(2, 1, 2, 1), [7], True)
+
+
+def test_a_batch_of_books_alone_comes_back() -> None:
+    books = replace(builders.batch(waiting=(key(1),), ledger=(builders.entry(key(0)),)), rows=())
+    found = round_trip(books)
+    assert (found.rows, found.ledger, found.waiting) == ((), books.ledger, books.waiting)
+
+
+def test_an_empty_batch_comes_back() -> None:
+    found = round_trip(replace(builders.batch(), rows=(), shards=()))
+    assert (found.rows, found.ledger, found.waiting, found.shards) == ((), (), (), ())
+
+
+def test_one_arrow_table_holds_rows_and_books() -> None:
+    import pyarrow as pa
+
+    body = batches.encode(builders.batch(ledger=(builders.entry(key(4)),), waiting=(key(6),)))
+    table = pa.ipc.open_file(body).read_all()
+    assert table.column("fate").to_pylist() == ["trained", "filtered", "waiting"]
+    assert table.column("reason").to_pylist() == ["", "zero_advantage", ""]
+    assert table.column("order").to_pylist() == [0, 4, 6]
+    assert table.column("tokens").to_pylist() == [[11, 12, 40, 41, 2], [], []]
+
+
+def array(values: list[float], kind: type) -> NDArray[Any]:
+    return np.array(values, dtype=kind)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"advantages": array([0] * 4, np.float32)}, "row 1: advantages and tokens differ in length"),
+        ({"versions": array([-1, -1, 0, 0, -1], np.int32)}, "row 1, token 4: versions are negative"),
+        ({"versions": array([3, -1, 0, 0, 0], np.int32)}, "row 1, token 0: versions name one on a token that is not"),
+        ({"logprobs": array([0, 1, 0, 0, 0], np.float32)}, "row 1, token 1: logprobs are not 0"),
+        ({"advantages": array([0, np.nan, 0, 0, 0], np.float32)}, "row 1, token 1: advantages are not 0"),
+        ({"key": SequenceKey(-1, 0, 0, 0)}, "row 1: order is negative"),
+        ({"tokens": array([-1, 12, 40, 41, 2], np.int32)}, "row 1, token 0: tokens are negative"),
+        ({"min_version": 1}, "row 1, token 2: versions are older than the row's min_version"),
+        ({"min_version": -1}, "row 1: min_version is negative"),
+        ({"temperature": float("nan")}, "row 1: the temperature is nan"),
+        ({"temperature": float("inf")}, "row 1: the temperature is inf"),
+        ({"temperature": -0.5}, "row 1: the temperature is -0.5; it is 0, or from 1e-12 to"),
+    ],
+)
+def test_a_row_that_breaks_its_promises_is_corrupt(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(CorruptError, match=sentence):
+        round_trip(with_row(**changes))
+
+
+def test_the_smallest_values_that_are_allowed_come_back() -> None:
+    lowest = with_row(tokens=array([0] * 5, np.int32), key=SequenceKey(0, 0, 0, 0), min_version=0)
+    found = round_trip(lowest).rows[1]
+    assert (found.tokens.tolist(), found.key, found.min_version) == ([0] * 5, SequenceKey(0, 0, 0, 0), 0)
+
+
+def test_a_row_may_be_older_than_what_it_trains_on() -> None:
+    """A masked token of the policy was sampled by version 2; those trained on by version 5."""
+    versions = array([-1, -1, 5, 5, 5], np.int32)
+    assert round_trip(with_row(versions=versions, min_version=2)).rows[1].min_version == 2
+
+
+def test_a_batch_that_arrives_damaged_once_is_read_again(memory_store: ObjectStore) -> None:
+    batches.commit(memory_store, builders.batch())
+    assert batches.read(damages_first_reads(memory_store), "solver", 1).step == 1
+
+
+def test_unknown_and_misplaced_fates_are_corrupt() -> None:
+    with pytest.raises(CorruptError, match=r"a batch has the unknown fates \['lost'\]"):
+        round_trip(builders.batch(ledger=(Entry(key(1), "lost", ""),)))  # type: ignore[arg-type]  # the fault under test
+    with pytest.raises(CorruptError, match="not in the order trained, ledger, waiting"):
+        round_trip(builders.batch(ledger=(Entry(key(1), "waiting", ""), Entry(key(2), "expired", ""))))
+
+
+def test_a_trained_fate_in_the_ledger_is_corrupt_wherever_it_stands() -> None:
+    with pytest.raises(CorruptError, match="row 1: is trained on, yet has no tokens"):
+        round_trip(builders.batch(ledger=(Entry(key(2), "trained", ""),)))
+    with pytest.raises(CorruptError, match="not in the order trained, ledger, waiting"):
+        round_trip(builders.batch(ledger=(builders.entry(key(1)), Entry(key(2), "trained", ""))))
+
+
+def test_the_second_dataflow_loses(memory_store: ObjectStore) -> None:
+    batches.commit(memory_store, builders.batch())
+    with pytest.raises(ConflictError):
+        batches.commit(memory_store, builders.batch())
+
+
+def test_the_next_step_follows_the_last_batch(memory_store: ObjectStore) -> None:
+    assert batches.next_step(memory_store, "solver") == 1
+    for step in (1, 2, 3):
+        batches.commit(memory_store, builders.batch(step=step))
+    assert batches.next_step(memory_store, "solver") == 4
+    assert batches.next_step(memory_store, "solver", start=3) == 4
+    assert batches.next_step(memory_store, "verifier") == 1
+    assert batches.exists(memory_store, "solver", 3)
+    assert not batches.exists(memory_store, "solver", 4)
+
+
+def test_unreadable_and_misplaced_batches_are_named(memory_store: ObjectStore) -> None:
+    with pytest.raises(NotFoundError):
+        batches.read(memory_store, "solver", 1)
+    memory_store.put("batches/solver/00000001.arrow", batches.encode(builders.batch(step=2)))
+    with pytest.raises(CorruptError, match=r"batches/solver/00000001\.arrow holds batch 2 of solver"):
+        batches.read(memory_store, "solver", 1)
+    memory_store.put("batches/solver/00000001.arrow", b"")
+    with pytest.raises(CorruptError, match=r"batches/solver/00000001\.arrow: a batch file of 0 bytes"):
+        batches.read(memory_store, "solver", 1)

@@ -1,0 +1,144 @@
+import pytest
+
+from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.run import checkpoints
+from storage.store.object_store import ObjectStore
+from tests import builders
+
+
+def save(store: ObjectStore, step: int) -> None:
+    checkpoints.save(store, "solver", step, builders.tensors(step), {"step": step, "rng": [1, 2**64 - 1], "name": "ä"})
+
+
+def newest_step(store: ObjectStore) -> int:
+    found = checkpoints.newest(store, "solver")
+    assert found is not None
+    return found.step
+
+
+def test_a_checkpoint_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
+    save(memory_store, 10)
+    tensors, state = checkpoints.load(memory_store, "solver", 10)
+    assert tensors["model.weight"].bits.tolist() == [[10, 11, 12], [13, 14, 15]]
+    assert state == {"step": 10, "rng": [1, 2**64 - 1], "name": "ä"}
+
+
+def test_the_latest_is_the_newest_that_is_whole(memory_store: ObjectStore) -> None:
+    assert checkpoints.newest(memory_store, "solver") is None
+    for step in (10, 20, 30):
+        save(memory_store, step)
+    memory_store.delete("checkpoints/solver/00000030/manifest.json")
+    assert newest_step(memory_store) == 20
+    assert checkpoints.newest(memory_store, "verifier") is None
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(memory_store: ObjectStore) -> None:
+    for step in (10, 20):
+        save(memory_store, step)
+    (data,) = (key for key in memory_store.list("checkpoints/solver/00000020") if key.endswith(".safetensors"))
+    memory_store.put(data, b"torn")
+    found = checkpoints.newest(memory_store, "solver")
+    assert found is not None
+    assert (found.step, found.state["step"]) == (10, 10)
+    memory_store.put("checkpoints/solver/00000010/manifest.json", b"torn")
+    with pytest.raises(CorruptError, match="checkpoints/solver/00000020"):
+        checkpoints.newest(memory_store, "solver")
+
+
+def test_the_second_writer_of_a_checkpoint_loses(memory_store: ObjectStore) -> None:
+    save(memory_store, 10)
+    with pytest.raises(ConflictError):
+        save(memory_store, 10)
+
+
+def test_prune_keeps_the_newest_and_removes_all_of_the_others(memory_store: ObjectStore) -> None:
+    for step in (10, 20, 30, 40):
+        save(memory_store, step)
+    memory_store.delete("checkpoints/solver/00000010/manifest.json")  # what a killed writer leaves
+    checkpoints.prune(memory_store, "solver", keep=2)
+    left = {key.split("/")[2] for key in memory_store.list("checkpoints/solver")}
+    assert left == {"00000030", "00000040"}
+    assert checkpoints.load(memory_store, "solver", 30)[1]["step"] == 30
+
+
+def test_prune_leaves_unfinished_newer_checkpoints_alone(memory_store: ObjectStore) -> None:
+    save(memory_store, 10)
+    save(memory_store, 20)
+    memory_store.delete("checkpoints/solver/00000020/manifest.json")  # being written by another trainer
+    checkpoints.prune(memory_store, "solver", keep=1)
+    assert len(memory_store.list("checkpoints/solver/00000020")) == 1
+    assert newest_step(memory_store) == 10
+
+
+def test_prune_deletes_manifests_before_their_data(memory_store: ObjectStore) -> None:
+    for step in (10, 20, 30):
+        save(memory_store, step)
+    deleted: list[str] = []
+    backend = memory_store.backend
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            return getattr(backend, name)
+
+        def delete(self, key: str) -> None:
+            deleted.append(key)
+            backend.delete(key)
+
+    checkpoints.prune(ObjectStore("watched", Watched()), "solver", keep=1)  # type: ignore[arg-type]  # delegates the rest
+    manifests = [key.endswith("manifest.json") for key in deleted]
+    assert manifests == [True, True, False, False]
+
+
+def test_prune_of_nothing_does_nothing(memory_store: ObjectStore) -> None:
+    checkpoints.prune(memory_store, "solver", keep=1)
+
+
+def test_missing_and_misplaced_checkpoints_are_told_apart(memory_store: ObjectStore) -> None:
+    with pytest.raises(NotFoundError):
+        checkpoints.load(memory_store, "solver", 10)
+    save(memory_store, 10)
+    memory_store.put("checkpoints/solver/00000011/manifest.json", memory_store.get("checkpoints/solver/00000010/manifest.json"))
+    with pytest.raises(CorruptError, match="is the checkpoint of solver step 10"):
+        checkpoints.load(memory_store, "solver", 11)
+
+
+def test_the_second_trainer_of_a_step_loses_and_leaves_nothing(memory_store: ObjectStore) -> None:
+    save(memory_store, 10)
+    stored = memory_store.list()
+    with pytest.raises(ConflictError):
+        save(memory_store, 10)
+    assert memory_store.list() == stored
+
+
+def test_prune_counts_no_checkpoint_that_cannot_be_gone_on_from(memory_store: ObjectStore) -> None:
+    for step in (10, 20, 30):
+        save(memory_store, step)
+    whole = memory_store.get("checkpoints/solver/00000030/manifest.json")
+    for step in ("00000098", "00000099", "9223372036854775807"):
+        memory_store.put(f"checkpoints/solver/{step}/manifest.json", whole)  # another step's
+    memory_store.put("checkpoints/solver/00000097/manifest.json", b"{")
+    save(memory_store, 96)
+    (data,) = (key for key in memory_store.list("checkpoints/solver/00000096") if key.endswith(".safetensors"))
+    memory_store.delete(data)
+    checkpoints.prune(memory_store, "solver", keep=2)
+    assert [step for step in checkpoints.steps(memory_store, "solver") if step < 96] == [20, 30]
+    assert newest_step(memory_store) == 30
+
+
+def test_prune_deletes_nothing_while_fewer_checkpoints_are_whole_than_it_keeps(memory_store: ObjectStore) -> None:
+    for step in (10, 20, 30):
+        save(memory_store, step)
+    for step in (20, 30):
+        memory_store.put(f"checkpoints/solver/{step:08d}/manifest.json", b"{")
+    stored = memory_store.list()
+    checkpoints.prune(memory_store, "solver", keep=2)
+    assert memory_store.list() == stored
+
+
+def test_prune_leaves_what_is_no_checkpoint(memory_store: ObjectStore) -> None:
+    save(memory_store, 20)
+    strays = [f"checkpoints/solver/{name}" for name in ("00000010.bak/manifest.json", "000000000010/x", ".DS_Store")]
+    for stray in strays:
+        memory_store.put(stray, b"")
+    checkpoints.prune(memory_store, "solver", keep=1)
+    assert [key for key in memory_store.list() if "00000020" not in key] == sorted(strays)

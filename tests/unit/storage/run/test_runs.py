@@ -1,0 +1,159 @@
+import json
+
+import pytest
+
+from storage import layout
+from storage.errors import ConfigError, CorruptError
+from storage.formats.json_objects import seal
+from storage.records.control import Stop
+from storage.records.types import Json
+from storage.run import runs
+from storage.run.runs import (
+    check_restart,
+    clear_stop,
+    create_run,
+    list_runs,
+    open_run,
+    read_run,
+    read_stop,
+    request_stop,
+    run_config,
+)
+from storage.store.object_store import ObjectStore
+
+CONFIG = {"seed": 0, "data": {"max_staleness": 8, "betas": [0.9, 0.999]}}
+
+
+def test_a_run_keeps_its_config(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "tiny-1", CONFIG, deployment="multi-policy")
+    assert run_config(open_run(memory_store, "tiny-1")) == CONFIG
+    record = read_run(run)
+    assert (record.run_id, record.deployment) == ("tiny-1", "multi-policy")
+    stored = json.loads(memory_store.get("runs/tiny-1/run.json"))
+    assert {"format", "write_id", "checksum", "run_id", "created_s", "deployment", "config"} == stored.keys()
+
+
+def test_the_same_id_with_the_same_config_joins_the_run(memory_store: ObjectStore) -> None:
+    first = create_run(memory_store, "tiny-1", CONFIG)
+    created_s = read_run(first).created_s
+    again = create_run(memory_store, "tiny-1", {**CONFIG, "data": {"max_staleness": 8, "betas": (0.9, 0.999)}})
+    assert read_run(again).created_s == created_s
+
+
+def test_the_same_id_with_another_config_names_what_differs(memory_store: ObjectStore) -> None:
+    create_run(memory_store, "tiny-1", CONFIG)
+    other = {"seed": 0, "data": {"max_staleness": 4, "betas": [0.9, 0.999]}, "steps": 3}
+    with pytest.raises(ConfigError) as caught:
+        create_run(memory_store, "tiny-1", other)
+    assert str(caught.value) == (
+        "run 'tiny-1' exists with another configuration: data.max_staleness is 8 there, 4 here; "
+        "steps is 'absent' there, 3 here; use the same settings to resume it, or another run id"
+    )
+
+
+@pytest.mark.parametrize("run_id", ["", "a/b", "..", "-x", "a b", "x" * 101, "a\n"])
+def test_an_id_that_is_no_plain_name_is_refused(memory_store: ObjectStore, run_id: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be a run id"):
+        create_run(memory_store, run_id, CONFIG)
+
+
+def test_an_unknown_run_names_similar_ones(memory_store: ObjectStore) -> None:
+    create_run(memory_store, "tiny-1", CONFIG)
+    with pytest.raises(ConfigError, match=r"there is no run 'tinny-1' in memory://.*; did you mean tiny-1\?"):
+        open_run(memory_store, "tinny-1")
+
+
+def test_an_unknown_run_in_an_empty_store_says_so(local_store: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match="the store holds no run yet"):
+        open_run(local_store, "../x")
+
+
+def test_runs_are_listed_oldest_first(memory_store: ObjectStore) -> None:
+    for run_id in ("zebra", "ant", "bee"):
+        create_run(memory_store, run_id, CONFIG)
+    memory_store.put("runs/no-run/loose", b"x")
+    assert list_runs(memory_store) == ["zebra", "ant", "bee"]
+
+
+def test_the_first_stop_stands(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "a", CONFIG)
+    assert read_stop(run) is None
+    cancelled = Stop("cancelled", "asked by a person", 5.0)
+    assert request_stop(run, cancelled) == cancelled
+    assert request_stop(run, Stop("completed", "", 6.0)) == cancelled
+    assert read_stop(run) == cancelled
+
+
+def test_a_cleared_stop_lets_the_run_go_on_and_stop_again(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "a", CONFIG)
+    request_stop(run, Stop("failed", "x", 1.0))
+    clear_stop(run)
+    clear_stop(run)
+    assert read_stop(run) is None
+    assert request_stop(run, Stop("completed", "", 2.0)).state == "completed"
+
+
+def test_a_changed_config_is_corrupt_and_hides_no_other_run(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "changed", CONFIG)
+    create_run(memory_store, "whole", CONFIG)
+    memory_store.put("runs/changed/run.json", run.get("run.json").replace(b'"max_staleness":8', b'"max_staleness":9'))
+    with pytest.raises(CorruptError, match=r"run\.json does not have the checksum it carries"):
+        run_config(run)
+    assert list_runs(memory_store) == ["whole"]
+
+
+def test_a_changed_stop_is_corrupt(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "stopped", CONFIG)
+    request_stop(run, Stop("failed", "out of memory", 1.0))
+    memory_store.put("runs/stopped/stop.json", run.get("stop.json").replace(b"memory", b"melody"))
+    with pytest.raises(CorruptError, match=r"stop\.json does not have the checksum it carries"):
+        read_stop(run)
+
+
+def test_a_default_that_came_later_does_not_keep_a_run_from_going_on(memory_store: ObjectStore) -> None:
+    def filled(config: Json) -> Json:
+        return {"anchor_every": 20, **config}
+
+    create_run(memory_store, "old", CONFIG)
+    create_run(memory_store, "old", {**CONFIG, "anchor_every": 20}, filled=filled)
+    assert check_restart(memory_store, "old", {**CONFIG, "anchor_every": 20}, filled) is None
+    with pytest.raises(ConfigError, match="anchor_every is 20 there, 5 here"):
+        create_run(memory_store, "old", {**CONFIG, "anchor_every": 5}, filled=filled)
+
+
+def test_a_restart_is_judged_before_anything_is_started(memory_store: ObjectStore) -> None:
+    assert check_restart(memory_store, "new", CONFIG) is None
+    run = create_run(memory_store, "mine", CONFIG)
+    with pytest.raises(ConfigError, match="seed is 0 there, 1 here"):
+        check_restart(memory_store, "mine", {**CONFIG, "seed": 1})
+    cancelled = request_stop(run, Stop("cancelled", "asked by a person", 5.0))
+    assert check_restart(memory_store, "mine", CONFIG) == cancelled
+    with pytest.raises(ConfigError, match="seed is 0 there, 1 here"):
+        check_restart(memory_store, "mine", {**CONFIG, "seed": 1})
+    clear_stop(run)
+    request_stop(run, Stop("completed", "", 6.0))
+    for config in (CONFIG, None):
+        with pytest.raises(ConfigError, match="run mine is completed; choose another run id"):
+            check_restart(memory_store, "mine", config)
+    with pytest.raises(ConfigError, match="cannot be a run id"):
+        check_restart(memory_store, "a/b", CONFIG)
+
+
+def test_a_run_id_like_no_other_is_answered_with_the_last_three_runs(memory_store: ObjectStore) -> None:
+    for run_id in ("a-1", "b-2", "c-3", "d-4", "e-5"):
+        create_run(memory_store, run_id, CONFIG)
+    with pytest.raises(ConfigError, match=r"did you mean c-3 or d-4 or e-5\?$"):
+        open_run(memory_store, "zzzzzz")
+
+
+def test_a_reason_is_cut_where_it_is_written_and_where_it_is_read(memory_store: ObjectStore) -> None:
+    assert len(runs.request_stop(memory_store, Stop("failed", "x" * 20_000, 1.0)).reason) == runs.REASON_MAX == 10_000
+    memory_store.put(layout.STOP, seal(Stop("failed", "y" * 20_000, 1.0)))
+    assert runs.read_stop(memory_store) == Stop("failed", "y" * 10_000, 1.0)
+
+
+def test_an_end_of_megabytes_is_not_parsed(memory_store: ObjectStore) -> None:
+    body = seal(Stop("failed", "z" * runs.STOP_BYTES_MAX, 1.0))
+    memory_store.put(layout.STOP, body)
+    with pytest.raises(CorruptError, match=rf"stop\.json has {len(body):,} bytes; it has at most 1,000,000; put .* delete it"):
+        runs.read_stop(memory_store)

@@ -1,0 +1,91 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.errors import ConfigError
+from storage.store.addresses import VARIABLES, holds_credentials, refuse_credentials, without_credentials
+
+HIDDEN = [
+    ("https://me:s3cr3t@host:4200/api", "https://host:4200/api"),
+    ("https://s3cr3t@host/api", "https://host/api"),
+    ("https://me:s3/cr3t@host/api", "https://host/api"),
+    ("https://me:s3#cr3t@host/api", "https://host/api"),
+    ("https://me:s3?cr3t@host/api", "https://host/api"),
+    ("https://host/api?token=s3cr3t", "https://host/api"),
+    ("https://host/api?a=b&X-Amz-Signature=s3cr3t", "https://host/api"),
+    ("https://host/api#access_token=s3cr3t", "https://host/api"),
+    ("postgresql://me:s3cr3t@host/db", "postgresql://host/db"),
+    ("postgresql://host/db?password=s3cr3t", "postgresql://host/db"),
+    ("s3://key:s3cr3t@bucket/prefix", "s3://bucket/prefix"),
+    ("s3://key:s3/cr3t@bucket/prefix", "s3://bucket/prefix"),
+    ("file://me:s3cr3t@host/store", "file://host/store"),
+    ("me:s3cr3t@host:4200/api", "host:4200/api"),
+    ("//me:s3cr3t@host:4200/api", "host:4200/api"),
+    ("http:/me:s3cr3t@host:4200/api", "host:4200/api"),
+    ("s3://key:s3cr3t/bucket", "s3://…"),
+    ("S3://key:s3cr3t/bucket", "S3://…"),
+    ("https://host/api;token=s3cr3t", "https://host/api"),
+    ("https://host/api&token=s3cr3t", "https://host/api"),
+    ("postgresql://host/db?%70assword=s3cr3t", "postgresql://host/db"),
+    ("https://host/api?pass=s3cr3t", "https://host/api"),
+]
+CLEAN = [
+    "http://127.0.0.1:4200/api",
+    "https://host/#/experiments/1/runs/2",
+    "s3://bucket/me@home?endpoint=http://host:9000&profile=eu",
+    "file:///home/me@domain/store",
+    "sqlite:////home/me@domain/mlflow.db",
+    "/home/me@domain/store",
+    "FILE:///home/me@domain/store",
+    "https://host/api?compass=north",
+    "here",
+    "databricks://profile",
+]
+
+
+@pytest.mark.parametrize(("url", "shown"), HIDDEN)
+def test_a_credential_in_an_address_is_not_shown(url: str, shown: str) -> None:
+    assert holds_credentials(url)
+    assert without_credentials(url) == shown
+
+
+@pytest.mark.parametrize("url", CLEAN)
+def test_an_address_without_a_credential_is_shown_as_it_is(url: str) -> None:
+    assert not holds_credentials(url)
+    assert without_credentials(url) == url
+    refuse_credentials("ASTRAFLOW_STORE", url)
+
+
+@pytest.mark.parametrize("variable", list(VARIABLES))
+def test_the_refusal_names_the_variables_to_use_instead(variable: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        refuse_credentials(variable, "https://me:s3cr3t@host/api")
+    assert str(refused.value).startswith(f"{variable} holds a credential beside the address https://host/api")
+    assert VARIABLES[variable] in str(refused.value)
+    assert "s3cr3t" not in str(refused.value)
+
+
+COMMANDS = [["up"], ["run", "--detach"], ["deploy"], ["doctor"], ["status"], ["cancel", "nobody"], ["--debug", "down"]]
+
+
+@pytest.mark.parametrize("variable", list(VARIABLES))
+def test_no_command_prints_a_credential_or_leaves_it_in_the_home(variable: str, tmp_path: Path) -> None:
+    own = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    environment = {**own, "ASTRAFLOW_HOME": str(tmp_path / "home"), variable: "https://me:s3cr3t@127.0.0.1:1/api"}
+    for command in COMMANDS:
+        done = subprocess.run(
+            [sys.executable, "-m", "deployments.cli.app", *command],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "s3cr3t" not in done.stdout + done.stderr, command
+        if command[0] in ("up", "run"):
+            assert done.returncode == 2, command
+            assert f"{variable} holds a credential" in done.stderr, command
+    for file in (tmp_path / "home").rglob("*"):
+        assert file.is_dir() or b"s3cr3t" not in file.read_bytes()

@@ -1,0 +1,247 @@
+"""Lost answers, retries, URLs and refusals, on backends made to misbehave."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from storage.errors import ConfigError, ConflictError, NotFoundError, TransientError
+from storage.store import object_store
+from storage.store.backend import Keys
+from storage.store.object_store import ObjectStore, check, default_store, open_store
+
+
+@dataclass
+class Scripted:
+    """A backend of one dict that raises what `failures` holds, one a call, before or after doing the work."""
+
+    object_store: dict[str, bytes] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    honours_absence: bool = True
+
+    def _turn(self, verb: str) -> str:
+        self.calls.append(verb)
+        failure = self.failures.pop(0) if self.failures else ""
+        if failure == "before":
+            raise TransientError("away")
+        return failure
+
+    def read(self, key: str) -> bytes:
+        self._turn("read")
+        if key not in self.objects:
+            raise NotFoundError(key)
+        return self.objects[key]
+
+    def create(self, key: str, body: bytes) -> bool:
+        failure = self._turn("create")
+        if key in self.objects and self.honours_absence:
+            return False
+        self.objects[key] = body
+        if failure == "after":
+            raise TransientError("answer lost")
+        return True
+
+    def write(self, key: str, body: bytes) -> None:
+        self._turn("write")
+        self.objects[key] = body
+
+    def exists(self, key: str) -> bool:
+        self._turn("exists")
+        return key in self.objects
+
+    def list(self, prefix: str, start_after: str) -> Keys:
+        self._turn("list")
+        return sorted(key for key in self.objects if key.startswith(prefix) and key > start_after)
+
+    def folders(self, prefix: str) -> Keys:
+        return []
+
+    def delete(self, key: str) -> None:
+        self._turn("delete")
+        self.objects.pop(key, None)
+
+
+@dataclass
+class Parts(Scripted):
+    """Which parts were asked for."""
+
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def read_part(self, key: str, start: int, end: int) -> bytes:
+        self.asked.append((start, end))
+        return self.objects[key][start:end]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "parts"),
+    [
+        (4, []),
+        (5, [(0, 4), (4, 5)]),
+        (8, [(0, 4), (4, 8)]),
+        (9, [(0, 5), (5, 9)]),
+        (20, [(0, 8), (8, 16), (16, 20)]),
+    ],
+)
+def test_an_object_is_cut_into_so_many_parts_that_none_is_too_small_or_too_large(
+    num_bytes: int, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PART_BYTES_MIN", 4), ("PART_BYTES_MAX", 8), ("PARTS_MAX", 2)):
+        monkeypatch.setattr(object_store, name, value)
+    backend = Parts({"a": bytes(range(num_bytes))})
+    assert ObjectStore("parts", backend).get("a", num_bytes) == bytes(range(num_bytes))
+    assert sorted(backend.asked) == parts
+    assert backend.calls == ([] if parts else ["read"])
+
+
+def test_a_store_is_tried_sixteen_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    backend = Scripted({"a": b"x"}, failures=["before"] * 15)
+    assert ObjectStore("scripted", backend).get("a") == b"x"
+    backend = Scripted({"a": b"x"}, failures=["before"] * 16)
+    with pytest.raises(TransientError, match="away"):
+        ObjectStore("scripted", backend).get("a")
+    assert len(backend.calls) == 16
+
+
+def test_a_transient_failure_is_tried_again() -> None:
+    backend = Scripted({"a": b"x"}, failures=["before", "before"])
+    assert ObjectStore("scripted", backend).get("a") == b"x"
+    assert backend.calls == ["read", "read", "read"]
+
+
+def test_a_lost_answer_of_an_own_create_is_a_success() -> None:
+    backend = Scripted(failures=["after"])
+    ObjectStore("scripted", backend).create("a", b"mine")
+    assert backend.objects == {"a": b"mine"}
+    assert backend.calls == ["create", "create", "read"]
+
+
+def test_a_lost_answer_after_a_rival_is_a_conflict() -> None:
+    backend = Scripted({"a": b"rival"}, failures=["before"])
+    with pytest.raises(ConflictError, match="scripted/a exists with another body"):
+        ObjectStore("scripted", backend).create("a", b"mine")
+
+
+def test_an_object_deleted_between_create_and_read_back_is_created_again() -> None:
+    class Vanishing(Scripted):
+        def read(self, key: str) -> bytes:
+            self.objects.pop(key, None)
+            return super().read(key)
+
+    backend = Vanishing({"a": b"old"})
+    ObjectStore("scripted", backend).create("a", b"new")
+    assert backend.objects == {"a": b"new"}
+
+
+def test_patience_is_bounded_and_the_failure_comes_through() -> None:
+    backend = Scripted({"a": b"x"}, failures=["before"] * 1000)
+    with pytest.raises(TransientError, match="away"):
+        replace(ObjectStore("scripted", backend), patience_s=0.3).get("a")
+    assert 2 <= len(backend.calls) <= 16
+
+
+def test_errors_a_retry_cannot_mend_are_not_retried() -> None:
+    backend = Scripted()
+    with pytest.raises(NotFoundError):
+        ObjectStore("scripted", backend).get("a")
+    assert backend.calls == ["read"]
+
+
+def test_check_refuses_a_store_that_overwrites() -> None:
+    with pytest.raises(ConfigError, match="overwrites objects that must be created once"):
+        check(ObjectStore("scripted", Scripted(honours_absence=False)))
+
+
+def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
+    store = ObjectStore("s3://far/away", Scripted(failures=["before"] * 1000), patience_s=0.1)
+    with pytest.raises(ConfigError, match=r"the store s3://far/away cannot be used: away; correct ASTRAFLOW_STORE"):
+        check(store)
+
+
+def test_check_says_where_the_store_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", "memory://named")
+    overwriting = replace(open_store("memory://named"), backend=Scripted(honours_absence=False))
+    with pytest.raises(ConfigError, match=r"overwrites objects .* \(ASTRAFLOW_STORE names this store\)"):
+        check(overwriting)
+    monkeypatch.setenv("ASTRAFLOW_STORE", "memory://another")
+    with pytest.raises(ConfigError, match=r"a local folder$"):
+        check(overwriting)
+
+
+def test_urls_of_every_scheme_open(tmp_path: Path) -> None:
+    assert open_store(str(tmp_path)).url == f"file://{tmp_path}"
+    assert open_store(f"file://{tmp_path}").url == f"file://{tmp_path}"
+    assert open_store("memory://tests/a/").url == "memory://tests/a"
+    assert open_store("s3://bucket/some/prefix/").url == "s3://bucket/some/prefix"
+
+
+def test_two_openings_of_one_memory_name_are_one_store() -> None:
+    open_store("memory://shared-by-name").create("a", b"x")
+    assert open_store("memory://shared-by-name").get("a") == b"x"
+    assert not open_store("memory://shared-by-nam").exists("e/a")
+
+
+def test_a_path_with_spaces_and_percent_signs_opens_the_same_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "a b%20c"
+    open_store(str(folder)).create("k", b"x")
+    assert (folder / "k").read_bytes() == b"x"
+    assert open_store(open_store(str(folder)).url).get("k") == b"x"
+
+
+@pytest.mark.parametrize("url", ["", "ftp://host/x", "s3://", "gs://bucket/x"])
+def test_a_url_that_names_no_usable_place_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="the store URL"):
+        open_store(url)
+
+
+def test_the_default_store_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", "memory://from-environment")
+    assert default_store().url == "memory://from-environment"
+    monkeypatch.delenv("ASTRAFLOW_STORE")
+    monkeypatch.chdir(tmp_path)
+    assert default_store().url == f"file://{tmp_path}/.astraflow/store"
+
+
+@pytest.mark.parametrize("url", ["s3:/runs/a", "file:/tmp/x", "gs:/bucket"])
+def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
+    with pytest.raises(ConfigError, match="has one slash after its scheme; write two"):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("file://host/store", r"names the machine 'host', .*write three slashes, file:///store, for the folder /store here"),
+        ("file://store", r"names the machine 'store', .*write three slashes, file:///store"),
+        ("file://host:80/a/b", r"names the machine 'host:80', .*file:///a/b"),
+        ("file://[::1/store", r"names the machine '\[::1'"),
+        ("file://LOCALHOST.example/store", "names the machine"),
+        ("file://localhost", "names no folder; write file:///path"),
+        ("file:///", "names no folder; write file:///path"),
+        ("file:///a?b", "write a \\? of the path as %3F"),
+        ("file:///a#b", "write a # of the path as %23"),
+        ("file:///a\nb", "holds a character that cannot be printed"),
+        ("s3://bucket/a\tb", "holds a character that cannot be printed"),
+        ("file:///a%00b", "its name holds a NUL"),
+        ("a\0b", "its name holds a NUL"),
+        ("a\ud800b", "can be no folder"),
+        ("~no-such-user-here/store", "can be no folder"),
+    ],
+)
+def test_a_url_that_would_mean_another_folder_than_it_says_is_refused_with_what_to_write(url: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_store(url)
+
+
+def test_a_secret_in_a_file_url_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="names the machine 'host'") as caught:
+        open_store("file://user:secret@host/store")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_file_url_of_this_machine_is_the_folder_it_names(tmp_path: Path) -> None:
+    folder = tmp_path / "with space, # and ?"
+    open_store(str(folder)).put("key", b"body")
+    assert open_store(folder.as_uri()).get("key") == b"body"
+    assert open_store(folder.as_uri().replace("file://", "file://localhost")).get("key") == b"body"

@@ -1,0 +1,307 @@
+"""What the answers of an S3 server become, and what is asked of it; the server is a script, the translation is s3fs's own."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    IncompleteReadError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    ReadTimeoutError,
+)
+from fsspec.asyn import get_loop
+from s3fs.errors import translate_boto_error
+
+from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError, TransientError
+from storage.store import backend, s3
+from storage.store.s3 import S3Objects
+from storage.store.s3_url import S3Place
+
+PLACE = S3Place("bucket", "root", "http://host:9000", "eu")
+
+
+def answer(status: int, code: str) -> BaseException:
+    """What s3fs raises when the server answers so."""
+    response: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    translated: BaseException = translate_boto_error(ClientError(response, "PutObject"))
+    return translated
+
+
+class Body:
+    """Of an answer whose headers have arrived: the rest comes when it is read."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content, self.was_read, self.was_closed = content, False, False
+
+    async def read(self) -> bytes:
+        self.was_read = True
+        return self.content
+
+    def close(self) -> None:
+        self.was_closed = True
+
+
+class Server:
+    """In the place of an s3fs filesystem: answers each call from a script, and writes down what was asked."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = list(script)
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.loop = get_loop()
+        self.bodies: list[Body] = []
+
+    async def _call_s3(self, method: str, **arguments: Any) -> Any:
+        content = self._next(method, arguments)
+        self.bodies.append(Body(content))
+        return {"ContentLength": len(content), "Body": self.bodies[-1]}
+
+    def call_s3(self, method: str, **arguments: Any) -> Any:
+        return self._next(method, arguments)
+
+    def cat_file(self, path: str, **arguments: Any) -> Any:
+        return self._next("cat_file", {"path": path, **arguments})
+
+    def pipe_file(self, path: str, body: bytes) -> Any:
+        return self._next("pipe_file", {"path": path, "body": body})
+
+    def _next(self, method: str, arguments: dict[str, Any]) -> Any:
+        self.asked.append((method, arguments))
+        said = self.script.pop(0) if self.script else {}
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[S3Objects, Server]]]:
+    def make(*script: Any) -> tuple[S3Objects, Server]:
+        server = Server(*script)
+        monkeypatch.setattr(s3, "_open", lambda place: server)
+        return S3Objects(PLACE), server
+
+    return make
+
+
+SORTED: list[tuple[int, str, type[AstraFlowError]]] = [
+    (400, "RequestTimeout", TransientError),
+    (400, "IncompleteBody", TransientError),
+    (400, "BadDigest", TransientError),
+    (400, "Throttling", TransientError),
+    (400, "ThrottlingException", TransientError),
+    (403, "SlowDown", TransientError),
+    (408, "RequestTimeout", TransientError),
+    (409, "OperationAborted", TransientError),
+    (409, "ConditionalRequestConflict", TransientError),
+    (412, "PreconditionFailed", TransientError),
+    (425, "TooEarly", TransientError),
+    (429, "TooManyRequests", TransientError),
+    (500, "InternalError", TransientError),
+    (502, "BadGateway", TransientError),
+    (503, "SlowDown", TransientError),
+    (503, "ServiceUnavailable", TransientError),
+    (504, "GatewayTimeout", TransientError),
+    (404, "NoSuchKey", NotFoundError),
+    (404, "404", NotFoundError),
+    (404, "NoSuchBucket", ConfigError),
+    (401, "Unauthorized", ConfigError),
+    (403, "AccessDenied", ConfigError),
+    (403, "SignatureDoesNotMatch", ConfigError),
+    (403, "InvalidAccessKeyId", ConfigError),
+    (403, "RequestTimeTooSkewed", ConfigError),
+    (400, "InvalidArgument", ConfigError),
+    (400, "ExpiredToken", ConfigError),
+    (301, "PermanentRedirect", ConfigError),
+    (405, "MethodNotAllowed", ConfigError),
+    (499, "ClientClosed", ConfigError),
+]
+
+
+def test_every_status_and_code_is_retried_missing_or_for_a_person(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+    found = []
+    for status, code, _ in SORTED:
+        objects, _server = served(answer(status, code))
+        with pytest.raises(AstraFlowError) as raised:
+            objects.read("a")
+        found.append((status, code, raised.type))
+    assert found == SORTED
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (EndpointConnectionError(endpoint_url="http://host"), TransientError),
+        (ReadTimeoutError(endpoint_url="http://host"), TransientError),
+        (IncompleteReadError(actual_bytes=1, expected_bytes=2), TransientError),
+        (ConnectionResetError("reset"), TransientError),
+        (NoCredentialsError(), ConfigError),
+        (PartialCredentialsError(provider="env", cred_var="key"), ConfigError),
+        (NoRegionError(), ConfigError),
+        (ProfileNotFound(profile="eu"), ConfigError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_server_that_cannot_be_reached_is_asked_again_and_missing_credentials_are_for_a_person(
+    served: Callable[..., tuple[S3Objects, Server]], error: Exception, kind: type[AstraFlowError]
+) -> None:
+    objects, _ = served(error)
+    with pytest.raises(kind, match="s3://bucket/root/a at http://host:9000"):
+        objects.read("a")
+
+
+def test_refusals_name_the_object_and_what_to_correct(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+    def told(status: int, code: str) -> str:
+        objects, _ = served(answer(status, code))
+        with pytest.raises(AstraFlowError) as raised:
+            objects.delete("k")
+        return str(raised.value)
+
+    name = "s3://bucket/root/k at http://host:9000"
+    denied = f"access to {name} is denied (AccessDenied); check the profile eu in ~/.aws and the bucket's policy"
+    assert told(403, "AccessDenied") == denied
+    assert told(404, "NoSuchBucket").startswith("the bucket bucket at http://host:9000 does not exist; create it")
+    assert told(400, "InvalidArgument").startswith(f"the store refused {name} with status 400 (InvalidArgument): ")
+    assert told(503, "SlowDown").startswith(f"{name} did not answer as it should: ")
+
+
+def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_rival(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
+    objects, server = served({}, answer(412, "PreconditionFailed"), answer(409, "ConditionalRequestConflict"))
+    assert objects.create("a/b", b"x") is True
+    assert objects.create("a/b", b"y") is False
+    with pytest.raises(TransientError):  # two at once: the next try finds out who was first
+        objects.create("a/b", b"z")
+    put = {"Bucket": "bucket", "Key": "root/a/b", "IfNoneMatch": "*"}
+    assert server.asked == [("put_object", {**put, "Body": body}) for body in (b"x", b"y", b"z")]
+
+
+def test_a_commit_of_5_gib_is_refused_before_it_is_sent_and_a_smaller_one_is_sent(
+    served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert s3.CREATE_BYTES_MAX == 5 * 2**30
+    monkeypatch.setattr(s3, "CREATE_BYTES_MAX", 4)
+    objects, server = served()
+    with pytest.raises(ConfigError, match=r"s3://bucket/root/a at http://host:9000 has 4 bytes; a commit to S3 is one PUT"):
+        objects.create("a", b"four")
+    assert server.asked == []
+    assert objects.create("a", b"fou")
+
+
+def test_a_part_behind_the_end_of_an_object_is_empty_and_other_refusals_are_not(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
+    objects, server = served(b"bc", answer(416, "InvalidRange"), answer(403, "AccessDenied"))
+    assert objects.read_part("a", 1, 3) == b"bc"
+    assert objects.read_part("a", 9, 12) == b""
+    with pytest.raises(ConfigError):
+        objects.read_part("a", 0, 1)
+    path = "bucket/root/a"
+    assert [arguments for _, arguments in server.asked[:2]] == [
+        {"path": path, "start": 1, "end": 3},
+        {"path": path, "start": 9, "end": 12},
+    ]
+
+
+def test_a_listing_is_followed_to_its_last_page_and_its_keys_are_relative(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
+    first = {"Contents": [{"Key": "root/w/1"}], "IsTruncated": True, "NextContinuationToken": "more"}
+    last = {"Contents": [{"Key": "root/w/2"}], "IsTruncated": False}
+    objects, server = served(first, last, {})
+    assert objects.list("w/", "w/0") == ["w/1", "w/2"]
+    assert objects.list("w/", "") == []
+    page = {"Bucket": "bucket", "Prefix": "root/w/", "MaxKeys": 1000}
+    assert server.asked == [
+        ("list_objects_v2", {**page, "StartAfter": "root/w/0"}),
+        ("list_objects_v2", {**page, "StartAfter": "root/w/0", "ContinuationToken": "more"}),
+        ("list_objects_v2", page),
+    ]
+
+
+def test_folders_are_the_names_directly_below_a_prefix(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+    objects, server = served({"CommonPrefixes": [{"Prefix": "root/runs/a/"}, {"Prefix": "root/runs/b/"}]})
+    assert objects.folders("runs/") == ["a", "b"]
+    assert server.asked[0][1]["Delimiter"] == "/"
+
+
+def test_what_exists_is_asked_by_its_head(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+    objects, server = served({}, answer(404, "404"), answer(503, "SlowDown"))
+    assert objects.exists("a") is True
+    assert objects.exists("b") is False
+    with pytest.raises(TransientError):
+        objects.exists("c")
+    assert server.asked == [("head_object", {"Bucket": "bucket", "Key": f"root/{key}"}) for key in "abc"]
+
+
+def test_reads_writes_and_deletes_name_the_object_below_the_root(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+    objects, server = served(b"x")
+    assert objects.read("a") == b"x"
+    objects.write("a", bytearray(b"y"))
+    objects.delete("a")
+    assert server.asked == [
+        ("get_object", {"Bucket": "bucket", "Key": "root/a"}),
+        ("pipe_file", {"path": "bucket/root/a", "body": b"y"}),
+        ("delete_object", {"Bucket": "bucket", "Key": "root/a"}),
+    ]
+
+
+def test_nothing_of_an_object_that_is_too_large_is_read_once_its_size_is_known(
+    served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "BYTES_MAX", 3)
+    monkeypatch.setattr(backend, "ARROW_BYTES_MAX", 4)
+    objects, server = served(b"{ }", b"{  }", b"1234", b"12345")
+    assert objects.read("stop.json") == b"{ }"
+    with pytest.raises(
+        CorruptError, match=r"^s3://bucket/root/stop\.json at .* has 4 bytes; an object of its kind has at most 3$"
+    ):
+        objects.read("stop.json")
+    assert objects.read("0.arrow") == b"1234"
+    with pytest.raises(CorruptError, match=r"0\.arrow at .* has 5 bytes; an object of its kind has at most 4$"):
+        objects.read("0.arrow")
+    assert [(body.was_read, body.was_closed) for body in server.bodies] == [(True, True), (False, True)] * 2
+
+
+def test_one_connection_serves_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[S3Place] = []
+
+    def open_one(place: S3Place) -> Server:
+        opened.append(place)
+        return Server()
+
+    monkeypatch.setattr(s3, "_open", open_one)
+    objects = S3Objects(PLACE)
+    objects.exists("a")
+    objects.exists("b")
+    assert opened == [PLACE]
+    monkeypatch.setattr(s3.os, "getpid", lambda: -1)  # a fork: the parent's loop does not run in it
+    objects.exists("c")
+    assert opened == [PLACE, PLACE]
+
+
+def test_the_connection_has_short_timeouts_and_no_retries_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    made: list[dict[str, Any]] = []
+
+    class Filesystem:
+        retries = 5
+
+        def __init__(self, **arguments: Any) -> None:
+            made.append(arguments)
+
+    monkeypatch.setattr(s3fs, "S3FileSystem", Filesystem)
+    monkeypatch.setattr(s3, "_of_profile", lambda profile: {"endpoint_url": "http://own", "region": "eu-west-1"})
+    assert s3._open(S3Place("bucket", profile="eu")).retries == 1
+    s3._open(PLACE)
+    config = {"connect_timeout": 5.0, "read_timeout": 30.0, "max_pool_connections": 64, "retries": {"total_max_attempts": 1}}
+    expected = {
+        **{"skip_instance_cache": True, "use_listings_cache": False, "default_fill_cache": False, "profile": "eu"},
+        **{"endpoint_url": "http://own", "client_kwargs": {"region_name": "eu-west-1"}, "config_kwargs": config},
+    }
+    assert made == [expected, {**expected, "endpoint_url": "http://host:9000"}]

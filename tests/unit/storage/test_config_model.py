@@ -1,0 +1,171 @@
+"""Every number of a recipe has a lower and an upper bound, and an error names the key, the value, the line and the bound."""
+
+import math
+import re
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from storage import config_model
+from storage.errors import ConfigError
+from tasks.recipes.loader import load
+from tasks.recipes.run_config import RunConfig
+
+RECIPE = """\
+steps: 4
+policies:
+  solver: {model: {tiny: {}}}
+data:
+  prompts: {builtin: chained_addition}
+evaluation:
+  prompts: {builtin: chained_addition, split: test, limit: 8}
+"""
+NOT_FINITE = (".inf", "-.inf", ".nan")
+TOO_FAR = ("1e30", "-1e30", "9" * 400)
+
+
+def _numbers(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every numeric field below a model, with the key that a recipe writes: of policies `solver`, of regions `us-east`."""
+    for name, info in model.model_fields.items():
+        yield from _of(info.annotation, (*path, name), info)
+
+
+def _of(kind: Any, path: tuple[str, ...], info: FieldInfo) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    inner = [part for part in get_args(kind) if part is not type(None)]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield from _numbers(kind, path)
+    elif kind in (int, float):
+        yield path, info
+    elif get_origin(kind) is dict:
+        yield from _of(inner[1], (*path, "us-east" if path[-1] == "regions" else "solver"), info) if inner[1] is not Any else ()
+    elif get_origin(kind) not in (list, tuple):
+        for part in inner:
+            yield from _of(part, path, info)
+
+
+NUMBERS = {".".join(path): info for path, info in _numbers(RunConfig)}
+
+
+def test_the_walk_finds_the_numbers_of_every_room() -> None:
+    some = {"steps", "data.max_staleness", "policies.solver.train.lr", "rollout.regions.us-east.workers", "evaluation.every"}
+    assert some <= NUMBERS.keys()
+    assert len(NUMBERS) > 60
+
+
+@pytest.mark.parametrize("key", NUMBERS)
+def test_a_number_beyond_its_bounds_is_refused_with_its_key_its_value_and_the_bound(key: str) -> None:
+    found = NUMBERS[key]
+    bounds = _bounds(found)
+    assert any(hasattr(one, "ge") or hasattr(one, "gt") for one in bounds), "no lower bound"
+    assert any(hasattr(one, "le") or hasattr(one, "lt") for one in bounds), "no upper bound"
+    for written in (*NOT_FINITE, *TOO_FAR):
+        with pytest.raises(ConfigError) as caught:
+            load(RECIPE, {key: _value(written)})
+        assert key in str(caught.value)
+        assert re.search(r"must be (a finite number|(less|greater) than (or equal to )?[-\d.e+]+), not ", str(caught.value))
+
+
+def _bounds(info: FieldInfo) -> list[Any]:
+    """Constraints of the field itself, or of the type within an optional one."""
+    inside = [part for part in get_args(info.annotation) if part is not type(None)]
+    nested = [
+        one for part in inside for annotated in getattr(part, "__metadata__", ()) for one in getattr(annotated, "metadata", ())
+    ]
+    return [*info.metadata, *nested]
+
+
+def _value(written: str) -> Any:
+    from tasks.recipes.yaml_file import read
+
+    return read(written, "a value").value
+
+
+@pytest.mark.parametrize("key", ["policies.solver.sampling.temperature", "evaluation.temperature"])
+def test_a_temperature_that_float32_could_not_divide_by_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}: must be 0 \(greedy\), or at least 1e-12"):
+        load(RECIPE, {key: 9e-13})
+    assert load(RECIPE, {"policies.solver.sampling.temperature": 1e-12}).policies["solver"].sampling.temperature == 1e-12
+
+
+def test_an_error_names_file_line_value_and_bound() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(RECIPE.replace("steps: 4", "steps: 1e30"))
+    assert str(caught.value) == "recipe, line 1: steps: must be less than or equal to 1000000, not 1e+30"
+    with pytest.raises(ConfigError) as caught:
+        load(RECIPE + "seed: .inf\n")
+    assert str(caught.value) == "recipe, line 8: seed: must be a finite number, not inf"
+    with pytest.raises(ConfigError) as caught:
+        load(RECIPE, {"policies.solver.train.betas": [0.9, float("nan")]})
+    assert (
+        str(caught.value)
+        == "--set policies.solver.train.betas: policies.solver.train.betas.1: must be a finite number, not nan"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("Steps", 1, 10**6), ("Count", 1, 10**6), ("CountOrNone", 0, 10**6), ("Rows", 1, 10**9), ("Tokens", 1, 10**8),
+        ("TokensOrNone", 0, 10**8), ("Width", 2, 2**16), ("Layers", 1, 2**10), ("Threads", 1, 2**10),
+        ("Megabytes", 64, 2**24), ("Seed", 0, 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_whole_numbers_are_taken_from_the_lowest_to_the_highest(name: str, least: int, most: int) -> None:
+    kind: TypeAdapter[int] = TypeAdapter(getattr(config_model, name))
+    assert [kind.validate_python(value) for value in (least, most)] == [least, most]
+    for value in (least - 1, most + 1, True, False):
+        with pytest.raises(ValidationError):
+            kind.validate_python(value)
+
+
+THIRTY_DAYS_S = 30 * 24 * 3600.0
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "least_is_taken", "most", "most_is_taken"),
+    [
+        ("Seconds", 0.0, False, THIRTY_DAYS_S, True), ("SecondsOrNone", 0.0, True, THIRTY_DAYS_S, True),
+        ("Positive", 0.0, False, 1e12, True), ("NotNegative", 0.0, True, 1e12, True), ("AnySign", -1e12, True, 1e12, True),
+        ("Share", 0.0, False, 1.0, True), ("Decay", 0.0, True, 1.0, False),
+    ],
+)  # fmt: skip
+def test_other_numbers_are_taken_up_to_a_bound_or_below_it(
+    name: str, least: float, least_is_taken: bool, most: float, most_is_taken: bool
+) -> None:
+    kind: TypeAdapter[float] = TypeAdapter(getattr(config_model, name))
+    inside = [math.nextafter(least, math.inf), math.nextafter(most, -math.inf)]
+    taken = inside + [least] * least_is_taken + [most] * most_is_taken
+    assert [kind.validate_python(value) for value in taken] == taken
+    refused = [math.nextafter(least, -math.inf), math.nextafter(most, math.inf), True]
+    for value in refused + [least] * (not least_is_taken) + [most] * (not most_is_taken):
+        with pytest.raises(ValidationError):
+            kind.validate_python(value)
+
+
+@pytest.mark.parametrize(("key", "least", "most"), [("steps", 1, 1_000_000), ("data.max_staleness", 0, 1_000_000)])
+def test_the_bounds_themselves_are_allowed(key: str, least: int, most: int) -> None:
+    for value in (least, most):
+        assert reduce(getattr, key.split("."), load(RECIPE, {key: value})) == value
+    for value in (least - 1, most + 1):
+        with pytest.raises(ConfigError, match=f"{key}: must be"):
+            load(RECIPE, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("policies.solver.train.grad_clip", float("inf"), "must be a finite number, not inf; null means no limit"),
+        ("policies.solver.train.grad_clip", 0, "must be greater than 0, not 0; null means no limit"),
+        ("policies.solver.train.loss.dual_clip", float("inf"), "must be a finite number, not inf; null means no limit"),
+        ("policies.solver.train.lr", float("inf"), "must be a finite number, not inf"),
+        ("policies.solver.train.lr", -1, "must be greater than or equal to 0, not -1"),
+    ],
+)
+def test_a_limit_that_can_be_switched_off_says_how(key: str, value: float, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(RECIPE, {key: value})
+    assert str(caught.value) == f"--set {key}: {words}"

@@ -1,0 +1,213 @@
+"""A store that somebody else can write to: names in its objects lead nowhere but into the folder that was asked for."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollout.agents.chat import load_chat
+from storage import layout
+from storage.errors import ConfigError, CorruptError
+from storage.formats.safetensors import file_digest
+from storage.run import batches, checkpoints
+from storage.run.runs import create_run, list_runs, open_run, read_run
+from storage.store.object_store import ObjectStore, open_store
+from storage.verify.verify import verify
+from storage.weights import publisher, reader
+from tasks.export import export_model
+from tasks.reports.episode_samples import decoder
+from tests.builders import tensors
+from tests.fakes import base_files
+from tests.small_run import SmallRun
+from tests.stranger import WRITE_ID, sealed
+from tests.true_run import POLICIES, finished_run
+
+
+def add_file(run: ObjectStore, policy: str, version: int, name: str, body: bytes) -> str:
+    """Lists one more file in the version's manifest, sealed as it must be, and stores it; returns the manifest's key."""
+    key = layout.manifest(layout.weights(policy, version))
+    manifest = json.loads(run.get(key))
+    manifest["files"].append({"name": name, "num_bytes": len(body), "digest": file_digest(body)})
+    run.delete(key)
+    run.create(key, sealed(manifest))
+    run.put(f"{layout.weights(policy, version)}/{name}", body)
+    return key
+
+
+def evil_name(tmp_path: Path) -> str:
+    """What follows its first dot is an absolute path."""
+    return f"x.{tmp_path}/EVIL"
+
+
+def test_an_export_never_writes_outside_its_folder(tmp_path: Path) -> None:
+    made = SmallRun("hostile-export")
+    made.version("solver", 0, {"config.json": b"{}"})
+    add_file(made.run, "solver", 0, evil_name(tmp_path), b"evil")
+    with pytest.raises(CorruptError, match=r"files\.2\.name: .*EVIL' is not the name of a data file"):
+        export_model(made.run, "solver", 0, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_never_writes_what_a_manifest_names(tmp_path: Path) -> None:
+    made = SmallRun("hostile-report")
+    made.version("solver", 0, {"tokenizer_config.json": b"{}"})
+    add_file(made.run, "solver", 0, evil_name(tmp_path), b"evil")
+    assert decoder(made.run, "solver")(7) == "⟨7⟩"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_that_is_none_leaves_the_report_its_numbers() -> None:
+    made = SmallRun("hostile-tokenizer")
+    made.version("solver", 0, {"tokenizer.json": b'{"model": 1}'})
+    assert decoder(made.run, "solver")(7) == "⟨7⟩"
+
+
+def test_a_link_in_the_folder_of_an_export_is_replaced(tmp_path: Path) -> None:
+    made = SmallRun("hostile-link")
+    made.version("solver", 0, {"config.json": b"{}"})
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    (tmp_path / "out").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "theirs")
+    export_model(made.run, "solver", 0, tmp_path / "out")
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+    assert (tmp_path / "out" / "config.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("name", ["../tokenizer.json", "/tmp/tokenizer.json", ".tokenizer.json"])
+def test_a_workers_tokenizer_is_made_of_plain_names_only(name: str) -> None:
+    with pytest.raises(CorruptError, match="cannot be written into"):
+        load_chat({**base_files(), name: b"{}"})
+
+
+@pytest.mark.parametrize("name", ["modeling_evil.py", "pytorch_model.bin", "evil.so", "tokenizer.pkl", "../config.json"])
+def test_code_beside_a_models_tensors_is_neither_stored_nor_read(memory_store: ObjectStore, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be stored in .*: the name "):
+        publisher.publish(memory_store, "solver", 0, tensors(0), extra_files={"config.json": b"{}", name: b"import os"})
+    assert memory_store.list() == []
+    made = SmallRun(f"hostile-code-{name.replace('/', '-')}")
+    made.version("solver", 0, {"config.json": b"{}"})
+    add_file(made.run, "solver", 0, f"{WRITE_ID}.{name}", b"import os")
+    with pytest.raises(CorruptError, match="is not the name of a data file"):
+        reader.fetch_files(made.run, "solver")
+
+
+def test_a_file_that_is_listed_twice_is_corrupt() -> None:
+    made = SmallRun("hostile-twice")
+    made.version("solver", 0, {"config.json": b"{}"})
+    add_file(made.run, "solver", 0, f"{WRITE_ID}.config.json", b"[]")
+    with pytest.raises(CorruptError, match=r"lists the file 'config\.json', whose name is listed twice"):
+        reader.fetch_files(made.run, "solver")
+
+
+def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(memory_store: ObjectStore, tmp_path: Path) -> None:
+    run = finished_run(memory_store)
+    where = add_file(run, "solver", 2, evil_name(tmp_path), b"evil")
+    batch = layout.batch("verifier", 2)
+    run.delete(batch)
+    run.create(batch, batches.encode(batches.read(run, "verifier", 1)))
+    told = {(one.invariant, one.where): one.what for one in verify(run).violations}
+    assert "EVIL' is not the name of a data file" in told[3, where]
+    assert told[1, batch] == f"{batch} holds batch 1 of verifier"
+
+
+def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_other(memory_store: ObjectStore) -> None:
+    run = finished_run(memory_store)
+    for step in (1, 2, 3):
+        checkpoints.save(run, "solver", step, tensors(step), {})
+    keys = [layout.manifest(layout.checkpoint("solver", step)) for step in (1, 2, 3)]
+    manifest, second = json.loads(run.get(keys[0])), run.get(keys[1])
+    manifest["files"][0]["name"] = "x./tmp/EVIL"
+    for key, body in ((keys[0], sealed(manifest)), (keys[2], second)):
+        run.delete(key)
+        run.create(key, body)
+    found = verify(run).violations
+    assert [(one.invariant, one.where) for one in found] == [(3, keys[0]), (3, keys[2])]
+    assert "'x./tmp/EVIL' is not the name of a data file" in found[0].what
+    assert found[1].what == f"{keys[2]} is the checkpoint of solver step 2"
+
+
+def test_verify_names_a_policy_that_cannot_be_part_of_a_key_and_checks_the_others(memory_store: ObjectStore) -> None:
+    run = finished_run(memory_store)
+    record = json.loads(run.get(layout.RUN))
+    record["config"]["policies"] |= {"../../x": {"batch_size": 1}, "a/b": {"batch_size": 1}, "\x1b[2J": {"batch_size": 1}}
+    run.delete(layout.RUN)
+    run.create(layout.RUN, sealed(record))
+    run.delete(layout.batch("solver", 2))
+    verdict = verify(run)
+    named = sorted(one.what for one in verdict.violations if one.where == layout.RUN)
+    assert named == [
+        r"names the policy '../../x', of which there can be no batch and no version",
+        r"names the policy '\x1b[2J', of which there can be no batch and no version",
+        r"names the policy 'a/b', of which there can be no batch and no version",
+    ]
+    assert any(one.where == layout.batch("solver", 2) for one in verdict.violations)
+    assert sorted(verdict.policies) == sorted(POLICIES)
+
+
+def test_a_record_under_the_id_of_another_run_is_corrupt(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "mine", {})
+    body = create_run(memory_store, "theirs", {}).get(layout.RUN)
+    run.delete(layout.RUN)
+    run.create(layout.RUN, body)
+    with pytest.raises(CorruptError, match=r"runs/mine/run\.json is the record of run theirs"):
+        read_run(run)
+
+
+def test_folders_that_cannot_be_runs_are_none(local_store: ObjectStore, tmp_path: Path) -> None:
+    create_run(local_store, "mine", {})
+    root = Path(local_store.url.removeprefix("file://"))
+    for name in ("a b", "\x1b[2J", ".hidden", "x" * 101):
+        (root / "runs" / name).mkdir()
+        record = {"run_id": name, "created_s": 1.0, "deployment": "", "config": {}}
+        (root / "runs" / name / "run.json").write_bytes(sealed(record))
+    assert list_runs(local_store) == ["mine"]
+    with pytest.raises(ConfigError, match=r"there is no run '../mine'"):
+        open_run(local_store, "../mine")
+
+
+@pytest.mark.parametrize("key", ["heartbeats/../x.json", "evals//a.arrow", "tags/\x1b[2J.json", "heartbeats/.tmp-x", "./a"])
+def test_a_key_that_cannot_be_one_is_listed_to_nobody(key: str) -> None:
+    """A foreign writer of a bucket can give an object any name; listing it and then reading it would end a command."""
+    store = open_store(f"memory://hostile-keys-{key.encode().hex()}")
+    store.create("heartbeats/a.json", b"{}")
+    store.backend.write(key, b"{}")
+    assert store.list() == ["heartbeats/a.json"]
+    verbs: list[Callable[[], object]] = [lambda: store.get(key), lambda: store.exists(key), lambda: store.delete(key)]
+    for verb in verbs:
+        with pytest.raises(ConfigError, match="cannot be a key"):
+            verb()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What transformers asks the person at the terminal, who agrees to everything."""
+    questions: list[str] = []
+
+    def agree(question: str) -> str:
+        questions.append(question)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", agree)
+    return questions
+
+
+def test_a_config_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(asked: list[str]) -> None:
+    from trainer.engines.torch.hf_model import HfModel
+
+    config = {"model_type": "vit", "hidden_size": 16, "auto_map": {"AutoModelForCausalLM": "evil/code--modeling_evil.Evil"}}
+    with pytest.raises(ConfigError, match=r"gives no causal language model: .* custom code"):
+        HfModel(config, "cpu", False)
+    assert asked == []
+
+
+def test_a_tokenizer_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(asked: list[str]) -> None:
+    named = {
+        "tokenizer_class": "EvilTokenizer",
+        "auto_map": {"AutoTokenizer": ["evil/code--evil.Evil", "evil/code--evil.Evil"]},
+    }
+    files = {"config.json": b'{"model_type": "vit"}', "tokenizer_config.json": json.dumps(named).encode()}
+    with pytest.raises(ConfigError, match=r"(?s)make no tokenizer: .* custom code"):
+        load_chat(files)
+    assert asked == []

@@ -1,0 +1,375 @@
+"""What a recipe names is found, and proved to be what it must be, before anything of it is called."""
+
+import abc
+import functools
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+
+from data_ops.algorithms import protocols
+from data_ops.config import Algorithm
+from rollout import workflows
+from rollout.config import EngineConfig, WorkflowConfig
+from rollout.engines import engine as rollout_engine
+from rollout.rewards import math_reward
+from storage import import_path
+from storage.errors import ConfigError
+from storage.import_path import ALLOW_VARIABLE, Kind, refuse_name, resolve
+from trainer.config import TrainConfig
+from trainer.engines import engine as train_engine
+
+CALLED: list[str] = []
+"""What was called that only should have been looked at."""
+HERE = __name__
+
+
+class Chooses(Protocol):
+    size: int
+
+    def choose(self, rows: list[int], count: int) -> list[int]: ...
+
+    async def close(self) -> None: ...
+
+
+class Greedy:
+    def __init__(self, seed: int, depth: int = 1) -> None:
+        CALLED.append("Greedy")
+
+    def choose(self, rows: list[int], count: int) -> list[int]:
+        return rows[:count]
+
+    async def close(self) -> None: ...
+
+
+class Lenient(Greedy):
+    @staticmethod
+    def choose(*anything: Any) -> list[int]:  # type: ignore[override]
+        return []
+
+
+class Deaf(Greedy):
+    def choose(self, rows: list[int]) -> list[int]:  # type: ignore[override]
+        return rows
+
+
+class Hasty(Greedy):
+    def close(self) -> None: ...  # type: ignore[override]
+
+
+class Slow(Greedy):
+    async def choose(self, rows: list[int], count: int) -> list[int]:  # type: ignore[override]
+        return rows[:count]
+
+
+class Trickling(Greedy):
+    def choose(self, rows: list[int], count: int) -> Iterator[int]:  # type: ignore[override]
+        yield from rows[:count]
+
+
+class TricklingSlowly(Greedy):
+    async def choose(self, rows: list[int], count: int) -> AsyncIterator[int]:  # type: ignore[override]
+        yield rows[0]
+
+
+class SlowClass(Greedy):
+    @classmethod
+    async def choose(cls, rows: list[int], count: int) -> list[int]:  # type: ignore[override]
+        return rows[:count]
+
+
+def noted(method: Any) -> Any:
+    @functools.wraps(method)
+    def called(*args: Any) -> Any:
+        return method(*args)
+
+    return called
+
+
+class Decorated(Greedy):
+    @noted
+    async def close(self) -> None: ...
+
+
+class WithoutSeed(Greedy):
+    def __init__(self) -> None:
+        CALLED.append("WithoutSeed")
+
+
+class Half:
+    def choose(self, rows: list[int], count: int) -> list[int]:
+        return rows
+
+
+class Abstract(Greedy, abc.ABC):
+    @abc.abstractmethod
+    def choose(self, rows: list[int], count: int) -> list[int]: ...
+
+
+class Attribute(Greedy):
+    choose = 3  # type: ignore[assignment]
+
+
+class Unfriendly(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        CALLED.append("metaclass")
+
+
+class Made(metaclass=Unfriendly):
+    pass
+
+
+def function(*args: Any, **kwargs: Any) -> None:
+    CALLED.append("function")
+
+
+instance = Half()
+KIND = Kind("chooser", Chooses, "docs/choosers.md", made_with=("seed",))
+WANTED = r"a chooser is a class with choose\(rows, count\) and close\(\) \(docs/choosers\.md\)"
+TABLE: dict[str, type | str] = {"greedy": Greedy, "late": f"{HERE}:Lenient"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_called() -> Any:
+    CALLED.clear()
+    yield
+    assert CALLED == []
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        *(("greedy", Greedy), ("late", Lenient)),
+        *((f"{HERE}:{one.__name__}", one) for one in (Greedy, Lenient, Decorated)),
+    ],
+)
+def test_a_builtin_and_an_import_path_lead_to_a_class_that_is_not_yet_called(name: str, found: type) -> None:
+    assert resolve(name, TABLE, KIND) is found
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"^'gredy' is not known; use one of greedy, late, or an import path"):
+        resolve("gredy", TABLE, KIND)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("no_such_package:Name", "no_such_package:Name cannot be imported: No module named 'no_such_package'"),
+        (f"{HERE}:NoSuch", f"the module {HERE} has no 'NoSuch'"),
+        (":Name", "is not an import path"),
+        ("package:", "is not an import path"),
+        (".relative:Name", "is not an import path"),
+        ("package.__main__:Name", "no part begins with an underscore"),
+        ("package:_Name", "no part begins with an underscore"),
+        ("package:a.b", "is not an import path"),
+        ("a\n:B", "is not an import path"),
+    ],
+)
+def test_a_path_that_leads_nowhere_says_where_it_broke(path: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve(path, TABLE, KIND)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("function", "is a function and no class"),
+        ("instance", "is a Half and no class"),
+        ("np", "is a module and no class"),
+        ("TABLE", "is a dict and no class"),
+        ("Half", "has no close"),
+        ("Made", "has no choose and no close"),
+        ("Attribute", "has no choose"),
+        ("Deaf", r"has a choose that does not take \(rows, count\)"),
+        ("Hasty", "has a close that cannot be awaited: write async def close"),
+        ("Slow", "has a choose that would have to be awaited: write def choose without async"),
+        ("SlowClass", "has a choose that would have to be awaited: write def choose without async"),
+        ("Trickling", "has a choose that is a generator: return the result"),
+        ("TricklingSlowly", "has a choose that would have to be awaited: write def choose without async"),
+        ("Abstract", "is abstract"),
+        ("Chooses", "is abstract"),
+        ("WithoutSeed", r"cannot be built as WithoutSeed\(seed\)"),
+    ],
+)
+def test_what_is_no_class_of_its_kind_is_named_with_the_key_and_what_is_wanted(name: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^data\.choose: {HERE}:{name} {what}; {WANTED}$"):
+        resolve(f"{HERE}:{name}", TABLE, KIND, "data.choose")
+
+
+@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "builtins:eval", "antigravity:x", "collections.abc:Sized"])
+def test_the_standard_library_is_refused_before_it_is_imported(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_path, "_load", function)
+    with pytest.raises(ConfigError, match=f"^{path} is part of Python's standard library"):
+        resolve(path, TABLE, KIND)
+    with pytest.raises(ConfigError, match="is part of Python's standard library"):
+        refuse_name(path, TABLE)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "path", "is_allowed"),
+    [
+        ("tests", f"{HERE}:Greedy", True),
+        (f"other, {HERE}", f"{HERE}:Greedy", True),
+        ("tests.unit", f"{HERE}:Greedy", True),
+        ("test", f"{HERE}:Greedy", False),
+        (f"{HERE}:Greedy", f"{HERE}:Greedy", False),
+        ("other", f"{HERE}:Greedy", False),
+        ("", f"{HERE}:Greedy", False),
+        (" , ", f"{HERE}:Greedy", False),
+        ("", "greedy", True),
+        ("", "late", True),
+        ("os", "os:system", False),
+    ],
+)
+def test_a_list_of_packages_limits_what_is_imported_and_not_what_is_built_in(
+    allowed: str, path: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOW_VARIABLE, allowed)
+    if is_allowed:
+        refuse_name(path, TABLE)
+        assert resolve(path, TABLE, KIND) in (Greedy, Lenient)
+        return
+    with pytest.raises(ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"):
+        resolve(path, TABLE, KIND)
+    with pytest.raises(ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"):
+        refuse_name(path, TABLE)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("import sys; sys.exit(3)", "its module raised SystemExit: 3"),
+        ("raise RuntimeError('no GPU')", "its module raised RuntimeError: no GPU"),
+        ("def broken(:", "its module raised SyntaxError"),
+        ("import no_such_dependency", "No module named 'no_such_dependency'; is its package installed"),
+        ("from os import no_such_name", "its module raised ImportError: cannot import name 'no_such_name'"),
+    ],
+)
+def test_a_module_that_fails_is_a_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "failing_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=sentence):
+        resolve("failing_module:Name", TABLE, KIND)
+    assert "failing_module" not in sys.modules
+
+
+def test_a_module_that_fails_when_a_name_is_asked_for_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lazy_module.py").write_text("def __getattr__(name): raise ImportError(f'{name} needs torchvision')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=r"^lazy_module:Name cannot be imported: .* ImportError: Name needs torchvision$"):
+        resolve("lazy_module:Name", TABLE, KIND)
+    sys.modules.pop("lazy_module", None)
+
+
+class _NeedsBackend(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            return super().__getattribute__(name)
+        raise ImportError(f"{name} needs torchvision")
+
+
+class Placeholder(metaclass=_NeedsBackend):
+    """What a package such as transformers has in place of a class whose own requirements are not installed."""
+
+
+def test_a_class_that_fails_when_its_methods_are_asked_for_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r":Placeholder cannot be used: it raised ImportError: \w+ needs torchvision$"):
+        resolve(f"{__name__}:Placeholder", TABLE, KIND)
+
+
+PLACES = {
+    "curate": lambda name: protocols.curators([Algorithm(name=name)]),
+    "filter": lambda name: protocols.filters([Algorithm(name=name)]),
+    "sample": lambda name: protocols.samplers([Algorithm(name=name)]),
+    "workflow": lambda name: workflows.make_workflow(WorkflowConfig(name=name), math_reward.MathReward(1.0)),
+    "reward": lambda name: math_reward.make_reward(name, 1.0),
+    "rollout engine": lambda name: rollout_engine.make_engine(EngineConfig(name=name), {}),
+    "train engine": lambda name: train_engine.make_engine(TrainConfig(engine=name), {}, 0),
+}
+KEYS = {
+    "curate": r"data\.curate\.0",
+    "filter": r"data\.filter\.0",
+    "sample": r"data\.sample\.0",
+    "workflow": r"rollout\.workflow\.name",
+    "reward": r"rollout\.workflow\.reward",
+    "rollout engine": r"rollout\.engine\.name",
+    "train engine": r"train\.engine",
+}
+VERBS = {
+    "curate": r"a curator is a class with observe\(order, shard\) and accept\(prompt, draw\) \(docs/data_algorithms\.md\)",
+    "filter": r"a filter is a class with keep\(group\) \(docs/data_algorithms\.md\)",
+    "sample": r"a sampler is a class with arrange\(draft\) \(docs/data_algorithms\.md\)",
+    "workflow": r"a workflow is a class with play\(prompt, agents\) \(docs/workflows\.md\)",
+    "reward": r"a reward is a class with score\(answer, prompt\) and close\(\) \(docs/workflows\.md\)",
+    "rollout engine": r"a rollout engine is a class with capacity\(\), digest\(version\), generate\(tokens, sampling\), "
+    r"load\(version, tensors\) and close\(\) \(docs/rollout_engine\.md\)",
+    "train engine": r"a train engine is a class with set_weights\(tensors\), step\(batch\), weights\(\), save\(\) and "
+    r"load\(tensors, state\) \(docs/train_engine\.md\)",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_called(place: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{KEYS[place]}: {HERE}:function is a function and no class; {VERBS[place]}$"):
+        PLACES[place](f"{HERE}:function")
+    with pytest.raises(ConfigError, match=rf"^{KEYS[place]}: {HERE}:Made has no .*; {VERBS[place]}$"):
+        PLACES[place](f"{HERE}:Made")
+    with pytest.raises(ConfigError, match=rf"^{KEYS[place]}: os:system is part of Python's standard library"):
+        PLACES[place]("os:system")
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        (protocols.CURATORS, protocols.CURATOR),
+        (protocols.FILTERS, protocols.FILTER),
+        (protocols.SAMPLERS, protocols.SAMPLER),
+        (workflows.WORKFLOWS, workflows.WORKFLOW),
+        (math_reward.REWARDS, math_reward.REWARD),
+        (rollout_engine.ENGINES, rollout_engine.ENGINE),
+        (train_engine.ENGINES, train_engine.ENGINE),
+    ],
+)
+def test_every_builtin_is_what_its_kind_asks_of_strangers(table: dict[str, Any], kind: Kind) -> None:
+    for name in table:
+        found = resolve(name, table, kind)
+        assert resolve(f"{found.__module__}:{found.__name__}", {}, kind) is found
+
+
+class Curator:
+    needs_shards = False
+
+    def __init__(self, limit: float = 1.0) -> None:
+        CALLED.append("Curator")
+
+    def observe(self, order: object, shard: object) -> None: ...
+
+    def accept(self, prompt: object, draw: np.random.Generator) -> bool:
+        return True
+
+
+def test_arguments_of_an_algorithm_are_judged_without_building_it() -> None:
+    protocols.check("curate", Algorithm(name=f"{HERE}:Curator", args={"limit": 0.5}))
+    with pytest.raises(ConfigError, match=r"Curator does not take args \{'depth': 2\} \(got an unexpected keyword argument"):
+        protocols.check("curate", Algorithm(name=f"{HERE}:Curator", args={"depth": 2}))
+
+
+class NoRoles:
+    def __init__(self, reward: object) -> None:
+        CALLED.append("NoRoles")
+
+    async def play(self, prompt: object, agents: object) -> None: ...
+
+
+class OneLetterRoles(NoRoles):
+    roles = "solver"
+
+
+@pytest.mark.parametrize("name", ["NoRoles", "OneLetterRoles"])
+def test_a_workflow_says_whom_it_plays_with_before_it_is_built(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^rollout\.workflow\.name: {HERE}:{name} has no class attribute roles"):
+        PLACES["workflow"](f"{HERE}:{name}")

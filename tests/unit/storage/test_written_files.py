@@ -1,0 +1,101 @@
+"""What stored objects hold becomes local files in one place only, which cannot leave its folder."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from storage.errors import CorruptError
+from storage.written_files import write_inside
+from tests.checkout import ROOT
+
+ROOMS = ("storage", "data_ops", "rollout", "trainer", "tasks", "flows")
+"""Who reads stored objects. What `deployments` writes is named by itself or by a person: logs, the stack's record, `--out`."""
+WRITERS = {
+    "storage/written_files.py write_inside open": "the one way: opens",
+    "storage/written_files.py write_inside os.open": "a temporary file,",
+    "storage/written_files.py write_inside os.replace": "and gives it its name",
+    "storage/store/local.py _temporary open": "the store itself: below its root, no link followed",
+    "storage/store/local.py _temporary os.open": "the same",
+    "storage/store/local.py create os.link": "the same",
+    "storage/store/local.py write os.replace": "the same",
+    "storage/store/local.py _reading os.open": "opens for reading, by the flags it is given",
+    "rollout/rewards/math_judge.py main os.fdopen": "the judge's pipe",
+}
+"""Every call that may write a file → why its name cannot come from a stored object."""
+MODES = frozenset("wax+")
+NAMES = ("write_text", "write_bytes", "symlink_to", "hardlink_to", "rename", "touch", "mkstemp")
+OF_OS = ("replace", "rename", "link", "symlink", "fdopen", "open")
+
+
+def writing_calls(file: Path) -> list[str]:
+    """`path function call` of every call that may create or change a file."""
+    found = []
+
+    def visit(node: ast.AST, function: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not function else function
+            if isinstance(child, ast.Call) and (word := written_by(child)):
+                found.append(f"{file.relative_to(ROOT)} {function} {word}")
+            visit(child, inside if not isinstance(child, ast.ClassDef) else "")
+
+    visit(ast.parse(file.read_text()), "")
+    return found
+
+
+def written_by(call: ast.Call) -> str:
+    """What the call is called where it may write a file; empty where it does not."""
+    name = ast.unparse(call.func)
+    last = name.rpartition(".")[2]
+    if last in NAMES or name.startswith("shutil.") or (name.startswith("os.") and last in OF_OS and not reads_only(call)):
+        return name if name.startswith("os.") else last
+    if last == "open" and name != "os.open":
+        modes = [ast.literal_eval(a) for a in [*call.args, *(k.value for k in call.keywords)] if isinstance(a, ast.Constant)]
+        if any(isinstance(mode, str) and len(mode) <= 3 and MODES & set(mode) for mode in modes):
+            return "open"
+    return ""
+
+
+def reads_only(call: ast.Call) -> bool:
+    """An `os.open` that can neither create nor write."""
+    words = ast.unparse(call)
+    return ast.unparse(call.func) == "os.open" and not any(flag in words for flag in ("O_CREAT", "O_WRONLY", "O_RDWR", "flags"))
+
+
+def test_no_other_place_writes_files() -> None:
+    files = [file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py"))]
+    assert {call for file in files for call in writing_calls(file)} == set(WRITERS)
+
+
+@pytest.mark.parametrize("name", ["/tmp/EVIL", "../EVIL", "a/EVIL", "..", "", ".bashrc", "a\0", "a\nb"])
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CorruptError, match=r"cannot be written into .*/out: the name"):
+        write_inside(tmp_path / "out", name, b"x")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
+
+
+def test_a_link_in_the_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "theirs").write_bytes(b"theirs")
+    (tmp_path / "out" / "config.json").symlink_to(tmp_path / "theirs")
+    write_inside(tmp_path / "out", "config.json", b"ours")
+    assert (tmp_path / "theirs").read_bytes() == b"theirs"
+    assert (tmp_path / "out" / "config.json").read_bytes() == b"ours"
+    assert not (tmp_path / "out" / "config.json").is_symlink()
+    assert os.listdir(tmp_path / "out") == ["config.json"]
+
+
+def test_the_folder_is_made_and_may_be_a_link_that_a_person_names(tmp_path: Path) -> None:
+    write_inside(tmp_path / "new" / "folder", "a", b"1")
+    (tmp_path / "link").symlink_to(tmp_path / "new" / "folder")
+    write_inside(tmp_path / "link", "b", b"2")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").iterdir()} == {"a": b"1", "b": b"2"}
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        write_inside(tmp_path, "a", b"x")
+    assert os.listdir(tmp_path) == ["a"]

@@ -1,0 +1,598 @@
+"""`verify` is clean on a true run and names every kind of damage, where it is and which promise it breaks."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage import layout
+from storage.errors import ConfigError, TransientError
+from storage.formats.json_objects import seal
+from storage.records.batches import Batch, Entry, Row, SequenceKey
+from storage.records.control import Stop
+from storage.records.rollouts import Shard
+from storage.run import batches, evaluations, orders, quarantine, shards
+from storage.run.runs import create_run, request_stop
+from storage.store.object_store import ObjectStore
+from storage.verify.verify import Violation, verify
+from storage.weights import manifests, publisher, tags
+from tests.builders import tensors
+from tests.evaluations import evaluation
+from tests.stranger import sealed
+from tests.true_run import BATCH_SIZE, MAX_STALENESS, STEPS, finished_run
+
+CONFIG = {"steps": 2, "policies": {"solver": {"batch_size": 4}}, "data": {"max_staleness": 8}}
+
+
+@pytest.fixture
+def run(memory_store: ObjectStore) -> ObjectStore:
+    return finished_run(memory_store)
+
+
+def rewrite(run: ObjectStore, key: str, body: bytes) -> None:
+    run.delete(key)
+    run.create(key, body)
+
+
+def change_batch(run: ObjectStore, step: int, change: Callable[[Batch], Batch], policy: str = "solver") -> str:
+    """Replaces a batch by a changed one; returns its key."""
+    rewrite(run, layout.batch(policy, step), batches.encode(change(batches.read(run, policy, step))))
+    return layout.batch(policy, step)
+
+
+def change_first_row(run: ObjectStore, step: int, change: Callable[[Row], Row]) -> str:
+    return change_batch(run, step, lambda batch: replace(batch, rows=(change(batch.rows[0]), *batch.rows[1:])))
+
+
+def told(run: ObjectStore) -> list[tuple[int, str, str]]:
+    """Every violation, whole."""
+    return [tuple(violation) for violation in verify(run).violations]
+
+
+def one_more_order(run: ObjectStore) -> int:
+    """Adds an order that nobody has answered; returns its number."""
+    number = orders.next_number(run)
+    orders.commit(run, replace(orders.read(run, 0), number=number))
+    return number
+
+
+def named(key: SequenceKey) -> str:
+    return f"order {key.order}, prompt {key.group}, episode {key.episode}, sequence {key.sequence}"
+
+
+def broken(run: ObjectStore) -> set[tuple[int, str]]:
+    """(invariant, where) of every violation."""
+    return {(violation.invariant, violation.where) for violation in verify(run).violations}
+
+
+def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
+    verdict = verify(run)
+    assert verdict.violations == ()
+    assert verdict.ok
+    assert verdict.orders >= verdict.shards > 0
+    assert verdict.sequences == verdict.shards * 16  # 2 prompts, 4 samples, an attempt and a verdict each
+    for policy in ("solver", "verifier"):
+        books = verdict.policies[policy]
+        assert books.batches == STEPS
+        assert books.trained == STEPS * 6
+        assert books.filtered > 0
+        assert books.trained + books.filtered + books.expired + books.waiting == verdict.shards * 8
+
+
+def test_a_run_without_any_object_but_its_config_is_clean(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "empty", CONFIG)
+    verdict = verify(run)
+    assert verdict.ok
+    assert (verdict.orders, verdict.shards, verdict.policies["solver"].batches) == (0, 0, 0)
+
+
+def test_a_missing_batch_is_named(run: ObjectStore) -> None:
+    run.delete(layout.batch("solver", 2))
+    found = broken(run)
+    assert (1, layout.batch("solver", 2)) in found
+    assert (3, layout.manifest(layout.weights("solver", 2))) in found
+
+
+def test_a_missing_order_is_named(run: ObjectStore) -> None:
+    run.delete(layout.order(1))
+    assert (1, layout.order(1)) in broken(run)
+
+
+def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: ObjectStore) -> None:
+    far = 10**12
+    run.put(layout.order(far), run.get(layout.order(0)))
+    run.put(layout.batch("solver", far), run.get(layout.batch("solver", 1)))
+    run.put(layout.manifest(layout.weights("solver", far)), run.get(layout.manifest(layout.weights("solver", 1))))
+    orders_there = verify(run).orders - 1
+    found = told(run)
+    assert len(found) < 350
+    more = f"and {far - orders_there - 100:,} more orders are missing, order {far} exists"
+    assert (1, layout.ORDERS, more) in found
+    assert (1, layout.order(orders_there), f"order {orders_there} is missing, order {far} exists") in found
+    more = f"and {far - STEPS - 1 - 100:,} more"
+    for kind, folder in (("batch", "batches"), ("version", "weights")):
+        plural = {"batch": "batches", "version": "versions"}[kind]
+        assert (1, f"{folder}/solver", f"{more} {plural} are missing") in found
+        assert [what for _, _, what in found if what == f"{kind} {STEPS + 1} is missing, {kind} {far} exists"]
+
+
+def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None:
+    shares: dict[str, list[float]] = {}
+    verdict = verify(run, lambda stage, share: shares.setdefault(stage, []).append(share))
+    counts = {"orders": verdict.orders, "shards": verdict.shards}
+    counts |= {f"batches of {policy}": STEPS for policy in ("solver", "verifier")}
+    counts |= {f"weights of {policy}": STEPS + 1 for policy in ("solver", "verifier")}
+    assert shares == {stage: [(at + 1) / count for at in range(count)] for stage, count in counts.items()}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        layout.order(1),
+        layout.shard(1),
+        layout.batch("verifier", 2),
+        layout.manifest(layout.weights("solver", 1)),
+        layout.STOP,
+    ],
+)
+def test_a_store_that_stops_answering_is_no_damage(run: ObjectStore, key: str) -> None:
+    class Away:
+        def __getattr__(self, verb: str) -> Any:
+            return getattr(run.backend, verb)
+
+        def read(self, path: str) -> bytes:
+            if path.endswith(key):
+                raise TransientError("no route")
+            return run.backend.read(path)
+
+    with pytest.raises(TransientError, match="no route"):
+        verify(replace(run, backend=Away(), patience_s=1e-6))
+
+
+def test_a_batch_or_a_version_in_the_place_of_another_is_named(run: ObjectStore) -> None:
+    rewrite(run, layout.batch("solver", 2), run.get(layout.batch("verifier", 2)))
+    key = layout.manifest(layout.weights("solver", 2))
+    rewrite(run, key, run.get(layout.manifest(layout.weights("solver", 1))))
+    found = told(run)
+    batch = layout.batch("solver", 2)
+    assert (1, batch, f"{batch} holds batch 2 of verifier") in found
+    assert (3, key, f"{key} is the manifest of solver version 1") in found
+
+
+def test_a_shard_whose_order_is_missing_is_named(run: ObjectStore) -> None:
+    run.delete(layout.order(1))
+    last = orders.next_number(run, 2) - 1
+    assert told(run) == [
+        (1, layout.order(1), f"order 1 is missing, order {last} exists"),
+        (1, layout.shard(1), "answers order 1, which does not exist"),
+    ]
+
+
+def test_a_missing_version_is_named(run: ObjectStore) -> None:
+    run.delete(layout.manifest(layout.weights("solver", 2)))
+    assert (1, layout.weights("solver", 2)) in broken(run)
+
+
+def test_a_shard_that_vanished_after_it_was_taken_in_is_named(run: ObjectStore) -> None:
+    run.delete(layout.shard(0))
+    what = [violation for violation in verify(run).violations if "took in shard 0" in violation.what]
+    assert {violation.where for violation in what} == {layout.batch("solver", 1), layout.batch("verifier", 1)}
+
+
+def test_one_changed_byte_of_weights_is_named(local_store: ObjectStore, tmp_path: Path) -> None:
+    run = finished_run(local_store)
+    name = manifests.read_manifest(run, "solver", 3).files[0].name
+    key = f"{layout.weights('solver', 3)}/{name}"
+    body = bytearray(run.get(key))
+    body[-1] ^= 1
+    rewrite(run, key, bytes(body))
+    assert broken(run) == {(3, layout.weights("solver", 3))}
+
+
+def test_a_data_file_that_is_missing_though_nobody_let_it_go_is_named(run: ObjectStore) -> None:
+    (file,) = manifests.read_manifest(run, "solver", 3).files
+    key = f"{layout.weights('solver', 3)}/{file.name}"
+    run.delete(key)
+    assert told(run) == [(3, layout.weights("solver", 3), f"{run.url}/{key} is missing, though its manifest lists it")]
+
+
+def test_a_false_digest_in_a_manifest_is_named(run: ObjectStore) -> None:
+    key = layout.manifest(layout.weights("verifier", 2))
+    manifest = json.loads(run.get(key))
+    manifest["digest"] = "sha256:" + "0" * 64
+    rewrite(run, key, sealed(manifest))
+    assert (3, key) in broken(run)
+
+
+def test_a_false_parent_is_named(run: ObjectStore) -> None:
+    key = layout.manifest(layout.weights("solver", 3))
+    manifest = json.loads(run.get(key))
+    manifest["parent"] = 1
+    rewrite(run, key, sealed(manifest))
+    found = verify(run).violations
+    assert [(violation.invariant, violation.where) for violation in found] == [(3, key)]
+    assert found[0].what == "names parent 1; the parent of version 3 is 2"
+
+
+def test_weights_that_were_replaced_after_they_sampled_are_named(run: ObjectStore) -> None:
+    for key in run.list(layout.weights("solver", 1)):
+        run.delete(key)
+    publisher.publish(run, "solver", 1, tensors(99))
+    violations = [violation for violation in verify(run).violations if violation.invariant == 4]
+    assert violations
+    assert all("but version 1 of solver is" in violation.what for violation in violations)
+
+
+def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
+    again = batches.read(run, "solver", 1).rows[0]
+    where = change_batch(run, 2, lambda batch: replace(batch, rows=(again, *batch.rows[1:])))
+    assert (2, where) in broken(run)
+    assert f"{named(again.key)} is trained, but batches/solver/00000001.arrow had settled it" in [
+        what for invariant, _, what in told(run) if invariant == 2
+    ]
+
+
+def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
+    again = replace(batches.read(run, "solver", 1).rows[0], replay=True)
+    change_last_row(run, again)
+    verdict = verify(run)
+    assert verdict.violations == ()
+    assert verdict.policies["solver"].replayed == 1
+
+
+def change_last_row(run: ObjectStore, row: Row) -> str:
+    """`row` takes the place of the last one that was trained on, which goes on waiting."""
+
+    def change(batch: Batch) -> Batch:
+        return replace(batch, rows=(*batch.rows[:-1], row), waiting=(*batch.waiting, batch.rows[-1].key))
+
+    return change_batch(run, STEPS, change)
+
+
+@pytest.mark.parametrize("fate", ["filtered", "waiting"])
+def test_a_replay_of_what_was_never_trained_on_is_named(run: ObjectStore, fate: str) -> None:
+    ledger = [entry for n in range(1, STEPS + 1) for entry in batches.read(run, "solver", n).ledger]
+    filtered = next(entry.key for entry in ledger if entry.fate == "filtered")
+    key = filtered if fate == "filtered" else batches.read(run, "solver", STEPS).waiting[0]
+    where = change_last_row(run, replace(batches.read(run, "solver", 1).rows[0], key=key, replay=True))
+    assert (2, where, f"replays {named(key)}, which was never trained on") in told(run)
+
+
+def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore) -> None:
+    """The true run goes to the bound. An aged row is no longer what its shard holds, so invariant 7 is broken too."""
+    bound = STEPS - 1 - MAX_STALENESS
+    assert batches.read(run, "solver", STEPS).rows[0].min_version == bound
+    assert broken(run) == set()
+
+    def aged(row: Row) -> Row:
+        versions = np.where(row.loss_mask, np.int32(bound - 1), row.versions).astype(np.int32)
+        return replace(row, versions=versions, min_version=bound - 1)
+
+    where = change_first_row(run, STEPS, aged)
+    assert broken(run) == {(5, where), (7, where)}
+
+
+def test_a_sequence_from_the_future_is_named(run: ObjectStore) -> None:
+    def newer(row: Row) -> Row:
+        return replace(row, versions=np.where(row.loss_mask, np.int32(2), row.versions).astype(np.int32))
+
+    where = change_first_row(run, 2, newer)
+    assert broken(run) == {(5, where), (7, where)}
+    assert "has tokens of version 2, which batch 2 cannot know" in next(iter(verify(run).violations)).what
+
+
+def test_a_row_that_claims_another_age_than_its_shard_is_named(run: ObjectStore) -> None:
+    def older(batch: Batch) -> Batch:
+        last = batch.rows[-1]
+        assert last.min_version == STEPS - 2
+        return replace(batch, rows=(*batch.rows[:-1], replace(last, min_version=STEPS - 3)))
+
+    where = change_batch(run, STEPS, older)
+    assert broken(run) == {(7, where)}
+
+
+def test_an_order_that_was_changed_is_named(run: ObjectStore) -> None:
+    key = layout.order(0)
+    assert run.get(key).count(b'"samples_per_prompt":4') == 1
+    rewrite(run, key, run.get(key).replace(b'"samples_per_prompt":4', b'"samples_per_prompt":2'))
+    found = verify(run).violations
+    assert [(violation.invariant, violation.where) for violation in found] == [(1, key)]
+    assert "does not have the checksum it carries" in found[0].what
+
+
+def test_an_order_that_was_changed_is_named_before_anybody_answers_it(run: ObjectStore) -> None:
+    key = layout.order(one_more_order(run))
+    rewrite(run, key, run.get(key).replace(b'"seed":', b'"seed":1'))
+    assert broken(run) == {(1, key)}
+
+
+def test_a_group_with_too_few_episodes_is_named(run: ObjectStore) -> None:
+    order = orders.read(run, 0)
+    rewrite(run, layout.order(0), seal(replace(order, samples_per_prompt=5)))
+    assert {(violation.where, violation.what) for violation in verify(run).violations} == {
+        (layout.shard(0), f"has 4 episodes of {prompt.id}, its order asked for 5") for prompt in order.prompts
+    }
+
+
+def test_a_changed_or_missing_config_is_a_persons_to_mend(run: ObjectStore) -> None:
+    rewrite(run, "run.json", run.get("run.json").replace(b'"max_staleness":2', b'"max_staleness":9'))
+    with pytest.raises(ConfigError, match=r"its run\.json cannot be read: .* the checksum .*; put it back from a copy"):
+        verify(run)
+    run.delete("run.json")
+    with pytest.raises(ConfigError, match=r"its run\.json cannot be read"):
+        verify(run)
+
+
+def test_a_token_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
+    shard = shards.read(run, 0)
+    false = replace(shard, weights={**shard.weights, "solver": {77: shard.weights["solver"][0]}})
+    rewrite(run, layout.shard(0), shards.encode(_with_version(false, 77)))
+    assert any(
+        violation.invariant == 4 and "version 77 of solver, which does not exist" in violation.what
+        for violation in verify(run).violations
+    )
+
+
+def _with_version(shard: Shard, version: int) -> Shard:
+    """All of the solver's tokens claim to be of `version`."""
+
+    def moved(sequence):  # type: ignore[no-untyped-def]  # as above
+        own = sequence.owners == sequence.policies.index("solver")
+        return replace(sequence, versions=np.where(own, np.int32(version), sequence.versions).astype(np.int32))
+
+    groups = tuple(
+        replace(
+            group,
+            episodes=tuple(replace(play, sequences=tuple(map(moved, play.sequences))) for play in group.episodes),
+        )
+        for group in shard.groups
+    )
+    return replace(shard, groups=groups)
+
+
+def with_last(values: np.ndarray, value: float) -> np.ndarray:  # type: ignore[type-arg]  # of any dtype
+    """The array with another last value."""
+    changed = values.copy()
+    changed[-1] = value
+    return changed
+
+
+def moved_mask(row: Row) -> Row:
+    """Trains on the last token of the prompt instead of the last one of the answer, with the same values."""
+
+    def moved(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]  # as above
+        return np.roll(values, -1)
+
+    return replace(
+        row,
+        loss_mask=moved(row.loss_mask),
+        logprobs=moved(row.logprobs),
+        versions=moved(row.versions),
+        advantages=moved(row.advantages),
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: replace(row, prompt_id="another"),
+        lambda row: replace(row, tokens=with_last(row.tokens, 9)),
+        moved_mask,
+        lambda row: replace(row, logprobs=with_last(row.logprobs, -0.75)),
+        lambda row: replace(row, versions=with_last(row.versions, STEPS - 2)),
+        lambda row: replace(row, reward=-99.0),
+        lambda row: replace(row, temperature=3.0),
+    ],
+    ids=["prompt_id", "tokens", "loss_mask", "logprobs", "versions", "reward", "temperature"],
+)
+def test_a_row_that_is_not_as_its_shard_holds_it_is_named(run: ObjectStore, change: Callable[[Row], Row]) -> None:
+    where = change_first_row(run, STEPS, change)
+    key = batches.read(run, "solver", STEPS).rows[0].key
+    assert told(run) == [(7, where, f"{named(key)} is not as its shard holds it")]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_advantage_that_is_not_finite_is_named(run: ObjectStore, value: float) -> None:
+    where = change_first_row(run, 2, lambda row: replace(row, advantages=with_last(row.advantages, value)))
+    key = batches.read(run, "solver", 2).rows[0].key
+    assert told(run) == [(7, where, f"{named(key)} has an advantage that is not a finite number")]
+
+
+def test_a_batch_of_another_size_is_named(run: ObjectStore) -> None:
+    def shorter(batch: Batch) -> Batch:
+        return replace(batch, rows=batch.rows[1:], waiting=(*batch.waiting, batch.rows[0].key))
+
+    where = change_batch(run, STEPS, shorter)
+    assert told(run) == [(1, where, f"has {BATCH_SIZE - 1} rows; every batch of solver has {BATCH_SIZE}")]
+
+
+def test_what_a_completed_run_lacks_is_named_and_what_a_going_one_lacks_is_not(run: ObjectStore) -> None:
+    for key in run.list(layout.weights("solver", STEPS)):
+        run.delete(key)
+    assert told(run) == []
+    request_stop(run, Stop("completed", "all steps done", 0.0))
+    version = (1, layout.weights("solver", STEPS), f"version {STEPS} is missing, and the run is completed")
+    assert told(run) == [version]
+    run.delete(layout.batch("solver", STEPS))
+    assert told(run) == [
+        (1, layout.batch("solver", STEPS), f"batch {STEPS} is missing, and the run is completed"),
+        version,
+    ]
+
+
+def test_a_completed_run_without_anything_lacks_everything(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "empty", CONFIG)
+    request_stop(run, Stop("completed", "all steps done", 0.0))
+    assert [violation.where for violation in verify(run).violations] == [
+        "batches/solver/00000001.arrow",
+        "batches/solver/00000002.arrow",
+        "weights/solver/00000000",
+        "weights/solver/00000001",
+        "weights/solver/00000002",
+    ]
+
+
+def test_a_run_that_was_cancelled_lacks_nothing(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "cancelled", CONFIG)
+    request_stop(run, Stop("cancelled", "by hand", 0.0))
+    assert verify(run).ok
+
+
+def test_an_end_that_cannot_be_read_is_named(run: ObjectStore) -> None:
+    run.put(layout.STOP, b"{")
+    assert broken(run) == {(1, layout.STOP)}
+
+
+def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "bare", {**CONFIG, "policies": {"solver": {}}})
+    with pytest.raises(ConfigError, match=r"its run\.json has no whole number 'policies\.solver\.batch_size'"):
+        verify(run)
+
+
+def test_keys_of_no_pattern_are_passed_over_and_stand_for_nothing(run: ObjectStore) -> None:
+    for key in (
+        ".DS_Store",
+        "orders/x.json",
+        "orders/00000099.txt",
+        "shards/foo.arrow",
+        "shards/.DS_Store",
+        "batches/solver/.DS_Store",
+        "batches/solver/00000009x.arrow",
+        "weights/solver/old/manifest.json",
+        "weights/solver/manifest.json",
+    ):
+        run.put(key, b"x")
+    assert told(run) == []
+    run.put("orders/1.json", run.get(layout.order(1)))
+    run.delete(layout.order(1))
+    assert (1, layout.order(1)) in broken(run)
+
+
+def test_a_shard_that_is_taken_in_twice_is_named(run: ObjectStore) -> None:
+    where = change_batch(run, 2, lambda batch: replace(batch, shards=(*batch.shards, 0)))
+    assert told(run) == [(6, where, "takes in shard 0 a second time")]
+
+
+def test_closed_orders_that_are_not_those_taken_in_are_named(run: ObjectStore) -> None:
+    where = change_batch(run, 2, lambda batch: replace(batch, closed=(*batch.closed, 99)))
+    assert broken(run) == {(6, where)}
+
+
+def test_a_settled_sequence_that_is_listed_as_waiting_is_named(run: ObjectStore) -> None:
+    key = batches.read(run, "solver", STEPS).rows[0].key
+    where = change_batch(run, STEPS, lambda batch: replace(batch, waiting=(*batch.waiting, key)))
+    assert told(run) == [(6, where, f"{named(key)} is listed as waiting, but it is settled or was never taken in")]
+
+
+def test_a_version_whose_weights_its_shard_does_not_name_is_named(run: ObjectStore) -> None:
+    shard = shards.read(run, 0)
+    rewrite(run, layout.shard(0), shards.encode(replace(shard, weights={**shard.weights, "solver": {}})))
+    assert broken(run) == {(4, layout.shard(0))}
+    assert "has tokens of version 0 of solver, whose weights it does not name" in verify(run).violations[0].what
+
+
+def test_an_answer_to_other_prompts_is_named(run: ObjectStore) -> None:
+    order = orders.read(run, 0)
+    rewrite(run, layout.order(0), seal(replace(order, prompts=order.prompts[::-1])))
+    found = verify(run).violations
+    assert [(violation.invariant, violation.where) for violation in found] == [(1, layout.shard(0))]
+    assert found[0].what.startswith("answers the prompts ")
+
+
+def test_a_false_batch_in_a_manifest_is_named(run: ObjectStore) -> None:
+    key = layout.manifest(layout.weights("solver", 3))
+    manifest = json.loads(run.get(key))
+    manifest["batch"] = 1
+    rewrite(run, key, sealed(manifest))
+    assert told(run) == [(3, key, "names batch 1; version 3 is made of batch 3")]
+
+
+def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
+    step = next(n for n in range(1, STEPS + 1) if batches.read(run, "solver", n).ledger)
+    where = change_batch(run, step, lambda batch: replace(batch, ledger=batch.ledger[1:]))
+    found = verify(run).violations
+    assert [(violation.invariant, violation.where) for violation in found] == [(6, where)]
+    assert "has vanished" in found[0].what
+
+
+def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> None:
+    def add(batch: Batch) -> Batch:
+        return replace(batch, ledger=(*batch.ledger, Entry(batch.rows[0].key, "filtered", "zero_advantage")))
+
+    where = change_batch(run, 1, add)
+    assert broken(run) == {(6, where)}
+
+
+def test_an_unreadable_shard_is_a_fault_until_it_is_in_quarantine(run: ObjectStore) -> None:
+    number = one_more_order(run)
+    run.create(layout.shard(number), b"no arrow file")
+    assert broken(run) == {(6, layout.shard(number))}
+    quarantine.quarantine(run, layout.shard(number), "truncated")
+    verdict = verify(run)
+    assert verdict.ok
+    assert verdict.quarantined == 1
+
+
+def test_a_shard_under_the_wrong_number_is_named(run: ObjectStore) -> None:
+    number = one_more_order(run)
+    run.create(layout.shard(number), run.get(layout.shard(0)))
+    assert (6, layout.shard(number)) in broken(run)
+
+
+def test_violations_are_told_once_and_in_order(run: ObjectStore) -> None:
+    run.delete(layout.batch("solver", 2))
+    run.delete(layout.order(1))
+    found = verify(run).violations
+    assert list(found) == sorted(set(found))
+    assert isinstance(found[0], Violation)
+
+
+def test_damaged_evaluations_and_tags_are_named_with_the_reason(run: ObjectStore) -> None:
+    run.put("evals/solver-00000001_verifier-00000001.arrow", b"torn")
+    run.put("tags/best.json", b"{")
+    found = told(run)
+    assert [(invariant, where) for invariant, where, _ in found] == [
+        (4, "evals/solver-00000001_verifier-00000001.arrow"),
+        (4, "tags/best.json"),
+    ]
+    assert "cannot be read: evals/solver-00000001_verifier-00000001.arrow: a evaluation file of 4 bytes" in found[0][2]
+    assert found[1][2].startswith("cannot be read: tags/best.json is not JSON")
+
+
+def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
+    evaluations.commit(run, evaluation({"solver": 1, "verifier": 99}))
+    run.create("tags/best.json", seal(tags.Tag("best", "nobody", 1, 5.0)))
+    assert told(run) == [
+        (4, "evals/solver-00000001_verifier-00000099.arrow", "names version 99 of verifier, which does not exist"),
+        (4, "tags/best.json", "names version 1 of nobody, which does not exist"),
+    ]
+
+
+def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
+    evaluations.commit(run, evaluation({"solver": 1, "verifier": 1}))
+    tags.give(run, "best", "solver", 1)
+    assert told(run) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ({**CONFIG, "steps": True}, "whole number 'steps'"),
+        ({**CONFIG, "steps": 1e30}, "whole number 'steps'"),
+        ({**CONFIG, "steps": 2**100}, "whole number 'steps'"),
+        ({**CONFIG, "steps": "many"}, "whole number 'steps'"),
+        ({**CONFIG, "data": None}, "section 'data'"),
+        ({**CONFIG, "data": {"max_staleness": -1}}, "whole number 'data.max_staleness'"),
+        ({**CONFIG, "policies": []}, "section 'policies'"),
+        ({**CONFIG, "policies": {"solver": 3}}, "section 'policies.solver'"),
+    ],
+)
+def test_a_config_of_other_types_is_a_sentence(memory_store: ObjectStore, config: dict[str, Any], missing: str) -> None:
+    run = create_run(memory_store, "strange", config)
+    with pytest.raises(ConfigError, match=re.escape(f"run.json has no {missing}")):
+        verify(run)

@@ -1,0 +1,74 @@
+"""A run may be verified while it goes on: what is written meanwhile breaks nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from data_ops.config import PolicyData
+from storage.records.control import Stop
+from storage.run import orders, runs
+from storage.store.backend import Backend, Keys
+from storage.store.object_store import ObjectStore
+from storage.verify.verify import verify
+from tests.dataflow_world import POLICIES, World, world
+
+STEPS = 6
+
+
+@dataclass
+class Growing:
+    """A backend behind which the run goes on: one `step` before every listing and, of reads, before every `each`-th."""
+
+    inner: Backend
+    step: Callable[[], None]
+    each: int
+    reads: int = 0
+
+    def list(self, prefix: str, start_after: str) -> Keys:
+        self.step()
+        return self.inner.list(prefix, start_after)
+
+    def read(self, key: str) -> bytes:
+        self.reads += 1
+        if self.reads % self.each == 0:
+            self.step()
+        return self.inner.read(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def going_on(made: World) -> Callable[[], None]:
+    """One step of everything: the dataflow, workers, trainers, and the run's end when all batches are trained."""
+    dataflow = made.dataflow()
+
+    def step() -> None:
+        if not dataflow.done:
+            dataflow.round()
+            made.play(made.open_orders()[:3])
+        trained = [made.train(policy) for policy in made.policies]
+        if dataflow.done and not any(trained) and runs.read_stop(made.run) is None:
+            runs.request_stop(made.run, Stop("completed", "all steps done", 1.0))
+
+    return step
+
+
+@pytest.mark.parametrize("each", [1, 3, 10])
+@pytest.mark.parametrize("begun", [0, 2, 6, 12])
+def test_a_run_that_goes_on_while_it_is_verified_is_whole(memory_store: ObjectStore, begun: int, each: int) -> None:
+    made = world(memory_store, {policy: PolicyData(batch_size=6, steps=STEPS) for policy in POLICIES})
+    step = going_on(made)
+    for _ in range(begun):
+        step()
+    before = orders.next_number(made.run)
+    growing = replace(made.run, backend=Growing(made.run.backend, step, each))
+    verdict = verify(growing)
+    assert verdict.violations == ()
+    assert orders.next_number(made.run) > before or runs.read_stop(made.run) is not None
+    for _ in range(200):
+        step()
+    final = verify(made.run)
+    assert final.violations == ()
+    assert {policy: books.batches for policy, books in final.policies.items()} == dict.fromkeys(POLICIES, STEPS)

@@ -1,0 +1,132 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from storage import layout
+from storage.records.control import Stop
+from storage.run import checkpoints, runs
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import orphans, publisher, reader
+from tests import builders
+
+NOW_S = time.time()
+LATER_S = NOW_S + orphans.AGE_S + 3600.0
+NEWEST = orphans.NEWEST
+NEXT = NEWEST + 1
+STRAY = "0" * 32 + ".model-00000.safetensors"
+
+
+def weight(version: int, name: str = STRAY) -> str:
+    return f"{layout.weights('solver', version)}/{name}"
+
+
+def checkpoint(step: int, name: str = STRAY) -> str:
+    return f"{layout.checkpoint('solver', step)}/{name}"
+
+
+@pytest.fixture
+def run(memory_store: ObjectStore) -> ObjectStore:
+    """Versions 0 to `NEWEST`, checkpoints 5 and 9, and beside some, and after the newest, what a killed writer left."""
+    for version in range(NEWEST + 1):
+        publisher.publish(memory_store, "solver", version, builders.tensors(version))
+    for step in (5, 9):
+        checkpoints.save(memory_store, "solver", step, builders.tensors(step), {})
+    for key in (weight(0), weight(1), weight(NEXT), checkpoint(5), checkpoint(9), checkpoint(12)):
+        memory_store.put(key, b"killed")
+    return memory_store
+
+
+def test_what_no_manifest_lists_is_an_orphan_once_the_manifest_is_a_day_old(run: ObjectStore) -> None:
+    assert orphans.orphans(run, "solver", NOW_S) == []
+    assert orphans.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(5), checkpoint(9)]
+    assert orphans.orphans(run, "verifier", LATER_S) == []
+
+
+def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_is_over_for_a_day(run: ObjectStore) -> None:
+    runs.request_stop(run, Stop("cancelled", "enough", LATER_S - 60.0))
+    assert orphans.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(5), checkpoint(9)]
+    runs.clear_stop(run)
+    runs.request_stop(run, Stop("cancelled", "enough", NOW_S))
+    assert {weight(1), weight(NEXT), checkpoint(12)} <= set(orphans.orphans(run, "solver", LATER_S))
+    runs.clear_stop(run)  # it was taken up again
+    assert {weight(1), weight(NEXT), checkpoint(12)}.isdisjoint(orphans.orphans(run, "solver", LATER_S))
+
+
+def test_a_day_is_over_when_it_is_over(run: ObjectStore) -> None:
+    created_s = checkpoints.read_manifest(run, "solver", 5).created_s
+    day_s = 24 * 3600.0
+    assert checkpoint(5) not in orphans.orphans(run, "solver", created_s + day_s - 0.01)
+    assert checkpoint(5) in orphans.orphans(run, "solver", created_s + day_s)
+    runs.request_stop(run, Stop("cancelled", "enough", 1e9))
+    assert checkpoint(12) not in orphans.orphans(run, "solver", 1e9 + day_s)
+    assert checkpoint(12) in orphans.orphans(run, "solver", 1e9 + day_s + 1)
+
+
+def test_a_file_that_another_record_of_the_version_names_is_no_orphan(run: ObjectStore) -> None:
+    run.put(weight(0, "since-00000000.json"), f'{{"files": [{{"name": "{STRAY}"}}]}}'.encode())
+    assert weight(0) not in orphans.orphans(run, "solver", LATER_S)
+
+
+def test_beside_a_damaged_manifest_nothing_is_an_orphan(run: ObjectStore) -> None:
+    run.put(checkpoint(5, "manifest.json"), b"torn")
+    assert orphans.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(9)]
+
+
+def test_beside_a_damaged_record_of_merged_changes_nothing_is_an_orphan(run: ObjectStore) -> None:
+    run.put(weight(0, "since-00000000.json"), b'{"files": [{"name": "00')
+    run.put(weight(0, ".DS_Store"), b"no object of the run")
+    assert orphans.orphans(run, "solver", LATER_S) == [checkpoint(5), checkpoint(9)]
+    run.delete(weight(0, "since-00000000.json"))
+    assert weight(0) in orphans.orphans(run, "solver", LATER_S)
+
+
+def test_the_data_of_a_version_that_lost_its_manifest_is_no_orphan_since_others_came_after_it(run: ObjectStore) -> None:
+    lost = {}
+    for version in (0, 3):
+        lost[version] = run.get(weight(version, "manifest.json"))
+        run.delete(weight(version, "manifest.json"))
+    runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
+    found = orphans.orphans(run, "solver", LATER_S)
+    assert [key for key in found if key.startswith((layout.weights("solver", 0), layout.weights("solver", 3)))] == []
+    assert {weight(1), weight(NEXT)} <= set(found)  # a version that is to come was never written
+    for key in found:
+        run.delete(key)
+    for version, body in lost.items():
+        run.put(weight(version, "manifest.json"), body)
+        assert set(reader.fetch(run, "solver", version)) == set(builders.tensors(version))
+
+
+def test_the_others_can_be_read_when_the_orphans_are_gone(run: ObjectStore) -> None:
+    runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
+    for key in orphans.orphans(run, "solver", LATER_S):
+        run.delete(key)
+    for version in range(NEWEST + 1):
+        assert set(reader.fetch(run, "solver", version)) == set(builders.tensors(version))
+    newest = checkpoints.newest(run, "solver")
+    assert newest is not None
+    assert newest.step == 9
+
+
+def test_unfinished_files_of_a_local_folder_go_when_they_are_a_day_old(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    run, other = store.sub("runs/one"), store.sub("runs/two")
+    run.put("orders/00000000.json", b"whole")
+    other.put("orders/00000000.json", b"whole")
+    old, young = tmp_path / "runs/one/orders/.tmp-old", tmp_path / "runs/one/.tmp-young"
+    elsewhere = tmp_path / "runs/two/orders/.tmp-old"
+    for path in (old, young, elsewhere):
+        path.write_bytes(b"half")
+    for path in (old, elsewhere):
+        os.utime(path, (NOW_S, NOW_S - orphans.AGE_S - 60.0))
+    found = orphans.unfinished(run, NOW_S)
+    assert found == {"runs/one/orders/.tmp-old": 4}
+    assert old.exists()
+    orphans.remove_unfinished(run, found)
+    assert (old.exists(), young.exists(), elsewhere.exists()) == (False, True, True)
+    assert run.get("orders/00000000.json") == b"whole"
+
+
+def test_other_stores_have_no_unfinished_files(memory_store: ObjectStore) -> None:
+    assert orphans.unfinished(memory_store, NOW_S) == {}

@@ -1,0 +1,497 @@
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
+from storage import layout
+from storage.coordination.heartbeats import Pulse
+from storage.errors import ConfigError, CorruptError, TransientError
+from storage.formats.safetensors import weights_digest
+from storage.records.weights import HostTensor
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests, publisher, reader, replication, retention
+from storage.weights.manifests import Held
+from storage.weights.read_through import AWAY_S, LAG_MAX_S, NearFirst, near_first
+from storage.weights.retention import Retention
+from storage.weights.traffic import Counting, counted
+from tests.builders import mirror_next
+
+
+def model(version: int) -> Mapping[str, HostTensor]:
+    bits = np.arange(4000, dtype=np.uint16)
+    bits[: 3 * version] += 1
+    return {"w": HostTensor("BF16", (4000,), bits)}
+
+
+@dataclass
+class World:
+    home: ObjectStore
+    mirror: ObjectStore
+    now_s: float = 0.0
+
+    def publish(self, number: int) -> None:
+        held: Held | None = None
+        for version in range(number):
+            tensors = model(version)
+            held = Held(publisher.publish(self.home, "solver", version, tensors, base=held), tensors)
+
+    def copy_all(self) -> int:
+        num_bytes = 0
+        while (copied := mirror_next(self.home, self.mirror)) is not None:
+            newest = manifests.latest(self.mirror, "solver") or 0
+            num_bytes += copied.num_bytes + replication.copy_files(self.home, self.mirror, "solver", newest, copied.left)
+        return num_bytes
+
+    def near(self, mirror: ObjectStore | None = None) -> tuple[ObjectStore, Counting, Counting]:
+        """What a worker of the region reads from, and what counts at home and at the mirror."""
+        home, at_home = counted(self.home)
+        near, at_mirror = counted(mirror or self.mirror)
+        store = near_first(home, near)
+        assert isinstance(store.backend, NearFirst)
+        store.backend.clock = lambda: self.now_s
+        return store, at_home, at_mirror
+
+
+@pytest.fixture
+def world() -> World:
+    home, mirror = (open_store(f"memory://{uuid4().hex}").sub("runs/one") for _ in range(2))
+    return World(home, replace(mirror, patience_s=1e-6))
+
+
+def damage(store: ObjectStore, version: int) -> None:
+    (key,) = (key for key in store.list(layout.weights("solver", version)) if key.endswith(".safetensors"))
+    body = bytearray(store.get(key))
+    body[-30] ^= 1
+    store.put(key, bytes(body))
+
+
+def manifest_bytes(store: ObjectStore) -> int:
+    """Bytes of all manifests."""
+    return sum(len(store.get(key)) for key in store.list("weights/solver") if key.endswith("/manifest.json"))
+
+
+def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World) -> None:
+    world.publish(4)
+    crossed = world.copy_all()
+    store, at_home, at_mirror = world.near()
+    assert manifests.latest(store, "solver") == 3
+    assert weights_digest(reader.fetch(store, "solver", 3)) == weights_digest(model(3))
+    assert at_home.weights()["solver"] == manifest_bytes(world.home)  # home says what there is, the mirror carries the data
+    assert 0 < at_mirror.weights()["solver"] <= crossed
+    assert world.copy_all() == 0
+
+
+def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> None:
+    world.publish(2)
+    world.copy_all()
+    tensors = model(2)
+    held = reader.read(world.home, "solver", 1)
+    publisher.publish(world.home, "solver", 2, tensors, base=held)
+    store, at_home, _ = world.near()
+    assert manifests.latest(store, "solver", 1) == 1
+    world.now_s = LAG_MAX_S + 1
+    assert manifests.latest(store, "solver", 1) == 2
+    assert weights_digest(reader.read(store, "solver", 2, held).tensors) == weights_digest(tensors)
+    assert at_home.weights()["solver"] > sum(file.num_bytes for file in manifests.read_manifest(world.home, "solver", 2).files)
+
+
+def test_a_mirror_that_lies_is_found_out_and_home_is_read(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    damage(world.mirror, 2)
+    store, at_home, _ = world.near()
+    assert weights_digest(reader.fetch(store, "solver", 2)) == weights_digest(model(2))
+    assert at_home.weights()["solver"] > manifest_bytes(world.home)
+    damage(world.home, 2)
+    with pytest.raises(CorruptError, match="is not what its manifest lists"):
+        reader.fetch(world.near()[0], "solver", 2)
+
+
+def test_a_mirror_that_is_away_is_passed_over(world: World) -> None:
+    world.publish(2)
+
+    class Away:
+        def read(self, key: str) -> bytes:
+            raise TransientError("no route")
+
+        def exists(self, key: str) -> bool:
+            raise TransientError("no route")
+
+    store, *_ = world.near(replace(world.mirror, backend=Away()))  # type: ignore[arg-type]
+    assert manifests.latest(store, "solver") == 1
+    assert weights_digest(reader.fetch(store, "solver", 1)) == weights_digest(model(1))
+
+
+def test_a_mirror_killed_between_two_files_shows_no_half_version(world: World) -> None:
+    world.publish(2)
+    world.copy_all()
+    world.mirror.delete(layout.manifest(layout.weights("solver", 1)))  # killed before its last write
+    store, *_ = world.near()
+    assert manifests.latest(store, "solver") == 0
+    world.copy_all()
+    assert manifests.latest(store, "solver") == 1
+
+
+def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
+    world.publish(12)
+    tensors = model(12)
+    publisher.publish(world.home, "solver", 12, tensors)  # an anchor: nothing after it needs what was before
+    now_s = float(manifests.read_manifest(world.home, "solver", 12).created_s) + 1.0
+    retention.retire(world.home, retention.plan(world.home, "solver", Retention(last=1, every=0, grace_s=0.0), now_s))
+    world.copy_all()
+    store, at_home, _ = world.near()
+    assert manifests.latest(store, "solver") == 12
+    assert weights_digest(reader.fetch(store, "solver", 12)) == weights_digest(tensors)
+    assert at_home.weights()["solver"] == len(world.home.get(layout.manifest(layout.weights("solver", 12))))
+
+
+def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed(world: World) -> None:
+    world.publish(3)
+    publisher.publish(world.home, "verifier", 0, model(0))
+    pulse = Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)
+    pauses: list[float] = []
+
+    def leave(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        if len(pauses) == 3:
+            damage(world.home, 2)  # bytes are copied as they are, and checked by who reads them
+        return len(pauses) == 9
+
+    replication.keep(world.home, world.mirror, ["solver", "verifier"], pulse, leave)
+    assert (manifests.latest(world.mirror, "solver"), manifests.latest(world.mirror, "verifier")) == (2, 0)
+    assert pulse.last.versions == {"solver": 2, "verifier": 0}
+    folder = layout.weights("solver", 0)
+    assert pulse.last.progress["mirrored_bytes_solver"] > sum(len(world.home.get(key)) for key in world.home.list(folder)) / 2
+    assert set(pauses) == {0.0, replication.LOOK_INTERVAL_S}
+
+
+def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
+    pulse = Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)
+    said: list[tuple[str, str]] = []
+
+    def leave(pause_s: float) -> bool:
+        said.append((pulse.last.state, pulse.last.note))
+        if len(said) == 2:
+            world.publish(1)
+        if len(said) == 3:
+            publisher.publish(world.home, "verifier", 0, model(0))
+        return len(said) == 4
+
+    replication.keep(world.home, world.mirror, ["solver", "verifier"], pulse, leave)
+    assert said == [
+        ("starting", ""),
+        ("waiting", "waits for the base model of solver, verifier"),
+        ("waiting", "waits for the base model of verifier"),
+        ("working", ""),
+    ]
+
+
+def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_version(world: World) -> None:
+    world.publish(8)
+    mirror_next(world.home, world.mirror)
+    store, *_ = world.near()
+    assert manifests.latest(store, "solver") == 0
+    world.now_s = LAG_MAX_S + 1
+    assert manifests.latest(store, "solver") == 7
+    world.copy_all()
+    assert manifests.latest(store, "solver") == 7
+
+
+def test_leftovers_of_another_run_in_a_mirror_are_not_believed(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    for key in world.home.list("weights"):
+        world.home.delete(key)
+    publisher.publish(world.home, "solver", 0, model(5))
+    store, *_ = world.near()
+    assert manifests.latest(store, "solver") == 0
+    assert weights_digest(reader.fetch(store, "solver", 0)) == weights_digest(model(5))
+
+
+def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_on(world: World) -> None:
+    """Home makes a version a second, the mirror copies one in four."""
+    world.publish(1)
+    world.copy_all()
+    store, *_ = world.near()
+    held = reader.read(store, "solver", 0)
+    furthest = 0
+    for second in range(1, 41):
+        world.now_s = float(second)
+        tensors = model(second)
+        publisher.publish(
+            world.home,
+            "solver",
+            second,
+            tensors,
+            base=Held(manifests.read_manifest(world.home, "solver", second - 1), model(second - 1)),
+        )
+        if second % 4 == 0:
+            mirror_next(world.home, world.mirror)
+        if found := manifests.newer(store, "solver", held.manifest.version):
+            held = reader.read(store, "solver", found.version, held)
+        furthest = max(furthest, second - held.manifest.version)
+    assert furthest <= LAG_MAX_S + 2
+    assert held.manifest.version >= 39
+
+
+def test_a_mirror_one_version_behind_is_in_time_however_long(world: World) -> None:
+    world.publish(1)
+    world.copy_all()
+    store, at_home, _ = world.near()
+    held = reader.read(store, "solver", 0)
+    for second in range(1, 60):
+        world.now_s = float(second)
+        before = Held(manifests.read_manifest(world.home, "solver", second - 1), model(second - 1))
+        publisher.publish(world.home, "solver", second, model(second), base=before)
+        if found := manifests.newer(store, "solver", held.manifest.version):
+            held = reader.read(store, "solver", found.version, held)
+        mirror_next(world.home, world.mirror)  # just after the worker looked
+    assert held.manifest.version == 58
+    read = sum(len(world.home.get(key)) for key in world.home.list("weights/solver") if key.endswith("/manifest.json"))
+    assert at_home.weights()["solver"] <= 2 * read  # manifests alone
+
+
+def test_a_mirror_that_does_not_answer_is_asked_again_only_after_a_while(world: World) -> None:
+    world.publish(3)
+    asked: list[str] = []
+
+    class Hangs:
+        def read(self, key: str) -> bytes:
+            asked.append(key)
+            raise TransientError("timed out")
+
+        def exists(self, key: str) -> bool:
+            asked.append(key)
+            raise TransientError("timed out")
+
+    store, *_ = world.near(replace(world.mirror, backend=Hangs()))  # type: ignore[arg-type]
+    assert manifests.latest(store, "solver") == 2
+    assert weights_digest(reader.fetch(store, "solver", 2)) == weights_digest(model(2))
+    assert len(asked) == 1
+    world.now_s = AWAY_S
+    assert manifests.latest(store, "solver") == 2
+    assert len(asked) == 2
+
+
+def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
+    world.publish(2)
+    publisher.publish(world.mirror, "solver", 0, model(7))
+    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
+    with pytest.raises(ConfigError, match="mirrors another run of this name; empty it"):
+        replication.keep(world.home, world.mirror, ["solver"], pulse, lambda pause_s: False)
+
+
+def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: World) -> None:
+    world.publish(3)
+    manifest = manifests.read_manifest(world.home, "solver", 2)
+    (key,) = (key for key in world.home.list(layout.weights("solver", 2)) if key.endswith(".safetensors"))
+    assert key.endswith(manifest.files[0].name)
+    world.home.delete(key)
+    home, counting = counted(world.home)
+    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
+    pauses: list[float] = []
+
+    def leave(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return len(pauses) > 12
+
+    replication.keep(home, world.mirror, ["solver"], pulse, leave)
+    assert pauses == [0.0] * 3 + [0.4, 0.8, 1.6, 3.2, 6.4] + [10.0] * 5
+    assert pulse.last.note.startswith("solver is not mirrored: ")
+    assert manifests.latest(world.mirror, "solver") == 1
+    assert counting.weights()["solver"] < 20 * len(world.home.get(layout.manifest(layout.weights("solver", 2)))) + 20_000
+
+
+def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one_is_refused(world: World) -> None:
+    world.publish(3)
+    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
+    broken = [False]
+
+    class MayLackItsBucket:
+        def __getattr__(self, verb: str) -> Any:
+            if broken[0]:
+                raise ConfigError("the bucket eu does not exist")
+            return getattr(world.mirror.backend, verb)
+
+    mirror = replace(world.mirror, backend=MayLackItsBucket())  # type: ignore[arg-type]
+    rounds = iter(range(8))
+
+    def leave(pause_s: float) -> bool:
+        number = next(rounds, None)
+        broken[0] = number in (2, 3, 4)
+        return number is None
+
+    replication.keep(world.home, mirror, ["solver"], pulse, leave)
+    assert manifests.latest(world.mirror, "solver") == 2
+    broken[0] = True
+    with pytest.raises(ConfigError, match="bucket eu"):
+        replication.keep(world.home, mirror, ["solver"], pulse, lambda pause_s: False)
+
+
+def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
+    """Goes on after the version before the first of `versions`."""
+    held = reader.read(home, "solver", versions[0] - 1)
+    for version in versions:
+        tensors = model(version)
+        held = Held(publisher.publish(home, "solver", version, tensors, base=held, anchor=version in anchors), tensors)
+
+
+def kept(world: World, leave: Callable[[float], bool], last: int | None = None) -> Pulse:
+    pulse = a_pulse(world)
+    replication.keep(world.home, world.mirror, ["solver"], pulse, leave, last)
+    return pulse
+
+
+def weights_keys(store: ObjectStore) -> set[str]:
+    return set(store.list(layout.WEIGHTS))
+
+
+def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind_newer_versions(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 4), anchors=range(3, 4))
+    anchor = manifests.read_manifest(world.home, "solver", 3)
+    whole = {f"{layout.weights('solver', 3)}/{file.name}" for file in anchor.files}
+    shown: list[tuple[int | None, bool]] = []
+
+    def leave(pause_s: float) -> bool:
+        shown.append((manifests.latest(world.mirror, "solver"), whole <= weights_keys(world.mirror)))
+        if len(shown) == 2:
+            publish_more(world.home, range(4, 6), anchors=range(0))
+        return False
+
+    pulse = kept(world, leave, last=5)
+    assert shown == [(2, False), (3, False), (4, False), (5, False)]
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+    assert pulse.last.progress["mirrored_bytes_solver"] == sum(
+        len(world.home.get(key)) for key in weights_keys(world.home) if int(key.split("/")[2]) >= 3
+    )
+
+
+def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_starts_goes_home(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 4), anchors=range(3, 4))
+    assert mirror_next(world.home, world.mirror) is not None
+    store, at_home, _ = world.near()
+    held = reader.read(store, "solver", 2)
+    before = at_home.weights()["solver"]
+    assert weights_digest(reader.read(store, "solver", 3, held).tensors) == weights_digest(model(3))
+    manifest_bytes = len(world.home.get(layout.manifest(layout.weights("solver", 3))))
+    assert at_home.weights()["solver"] - before == manifest_bytes
+    store, at_home, _ = world.near()
+    assert weights_digest(reader.fetch(store, "solver", 3)) == weights_digest(model(3))
+    assert at_home.weights()["solver"] > manifest_bytes
+
+
+def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is_back(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 5), anchors=range(3, 4))
+    for _ in range(2):
+        mirror_next(world.home, world.mirror)
+    assert len(weights_keys(world.home) - weights_keys(world.mirror)) == 1
+    kept(world, lambda pause_s: False, last=4)
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+
+
+def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_nothing(world: World) -> None:
+    world.publish(3)
+    publish_more(world.home, range(3, 4), anchors=range(3, 4))
+    publish_more(world.home, range(4, 6), anchors=range(5, 6))
+    looks = 0
+
+    def leave(pause_s: float) -> bool:
+        nonlocal looks
+        looks += 1
+        if manifests.latest(world.mirror, "solver") == 5 and not retention.read_retired(world.home, "solver", 3):
+            wanted = Retention(last=1, every=0, grace_s=0.0)
+            retention.retire(world.home, retention.plan(world.home, "solver", wanted, 4e9))
+        return False
+
+    kept(world, leave, last=5)
+    assert weights_digest(reader.fetch(world.mirror, "solver", 5)) == weights_digest(model(5))
+    assert looks < 20
+
+
+def test_a_mirror_that_cannot_be_asked_at_first_completes_its_anchor_later(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 4), anchors=range(3, 4))
+    mirror_next(world.home, world.mirror)
+    outage = Flaky(world.home.backend, fails=1)
+    home = replace(world.home, backend=outage, patience_s=1e-6)  # type: ignore[arg-type]  # it passes every verb on
+    replication.keep(home, world.mirror, ["solver"], a_pulse(world), no_leave, last=3)
+    assert outage.failed
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+
+
+def test_a_damaged_manifest_in_the_mirror_holds_up_no_newer_version(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    world.mirror.put(layout.manifest(layout.weights("solver", 2)), b"{}")
+    publish_more(world.home, range(3, 5), anchors=range(0))
+    kept(world, no_leave, last=4)
+    assert manifests.latest(world.mirror, "solver") == 4
+
+
+def test_anchors_that_a_twin_showed_meanwhile_are_completed_too(world: World) -> None:
+    world.publish(3)
+    world.copy_all()
+    publish_more(world.home, range(3, 6), anchors=range(3, 4))
+    looks = 0
+
+    def leave(pause_s: float) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            mirror_next(world.home, world.mirror)
+            mirror_next(world.home, world.mirror)
+        return False
+
+    kept(world, leave, last=5)
+    assert weights_keys(world.mirror) == weights_keys(world.home)
+
+
+def test_an_anchors_file_that_home_lacks_holds_up_nothing(world: World) -> None:
+    world.publish(3)
+    publish_more(world.home, range(3, 5), anchors=range(3, 4))
+    (file,) = manifests.read_manifest(world.home, "solver", 3).files
+    world.home.delete(f"{layout.weights('solver', 3)}/{file.name}")
+    pauses: list[float] = []
+
+    def leave(pause_s: float) -> bool:
+        pauses.append(pause_s)
+        return False
+
+    kept(world, leave, last=4)
+    assert manifests.latest(world.mirror, "solver") == 4
+    assert max(pauses) <= replication.LOOK_INTERVAL_S
+
+
+class Flaky:
+    """A backend whose first reads of manifests of deltas fail."""
+
+    def __init__(self, backend: Any, fails: int) -> None:
+        self._backend, self._fails, self.failed = backend, fails, False
+
+    def __getattr__(self, verb: str) -> Any:
+        return getattr(self._backend, verb)
+
+    def read(self, key: str) -> bytes:
+        if self._fails and key.endswith("00000003/manifest.json"):
+            self._fails, self.failed = self._fails - 1, True
+            raise TransientError("the store is away")
+        body: bytes = self._backend.read(key)
+        return body
+
+
+def no_leave(pause_s: float) -> bool:
+    return False
+
+
+def a_pulse(world: World) -> Pulse:
+    return Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)

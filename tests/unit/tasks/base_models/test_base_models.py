@@ -1,0 +1,95 @@
+"""Base models: built once per store, the first builder stands, version 0 is published once."""
+
+from pathlib import Path
+
+import pytest
+
+from storage.formats.safetensors import to_safetensors, weights_digest
+from storage.run.base_models import load_model, save_model
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, publisher, reader
+from tasks.base_models import tiny as tiny_base
+from tasks.base_models.config import ModelConfig, TinyBase
+from tasks.base_models.publishing import build_digest, ensure_base_model, publish_base_models
+from tasks.base_models.tiny import build, model_files
+
+SMALL = TinyBase(
+    hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, skill_iterations=1, habit_iterations=1, batch_size=4
+)
+TINY = ModelConfig(tiny=SMALL)
+
+
+class Heard(list[tuple[str, float]]):
+    """What a progress callback was told."""
+
+    def __call__(self, stage: str, share: float) -> None:
+        self.append((stage, share))
+
+
+def test_the_first_use_builds_and_the_second_reads(local_store: ObjectStore):
+    first, second = Heard(), Heard()
+    built = ensure_base_model(local_store, TINY, first)
+    found = ensure_base_model(local_store, TINY, second)
+    assert first[-1] == ("adding bad habits", 1.0)
+    assert second == []
+    assert built.digest == found.digest == weights_digest(found.tensors)
+    assert {tensor.dtype for tensor in found.tensors.values()} == {"BF16"}
+    assert set(found.files) == set(model_files(SMALL))
+
+
+def test_every_field_of_the_recipe_and_the_format_name_the_build(monkeypatch: pytest.MonkeyPatch):
+    base = TinyBase()
+    changed = [base.model_copy(update={name: getattr(base, name) + 1}) for name in TinyBase.model_fields]
+    digests = {build_digest(each) for each in [base, *changed]}
+    assert len(digests) == 1 + len(TinyBase.model_fields)
+    monkeypatch.setattr(tiny_base, "FORMAT", tiny_base.FORMAT + 1)
+    assert build_digest(base) not in digests
+
+
+def test_of_two_builders_the_first_stands(local_store: ObjectStore):
+    """A rival stores its model while this one is still building: both then use the rival's."""
+    rival, _ = build(SMALL.model_copy(update={"seed": 9}), Heard())
+
+    def rival_finishes(stage: str, share: float) -> None:
+        if (stage, share) == ("adding bad habits", 1.0):
+            save_model(local_store, build_digest(SMALL), rival, model_files(SMALL), {})
+
+    mine = ensure_base_model(local_store, TINY, rival_finishes)
+    assert mine.digest == weights_digest(rival) == weights_digest(load_model(local_store, build_digest(SMALL))[0])
+
+
+def test_a_folder_is_read_as_it_is(local_store: ObjectStore, tmp_path: Path):
+    tensors, _ = build(SMALL, Heard())
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, body in model_files(SMALL).items():
+        (folder / name).write_bytes(body)
+    (folder / "model.safetensors").write_bytes(to_safetensors(tensors))
+    model = ensure_base_model(local_store, ModelConfig(path=str(folder)), Heard())
+    assert model.digest == weights_digest(tensors)
+    assert model.files == model_files(SMALL)
+
+
+def test_version_0_of_every_policy_is_published_once(local_store: ObjectStore):
+    run, heard = local_store.sub("runs/r"), Heard()
+    other = ModelConfig(tiny=SMALL.model_copy(update={"seed": 1}))
+    publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY, "judge": other}, heard)
+    assert [share for stage, share in heard if stage == "adding bad habits"] == [0.5, 1.0]  # two recipes, two builds
+    assert heard == sorted(heard, key=lambda told: told[1])
+    digests = [manifests.read_manifest(run, policy, 0).digest for policy in ("solver", "verifier", "judge")]
+    assert digests[0] == digests[1] != digests[2]
+    assert reader.fetch_files(run, "verifier") == model_files(SMALL)
+    written = manifests.read_manifest(run, "solver", 0).write_id
+    publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY}, heard)
+    assert manifests.read_manifest(run, "solver", 0).write_id == written
+
+
+def test_a_rival_publisher_of_version_0_is_no_error(local_store: ObjectStore):
+    run = local_store.sub("runs/r")
+
+    def rival_publishes(stage: str, share: float) -> None:
+        if (stage, share) == ("adding bad habits", 1.0):
+            publisher.publish(run, "solver", 0, build(SMALL, Heard())[0], extra_files=model_files(SMALL))
+
+    publish_base_models(local_store, run, {"solver": TINY}, rival_publishes)
+    assert manifests.latest(run, "solver") == 0

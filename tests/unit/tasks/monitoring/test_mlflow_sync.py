@@ -1,0 +1,205 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import layout
+from storage.errors import ConfigError
+from tasks.monitoring.mlflow_client import PARENT, Board, flatten
+from tasks.monitoring.mlflow_sync import Tracker, tracking_uri
+from tests.small_run import RECIPE, RUN_ID, SmallRun
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own imports and database layer warn; none of it is ours
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """An MLflow database with its tables: creating them takes seconds, copying them none."""
+    from mlflow.tracking import MlflowClient
+
+    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{file}").search_experiments()
+    return file.read_bytes()
+
+
+@pytest.fixture
+def uri(tmp_path: Path, empty_database: bytes) -> str:
+    (tmp_path / "mlflow.db").write_bytes(empty_database)
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+class Seen:
+    """What MLflow knows of the run, read back through its own client."""
+
+    def __init__(self, uri: str) -> None:
+        from mlflow.tracking import MlflowClient
+
+        self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        (self.experiment,) = [one for one in self.client.search_experiments() if one.name == "astraflow"]
+        runs = self.client.search_runs([self.experiment.experiment_id])
+        self.runs: dict[str, Any] = {run.data.tags.get("astraflow.policy", "parent"): run for run in runs}
+        self.count = len(runs)
+
+    def curve(self, who: str, key: str) -> list[tuple[int, float]]:
+        history = self.client.get_metric_history(self.runs[who].info.run_id, key)
+        return sorted((point.step, point.value) for point in history)
+
+
+def trained(name: str, steps: int = 2) -> SmallRun:
+    made = SmallRun(name)
+    for policy in ("solver", "verifier"):
+        made.version(policy, 0, {"config.json": b"{}"})
+        for step in range(1, steps + 1):
+            one_step(made, policy, step)
+    return made
+
+
+def one_step(made: SmallRun, policy: str, step: int) -> None:
+    made.batch(policy, step, reward__mean=0.25 * step)
+    made.version(policy, step, loss=float(step), ratio=float("nan"))
+
+
+def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
+    made = trained("tracking-sync")
+    made.evaluation(0, [0, 1], [1, 1])
+    made.evaluation(2, [1, 1], [1, 1])
+    made.beat("rollout", "rollout-us-east-0", 1000.0, region="us-east", rates={"tokens_per_s": 70.0}, versions={"solver": 2})
+    tracker = Tracker(made.run, RUN_ID, made.config, uri, clock=lambda: 1001.0)
+    assert tracker.sync()
+    seen = Seen(uri)
+    assert set(seen.runs) == {"parent", "solver", "verifier"}
+    assert seen.runs["solver"].data.tags["mlflow.parentRunId"] == seen.runs["parent"].info.run_id
+    assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]
+    assert seen.curve("verifier", "dataflow/reward/mean") == [(1, 0.25), (2, 0.5)]
+    assert seen.curve("solver", "trainer/ratio") == []
+    assert seen.curve("parent", "eval/solver/accuracy") == [(0, 0.5), (2, 1.0)]
+    assert seen.curve("parent", "eval/team/accuracy") == [(0, 1.0), (2, 1.0)]
+    assert seen.curve("parent", "rollout/us-east/tokens_per_s") == [(2, 70.0)]
+    assert seen.runs["parent"].data.params["rollout.workflow.name"] == "actor_and_verify"
+    assert seen.runs["solver"].data.params["batch_size"] == "2"
+
+
+def test_a_restarted_tracker_goes_on_in_the_same_mlflow_runs(uri: str) -> None:
+    made = trained("tracking-restart")
+    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+    one_step(made, "solver", 3)
+    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+    seen = Seen(uri)
+    assert seen.count == 3
+    assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_steps_that_were_logged_before_a_crash_are_not_logged_twice(uri: str) -> None:
+    made = trained("tracking-crash")
+    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+    seen = Seen(uri)
+    seen.client.set_tag(seen.runs["solver"].info.run_id, "astraflow.next_step", "0")
+    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+    assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]
+
+
+def test_a_server_that_is_away_costs_little_and_loses_nothing(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    made = trained("tracking-away")
+    tracker = Tracker(made.run, RUN_ID, made.config, "http://127.0.0.1:9")
+    with caplog.at_level("WARNING", logger="tasks.monitoring.mlflow_sync"):
+        assert not tracker.sync()
+        assert not tracker.sync()
+    assert caplog.text.count("tracking waits, the run does not") == 1
+    one_step(made, "solver", 3)
+    tracker.uri = uri
+    assert tracker.sync()
+    assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_the_end_brings_the_report_the_models_and_the_status(uri: str, tmp_path: Path) -> None:
+    made = trained("tracking-end")
+    made.run.put(layout.REPORT, b"<h1>report</h1>")
+    tracker = Tracker(made.run, RUN_ID, made.config, uri)
+    assert tracker.finish("completed") is None
+    assert Tracker(made.run, RUN_ID, made.config, uri).finish("completed") is None
+    seen = Seen(uri)
+    assert {run.info.status for run in seen.runs.values()} == {"FINISHED"}
+    assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]
+    (version,) = seen.client.search_model_versions("name='astraflow-solver'")
+    assert version.tags["astraflow.version"] == "2"
+    folder = Path(version.source.removeprefix("file://"))
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    files = {item.path for item in seen.client.list_artifacts(seen.runs["parent"].info.run_id)}
+    assert files == {"config.json", "report.html"}
+
+
+def test_a_cancelled_run_registers_no_model(uri: str) -> None:
+    made = trained("tracking-cancelled")
+    Tracker(made.run, RUN_ID, made.config, uri).finish("cancelled")
+    seen = Seen(uri)
+    assert {run.info.status for run in seen.runs.values()} == {"KILLED"}
+    assert seen.client.search_model_versions("name='astraflow-solver'") == []
+
+
+def test_a_resumed_run_is_running_again(uri: str) -> None:
+    made = trained("tracking-resumed")
+    Tracker(made.run, RUN_ID, made.config, uri).finish("cancelled")
+    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+    assert {run.info.status for run in Seen(uri).runs.values()} == {"RUNNING"}
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_server_that_stays_away() -> None:
+    made = trained("tracking-gone")
+    assert Tracker(made.run, RUN_ID, made.config, "http://127.0.0.1:9").finish("completed") is None
+
+
+def test_importing_the_tracker_does_not_import_mlflow() -> None:
+    code = "import sys, tasks.monitoring.mlflow_sync; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://host:5000")
+    assert tracking_uri() == "http://host:5000"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert tracking_uri() is None
+
+
+def test_nested_settings_become_dotted_parameters() -> None:
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [1, 2]}) == {"a.b": 1, "a.c": {}, "d": [1, 2]}
+
+
+def test_a_page_is_linked_without_a_credential() -> None:
+    board = object.__new__(Board)  # without a server
+    board.uri, board.experiment_id, board._ids = "https://me:s3cr3t@mlflow.example/", "7", {PARENT: "abc"}
+    assert board.link == "https://mlflow.example/#/experiments/7/runs/abc"
+
+
+def test_an_address_with_a_credential_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:s3cr3t@mlflow.example")
+    with pytest.raises(ConfigError, match=r"beside the address https://mlflow\.example, .*MLFLOW_TRACKING_TOKEN") as refused:
+        tracking_uri()
+    assert "s3cr3t" not in str(refused.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
+    assert tracking_uri() == "https://mlflow.example"
+
+
+def test_a_quotation_mark_in_the_experiments_name_ends_no_search(uri: str) -> None:
+    made = SmallRun("tracking-quoted", RECIPE + "tracking: {experiment: \"it's' or name like '%\"}\n")
+    made.version("solver", 0, {"config.json": b"{}"})
+    made.version("verifier", 0, {"config.json": b"{}"})
+    for _ in range(2):
+        assert Tracker(made.run, RUN_ID, made.config, uri).finish("completed") is None
+    from mlflow.tracking import MlflowClient
+
+    found = MlflowClient(tracking_uri=uri, registry_uri=uri).search_model_versions()
+    assert sorted((one.name, one.version) for one in found) == [
+        (f"it's' or name like '%-{policy}", 1) for policy in ("solver", "verifier")
+    ]
+
+
+def test_a_metric_whose_name_mlflow_refuses_holds_up_no_other(uri: str) -> None:
+    made = trained("tracking-names", steps=1)
+    made.batch("solver", 2, **{"[/]\x1b": 1.0, "reward/mean": 0.5, "x" * 300: 1.0})
+    made.version("solver", 2, loss=2.0)
+    assert Tracker(made.run, RUN_ID, made.config, uri).sync()
+    seen = Seen(uri)
+    assert seen.curve("solver", "dataflow/reward/mean") == [(1, 0.25), (2, 0.5)]
+    assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]

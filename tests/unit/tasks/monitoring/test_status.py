@@ -1,0 +1,202 @@
+import json
+from itertools import pairwise
+
+import pytest
+
+from storage.errors import ConfigError
+from storage.run import shards
+from tasks.monitoring.status import RunSummary, Status, newest_version, runs, status
+from tests import builders
+from tests.checkout import ROOT
+from tests.small_run import RUN_ID, SmallRun
+
+NOW_S = 5_000_000_000.0
+
+
+def running(name: str) -> SmallRun:
+    """Step 2 of 4 is trained for the solver, step 1 for the verifier; one worker of two is alive."""
+    made = SmallRun(name)
+    for policy in ("solver", "verifier"):
+        made.version(policy, 0)
+        made.batch(policy, 1)
+        made.version(policy, 1)
+    made.version("solver", 2)
+    made.batch("solver", 2, closed_below=3, reward__mean=0.75, accuracy__final=0.5, staleness__mean=0.5, staleness__max=1.0)
+    for number in range(5):
+        made.order(number)
+    made.beat("supervisor", "supervisor", NOW_S - 1, note="all members are alive")
+    made.beat(
+        "trainer", "trainer-solver", NOW_S - 1, progress={"tokens_trained": 12}, versions={"solver": 2},
+        seconds={"wait": 3.0, "step": 5.0, "publish": 2.0, "cpu": 40.0},
+    )  # fmt: skip
+    made.beat(
+        "rollout",
+        "rollout-us-east-0",
+        NOW_S - 2,
+        region="us-east",
+        progress={"orders_done": 3},
+        rates={"tokens_per_s": 200.0},
+    )
+    made.beat(
+        "rollout",
+        "rollout-us-east-1",
+        NOW_S - 90,
+        region="us-east",
+        progress={"orders_done": 1},
+        rates={"tokens_per_s": 99.0},
+    )
+    return made
+
+
+def test_a_running_run_is_told_from_its_newest_objects() -> None:
+    found = status(running("status-running").store, RUN_ID, NOW_S)
+    assert (found.state, found.reason, found.deployment, found.steps) == (
+        "running",
+        "all members are alive",
+        "astraflow/multi-policy",
+        4,
+    )
+    solver, verifier = found.policies["solver"], found.policies["verifier"]
+    assert (solver.step, solver.version, solver.batches, solver.tokens_trained) == (2, 2, 2, 12)
+    assert solver.wait_fraction == pytest.approx(0.3)
+    assert (solver.reward_mean, solver.accuracy, solver.staleness_mean, solver.staleness_max) == (0.75, 0.5, 0.5, 1.0)
+    assert (verifier.step, verifier.version, verifier.wait_fraction, verifier.reward_mean) == (1, 1, None, None)
+    assert found.counts == {"orders": 5, "orders_done": 3, "evaluations": 0}
+
+
+def test_only_workers_with_a_fresh_heartbeat_count() -> None:
+    region = status(running("status-regions").store, RUN_ID, NOW_S).regions["us-east"]
+    assert (region.workers, region.tokens_per_s, region.orders_done) == (1, 200.0, 4)
+
+
+def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
+    made = SmallRun("status-traffic")
+    workers = (
+        {"weights_bytes_home_solver": 10, "weights_bytes_home_verifier": 1, "shard_bytes": 7},
+        {"weights_bytes_home_solver": 20, "weights_bytes_mirror_solver": 300, "shard_bytes": 8},
+    )
+    for number, progress in enumerate(workers):
+        made.beat("rollout", f"rollout-us-east-{number}", NOW_S - 90 * number, region="us-east", progress=progress)
+    made.beat("mirror", "mirror-us-east", NOW_S, region="us-east", progress={"mirrored_bytes_solver": 150})
+    made.beat("rollout", "rollout-eu-west-0", NOW_S, region="eu-west", progress={"orders_done": 1})
+    regions = status(made.store, RUN_ID, NOW_S).regions
+    us = regions["us-east"]
+    assert (us.weights_in_home, us.weights_in_mirror) == ({"solver": 30, "verifier": 1}, {"solver": 300})
+    assert (us.mirrored, us.shards_out) == ({"solver": 150}, 15)
+    eu = regions["eu-west"]
+    assert (eu.weights_in_home, eu.weights_in_mirror, eu.mirrored, eu.shards_out) == ({}, {}, {}, 0)
+
+
+def test_a_silent_member_is_called_silent() -> None:
+    states = {member.id: member.state for member in status(running("status-silent").store, RUN_ID, NOW_S).members}
+    assert states["rollout-us-east-0"] == "working"
+    assert states["rollout-us-east-1"] == "silent"
+
+
+def test_evaluations_tell_the_solver_alone_first_and_then_the_team() -> None:
+    made = running("status-evals")
+    made.evaluation(2, [1, 1, 0, 0], [1, 1, 1, 0])
+    made.evaluation(0, [0, 0, 0, 1], [0, 0, 1, 1])
+    found = [(e.versions["solver"], e.workflow, e.accuracy, e.n) for e in status(made.store, RUN_ID, NOW_S).evals]
+    assert found == [
+        (0, "single_turn", 0.25, 4),
+        (0, "actor_and_verify", 0.5, 4),
+        (2, "single_turn", 0.5, 4),
+        (2, "actor_and_verify", 0.75, 4),
+    ]
+
+
+def test_a_run_whose_supervisor_is_silent_is_interrupted_and_says_how_to_go_on() -> None:
+    found = status(running("status-interrupted").store, RUN_ID, NOW_S + 100)
+    assert found.state == "interrupted"
+    assert found.reason.startswith("its supervisor is gone; start the run again with the same run id to go on")
+    assert found.started + found.elapsed_s == NOW_S - 1
+
+
+def test_a_run_without_batches_is_starting() -> None:
+    made = SmallRun("status-starting")
+    made.beat("supervisor", "supervisor", NOW_S, note="building the base model")
+    found = status(made.store, RUN_ID, NOW_S)
+    assert (found.state, found.reason) == ("starting", "building the base model")
+    assert found.policies["solver"].version is None
+
+
+def test_a_run_whose_shards_made_no_batch_yet_is_running() -> None:
+    made = SmallRun("status-barren")
+    made.beat("supervisor", "supervisor", NOW_S, note="the last 64 groups held nothing to train solver on")
+    shards.commit(made.run, builders.shard(order=0))
+    assert status(made.store, RUN_ID, NOW_S).state == "running"
+    assert [one.state for one in runs(made.store, NOW_S)] == ["running"]
+
+
+def test_what_stop_says_outweighs_every_heartbeat() -> None:
+    made = running("status-stopped")
+    made.stop("cancelled", "the flow run was cancelled", made.created_s + 30)
+    found = status(made.store, RUN_ID, NOW_S)
+    assert (found.state, found.reason) == ("cancelled", "the flow run was cancelled")
+    assert found.elapsed_s == pytest.approx(30)
+
+
+def test_what_is_done_after_the_end_is_told_while_the_supervisor_beats() -> None:
+    made = running("status-closing")
+    made.stop("completed", "all done", made.created_s + 30)
+    assert status(made.store, RUN_ID, NOW_S).closing is None, "the supervisor has not looked yet"
+    made.beat("supervisor", "supervisor", NOW_S, state="verifying", note="shards", progress={"closing_share": 0.42})
+    found = status(made.store, RUN_ID, NOW_S + 1).closing
+    assert found is not None
+    assert (found.step, found.part, found.share) == ("verifying", "shards", 0.42)
+    assert status(made.store, RUN_ID, NOW_S + 100).closing is None, "the supervisor is gone"
+
+
+def test_a_run_that_does_not_exist_is_told_its_neighbours() -> None:
+    with pytest.raises(ConfigError, match="did you mean tiny-1"):
+        status(SmallRun("status-unknown").store, "tiny-2")
+
+
+def test_a_damaged_batch_leaves_the_rest_of_the_status() -> None:
+    made = running("status-damaged")
+    made.run.put("batches/solver/00000002.arrow", b"damage")
+    solver = status(made.store, RUN_ID, NOW_S).policies["solver"]
+    assert (solver.version, solver.batches, solver.reward_mean) == (2, 2, None)
+
+
+def test_the_newest_version_is_found_whatever_the_hint() -> None:
+    made = running("status-hint")
+    assert [newest_version(made.run, "solver", hint) for hint in (0, 1, 2, 77)] == [2, 2, 2, 2]
+    assert newest_version(made.run, "nobody", 5) is None
+
+
+def test_runs_are_told_with_their_versions() -> None:
+    made = running("status-runs")
+    made.stop("completed", "done", made.created_s + 30)
+    (summary,) = runs(made.store, NOW_S)
+    assert (summary.run_id, summary.state, summary.versions) == (RUN_ID, "completed", {"solver": 2, "verifier": 1})
+
+
+def parts_of_the_page() -> dict[str, str]:
+    """What docs/schemas.md says of the run's status, and of each thing in it, in the part of its own."""
+    page = (ROOT / "docs" / "schemas.md").read_text(encoding="utf-8")
+    sections = dict(part.split("`", 2)[1:] for part in page.split("\n## ")[1:])
+    whole = sections["astraflow status RUN --json"]
+    starts = ["A policy:", "A region;", "An evaluation:", "A member:"]
+    cuts = [0, *(whole.index(f"\n{start}") for start in starts), len(whole)]
+    names = ["status", "policy", "region", "evaluation", "member"]
+    parts = {name: whole[begin:end] for name, (begin, end) in zip(names, pairwise(cuts), strict=True)}
+    return {**parts, "runs": sections["astraflow runs --json"]}
+
+
+def test_every_key_of_the_json_is_documented_in_the_part_of_its_own() -> None:
+    made = running("status-documented")
+    made.evaluation(0, [1.0], [1.0])
+    found = json.loads(status(made.store, RUN_ID, NOW_S).model_dump_json())
+    keys = {
+        "status": {*found, *found["counts"]},
+        "policy": set(found["policies"]["solver"]),
+        "region": set(found["regions"]["us-east"]),
+        "evaluation": set(found["evals"][0]),
+        "member": set(found["members"][0]),
+        "runs": set(RunSummary.model_fields),
+    }
+    missing = {part: {key for key in keys[part] if f"`{key}`" not in told} for part, told in parts_of_the_page().items()}
+    assert missing == {part: set() for part in keys}
+    assert set(found) == set(Status.model_fields)

@@ -1,0 +1,68 @@
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from tasks.monitoring.training_curves import read_history, read_step, read_steps, sample
+from tests.small_run import SmallRun
+
+
+def two_steps(name: str) -> SmallRun:
+    made = SmallRun(name)
+    made.version("solver", 0)
+    for step in (1, 2):
+        made.batch("solver", step, reward__mean=0.25 * step)
+        made.version("solver", step, loss=float(step), tokens=6.0)
+    return made
+
+
+def of_step(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Without what the publication of the version measured of itself."""
+    return {name: value for name, value in metrics.items() if not name.startswith("weights/")}
+
+
+def test_a_step_joins_what_the_batch_and_the_manifest_measured() -> None:
+    step = read_step(two_steps("history-step").run, "solver", 2)
+    assert step is not None
+    assert of_step(step.metrics) == {"dataflow/reward/mean": 0.5, "trainer/loss": 2.0, "trainer/tokens": 6.0}
+    assert step.staleness == {0: 1, 1: 1}
+    assert step.fates == {"trained": 2, "filtered: zero_advantage": 1}
+    assert step.waiting == 1
+
+
+def test_curves_have_a_gap_where_nothing_was_measured() -> None:
+    history = read_history(two_steps("history-curves").run, "solver", 2)
+    assert history.numbers == [0, 1, 2]
+    np.testing.assert_array_equal(history.series("trainer/loss"), [np.nan, 1.0, 2.0])
+    assert history.staleness() == {0: 3, 1: 1}
+    assert history.fates() == {"trained": 4, "filtered: zero_advantage": 2}
+    assert history.has("trainer/loss")
+    assert not history.has("trainer/kl/mean")
+
+
+def test_a_step_whose_batch_is_damaged_keeps_what_the_manifest_measured() -> None:
+    made = two_steps("history-damaged")
+    made.run.put("batches/solver/00000002.arrow", b"damage")
+    step = read_step(made.run, "solver", 2)
+    assert step is not None
+    assert of_step(step.metrics) == {"trainer/loss": 2.0, "trainer/tokens": 6.0}
+
+
+def test_a_batch_that_waits_for_the_trainer_is_a_step_without_training_metrics() -> None:
+    made = two_steps("history-ahead")
+    made.batch("solver", 3, reward__mean=0.9)
+    step = read_step(made.run, "solver", 3)
+    assert step is not None
+    assert step.metrics == {"dataflow/reward/mean": 0.9}
+    assert [one.number for one in read_steps(made.run, "solver", range(1, 10))] == [1, 2]
+
+
+def test_a_long_history_is_sampled_with_both_ends() -> None:
+    history = read_history(two_steps("history-sampled").run, "solver", 2, steps_max=2)
+    assert history.numbers == [0, 2]
+    assert history.num_steps == 3
+
+
+@pytest.mark.parametrize(("count", "limit", "numbers"), [(0, 4, []), (3, 4, [0, 1, 2]), (10, 4, [0, 3, 6, 9])])
+def test_samples_are_spread_evenly(count: int, limit: int, numbers: list[int]) -> None:
+    assert sample(count, limit) == numbers

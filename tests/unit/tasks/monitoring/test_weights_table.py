@@ -1,0 +1,113 @@
+import gc
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from deployments.cli import tables
+from storage import layout
+from storage.coordination.heartbeats import Pulse
+from storage.records.weights import HostTensor, Manifest
+from storage.store.backend import Backend
+from storage.store.object_store import ObjectStore
+from storage.weights import publisher, retention
+from storage.weights.manifests import Held
+from storage.weights.retention import Retention
+from tasks.monitoring import weights_table
+from tasks.monitoring.weights_table import history
+from tests import builders
+
+
+def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: ObjectStore) -> None:
+    held: Held | None = None
+    for version in range(4):
+        tensors = {
+            "w": HostTensor("BF16", (4000,), np.arange(4000, dtype=np.uint16) + np.uint16(version)),
+            "fixed": HostTensor("BF16", (9000,), np.arange(9000, dtype=np.uint16)),
+        }
+        metrics = {"trainer/publish_s": 0.1 * version, "trainer/publish_wait_s": 0.01 * version}
+        held = Held(publisher.publish(memory_store, "solver", version, tensors, base=held, metrics=metrics), tensors)
+    pulse = Pulse(memory_store, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
+    pulse.update(versions={"solver": 2}, rates={"refresh_s_solver": 0.25})
+    with pulse:
+        pass  # its last beat stands
+    found = history(memory_store, "solver").found
+    assert [(one.version, one.kind, one.held_by) for one in found] == [
+        (0, "anchor", {}),
+        (1, "delta", {}),
+        (2, "delta", {"rollout-a-0": 0.25}),
+        (3, "delta", {}),
+    ]
+    assert [one.changed for one in found] == [None, *[4000 / 13000] * 3]
+    assert [one.publish_s for one in found] == [0.1, 0.2, 0.1 * 3, None]  # told by the version after it
+    assert (found[0].delta_bytes, found[0].ratio) == (None, None)
+    assert (found[1].ratio or 0) > 10
+    assert all((one.encode_s or 0) + (one.upload_s or 0) > 0 for one in found)
+    for width, headers in ((130, ("bytes", "upload", "visible")), (80, ("smaller", "visible"))):
+        shown = Console(width=width, record=True, file=io.StringIO())
+        shown.print(tables.weights_table(found, width))
+        text = shown.export_text()
+        assert "rollout-a-0" in text
+        assert "…" not in text
+        assert all(header in text for header in headers)
+    planned = retention.plan(memory_store, "solver", Retention(last=1, every=0, grace_s=0.0), found[-1].created_s + 1e4)
+    assert planned.retired == {}
+    memory_store.put(layout.retired("solver", 1), b"{}")
+    assert [one.retired for one in history(memory_store, "solver").found] == [False, True, False, False]
+    assert history(memory_store, "verifier").found == ()
+    whole = publisher.publish(memory_store, "solver", 4, tensors, base=held, anchor=True)
+    last = history(memory_store, "solver").found[4]
+    assert (last.kind, last.delta_bytes, last.num_bytes) == ("anchor", 0, whole.files[0].num_bytes)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 5])
+def test_a_missing_version_is_named_and_hides_none_of_the_others(memory_store: ObjectStore, lost: int) -> None:
+    for version in range(8):
+        metrics = {"trainer/publish_s": 0.1 * version}
+        publisher.publish(memory_store, "solver", version, builders.tensors(version), metrics=metrics)
+    memory_store.delete(f"weights/solver/{lost:08d}/manifest.json")
+    seen = history(memory_store, "solver")
+    assert [one.version for one in seen.found] == [version for version in range(8) if version != lost]
+    assert seen.unreadable == {
+        f"weights/solver/{lost:08d}/manifest.json": f"weights/solver/{lost:08d}/manifest.json is missing"
+    }
+    assert seen.found[lost - 1].publish_s is None  # the version after it would have told
+
+
+def test_a_foreign_version_far_beyond_is_named_and_costs_nothing(memory_store: ObjectStore) -> None:
+    publisher.publish(memory_store, "solver", 0, builders.tensors(0))
+    memory_store.put(f"weights/solver/{2**63 - 1}/manifest.json", b"{")
+    seen = history(memory_store, "solver")
+    assert [one.version for one in seen.found] == [0]
+    assert seen.unreadable[f"weights/solver/{2**63 - 1}/manifest.json"].startswith("weights/solver/9223372036854775807")
+    assert seen.unreadable["weights/solver"] == "and 9,223,372,036,854,775,706 more versions of solver are missing"
+
+
+class CountsManifests:
+    """A backend that counts the manifests in memory whenever it is asked whether a version is retired."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.alive: list[int] = []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.backend, name)
+
+    def exists(self, key: str) -> bool:
+        if key.endswith(layout.RETIRED):
+            self.alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
+        return self.backend.exists(key)
+
+
+def test_no_more_manifests_are_held_than_are_read_at_once(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights_table, "READ_THREADS", 1)
+    for version in range(12):
+        publisher.publish(memory_store, "solver", version, builders.tensors(version))
+    counting = CountsManifests(memory_store.backend)
+    before = sum(type(one) is Manifest for one in gc.get_objects())
+    store = replace(memory_store, backend=counting)  # type: ignore[arg-type]  # the rest is delegated
+    assert [one.version for one in history(store, "solver").found] == list(range(12))
+    assert len(counting.alive) == 12
+    assert max(counting.alive) <= before + 1

@@ -1,0 +1,565 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from storage.errors import ConfigError
+from tasks.recipes.loader import absolute_paths, filled, known_recipes, load, portable
+from tasks.recipes.source import dump, parse
+
+RECIPE = """\
+name: mine
+steps: 10
+policies:
+  solver:
+    model: {tiny: {}}
+    batch_size: 32
+    sampling: {max_new_tokens: 44}
+data:
+  prompts: {builtin: chained_addition}
+rollout:
+  workflow: {name: single_turn}
+"""
+
+
+def complaint(recipe: str, **overrides: object) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(recipe, overrides)
+    return str(raised.value)
+
+
+def with_line(after: str, *lines: str) -> str:
+    """RECIPE with lines put in after the line `after`."""
+    head, tail = RECIPE.split(after + "\n")
+    return head + after + "\n" + "".join(line + "\n" for line in lines) + tail
+
+
+@pytest.mark.parametrize("name", ["multi_policy_tiny", "single_policy_tiny", "gsm8k_qwen3"])
+def test_every_shipped_recipe_is_valid(name: str) -> None:
+    config = load(name)
+    assert "solver" in config.policies
+    assert name in known_recipes()
+
+
+def test_the_default_recipe_says_what_its_comments_promise() -> None:
+    config = load("multi_policy_tiny")
+    assert list(config.policies) == ["solver", "verifier"]
+    assert [policy.train.lr for policy in config.policies.values()] == [5e-5, 1e-4]
+    assert [policy.sampling.max_new_tokens for policy in config.policies.values()] == [44, 52]
+    assert config.rollout.workflow.name == "actor_and_verify"
+    assert {name: region.workers for name, region in config.rollout.regions.items()} == {"us-east": 1, "eu-west": 1}
+    assert config.evaluation is not None
+    assert config.evaluation.prompts.limit == 500
+
+
+def test_yaml_text_is_a_recipe_too() -> None:
+    assert load(RECIPE).policies["solver"].batch_size == 32
+
+
+def test_a_path_is_read_and_named_in_errors(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(RECIPE.replace("steps: 10", "steps: ten"))
+    assert complaint(str(file)) == f"{file}, line 2: steps: must be a whole number, not 'ten'"
+
+
+def test_an_unknown_recipe_lists_those_there_are() -> None:
+    message = complaint("multi_polcy_tiny")
+    assert message.startswith("multi_polcy_tiny: no such recipe; give a file, or one of ")
+    assert "multi_policy_tiny" in message
+
+
+def test_an_unknown_key_names_its_line_and_the_key_that_was_meant() -> None:
+    text = with_line("    batch_size: 32", "    train:", "      lrr: 1.0")
+    assert complaint(text) == "recipe, line 8: policies.solver.train.lrr: unknown key; did you mean lr?"
+
+
+def test_a_key_in_the_wrong_section_is_told_the_right_one() -> None:
+    message = complaint("max_staleness: 4\n" + RECIPE)
+    assert message == "recipe, line 1: max_staleness: unknown key; did you mean data.max_staleness?"
+
+
+def test_a_key_like_no_other_lists_the_known_ones() -> None:
+    message = complaint(RECIPE.replace("{name: single_turn}", "{name: single_turn, zzz: 1}"))
+    assert message == (
+        "recipe, line 11: rollout.workflow.zzz: unknown key; "
+        "known keys here: args, name, reward, reward_timeout_s, roles, timeout_s"
+    )
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
+    text = RECIPE.replace("steps: 10", "steps: 0").replace("tiny: {}", "tiny: {}, path: models/x")
+    assert complaint(text + "colour: red\n").splitlines() == [
+        "recipe: 3 problems",
+        "  recipe, line 2: steps: must be greater than or equal to 1, not 0",
+        "  recipe, line 5: policies.solver.model: model needs exactly one of tiny, path and hub; found tiny and path",
+        "  recipe, line 12: colour: unknown key; known keys here: data, evaluation, log_level, name, policies, rollout, "
+        "seed, steps, supervise, tracking",
+    ]
+
+
+def test_negative_staleness_is_refused() -> None:
+    message = complaint(RECIPE, **{"data.max_staleness": -1})
+    assert message == "--set data.max_staleness: must be greater than or equal to 0, not -1"
+
+
+def test_a_negative_seed_is_refused() -> None:
+    assert complaint(RECIPE, seed=-1) == "--set seed: must be greater than or equal to 0, not -1"
+
+
+def test_a_negative_seed_of_the_prompts_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data\.prompts\.seed"):
+        load("single_policy_tiny", {"data.prompts.seed": -1})
+
+
+def test_a_batch_that_minibatches_do_not_divide_is_refused() -> None:
+    message = complaint(RECIPE, **{"policies.solver.train.minibatches": 5})
+    assert message.startswith("recipe, line 4: policies.solver: batch_size 32 is not divisible by train.minibatches 5")
+
+
+def test_a_missing_section_is_named() -> None:
+    message = complaint(RECIPE.replace("data:\n  prompts: {builtin: chained_addition}\n", ""))
+    assert message == "recipe: data: is missing; add it"
+
+
+def test_a_workflow_that_needs_another_policy_names_it() -> None:
+    message = complaint(RECIPE.replace("single_turn", "actor_and_verify"))
+    assert message == (
+        "recipe, line 11: rollout.workflow.name: actor_and_verify asks for the policy verifier, which policies lacks (it "
+        "has solver); add policies.verifier, or name one that plays it in roles: {verifier: solver}"
+    )
+
+
+def test_one_policy_may_play_two_roles() -> None:
+    text = RECIPE.replace("{name: single_turn}", "{name: actor_and_verify, roles: {verifier: solver}}")
+    assert load(text).rollout.workflow.roles == {"verifier": "solver"}
+
+
+def test_a_role_that_the_workflow_lacks_is_told_the_one_that_was_meant() -> None:
+    text = RECIPE.replace("{name: single_turn}", "{name: actor_and_verify, roles: {verifer: solver, verifier: solver}}")
+    message = complaint(text)
+    assert message == (
+        "recipe, line 11: rollout.workflow.roles.verifer: actor_and_verify has no such role; did you mean verifier?"
+    )
+
+
+def test_a_policy_that_nobody_asks_is_refused() -> None:
+    text = with_line("    batch_size: 32", "  idle:", "    model: {tiny: {}}")
+    assert complaint(text).startswith("recipe, line 7: policies.idle: no role of single_turn is played by it")
+
+
+def test_an_unknown_workflow_and_an_unknown_filter_are_told_the_known_ones() -> None:
+    message = complaint(RECIPE.replace("single_turn", "singl_turn"), **{"data.filter": ["zero_advantag"]})
+    assert "recipe, line 11: rollout.workflow.name: " in message
+    assert "single_turn" in message
+    assert "--set data.filter: data.filter.0: " in message
+    assert "zero_advantage" in message
+
+
+def test_broken_lines_of_a_prompt_file_are_named_before_anything_starts(tmp_path: Path) -> None:
+    good = json.dumps({"question": "1+1", "answer": "2"})
+    (tmp_path / "train.jsonl").write_text(f"{good}\n{{broken\n{good}\n")
+    message = complaint(RECIPE, **{"prompts.path": str(tmp_path / "train.jsonl")})
+    assert message.startswith("--set prompts.path: data.prompts.path:")
+    assert "line 2" in message
+
+
+def test_a_prompt_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    message = complaint(RECIPE, **{"prompts.path": str(tmp_path / "trian.jsonl")})
+    assert message == (
+        f"--set prompts.path: data.prompts.path: {tmp_path}/trian.jsonl does not exist; did you mean train.jsonl?"
+    )
+
+
+def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    monkeypatch.chdir(tmp_path)
+    prompts = load(RECIPE, {"prompts.path": "train.jsonl"}).data.prompts
+    assert (prompts.builtin, prompts.path) == (None, str(tmp_path / "train.jsonl"))
+
+
+def test_evaluation_on_the_training_set_is_refused() -> None:
+    text = RECIPE + "evaluation:\n  prompts: {builtin: chained_addition, split: train, limit: 5}\n"
+    assert complaint(text).startswith("recipe, line 13: evaluation.prompts: is the training set itself (split train)")
+
+
+def test_an_endless_evaluation_is_refused() -> None:
+    text = RECIPE + "evaluation:\n  prompts: {builtin: chained_addition, split: test}\n"
+    assert complaint(text) == (
+        "recipe, line 13: evaluation.prompts: a built-in source is endless; set limit, for example limit: 500"
+    )
+
+
+def test_answers_longer_than_the_context_are_refused() -> None:
+    message = complaint(RECIPE.replace("44", "512"))
+    assert message == (
+        "recipe, line 7: policies.solver.sampling.max_new_tokens: 512 leaves no room for a prompt: "
+        "rollout.engine.max_tokens is 512; lower the one or raise the other"
+    )
+
+
+def test_greedy_sampling_cannot_be_trained_on() -> None:
+    message = complaint(RECIPE, **{"policies.*.sampling.temperature": 0})
+    assert message.startswith("--set policies.*.sampling.temperature: policies.solver.sampling.temperature: greedy tokens")
+
+
+def test_groups_of_one_that_the_filter_would_drop_are_refused() -> None:
+    message = complaint(RECIPE, **{"data.samples_per_prompt": 1})
+    assert "the filter zero_advantage drops everything; use 2 or more" in message
+
+
+def test_an_order_of_more_episodes_than_are_played_is_refused() -> None:
+    most = {"data.prompts_per_order": 2**13, "data.samples_per_prompt": 2**3}
+    assert load(RECIPE, most).data.prompts_per_order == 2**13
+    assert complaint(RECIPE, **most | {"data.prompts_per_order": 2**13 + 1}) == (
+        "--set data.prompts_per_order: 8,193 prompts with 8 samples each are 65,544 episodes in one order, and at most 65,536 "
+        "are played; lower prompts_per_order or samples_per_prompt"
+    )
+    assert complaint(RECIPE, **{"data.samples_per_prompt": 2**14 + 1}).startswith(
+        "--set data.samples_per_prompt: 4 prompts with 16,385 samples each are 65,540 episodes in one order"
+    )
+
+
+WITHOUT_EFFECT = {
+    "loss: {clip_low: 0.1}": ("clip_low", "name: m2po", "name: ppo_clip"),
+    "loss: {name: m2po, clip_high: 0.2}": ("clip_high", "name: m2po", "name: ppo_clip"),
+    "loss: {name: ppo_clip, m2_threshold: 0.01}": ("m2_threshold", "name: ppo_clip", "name: m2po"),
+    "loss: {name: ppo_clip, m2_form: water_filled}": ("m2_form", "name: ppo_clip", "name: m2po"),
+    "loss: {constant_length: 100}": ("constant_length", "aggregate: token_mean", "aggregate: constant"),
+}
+
+
+@pytest.mark.parametrize(("loss", "words"), WITHOUT_EFFECT.items())
+def test_a_setting_of_a_loss_that_is_not_selected_is_refused(loss: str, words: tuple[str, str, str]) -> None:
+    key, selected, wanted = words
+    text = with_line("    batch_size: 32", "    train:", f"      {loss}")
+    assert complaint(text) == (
+        f"recipe, line 8: policies.solver.train.loss.{key}: has no effect with {selected}; leave it out, or set {wanted}"
+    )
+
+
+def test_a_setting_of_the_loss_that_is_selected_is_taken_whatever_its_value() -> None:
+    for loss in (
+        "{name: ppo_clip, clip_low: 0.1, dual_clip: 3}",
+        "{m2_form: token_mask, m2_threshold: 0.5, dual_clip: 3}",
+        "{aggregate: constant, constant_length: 9}",
+        "{aggregate: token_mean, constant_length: null}",
+    ):
+        load(with_line("    batch_size: 32", f"    train: {{loss: {loss}}}"))
+
+
+def test_settings_of_prompts_and_of_the_penalty_without_effect_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    path = {"prompts.path": str(tmp_path / "a.jsonl")}
+    assert complaint(RECIPE, **{"prompts.answer_after": "####"}) == (
+        "--set prompts.answer_after: data.prompts.answer_after: has no effect with builtin: chained_addition; leave it out, "
+        "or set path or hub"
+    )
+    assert complaint(RECIPE, **path, **{"prompts.split": "test"}) == (
+        f"--set prompts.split: data.prompts.split: has no effect with path: {tmp_path}/a.jsonl; leave it out, "
+        "or set builtin or hub"
+    )
+    assert complaint(RECIPE, **path, **{"data.prompts.hub_config": "main"}).endswith("a.jsonl; leave it out, or set hub")
+    assert complaint(RECIPE, **{"data.advantage.overlong_max_tokens": 40}) == (
+        "--set data.advantage.overlong_max_tokens: has no effect with overlong_tokens: 0; leave it out, or set overlong_tokens"
+    )
+    load(RECIPE, {"data.advantage.overlong_max_tokens": 40, "data.advantage.overlong_tokens": 8})
+
+
+def test_a_recipe_that_selects_something_else_than_its_base_drops_what_the_base_set_for_its_own_choice() -> None:
+    loss = load("multi_policy_tiny", {"policies.*.train.loss": {"name": "ppo_clip", "clip_low": 0.1}})
+    assert [policy.train.loss.clip_low for policy in loss.policies.values()] == [0.1, 0.1]
+    text = "extends: gsm8k_qwen3\ndata: {prompts: {builtin: chained_addition, split: test}}\n"
+    assert load(text).data.prompts.model_dump(exclude_defaults=True) == {"builtin": "chained_addition", "split": "test"}
+    assert load("extends: multi_policy_tiny\npolicies: {solver: {train: {loss: {dual_clip: 3}}}}\n").policies[
+        "solver"
+    ].train.loss.model_dump(exclude_defaults=True) == {"dual_clip": 3.0}
+
+
+def test_of_two_overrides_that_do_not_go_together_none_is_dropped() -> None:
+    name, threshold = "policies.solver.train.loss.name", "policies.solver.train.loss.m2_threshold"
+    for overrides in ({name: "ppo_clip", threshold: 0.5}, {threshold: 0.5, name: "ppo_clip"}):
+        assert complaint(RECIPE, **overrides) == (
+            f"--set {threshold}: has no effect with name: ppo_clip; leave it out, or set name: m2po"
+        )
+    assert complaint(RECIPE, **{"prompts.path": "a.jsonl", "prompts.hub": "openai/gsm8k"}).endswith(
+        "data.prompts: prompts need exactly one of builtin, path and hub; found path and hub"
+    )
+
+
+def test_arguments_that_the_workflow_does_not_take_are_told_before_the_run() -> None:
+    assert complaint(RECIPE, **{"rollout.workflow.args.rounds": 3}) == (
+        "--set rollout.workflow.args.rounds: the workflow single_turn takes no such argument; it takes attempt_message"
+    )
+
+
+class NeedsRounds:
+    roles = ("solver",)
+
+    def __init__(self, reward: object, rounds: int) -> None: ...
+
+    async def play(self, prompt: object, agents: object) -> None: ...
+
+
+def test_an_argument_that_the_workflow_needs_is_told_before_the_run() -> None:
+    assert complaint(RECIPE, **{"rollout.workflow.name": f"{__name__}:NeedsRounds"}) == (
+        f"recipe, line 11: rollout.workflow.args: do not fit the workflow {__name__}:NeedsRounds: "
+        "missing a required argument: 'rounds'"
+    )
+
+
+class Hasty:
+    def __init__(self, timeout_s: float) -> None: ...
+
+    def score(self, answer: str, prompt: object) -> float:
+        return 1.0
+
+    def close(self) -> None: ...
+
+
+class Patient:
+    async def keep(self, group: object) -> bool:
+        return False
+
+
+def test_methods_that_are_awaited_and_are_no_coroutines_and_the_reverse_are_told_before_the_run() -> None:
+    assert complaint(RECIPE, **{"rollout.workflow.reward": f"{__name__}:Hasty"}).startswith(
+        f"--set rollout.workflow.reward: {__name__}:Hasty has a score that cannot be awaited: write async def score; "
+    )
+    assert complaint(RECIPE, **{"data.filter": [f"{__name__}:Patient"]}).startswith(
+        f"--set data.filter: data.filter.0: {__name__}:Patient has a keep that would have to be awaited: write def keep without"
+    )
+
+
+def test_a_lease_shorter_than_two_beats_is_refused() -> None:
+    message = complaint(RECIPE, **{"rollout.lease_ttl_s": 3})
+    assert message == (
+        "--set rollout.lease_ttl_s: 3 s is too short for beats every 2 s (supervise.heartbeat_interval_s); use 4 or more"
+    )
+
+
+def test_a_heartbeat_limit_below_two_beats_is_refused() -> None:
+    message = complaint(RECIPE, **{"supervise.heartbeat_limit_s": 1})
+    assert message.endswith("1 s would call members with beats every 2 s lost; use 4 or more")
+
+
+def test_a_model_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    message = complaint(RECIPE, **{"policies.solver.model.path": str(tmp_path)})
+    assert message.endswith(f"{tmp_path} holds no config.json; name a folder saved with save_pretrained")
+
+
+def test_names_that_cannot_be_part_of_a_key_are_refused() -> None:
+    message = complaint(RECIPE + "  regions: {us/east: {workers: 1}}\n")
+    assert message.startswith("recipe, line 12: rollout.regions.us/east: a name is at most 60 letters, digits, - and _ only")
+
+
+def test_no_worker_anywhere_is_refused() -> None:
+    message = complaint(RECIPE + "  regions: {us-east: {workers: 0}}\n")
+    assert message.endswith("rollout.regions has no worker at all; set workers: 1 or more in at least one region")
+
+
+def test_a_misspelt_section_in_an_override_is_blamed_on_the_override_and_told_its_neighbour() -> None:
+    message = complaint(RECIPE, **{"policies.slover.train.lr": 1})
+    assert message == (
+        "--set policies.slover.train.lr: policies.slover.model: is missing; add it, or did you mean solver instead of slover?"
+    )
+
+
+def test_an_item_of_an_overridden_list_is_not_blamed_on_the_line_of_the_item_it_replaced() -> None:
+    text = RECIPE.replace("data:\n", "data:\n  filter:\n    - zero_advantage\n")
+    assert complaint(text, **{"data.filter": ["foo"]}).startswith("--set data.filter: data.filter.0: ")
+
+
+def test_a_folder_in_place_of_a_prompt_file_is_called_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    assert complaint(RECIPE, **{"prompts.path": str(tmp_path)}) == (
+        f"--set prompts.path: data.prompts.path: {tmp_path} is a folder; name one file, such as {tmp_path}/train.jsonl"
+    )
+
+
+def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
+    stored = load(RECIPE).model_dump(mode="json")
+    del stored["policies"]["solver"]["train"]["anchor_every"]
+    assert filled(stored) == load(RECIPE).model_dump(mode="json")
+    assert filled({"steps": "none any more"}) == {"steps": "none any more"}
+
+
+def test_a_mirror_that_is_no_store_or_holds_credentials_is_refused_without_repeating_them() -> None:
+    region = {"rollout.regions.us-east.mirror": "s3://AKIA:hush@bucket/x"}
+    message = complaint(RECIPE, **region)
+    assert message.startswith("--set rollout.regions.us-east.mirror: the store URL s3://…@bucket/x has more than")
+    assert "hush" not in message
+    assert "unknown scheme 'gs'" in complaint(RECIPE, **{"rollout.regions.us-east.mirror": "gs://bucket/x"})
+    url = "s3://bucket/x?endpoint=http://127.0.0.1:9000&profile=eu"
+    assert load(RECIPE, {"rollout.regions.us-east.mirror": url}).rollout.regions["us-east"].mirror == url
+
+
+def test_a_mirror_in_a_folder_is_the_same_folder_for_every_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    regions = load(
+        RECIPE, {"rollout.regions.us-east.mirror": "near", "rollout.regions.eu-west.mirror": "s3://eu/x"}
+    ).rollout.regions
+    assert (regions["us-east"].mirror, regions["eu-west"].mirror) == (str(tmp_path / "near"), "s3://eu/x")
+
+
+def test_a_mirror_that_two_regions_name_is_refused_at_the_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    near, far = "rollout.regions.us-east.mirror", "rollout.regions.eu-west.mirror"
+    for one, other in (("s3://eu/x?profile=eu", "s3://eu/x/?profile=eu"), ("near", (tmp_path / "near").as_uri())):
+        assert complaint(RECIPE, **{near: one, far: other}) == (
+            f"--set {far}: is the mirror of us-east too, and both would copy into it; give each region its own bucket or prefix"
+        )
+    regions = load(
+        RECIPE, {near: "s3://eu/x", far: "s3://eu/y", "rollout.regions.a": {}, "rollout.regions.b": {}}
+    ).rollout.regions
+    assert len(regions) == 4
+
+
+def test_the_paths_of_a_recipe_as_overrides_mean_the_same_files_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (here / "base").mkdir(parents=True)
+    elsewhere.mkdir()
+    (here / "base/config.json").write_text("{}")
+    for name in ("train.jsonl", "held.jsonl"):
+        (here / name).write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
+    text = RECIPE.replace("{tiny: {}}", "{path: base}").replace("{builtin: chained_addition}", "{path: train.jsonl}")
+    text += "  regions: {us-east: {mirror: near}, eu-west: {mirror: 's3://eu/x'}, mars: {}}\n"
+    text += "evaluation: {prompts: {path: held.jsonl}}\n"
+    monkeypatch.chdir(here)
+    config = load(text)
+    paths = absolute_paths(config)
+    assert paths == {
+        "data.prompts.path": str(here / "train.jsonl"),
+        "evaluation.prompts.path": str(here / "held.jsonl"),
+        "policies.solver.model.path": str(here / "base"),
+        "rollout.regions.us-east.mirror": str(here / "near"),
+    }
+    monkeypatch.chdir(elsewhere)
+    assert load(text, paths) == config
+    assert absolute_paths(load("multi_policy_tiny")) == {}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("named", ["mine", "mine.yaml", "sub/other.yaml", "multi_policy_tiny"])
+def test_a_recipe_means_the_same_to_a_process_in_another_folder(
+    named: str, elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "recipes").mkdir(parents=True)
+    (here / "sub").mkdir()
+    (here / "recipes" / "mine.yaml").write_text("extends: base\nname: mine\npolicies: {solver: {train: {lr: 5e-5}}}\n")
+    (here / "recipes" / "base.yaml").write_text("extends: single_policy_tiny\nsteps: 7\n")
+    (here / "mine.yaml").write_text("extends: recipes/base.yaml\nname: in-the-folder\n")
+    (here / "sub" / "other.yaml").write_text("extends: multi_policy_tiny\nseed: 5\n")
+    monkeypatch.chdir(here)
+    sent, meant = portable(named, elsewhere), load(named)
+    if elsewhere:
+        shutil.rmtree(here / "sub")
+        shutil.rmtree(here / "recipes")
+    monkeypatch.chdir(tmp_path)
+    assert load(sent) == meant
+    assert (sent == named) == (named == "multi_policy_tiny")
+
+
+def test_a_recipe_that_is_text_is_sent_with_what_it_extends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "mine.yaml").write_text("extends: single_policy_tiny\nsteps: 7\n")
+    text = "extends: mine\nname: text\npolicies: {solver: {train: {lr: 5e-5}}}\n"
+    monkeypatch.chdir(tmp_path)
+    meant, sent = load(text), portable(text, elsewhere=False)
+    assert portable(text, elsewhere=True) == sent
+    monkeypatch.chdir("/")
+    assert load(sent) == meant
+
+
+def test_what_a_recipe_holds_is_sent_as_it_was() -> None:
+    values = {
+        "words": "😀 ä",
+        "number": "1e-4",
+        "small": 5e-05,
+        "endless": float("inf"),
+        "no": None,
+        "yes": "yes",
+        "list": [1, "2"],
+    }
+    source = parse("a: 1\n", "x")
+    source.data = {"data": values}
+    assert parse(dump(source), "y").data == {"data": values}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.curate", [{"name": "os:system", "args": {"command": "touch EVIL"}}]),
+        ("data.filter", [{"name": "subprocess:Popen", "args": {"args": ["touch", "EVIL"]}}]),
+        ("data.sample", ["os:_exit"]),
+        ("rollout.workflow.name", "os:system"),
+        ("rollout.workflow.reward", "time:sleep"),
+        ("rollout.engine.name", "subprocess:Popen"),
+        ("policies.solver.train.engine", "os:abort"),
+    ],
+)
+def test_a_recipe_that_names_the_standard_library_is_refused_before_anything_is_called(
+    key: str, value: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = complaint(RECIPE, **{key: value})
+    assert message.startswith(f"--set {key}: ")
+    assert "is part of Python's standard library" in message or "is not an import path" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_arguments_and_missing_methods_of_an_algorithm_are_told_before_the_run() -> None:
+    wrong = [{"name": "zero_advantage", "args": {"epsilon": 1}}]
+    message = complaint(RECIPE, **{"data.filter": wrong, "data.sample": [NOT_ONE]})
+    assert "--set data.filter: data.filter.0: zero_advantage does not take args {'epsilon': 1}" in message
+    assert f"--set data.sample: data.sample.0: {NOT_ONE} has no arrange; a sampler is a class with arrange(draft)" in message
+
+
+NOT_ONE = "data_ops.algorithms.filters:ZeroAdvantage"
+
+
+def test_unknown_engines_and_rewards_are_told_the_known_ones() -> None:
+    message = complaint(
+        RECIPE,
+        **{
+            "rollout.engine.name": "warp",
+            "policies.solver.train.engine": "warp",
+            "rollout.workflow.reward": "maths",
+        },
+    )
+    for key, known in (
+        ("policies.solver.train.engine", "torch"), ("rollout.engine.name", "torch"), ("rollout.workflow.reward", "math"),
+    ):  # fmt: skip
+        assert f"--set {key}: '" in message
+        assert f"is not known; use one of {known}, or an import path" in message
+
+
+def test_an_engine_that_is_installed_only_where_the_workers_run_is_not_looked_for_here() -> None:
+    config = load(RECIPE, {"rollout.engine.name": "elsewhere.engines:Fast", "policies.solver.train.engine": "elsewhere:Fast"})
+    assert config.rollout.engine.name == "elsewhere.engines:Fast"
+
+
+def test_a_model_folder_with_a_symbolic_link_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("secret")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "tokenizer.json").symlink_to(tmp_path / "theirs")
+    text = RECIPE.replace("{tiny: {}}", "{path: " + str(tmp_path / "model") + "}")
+    assert complaint(text).startswith(
+        f"recipe, line 5: policies.solver.model.path: {tmp_path}/model/tokenizer.json is a symbolic link to {tmp_path}/theirs; "
+    )
+
+
+def test_a_time_written_like_a_clock_is_no_number() -> None:
+    assert complaint("single_policy_tiny", **{"steps": "1:30"}) == "--set steps: must be a whole number, not '1:30'"
+
+
+def test_a_very_long_key_is_cut_in_the_message() -> None:
+    said = complaint("single_policy_tiny", **{"a" * 5000: 1})
+    assert "aaa…" in said
+    assert "unknown key" in said
+    assert len(said) < 1000

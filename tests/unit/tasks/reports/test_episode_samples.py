@@ -1,0 +1,82 @@
+from dataclasses import replace
+
+import numpy as np
+
+from storage.run import shards
+from tasks.reports.episode_samples import LEFT_OUT, TOKENS_PER_SEQUENCE_MAX, Piece, sample_episodes
+from tests import builders
+from tests.small_run import SmallRun
+
+
+def test_tokens_are_grouped_by_who_sampled_them_and_at_which_version() -> None:
+    made = SmallRun("episodes-pieces")
+    attempt = builders.sequence(prompt=(11, 12), answer=(40, 41, 2), version=3)
+    attempt = replace(attempt, versions=np.array([-1, -1, 3, 3, 4], dtype=np.int32))
+    verdict = builders.sequence(prompt=(11,), answer=(50,), policy="verifier", version=2, name="verdict", reward=0.0)
+    play = builders.episode(attempt, verdict, reward=0.0, first_attempt=0.0, final=0.0)
+    shards.commit(made.run, builders.shard(builders.group(play)))
+    (found,) = sample_episodes(made.run, 1, "solver")
+    assert (found.outcome, found.question, found.answer, found.place) == (
+        "wrong",
+        "7+8-3=?",
+        "12",
+        "order 0 · prompt 0 · sample 0",
+    )
+    assert found.versions == {"solver": (3, 4), "verifier": (2, 2)}
+    first, second = found.turns
+    assert (first.name, first.policies, first.reward) == ("attempt", ("solver",), 1.0)
+    assert first.pieces == (
+        Piece("", -1, (("⟨11⟩", 0.0), ("⟨12⟩", 0.0))),
+        Piece("solver", 3, (("⟨40⟩", -0.5), ("⟨41⟩", -0.5))),
+        Piece("solver", 4, (("⟨2⟩", -0.5),)),
+    )
+    assert (second.name, second.policies, second.reward) == ("verdict", ("verifier",), 0.0)
+
+
+def test_the_policys_tokenizer_turns_tokens_into_text() -> None:
+    from tokenizers import Tokenizer, models
+
+    words = Tokenizer(models.WordLevel({"7": 11, "+": 12, "=": 40, "1": 41, "5": 2}, unk_token="="))
+    made = SmallRun("episodes-text")
+    made.version("solver", 0, {"tokenizer.json": words.to_str().encode()})
+    shards.commit(made.run, builders.shard(builders.group(builders.episode())))
+    (found,) = sample_episodes(made.run, 1, "solver")
+    assert "".join(text for piece in found.turns[0].pieces for text, _ in piece.tokens) == "7+=15"
+
+
+def test_each_outcome_of_a_group_is_shown_once() -> None:
+    plays = [
+        builders.episode(first_attempt=first, final=final, reward=final)
+        for first, final in [(1.0, 1.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.0)]
+    ]
+    plays.append(builders.episode(error="TimeoutError: timeout after 60 s"))
+    made = SmallRun("episodes-outcomes")
+    shards.commit(made.run, builders.shard(builders.group(*plays)))
+    found = sample_episodes(made.run, 1, "solver")
+    assert sorted(one.outcome for one in found) == ["failed", "mended", "right", "spoiled", "wrong"]
+    assert next(one for one in found if one.outcome == "failed").error == "TimeoutError: timeout after 60 s"
+
+
+def test_episodes_come_from_the_whole_run() -> None:
+    made = SmallRun("episodes-phases")
+    for number in range(9):
+        made.shard(number)
+    phases = {one.order: one.phase for one in sample_episodes(made.run, 9, "solver")}
+    assert phases[0] == "early"
+    assert phases[4] == "middle"
+    assert phases[8] == "late"
+
+
+def test_the_middle_of_a_long_sequence_is_left_out() -> None:
+    made = SmallRun("episodes-long")
+    long = builders.sequence(answer=(7,) * 5000)
+    shards.commit(made.run, builders.shard(builders.group(builders.episode(long))))
+    (found,) = sample_episodes(made.run, 1, "solver")
+    texts = [text for piece in found.turns[0].pieces for text, _ in piece.tokens]
+    assert len(texts) == TOKENS_PER_SEQUENCE_MAX + 1
+    assert texts.count(LEFT_OUT) == 1
+    assert found.turns[0].num_tokens == 5002
+
+
+def test_a_run_without_orders_has_no_episodes() -> None:
+    assert sample_episodes(SmallRun("episodes-none").run, 0, "solver") == []

@@ -1,0 +1,101 @@
+import re
+from html.parser import HTMLParser
+
+from storage import layout
+from storage.run import shards
+from tasks.reports.page import write_report
+from tests import builders
+from tests.small_run import RUN_ID, SmallRun
+
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+class Balanced(HTMLParser):
+    """Collects text and fails on tags that do not close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def text_of(page: str) -> str:
+    parser = Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    return " ".join(" ".join(parser.words).split())
+
+
+def test_a_run_that_learned_shows_before_and_after() -> None:
+    made = SmallRun("report-learned")
+    for policy in ("solver", "verifier"):
+        made.version(policy, 0)
+        for step in range(1, 5):
+            made.batch(policy, step, reward__mean=0.2 * step, staleness__mean=0.5, staleness__max=1.0)
+            made.version(policy, step, loss=0.1, grad_norm=1.0)
+    made.order(0)
+    made.shard(0)
+    made.evaluation(0, [1, 0, 0, 0], [1, 1, 0, 0])
+    made.evaluation(4, [1, 1, 1, 0], [1, 1, 1, 1])
+    made.beat("trainer", "trainer-solver", made.created_s, seconds={"step": 3.0, "wait": 1.0, "cpu": 3.0})
+    made.stop("completed", "all policies reached version 4", made.created_s + 75)
+    page = write_report(made.run, RUN_ID)
+    text = text_of(page)
+    assert made.run.get(layout.REPORT).decode() == page
+    assert "25.0% → 75.0%" in text
+    assert "+50.0 points, 4 held-out problems of chained_addition" in text
+    assert "50.0% → 100.0%" in text
+    assert "4 / 4" in text
+    assert "1 min 15 s" in text
+    assert "trainer-solver, wait: 1 seconds (25%)" in text
+    assert "order 0: 2 episodes, 6 tokens in 1.5 s, solver ≤ v0" in text
+    assert "solver filtered: zero_advantage 4 30.8 %" in text
+    assert "⟨40⟩" in text
+
+
+def test_the_page_loads_nothing_from_elsewhere() -> None:
+    page = write_report(SmallRun("report-self-contained").run, RUN_ID)
+    outside = re.findall(r'(?:src|href)="(?!#)[^"]*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', page)
+    assert outside == []
+
+
+def test_a_run_before_its_first_step_has_a_report_too() -> None:
+    text = text_of(write_report(SmallRun("report-empty").run, RUN_ID))
+    assert "no reward yet" in text
+    assert "No episode has been played yet." in text
+    assert "0 / 4" in text
+
+
+def test_a_cancelled_run_with_damage_shows_what_is_left() -> None:
+    made = SmallRun("report-damaged")
+    made.version("solver", 0)
+    made.batch("solver", 1, reward__mean=0.5)
+    made.order(0)
+    made.order(1)
+    made.shard(0)
+    for key in ("batches/verifier/00000001.arrow", "shards/00000001.arrow", "evals/solver-00000000.arrow"):
+        made.run.put(key, b"damage")
+    made.stop("cancelled", "the flow run was cancelled", made.created_s + 5)
+    text = text_of(write_report(made.run, RUN_ID))
+    assert "cancelled" in text
+    assert "the flow run was cancelled" in text
+
+
+def test_what_models_write_cannot_become_markup() -> None:
+    made = SmallRun("report-escaped")
+    made.order(0)
+    play = builders.episode(error="ValueError: <script>alert(1)</script>")
+    shards.commit(made.run, builders.shard(builders.group(play)))
+    page = write_report(made.run, RUN_ID)
+    assert "<script>alert" not in page
+    assert "ValueError: <script>alert(1)</script>" in text_of(page)

@@ -1,0 +1,94 @@
+"""What surrounds a service: its heartbeat, and what becomes of a run that only a person can mend."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+from uuid import uuid4
+
+import pytest
+from prefect.exceptions import TerminationSignal
+
+from storage import layout
+from storage.coordination import heartbeats
+from storage.errors import ConfigError
+from storage.formats.json_objects import encode
+from storage.records.control import Heartbeat, Stop
+from storage.run import runs
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests, publisher, replication
+from tasks.recipes import loader
+from tasks.services import run_service, sigterm
+from tests.builders import tensors
+from tests.patience import PATIENCE_S
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """The run `r` of the default recipe, in the store that the environment names."""
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
+    return runs.create_run(open_store(str(tmp_path)), "r", loader.load("multi_policy_tiny").model_dump(mode="json"))
+
+
+def test_what_only_a_person_can_mend_fails_the_run_at_once_with_the_sentence_that_says_how(run: ObjectStore) -> None:
+    with pytest.raises(ConfigError):
+        run_service.run_trainer("r", "trainer-nobody", 0, "nobody")
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.state == "failed"
+    assert stop.reason == "trainer-nobody: run r has no policy 'nobody'; it has solver, verifier"
+    (beat,) = heartbeats.read_all(run)
+    assert (beat.kind, beat.id, beat.attempt, beat.state) == ("trainer", "trainer-nobody", 0, "failed")
+
+
+def test_a_service_of_a_stopped_run_returns_and_its_heartbeat_says_so(run: ObjectStore) -> None:
+    runs.request_stop(run, Stop("cancelled", "enough", 1.0))
+    assert run_service.run_evaluation("r", "evaluation", 3) is None
+    (beat,) = heartbeats.read_all(run)
+    assert (beat.id, beat.attempt, beat.state) == ("evaluation", 3, "done")
+
+
+@pytest.mark.parametrize("serve", [run_service.run_evaluation, run_service.run_dataflow_window, run_service.run_base_model])
+def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
+    serve: Callable[[str, str, int], object], run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sigterm, "is_being_cancelled", lambda: False)
+    kind = serve.__name__.removeprefix("run_").removesuffix("_window")
+    successor = encode(Heartbeat(kind, kind, 4, 9, 1.0, 1.0, 1, "there", "working"))  # type: ignore[arg-type]  # one of them
+    run.put(layout.heartbeat(kind, kind), successor)
+    deadline = threading.Timer(PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not leave", 1.0)))
+    deadline.start()
+    if serve is run_service.run_dataflow_window:
+        assert serve("r", kind, 3) == "told"
+    else:
+        with pytest.raises(TerminationSignal):
+            serve("r", kind, 3)
+    deadline.cancel()
+    assert run.get(layout.heartbeat(kind, kind)) == successor
+
+
+@pytest.mark.parametrize("state", [None, "completed"])
+def test_a_mirror_leaves_when_the_last_version_is_there_even_if_the_run_is_over(
+    state: Literal["completed"] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "home"))
+    mirror = f"memory://{uuid4().hex}"
+    config = loader.load("single_policy_tiny", {"steps": 2, "rollout.regions.us-east.mirror": mirror})
+    run = runs.create_run(open_store(str(tmp_path / "home")), "r", config.model_dump(mode="json"))
+    for version in range(2):
+        publisher.publish(run, "solver", version, tensors(version))
+    if state is not None:
+        runs.request_stop(run, Stop(state, "all policies reached version 2", 1.0))
+    last = threading.Timer(1.0, publisher.publish, (run, "solver", 2, tensors(2)))
+    last.start()
+    assert run_service.run_mirror("r", "mirror-us-east", 0, "us-east") is None
+    last.join()
+    assert manifests.latest(replication.of_run(run, mirror), "solver") == 2
+
+
+def test_a_mirror_of_a_cancelled_run_leaves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "home"))
+    config = loader.load("single_policy_tiny", {"rollout.regions.us-east.mirror": str(tmp_path / "mirror")})
+    run = runs.create_run(open_store(str(tmp_path / "home")), "r", config.model_dump(mode="json"))
+    runs.request_stop(run, Stop("cancelled", "enough", 1.0))
+    assert run_service.run_mirror("r", "mirror-us-east", 0, "us-east") is None

@@ -1,0 +1,176 @@
+"""What surrounds the supervisor: its background work for MLflow, never the run's trouble; the end that Prefect asks for; other
+supervisors of the run."""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+from prefect.exceptions import TerminationSignal
+
+from storage import layout
+from storage.errors import ConfigError
+from storage.formats.json_objects import encode
+from storage.records.control import Heartbeat
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from tasks.recipes import loader
+from tasks.supervision import lifecycle
+from tests.patience import PATIENCE_S
+from tests.supervised import World
+
+
+class SlowTracker:
+    """Counts who is inside `sync` at once."""
+
+    def __init__(self, trouble: Exception | None = None) -> None:
+        self.trouble = trouble
+        self.began, self.let_go = threading.Event(), threading.Event()
+        self.finished = 0
+
+    def sync(self) -> bool:
+        self.began.set()
+        assert self.let_go.wait(PATIENCE_S)
+        self.finished += 1
+        if self.trouble is not None:
+            raise self.trouble
+        return True
+
+
+async def leave_during_a_sync(tracker: SlowTracker) -> None:
+    async with lifecycle._syncing(tracker, 60.0):  # type: ignore[arg-type]  # all that is asked of a tracker here
+        await asyncio.to_thread(tracker.began.wait)
+        asyncio.get_running_loop().call_later(0.02, tracker.let_go.set)
+    tracker.finished += 10
+
+
+def test_the_last_sync_begins_after_the_one_in_flight_is_through() -> None:
+    tracker = SlowTracker()
+    asyncio.run(leave_during_a_sync(tracker))
+    assert tracker.finished == 11
+
+
+def test_what_mlflows_client_raises_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "tasks.supervision.lifecycle"):
+        asyncio.run(leave_during_a_sync(SlowTracker(RuntimeError("a surprise"))))
+    assert "tracking ended early" in caplog.text
+    assert "a surprise" in caplog.text
+
+
+def test_a_run_cancelled_while_the_store_is_away_is_cancelled_when_it_is_back(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "is_being_cancelled", lambda: True)
+    world = World(memory_store)
+    world.look()
+    world.backend.away = True
+
+    async def supervise() -> str:
+        supervising = asyncio.create_task(lifecycle._supervise(world.supervisor))
+        assert await asyncio.to_thread(world.backend.noticed.wait, PATIENCE_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.to_thread(world.backend.lasted.wait, PATIENCE_S)
+        world.backend.away = False
+        return (await asyncio.wait_for(supervising, PATIENCE_S)).state
+
+    assert asyncio.run(supervise()) == "cancelled"
+    stop = runs.read_stop(world.run)
+    assert stop is not None
+    assert stop.reason == "its flow run was cancelled in Prefect"
+    assert len(world.launcher.cancelled) == len(world.launcher.launched)
+
+
+def test_a_supervisor_that_is_told_to_leave_by_anybody_but_prefect_leaves_the_run_as_it_is(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "is_being_cancelled", lambda: False)
+    world = World(memory_store)
+    world.look()
+    world.run_all()
+    world.beat(1)
+    before = dict(world.launcher.runs)
+
+    async def supervise() -> None:
+        supervising = asyncio.create_task(lifecycle._supervise(world.supervisor))
+        await asyncio.sleep(0)  # it begins
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        await supervising
+
+    with pytest.raises(TerminationSignal):
+        asyncio.run(supervise())
+    assert runs.read_stop(world.run) is None
+    assert (world.launcher.runs, world.launcher.cancelled, world.launcher.crashed) == (before, [], [])
+    launched = list(world.launcher.launched)
+    world.supervisor = world.restarted()
+    world.look(rounds=2)
+    assert world.launcher.launched == launched, "the next supervisor of the run takes its members over"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def _beside_another(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: Callable[[ObjectStore], None]) -> None:
+    """Begins a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every look at its heartbeat."""
+    limits = {"supervise.heartbeat_interval_s": 0.01, "supervise.heartbeat_limit_s": 0.05, "rollout.lease_ttl_s": 1.0}
+    config = loader.load("multi_policy_tiny", limits)
+    last_beat = lifecycle._last_beat
+
+    async def shown(run_id: str) -> str:
+        return "f-1"
+
+    def look(run: ObjectStore) -> object:
+        beat(run)
+        return last_beat(run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "rival", shown)
+        patch.setattr(lifecycle, "_last_beat", look)
+        asyncio.run(lifecycle._refuse_beside_a_living_one(store.sub("runs/tiny-1"), "tiny-1", config))
+
+
+def test_a_second_supervisor_is_refused_beside_one_that_is_heard(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = count()
+
+    def beat(run: ObjectStore) -> None:
+        run.put(layout.heartbeat("supervisor", "supervisor"), encode(_beat(next(beats), "working")))
+
+    with pytest.raises(ConfigError, match="tiny-1 is supervised already, by the flow run f-1; `astraflow status tiny-1`"):
+        _beside_another(memory_store, monkeypatch, beat)
+
+
+def test_one_that_prefect_still_shows_but_nobody_hears_is_followed_by_the_next(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[ObjectStore] = []
+    _beside_another(memory_store, monkeypatch, looks.append)
+    silent = len(looks)
+    run = memory_store.sub("runs/tiny-1")
+    run.put(layout.heartbeat("supervisor", "supervisor"), encode(_beat(7, "working")))
+    _beside_another(memory_store, monkeypatch, looks.append)
+    assert len(looks) == 2 * silent == 12, "one look before, and one a beat until it would count as lost"
+
+
+def test_one_that_is_not_heard_but_whose_process_lives_on_this_machine_is_slow(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle.flow_processes, "cpu_seconds", {"f-1": 3.5}.get)
+    with pytest.raises(ConfigError, match="tiny-1 is supervised already, by the flow run f-1"):
+        _beside_another(memory_store, monkeypatch, lambda run: None)
+
+
+def test_one_that_leaves_meanwhile_is_followed_by_the_next(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats = iter([_beat(7, "working"), *[_beat(8, "done")] * 9])
+
+    def beat(run: ObjectStore) -> None:
+        run.put(layout.heartbeat("supervisor", "supervisor"), encode(next(beats)))
+
+    _beside_another(memory_store, monkeypatch, beat)
+
+
+def _beat(beats: int, state: str) -> Heartbeat:
+    return Heartbeat("supervisor", "supervisor", 0, beats, 1.0, 1.0, 1, "here", state)

@@ -1,0 +1,326 @@
+"""Which vectors are evaluated, when the evaluation leaves, what is played with which weights, and how the plays are scored."""
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from data_ops.prompts.stream import load_prompts
+from rollout.agents.seeds import derived_seed
+from rollout.config import EngineConfig
+from storage.coordination.heartbeats import Pulse
+from storage.errors import CorruptError, NotFoundError
+from storage.records.control import Stop
+from storage.records.rollouts import Episode
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, publisher
+from tasks import evals
+from tasks import evaluation as evaluation_module
+from tasks.evals import Score
+from tasks.evaluation import EVALUATION_SEED, Evaluate, evaluate_versions, follow
+from tasks.recipes import loader
+from tasks.recipes.run_config import RunConfig
+from tasks.services.interruption import LOOK_INTERVAL_S
+from tests.builders import tensors
+from tests.evaluations import evaluation
+from tests.fakes import ScriptedEngine, base_files, total
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return loader.load("multi_policy_tiny", {"steps": 2, "evaluation.every": 1})
+
+
+class Player:
+    """Stands in for the plays: commits a result for each vector, until it is told that it was interrupted."""
+
+    def __init__(self, run: ObjectStore, interrupted_at: int | None = None) -> None:
+        self.run, self.interrupted_at = run, interrupted_at
+        self.asked: list[dict[str, int]] = []
+
+    def as_task(self, evaluate: Evaluate) -> Evaluate:
+        return self.play
+
+    def play(self, versions: Mapping[str, int]) -> bool:
+        self.asked.append(dict(versions))
+        if len(self.asked) - 1 == self.interrupted_at:
+            return False
+        evals.commit(self.run, evaluation(dict(versions)))
+        return True
+
+
+def vectors(*versions: int) -> list[dict[str, int]]:
+    return [{"solver": version, "verifier": version} for version in versions]
+
+
+def publish(run: ObjectStore, *versions: int) -> None:
+    for policy in ("solver", "verifier"):
+        for version in versions:
+            publisher.publish(run, policy, version, tensors(version))
+
+
+def serve(run: ObjectStore, config: RunConfig, player: Player) -> None:
+    pulse = Pulse(run, "evaluation", "evaluation", 0, 60.0)
+    follow(run, config, pulse, threading.Event(), player.as_task)
+
+
+def test_every_due_vector_is_evaluated_once_also_over_restarts(memory_store: ObjectStore, config: RunConfig) -> None:
+    publish(memory_store, 0, 1, 2)
+    evals.commit(memory_store, evaluation(*vectors(1)))
+    player = Player(memory_store)
+    serve(memory_store, config, player)
+    assert player.asked == vectors(0, 2)
+
+
+def test_an_interrupted_evaluation_is_the_last(memory_store: ObjectStore, config: RunConfig) -> None:
+    publish(memory_store, 0, 1, 2)
+    player = Player(memory_store, interrupted_at=1)
+    serve(memory_store, config, player)
+    assert player.asked == vectors(0, 1)
+
+
+def test_nothing_is_evaluated_once_the_run_has_stopped(memory_store: ObjectStore, config: RunConfig) -> None:
+    publish(memory_store, 0)
+    runs.request_stop(memory_store, Stop("cancelled", "enough", 1.0))
+    player = Player(memory_store)
+    serve(memory_store, config, player)
+    assert player.asked == vectors(0)
+
+
+class RecordedEngine(ScriptedEngine):
+    """A scripted engine that says what was asked of it, and of which weights."""
+
+    made: list["RecordedEngine"] = []
+
+    def __init__(self, config: EngineConfig, model_config: Json) -> None:
+        super().__init__(config, model_config)
+        self.loaded: list[tuple[int, str]] = []
+        self.made.append(self)
+
+    async def load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
+        await super().load(version, tensors)
+        self.loaded.append((version, self.digest(version)))
+
+
+def scripted(prompt: str, seed: int) -> str:
+    """Solver and verifier: wrong at first on an odd sum, rejected, and then right; no answer at all to what `FAILS_ON` says."""
+    if "<verify>" in prompt:
+        return f"\\boxed{{{total(prompt)}}}"
+    if "boxed" in prompt:
+        return f"<verify>{'reject' if total(prompt) % 2 else 'approve'}</verify>"
+    if FAILS_ON and FAILS_ON in prompt:
+        raise ValueError("the script has no answer")
+    return f"\\boxed{{{total(prompt) + total(prompt) % 2}}}"
+
+
+FAILS_ON = ""
+PROMPTS = 6
+ENGINE = f"{__name__}:RecordedEngine"
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """A recipe whose policies follow a script, on a few problems of the test set."""
+    monkeypatch.setattr(RecordedEngine, "made", [])
+    settings = {
+        "steps": 2,
+        "seed": 9,
+        "evaluation.every": 1,
+        "evaluation.temperature": 0.25,
+        "rollout.engine.name": ENGINE,
+    }
+    return loader.load("multi_policy_tiny", {**settings, "evaluation.prompts.limit": PROMPTS, "evaluation.max_concurrent": 3})
+
+
+def publish_scripted(run: ObjectStore, *versions: int) -> None:
+    files = base_files(f"{__name__}:scripted")
+    for place, policy in enumerate(("solver", "verifier")):
+        for version in versions:
+            publisher.publish(run, policy, version, tensors(10 * place + version), extra_files={} if version else files)
+
+
+def problems(config: RunConfig) -> list[tuple[str, int]]:
+    """(id, sum) of every held-out problem."""
+    assert config.evaluation is not None
+    prompts = load_prompts(config.evaluation.prompts).all(PROMPTS)
+    return [(prompt.id, total(prompt.fields["question"])) for prompt in prompts]
+
+
+def test_the_exact_versions_play_at_the_evaluations_own_temperature_and_seed(
+    memory_store: ObjectStore, played: RunConfig
+) -> None:
+    publish_scripted(memory_store, 0, 1, 2)
+    evaluate_versions(memory_store, played, {"solver": 1, "verifier": 2})
+    solver, verifier = RecordedEngine.made
+    digests = [manifests.read_manifest(memory_store, *one).digest for one in (("solver", 1), ("verifier", 2))]
+    assert (solver.loaded, verifier.loaded) == ([(1, digests[0])], [(2, digests[1])])
+    assert [(engine.closed, engine.capacity()) for engine in (solver, verifier)] == [(True, 3), (True, 3)]
+    first = {derived_seed(derived_seed(derived_seed(EVALUATION_SEED, place), 0), 0) for place in range(PROMPTS)}
+    assert {params.seed for _, params in solver.asked} >= first
+    for engine, tokens in ((solver, 44), (verifier, 52)):
+        assert {(params.temperature, params.max_new_tokens) for _, params in engine.asked} == {(0.25, tokens)}
+
+
+def test_every_evaluation_of_every_run_asks_for_the_same_random_numbers(memory_store: ObjectStore, played: RunConfig) -> None:
+    publish_scripted(memory_store, 0, 1)
+    for version, config in ((0, played), (1, played.model_copy(update={"seed": 4}))):
+        evaluate_versions(memory_store, config, {"solver": version, "verifier": 0})
+    asked = [sorted((tokens, params.seed) for tokens, params in engine.asked) for engine in RecordedEngine.made]
+    assert asked[0] == asked[2]
+    assert asked[1] == asked[3]
+
+
+def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_failed_play_is_not_a_number(
+    memory_store: ObjectStore, played: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_scripted(memory_store, 0)
+    found = problems(played)
+    assert {number % 2 for _, number in found} == {0, 1}  # or the script would show nothing
+    assert played.evaluation is not None
+    question = load_prompts(played.evaluation.prompts).all(PROMPTS)[2].fields["question"]
+    monkeypatch.setattr(f"{__name__}.FAILS_ON", question)
+    episodes: list[Episode] = []
+    made = evaluate_versions(memory_store, played, {"solver": 0, "verifier": 0}, episodes.append)
+    assert made.rows == tuple(name for name, _ in found)
+    expected = [float(number % 2 == 0) for _, number in found]
+    expected[2] = np.nan
+    np.testing.assert_array_equal(made.first_attempt, np.array(expected, np.float32))
+    final = [1.0] * PROMPTS
+    final[2] = np.nan
+    np.testing.assert_array_equal(made.final, np.array(final, np.float32))
+    assert len(episodes) == PROMPTS
+    assert sum(episode.error is not None for episode in episodes) == 1
+    assert evals.scores(made) == (
+        Score("single_turn", float(np.nansum(expected)) / PROMPTS, PROMPTS),
+        Score("actor_and_verify", (PROMPTS - 1) / PROMPTS, PROMPTS),
+    )
+    stored = evals.read(memory_store, {"solver": 0, "verifier": 0})
+    np.testing.assert_array_equal(stored.final, made.final)
+    assert (stored.dataset, stored.workflow, dict(stored.versions)) == (
+        "chained_addition",
+        "actor_and_verify",
+        {"solver": 0, "verifier": 0},
+    )
+    assert 0 <= stored.seconds <= stored.created_s
+
+
+def test_of_two_evaluations_of_one_vector_the_first_stands(memory_store: ObjectStore, played: RunConfig) -> None:
+    publish_scripted(memory_store, 0)
+    (vector,) = vectors(0)
+    first = evaluation(vector)
+    evals.commit(memory_store, first)
+    assert evaluate_versions(memory_store, played, vector).rows == first.rows
+
+
+def test_versions_that_are_not_there_or_broken_are_errors_and_the_engines_are_closed(
+    memory_store: ObjectStore, played: RunConfig
+) -> None:
+    publish_scripted(memory_store, 0, 1)
+    with pytest.raises(NotFoundError):
+        evaluate_versions(memory_store, played, {"solver": 0, "verifier": 7})
+    (data,) = [key for key in memory_store.list("weights/verifier/00000001") if key.endswith(".safetensors")]
+    memory_store.put(data, memory_store.get(data)[:-1])
+    with pytest.raises(CorruptError):
+        evaluate_versions(memory_store, played, {"solver": 0, "verifier": 1})
+    assert [engine.closed for engine in RecordedEngine.made] == [True] * 4
+    assert evals.keys(memory_store) == []
+
+
+MANY = 60
+"""Problems of which only a few are played at a time."""
+
+
+@pytest.fixture
+def played_in_turn(played: RunConfig) -> RunConfig:
+    assert played.evaluation is not None
+    prompts = played.evaluation.prompts.model_copy(update={"limit": MANY})
+    evaluated = played.evaluation.model_copy(update={"prompts": prompts, "max_concurrent": 1})
+    return played.model_copy(update={"evaluation": evaluated})
+
+
+def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
+    memory_store: ObjectStore, played_in_turn: RunConfig
+) -> None:
+    publish_scripted(memory_store, 0, 1, 2)
+    pulse = Pulse(memory_store, "evaluation", "evaluation", 0, 60.0)
+    stop = threading.Event()
+    asked: list[Mapping[str, int]] = []
+
+    def as_task(evaluate: Evaluate) -> Evaluate:
+        def told_in_between(versions: Mapping[str, int]) -> bool:
+            asked.append(dict(versions))
+            if len(asked) == 2:
+                stop.set()
+            return evaluate(versions)
+
+        return told_in_between
+
+    follow(memory_store, played_in_turn, pulse, stop, as_task)
+    assert asked == vectors(0, 1)
+    assert [evals.exists(memory_store, vector) for vector in vectors(0, 1, 2)] == [True, False, False]
+    assert MANY < pulse.last.progress["episodes"] < 2 * MANY
+
+
+def test_an_evaluation_in_play_is_given_up_when_the_run_stops(memory_store: ObjectStore, played_in_turn: RunConfig) -> None:
+    publish_scripted(memory_store, 0, 1, 2)
+    pulse = Pulse(memory_store, "evaluation", "evaluation", 0, 60.0)
+
+    def as_task(evaluate: Evaluate) -> Evaluate:
+        runs.request_stop(memory_store, Stop("cancelled", "enough", 1.0))
+        return evaluate
+
+    follow(memory_store, played_in_turn, pulse, threading.Event(), as_task)
+    assert evals.keys(memory_store) == []
+    assert 0 < pulse.last.progress["episodes"] < MANY
+    assert LOOK_INTERVAL_S < 5.0  # a long evaluation hears of it soon
+
+
+def test_the_heartbeat_says_which_versions_are_evaluated(memory_store: ObjectStore, played: RunConfig) -> None:
+    publish_scripted(memory_store, 0, 1, 2)
+    pulse = Pulse(memory_store, "evaluation", "evaluation", 0, 60.0)
+    said: list[tuple[str, str, dict[str, int]]] = []
+
+    def as_task(evaluate: Evaluate) -> Evaluate:
+        beat = pulse.last
+        said.append((beat.state, beat.note, dict(beat.versions)))
+        return evaluate
+
+    follow(memory_store, played, pulse, threading.Event(), as_task)
+    assert said == [
+        ("working", f"evaluating solver {version}, verifier {version}", {"solver": version, "verifier": version})
+        for version in range(3)
+    ]
+    assert pulse.last.progress["episodes"] == 3 * PROMPTS
+
+
+def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
+    memory_store: ObjectStore, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(memory_store, 0)
+    publisher.publish(memory_store, "solver", 1, tensors(1))
+    player = Player(memory_store)
+    pulse = Pulse(memory_store, "evaluation", "evaluation", 0, 60.0)
+    pauses: list[float] = []
+
+    class Stops(threading.Event):
+        """The verifier's version comes in the second pause; the run ends in the fourth."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            pauses.append(timeout)
+            which = "solver, verifier" if len(pauses) > 2 else "verifier"
+            assert (pulse.last.state, pulse.last.note) == ("waiting", f"waits for version {1 + len(pauses) // 3} of {which}")
+            if len(pauses) == 2:
+                assert player.asked == vectors(0)
+                publisher.publish(memory_store, "verifier", 1, tensors(1))
+            if len(pauses) == 4:
+                self.set()
+            return self.is_set()
+
+    follow(memory_store, config, pulse, Stops(), player.as_task)
+    assert player.asked == vectors(0, 1)
+    assert pauses == [evaluation_module.LOOK_INTERVAL_S] * 4

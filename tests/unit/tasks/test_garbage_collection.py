@@ -1,0 +1,283 @@
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prefect.exceptions import ParameterTypeError
+from prefect.logging import disable_run_logger
+
+from flows import run_gc
+from rollout.config import RegionConfig
+from storage import layout
+from storage.errors import ConfigError, NotFoundError, TransientError
+from storage.records.control import Stop
+from storage.run import runs
+from storage.store.local import LocalFiles
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import manifests, publisher, replication, retention
+from storage.weights.retention import Retention
+from tasks import garbage_collection
+from tasks.recipes import loader
+from tasks.recipes.run_config import RunConfig
+from tests import builders
+from tests.builders import mirror_next
+from tests.strange_objects import strange, take_place
+
+LAST = 9
+WANTED = Retention(last=2, every=0, grace_s=0.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(str(tmp_path / "home"))
+
+
+def make_run(store: ObjectStore, run_id: str, mirror: Path | None = None) -> tuple[ObjectStore, RunConfig]:
+    """Versions 0 to `LAST` of a solver, each an anchor, of which the first is evaluated."""
+    overrides = {} if mirror is None else {"rollout.regions.eu-west.mirror": str(mirror)}
+    config = loader.load("single_policy_tiny", {"evaluation": None, **overrides})
+    run = runs.create_run(store, run_id, config.model_dump(mode="json"))
+    for version in range(LAST + 1):
+        publisher.publish(run, "solver", version, builders.tensors(version))
+    return run, config
+
+
+def copy_all(run: ObjectStore, mirror: Path) -> ObjectStore:
+    copy = replication.of_run(run, str(mirror))
+    while mirror_next(run, copy) is not None:
+        pass
+    return copy
+
+
+def data(store: ObjectStore) -> list[int]:
+    """Versions whose data is there."""
+    keys = store.list("weights/solver")
+    return sorted({int(key.split("/")[2]) for key in keys if key.endswith(".safetensors")})
+
+
+def test_a_survey_changes_nothing_and_what_it_found_goes_at_home_and_then_in_the_mirror(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    run, config = make_run(store, "one", tmp_path / "eu")
+    mirror = copy_all(run, tmp_path / "eu")
+    found = garbage_collection.survey(run, "one", config, WANTED)
+    assert data(run) == data(mirror) == list(range(LAST + 1))
+    assert found.mirrors[0].name == "eu-west"
+    assert found.num_bytes == 2 * found.home.num_bytes > 0
+    assert garbage_collection.remove(found) == {}
+    assert data(run) == data(mirror) == [0, LAST - 1, LAST]
+    key = layout.retired("solver", 3)
+    assert mirror.get(key) == run.get(key)
+    assert manifests.exists(mirror, "solver", 3)  # manifests stay
+    again = garbage_collection.survey(run, "one", config, WANTED)
+    assert (again.num_bytes, again.home.plans[0].retired, again.mirrors[0].plans[0].retired) == (0, {}, {})
+
+
+def test_a_mirror_that_is_away_is_told_and_the_next_gc_finishes_it(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, config = make_run(store, "one", tmp_path / "eu")
+    mirror = copy_all(run, tmp_path / "eu")
+    listing = LocalFiles.list
+
+    def away(self: LocalFiles, prefix: str, start_after: str) -> list[str]:
+        if self.root == tmp_path / "eu":
+            raise TransientError("no route to eu")
+        return listing(self, prefix, start_after)
+
+    monkeypatch.setattr(garbage_collection, "MIRROR_PATIENCE_S", 1e-6)
+    monkeypatch.setattr(LocalFiles, "list", away)
+    assert garbage_collection.remove(garbage_collection.survey(run, "one", config, WANTED)) == {"eu-west": "no route to eu"}
+    assert data(run) == [0, LAST - 1, LAST]
+    monkeypatch.undo()
+    assert data(mirror) == list(range(LAST + 1))
+    later = garbage_collection.survey(run, "one", config, Retention(last=LAST, grace_s=0.0))  # nothing more goes at home
+    assert later.home.num_bytes == 0 < later.mirrors[0].num_bytes
+    assert garbage_collection.remove(later) == {}
+    assert data(mirror) == [0, LAST - 1, LAST]
+
+
+def test_a_mirror_that_breaks_off_in_the_middle_is_told(store: ObjectStore, tmp_path: Path) -> None:
+    run, config = make_run(store, "one", tmp_path / "eu")
+    copy_all(run, tmp_path / "eu")
+    found = garbage_collection.survey(run, "one", config, WANTED)
+    (tmp_path / "eu").rename(tmp_path / "moved")
+    (tmp_path / "eu").write_text("no folder")
+    assert list(garbage_collection.remove(found)) == ["eu-west"]
+    assert data(run) == [0, LAST - 1, LAST]
+
+
+def test_a_mirror_keeps_what_home_has_not_recorded_as_retired(store: ObjectStore, tmp_path: Path) -> None:
+    run, config = make_run(store, "one", tmp_path / "eu")
+    mirror = copy_all(run, tmp_path / "eu")
+    (place,) = garbage_collection.survey(run, "one", config, WANTED).mirrors
+    with pytest.raises(NotFoundError):
+        retention.retire_mirror(run, place.store, place.plans[0])
+    assert data(mirror) == list(range(LAST + 1))
+
+
+def test_two_regions_that_share_a_mirror_count_it_once(store: ObjectStore, tmp_path: Path) -> None:
+    run, _ = make_run(store, "one")
+    config = loader.load("single_policy_tiny")
+    shared = RegionConfig(mirror=str(tmp_path / "eu"))  # a run that was started when recipes might still say so
+    regions = config.rollout.model_copy(update={"regions": {"us-east": shared, "eu-west": shared}})
+    config = config.model_copy(update={"rollout": regions})
+    copy_all(run, tmp_path / "eu")
+    assert [place.name for place in garbage_collection.survey(run, "one", config, WANTED).mirrors] == ["us-east, eu-west"]
+
+
+def test_leftovers_are_counted_and_then_gone(store: ObjectStore, tmp_path: Path) -> None:
+    run, config = make_run(store, "one")
+    temporary = tmp_path / "home/runs/one/weights/solver/.tmp-1"
+    temporary.write_bytes(b"half")
+    os.utime(temporary, (0, 0))
+    orphan = f"{layout.weights('solver', LAST)}/{'0' * 32}.model-00000.safetensors"
+    retired = f"{layout.weights('solver', 3)}/{'0' * 32}.model-00000.safetensors"
+    for key in (orphan, retired):
+        run.put(key, b"cut off")
+    runs.request_stop(run, Stop("completed", "all steps done", time.time()))
+    found = garbage_collection.survey(run, "one", config, WANTED, now_s=time.time() + 2 * 86400.0)
+    assert found.home.orphans == (orphan,)  # the other goes with its version
+    assert [(row.what, row.goes, row.num_bytes) for row in garbage_collection.rows(found)][1:] == [
+        ("files that nothing names", "1 file", 0),
+        ("unfinished files", "1 file", 4),
+    ]
+    assert temporary.exists()
+    garbage_collection.remove(found)
+    assert not temporary.exists()
+    assert not run.exists(orphan)
+    assert not run.exists(retired)
+
+
+def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: ObjectStore) -> None:
+    said: list[str] = []
+    made = {run_id: make_run(store, run_id)[0] for run_id in ("sound", "torn", "strange", "damaged", "frozen")}
+    made["torn"].put(layout.RUN, b"{}")
+    made["damaged"].put(layout.manifest(layout.weights("solver", 4)), b"torn")
+    made["strange"].delete(layout.RUN)
+    runs.create_run(store, "strange", {"no": "recipe"})
+    retention.freeze(made["frozen"])
+    store.put("runs/no-run/notes.txt", b"")
+    done = garbage_collection.collect(store, [], WANTED, [], apply=True, say=said.append)
+    assert [found.run_id for found in done.surveys] == ["sound"]
+    assert sorted(done.skipped) == ["damaged", "strange", "torn"]
+    assert "weights/solver/00000004/manifest.json" in done.skipped["damaged"]
+    assert "does not fit this release" in done.skipped["strange"]
+    assert data(made["sound"]) == [0, LAST - 1, LAST]
+    assert data(made["frozen"]) == list(range(LAST + 1))
+    (words,) = said
+    assert words.startswith("sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); lets go of 1–7, ")
+    page = garbage_collection.markdown(done)
+    assert "| sound | solver | 0: the base model; 8–9: one of the newest 2 | 1–7 | " in page
+    assert "- damaged: " in page
+
+
+def test_a_dry_run_deletes_nothing_and_says_so(store: ObjectStore) -> None:
+    run, _ = make_run(store, "one")
+    done = garbage_collection.collect(store, [], WANTED, [], apply=False)
+    assert data(run) == list(range(LAST + 1))
+    assert "nothing was deleted" in garbage_collection.markdown(done)
+    assert (
+        next(garbage_collection.rows(done.surveys[0]))
+        .words(applied=False)
+        .startswith("one solver: keeps 0 (the base model), 8–9 ")
+    )
+
+
+def test_a_frozen_run_that_is_named_is_refused(store: ObjectStore) -> None:
+    run, _ = make_run(store, "one")
+    retention.freeze(run)
+    done = garbage_collection.collect(store, ["one", "unknown"], WANTED, [], apply=True)
+    assert "is frozen; thaw it first" in done.skipped["one"]
+    assert "there is no run 'unknown'" in done.skipped["unknown"]
+    assert data(run) == list(range(LAST + 1))
+
+
+def test_a_version_to_keep_is_kept_in_every_run_that_has_its_policy_and_a_misspelt_one_stops_everything(
+    store: ObjectStore,
+) -> None:
+    one, _ = make_run(store, "one")
+    two, _ = make_run(store, "two")
+    with pytest.raises(ConfigError, match="'slover@4' names no version"):
+        garbage_collection.collect(store, [], WANTED, ["slover@4"], apply=True)
+    assert data(one) == data(two) == list(range(LAST + 1))
+    garbage_collection.collect(store, [], WANTED, ["solver@4"], apply=True)
+    assert data(one) == data(two) == [0, 4, LAST - 1, LAST]
+
+
+def test_a_version_to_keep_that_one_of_many_runs_lacks_holds_up_none_of_them(store: ObjectStore) -> None:
+    short, _ = make_run(store, "short")
+    long, _ = make_run(store, "long")
+    publisher.publish(long, "solver", LAST + 1, builders.tensors(LAST + 1))
+    publisher.publish(long, "solver", LAST + 2, builders.tensors(LAST + 2))
+    done = garbage_collection.collect(store, [], Retention(last=1, every=0, grace_s=0.0), [f"solver@{LAST + 1}"], apply=True)
+    assert done.skipped == {}
+    assert data(short) == [0, LAST]
+    assert data(long) == [0, LAST + 1, LAST + 2]
+
+
+def test_the_flow_writes_its_table_and_fails_with_the_runs_that_it_skipped(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = make_run(store, "sound")
+    torn, _ = make_run(store, "torn")
+    torn.put(layout.RUN, b"{}")
+    pages: list[str] = []
+    monkeypatch.setenv("ASTRAFLOW_STORE", store.url)
+    monkeypatch.setattr(run_gc, "create_markdown_artifact", lambda markdown, **_: pages.append(markdown))
+    with disable_run_logger():
+        ended = run_gc.gc.fn(last=2, every=0, grace_h=0.0)
+    assert ended is not None
+    assert ended.is_failed()
+    assert str(ended.message).startswith("torn is skipped: ")
+    assert "| sound | solver |" in pages[0]
+    assert data(run) == list(range(LAST + 1))
+    with disable_run_logger():
+        assert run_gc.gc.fn(run_ids=["sound"], last=2, every=0, grace_h=0.0, apply=True) is None
+    assert data(run) == [0, LAST - 1, LAST]
+
+
+@pytest.mark.parametrize("given", [{"last": 0}, {"every": -1}, {"grace_h": -0.5}])
+def test_the_flow_refuses_numbers_that_make_no_sense(given: dict[str, float]) -> None:
+    with pytest.raises(ParameterTypeError):
+        run_gc.gc.validate_parameters(given)
+
+
+def test_a_run_that_is_over_still_lets_go(store: ObjectStore) -> None:
+    run, config = make_run(store, "one")
+    runs.request_stop(run, Stop("completed", "all steps done", 1.0))
+    garbage_collection.remove(garbage_collection.survey(run, "one", config, WANTED))
+    assert data(run) == [0, LAST - 1, LAST]
+
+
+def test_a_reason_in_the_artifact_is_text_and_not_markdown() -> None:
+    done = garbage_collection.Collected(applied=True, skipped={"tiny-1": "![x](http://evil) | <img src=x>\n# forged"})
+    assert garbage_collection.markdown(done).splitlines()[-1] == r"- tiny-1: \!\[x\]\(http://evil\) \| \<img src=x\> \# forged"
+
+
+PROTECTING = {
+    "tags/best.json": r"tags/best\.json .*; what it keeps is not known: put it back, or take it away with `astraflow tag RUN",
+    "tags": "tags .*; which versions are tagged is not known",
+    "heartbeats/rollout/rollout-0.json": r"rollout-0\.json .*; which versions its writer holds is not known",
+    "heartbeats/evaluation": "heartbeats/evaluation is no folder, .*; which versions its writer holds is not known",
+    "heartbeats": "heartbeats .*; which versions are held is not known",
+    "frozen.json": "is frozen; thaw it first",
+}
+
+
+@pytest.mark.parametrize(("key", "make"), strange(PROTECTING))
+def test_what_protects_versions_and_cannot_be_read_keeps_all_of_its_run_and_none_of_another(
+    store: ObjectStore, tmp_path: Path, key: str, make: Callable[[Path], None]
+) -> None:
+    hidden, _ = make_run(store, "hidden")
+    sound, _ = make_run(store, "sound")
+    take_place(tmp_path / "home/runs/hidden" / key, make)
+    done = garbage_collection.collect(store, ["hidden", "sound"], WANTED, [], apply=True)
+    assert data(hidden) == list(range(LAST + 1))
+    assert data(sound) == [0, LAST - 1, LAST]
+    assert list(done.skipped) == ["hidden"]
+    assert re.search(PROTECTING[key], done.skipped["hidden"])
+    assert garbage_collection.collect(store, [], WANTED, [], apply=True).surveys[-1].run_id == "sound"
+    assert data(hidden) == list(range(LAST + 1))

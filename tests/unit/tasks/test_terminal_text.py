@@ -1,0 +1,34 @@
+import unicodedata
+
+import pytest
+
+from tasks.terminal_text import markdown, one_line, plain
+
+
+def test_everything_that_moves_a_cursor_or_turns_text_around_is_taken_out() -> None:
+    text = "".join(map(chr, range(0x110000)))
+    left = plain(text)
+    assert {character for character in left if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")} == {"\t", "\n"}
+    assert not set(left) & set("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff\U000e0041")
+    assert plain("αβ 🙂 ½ → \t\n e\u0301 \u200d") == "αβ 🙂 ½ → \t\n e\u0301 \u200d"
+
+
+def test_one_line_cannot_forge_another() -> None:
+    assert one_line("done\r\nrun other: failed\n") == "done run other: failed"
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("a|b", r"a\|b"),
+        ("![x](http://y)", r"\!\[x\]\(http://y\)"),
+        ("<img src=x>", r"\<img src=x\>"),
+        ("x\n\n# forged", r"x  \# forged"),
+        ("- item", r"\- item"),
+        ("1. item", r"1\. item"),
+        ("tiny-1 8–9: the newest", "tiny-1 8–9: the newest"),
+        ("`code` *bold* a_b ~x~ \\", r"\`code\` \*bold\* a\_b \~x\~ \\"),
+    ],
+)
+def test_text_in_markdown_stays_text(text: str, escaped: str) -> None:
+    assert markdown(text) == escaped

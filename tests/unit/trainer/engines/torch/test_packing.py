@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+
+from trainer.engines.torch.packing import Example, pack, plan
+
+
+def example(tokens: list[int], mask: list[bool], advantage: float = 1.0, weight: float = 0.5) -> Example:
+    loss_mask = np.array(mask)
+    return Example(
+        tokens=np.array(tokens, dtype=np.int32),
+        loss_mask=loss_mask,
+        behaviour=np.where(loss_mask, -0.1 * np.arange(len(tokens)), 0).astype(np.float32),
+        advantages=np.where(loss_mask, advantage, 0).astype(np.float32),
+        temperature=0.7,
+        weight=weight,
+    )
+
+
+def test_a_block_holds_rows_side_by_side_with_where_each_loss_token_is_predicted() -> None:
+    block = pack([example([5, 6, 7], [False, True, True], 2.0, 0.25), example([8, 9], [False, True], -1.0, 0.5)])
+    assert block.tokens_BT.tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert block.source_N.tolist() == [0, 1, 3]
+    assert block.target_N.tolist() == [6, 7, 9]
+    assert block.behaviour_N.tolist() == pytest.approx([-0.1, -0.2, -0.1])
+    assert block.advantages_N.tolist() == [2.0, 2.0, -1.0]
+    assert block.temperature_N.tolist() == pytest.approx([0.7, 0.7, 0.7])
+    assert block.weight_N.tolist() == [0.25, 0.25, 0.5]
+
+
+def test_tokens_in_the_middle_that_nobody_sampled_are_no_targets() -> None:
+    block = pack([example([1, 2, 3, 4], [False, True, False, True])])
+    assert block.source_N.tolist() == [0, 2]
+    assert block.target_N.tolist() == [2, 4]
+
+
+def test_a_row_without_loss_tokens_only_takes_room() -> None:
+    block = pack([example([1, 2], [False, False]), example([3, 4], [False, True])])
+    assert block.target_N.tolist() == [4]
+    assert block.source_N.tolist() == [2]
+
+
+def test_rows_of_equal_length_make_one_block_in_their_order() -> None:
+    assert plan([30, 30, 30], max_tokens=1000) == [[[0, 1, 2]]]
+
+
+def test_a_block_is_cut_where_padding_costs_more_than_a_block() -> None:
+    # Four rows of 100 beside four of 10: together 800 tokens of which 360 are padding, apart 440 and one more block (128).
+    lengths = [10, 100, 10, 100, 10, 100, 10, 100]
+    assert plan(lengths, max_tokens=10_000) == [[[1, 3, 5, 7], [0, 2, 4, 6]]]
+
+
+def test_a_block_is_not_cut_for_a_little_padding() -> None:
+    assert plan([10, 12, 11], max_tokens=1000) == [[[1, 2, 0]]]
+
+
+def test_a_micro_batch_holds_no_more_padded_tokens_than_it_may() -> None:
+    assert plan([30] * 5, max_tokens=60) == [[[0]], [[1, 2]], [[3, 4]]]
+
+
+def test_blocks_share_a_micro_batch_while_there_is_room() -> None:
+    lengths = [200, 200, 10, 10]
+    assert plan(lengths, max_tokens=420) == [[[0, 1], [2, 3]]]
+    assert plan(lengths, max_tokens=419) == [[[0, 1]], [[2, 3]]]
+
+
+def test_a_row_longer_than_the_limit_stands_alone() -> None:
+    assert plan([50, 500, 50], max_tokens=100) == [[[1]], [[0, 2]]]
+
+
+def test_no_rows_need_no_micro_batch() -> None:
+    assert plan([], max_tokens=100) == []
+
+
+def test_every_row_is_planned_exactly_once_whatever_the_limit() -> None:
+    lengths = [int(length) for length in np.random.default_rng(0).integers(1, 80, 100)]
+    for max_tokens in (1, 79, 160, 1000, 100_000):
+        planned = plan(lengths, max_tokens)
+        rows = [row for blocks in planned for block in blocks for row in block]
+        assert sorted(rows) == list(range(100))
+        sizes = [[len(block) * max(lengths[row] for row in block) for block in blocks] for blocks in planned]
+        assert all(sum(each) <= max_tokens or len(each) == 1 for each in sizes)

@@ -1,0 +1,38 @@
+import json
+import random
+
+import numpy as np
+import torch
+
+from trainer.engines.torch import rng_state
+
+
+def draws() -> list[float]:
+    """From every generator; the odd number of Gaussians leaves one waiting in Python's and NumPy's states."""
+    return [
+        random.gauss(0, 1),
+        random.random(),
+        float(np.random.standard_normal()),
+        float(np.random.random()),
+        float(torch.randn(1)),
+    ]
+
+
+def test_restored_generators_draw_what_they_would_have_drawn() -> None:
+    rng_state.seed_all(5)
+    draws()
+    tensors, state = rng_state.capture()
+    expected = [draws(), draws()]
+    rng_state.seed_all(6)
+    draws()
+    rng_state.restore(tensors, json.loads(json.dumps(state, allow_nan=False)))
+    assert [draws(), draws()] == expected
+
+
+def test_equal_seeds_draw_alike_and_others_do_not() -> None:
+    rng_state.seed_all(5)
+    first = draws()
+    rng_state.seed_all(5)
+    assert draws() == first
+    rng_state.seed_all(2**32 + 5)
+    assert draws() != first

@@ -1,0 +1,530 @@
+"""The trainer service with an engine that counts: its one weight after batch n is n (or n + 100, once it drifted)."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from storage.coordination.heartbeats import Pulse
+from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
+from storage.formats.safetensors import weights_digest
+from storage.records.batches import Batch
+from storage.records.control import Stop
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from storage.run import batches, checkpoints
+from storage.run.runs import request_stop
+from storage.store.backend import Backend
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, publisher, reader
+from tests.builders import batch
+from tests.patience import PATIENCE_S
+from trainer.config import TrainConfig
+from trainer.engines.engine import make_engine
+from trainer.service import departure, patience, trainer
+from trainer.service.trainer import train
+
+POLICY = "solver"
+CONFIG = TrainConfig(
+    engine="tests.unit.trainer.service.test_trainer:CountingEngine",
+    checkpoint_every=2,
+    checkpoints_keep=2,
+    poll_interval_s=0.01,
+)
+DRIFTING = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:DriftingEngine"})
+
+
+class CountingEngine:
+    drift = 0
+
+    def __init__(self, config: TrainConfig, model_config: Json, seed: int) -> None:
+        self.value = -1
+        self.before_step: Callable[[Batch], None] = BEFORE_STEP.get(seed, lambda batch: None)
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self.value = int(tensors["weight"].bits[0])
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        self.before_step(batch)
+        self.value = self.drift + batch.step
+        return {"trainer/tokens": 3.0, "trainer/loss": 0.5}
+
+    def weights(self) -> dict[str, HostTensor]:
+        return weight_of(self.value)
+
+    def save(self) -> tuple[dict[str, HostTensor], Json]:
+        return {"master": HostTensor("I64", (1,), np.array([self.value], dtype=np.int64))}, {"value": self.value}
+
+    def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
+        assert int(tensors["master"].bits[0]) == state["value"]
+        self.value = state["value"]
+
+
+class DriftingEngine(CountingEngine):
+    drift = 100
+
+
+class WideEngine(CountingEngine):
+    """Its weight is wide enough, and changes in so little, that a delta is smaller than the whole."""
+
+    def weights(self) -> dict[str, HostTensor]:
+        return wide_weight_of(self.value)
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self.value = int(tensors["weight"].bits[-1])
+
+
+BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
+"""What an engine does before each step, by its seed: how a test reaches into a running trainer."""
+
+
+class AwayBackend:
+    """A store that does not answer while `away` is set."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.away = threading.Event()
+        self.refusals = 0
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        if self.away.is_set():
+            self.refusals += 1
+            raise TransientError("the store is away")
+        method: Callable[..., object] = getattr(self.backend, verb)
+        return method
+
+
+def weight_of(value: int) -> dict[str, HostTensor]:
+    return {"weight": HostTensor("U8", (1,), np.array([value], dtype=np.uint8))}
+
+
+def wide_weight_of(value: int) -> dict[str, HostTensor]:
+    bits = np.random.default_rng(0).integers(0, 2**16, 4096).astype(np.uint16)
+    bits[-1] = value
+    return {"weight": HostTensor("BF16", (4096,), bits)}
+
+
+@pytest.fixture
+def run(memory_store: ObjectStore) -> ObjectStore:
+    publisher.publish(memory_store, POLICY, 0, weight_of(0), extra_files={"config.json": b'{"model_type": "counting"}'})
+    return memory_store
+
+
+def add_batches(run: ObjectStore, *steps: int) -> None:
+    for step in steps:
+        batches.commit(run, batch(policy=POLICY, step=step))
+
+
+def pulse_of(run: ObjectStore) -> Pulse:
+    return Pulse(run, "trainer", f"trainer-{POLICY}", attempt=0, interval_s=60.0)
+
+
+def trained(
+    run: ObjectStore, steps: int, config: TrainConfig = CONFIG, stop: threading.Event | None = None, seed: int = 0
+) -> Pulse:
+    pulse = pulse_of(run)
+    train(run, POLICY, config, steps, seed, pulse, stop or threading.Event())
+    return pulse
+
+
+def published(run: ObjectStore) -> list[int]:
+    """The weight of every version."""
+    newest = manifests.latest(run, POLICY)
+    assert newest is not None
+    return [int(reader.fetch(run, POLICY, version)["weight"].bits[0]) for version in range(newest + 1)]
+
+
+def checkpoint_steps(run: ObjectStore) -> list[int]:
+    keys = [key for key in run.list(f"checkpoints/{POLICY}") if key.endswith("manifest.json")]
+    return sorted(int(key.split("/")[2]) for key in keys)
+
+
+def test_every_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3)
+    pulse = trained(run, steps=3)
+    assert published(run) == [0, 1, 2, 3]
+    manifest = manifests.read_manifest(run, POLICY, 3)
+    assert (manifest.parent, manifest.batch, manifest.kind) == (2, 3, "anchor")
+    assert pulse.last.progress == {"step": 3, "tokens_trained": 9.0}
+    assert pulse.last.versions == {POLICY: 3}
+    assert pulse.last.seconds.keys() == {"wait", "step", "publish", "publish_wait", "checkpoint"}
+
+
+def test_a_manifest_tells_what_the_step_measured_and_took(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    trained(run, steps=1)
+    metrics = manifests.read_manifest(run, POLICY, 1).metrics
+    assert metrics["trainer/loss"] == 0.5
+    assert metrics.keys() >= {
+        "trainer/wait_s",
+        "trainer/step_s",
+        "trainer/publish_s",
+        "trainer/publish_wait_s",
+        "trainer/tokens_per_s",
+        "trainer/wait_fraction",
+    }
+    assert 0.0 <= metrics["trainer/wait_fraction"] <= 1.0
+    assert metrics["trainer/tokens_per_s"] == pytest.approx(5 / metrics["trainer/step_s"])
+
+
+class Clock:
+    """Stands for the module `time` of the service: passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class LateBatch:
+    """A store in which looking for batch 2 for the first time takes five seconds."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self.backend, self.clock, self.late = backend, clock, True
+
+    def read(self, key: str) -> bytes:
+        if self.late and key.endswith("batches/solver/00000002.arrow"):
+            self.late = False
+            self.clock.now_s += 5.0
+        return self.backend.read(key)
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        method: Callable[..., object] = getattr(self.backend, verb)
+        return method
+
+
+def test_times_are_those_of_waiting_and_of_the_step(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(trainer, "time", clock)
+    add_batches(run, 1, 2)
+
+    def takes_two_seconds(given: Batch) -> None:
+        clock.now_s += 2.0
+
+    BEFORE_STEP[13] = takes_two_seconds
+    trained(replace(run, backend=LateBatch(run.backend, clock)), steps=2, seed=13)  # type: ignore[arg-type]  # a stand-in
+    metrics = manifests.read_manifest(run, POLICY, 2).metrics
+    assert metrics["trainer/wait_s"] == 5.0
+    assert metrics["trainer/step_s"] == 2.0
+    assert metrics["trainer/wait_fraction"] == pytest.approx(5 / 7)
+    assert metrics["trainer/tokens_per_s"] == 5 / 2
+    assert manifests.read_manifest(run, POLICY, 1).metrics["trainer/wait_s"] == 0.0
+
+
+def test_who_leaves_while_training_again_names_the_newest_version(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3)
+    for version in (1, 2, 3):
+        publisher.publish(run, POLICY, version, weight_of(version))
+    stop = threading.Event()
+    BEFORE_STEP[14] = lambda given: stop.set()
+    pulse = trained(run, steps=3, stop=stop, seed=14)
+    assert checkpoint_steps(run) == [1]
+    assert pulse.last.note == "leaves with version 3 published"
+    assert pulse.last.versions == {POLICY: 3}
+
+
+def test_checkpoints_come_at_their_interval_and_at_the_last_step_and_old_ones_go(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3, 4, 5)
+    trained(run, steps=5)
+    assert checkpoint_steps(run) == [4, 5]
+    tensors, state = checkpoints.load(run, POLICY, 4)
+    assert state == {"engine": {"value": 4}, "tokens_trained": 12.0}
+    assert tensors["master"].bits.tolist() == [4]
+
+
+def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
+    pulse, stop = pulse_of(memory_store), threading.Event()
+    trainer = threading.Thread(target=train, args=(memory_store, POLICY, CONFIG, 2, 0, pulse, stop))
+    trainer.start()
+    while pulse.last.state != "waiting":
+        time.sleep(0.01)
+    assert pulse.last.note == f"waits for the base model of {POLICY}"
+    publisher.publish(memory_store, POLICY, 0, weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1)
+    add_batches(memory_store, 2)
+    trainer.join(PATIENCE_S)
+    assert not trainer.is_alive()
+    assert published(memory_store) == [0, 1, 2]
+
+
+def test_a_finished_trainer_started_again_does_nothing(run: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+    add_batches(run, 1)
+    trained(run, steps=1)
+    before = run.list()
+    trained(run, steps=1)
+    assert run.list() == before
+    assert caplog.messages == []  # no checkpoint was saved again, either
+
+
+class SlowVersions:
+    """A store that takes its time over versions, and remembers in which order objects were created."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.created: list[str] = []
+
+    def create(self, key: str, body: bytes) -> bool:
+        if "weights/" in key:
+            time.sleep(0.1)
+        done = self.backend.create(key, body)
+        self.created.append(key)
+        return done
+
+    def __getattr__(self, verb: str) -> Callable[..., object]:
+        method: Callable[..., object] = getattr(self.backend, verb)
+        return method
+
+
+def test_a_checkpoint_waits_for_its_version(run: ObjectStore) -> None:
+    add_batches(run, 1, 2)
+    slow = SlowVersions(run.backend)
+    trained(replace(run, backend=slow), steps=2)  # type: ignore[arg-type]  # a stand-in
+    version = next(place for place, key in enumerate(slow.created) if key.endswith("weights/solver/00000002/manifest.json"))
+    assert all(place > version for place, key in enumerate(slow.created) if "checkpoints/" in key)
+    assert any("checkpoints/" in key for key in slow.created)
+
+
+def test_a_resumed_trainer_goes_on_from_its_checkpoint_and_keeps_count(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3)
+    trained(run, steps=3)
+    add_batches(run, 4)
+    pulse = trained(run, steps=4)
+    assert published(run) == [0, 1, 2, 3, 4]
+    assert pulse.last.progress == {"step": 4, "tokens_trained": 12.0}
+
+
+def test_versions_published_after_the_checkpoint_are_trained_through_again_and_stand(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3, 4)
+    for version in (1, 2, 3):
+        publisher.publish(run, POLICY, version, weight_of(version))
+    write_ids = [manifests.read_manifest(run, POLICY, version).write_id for version in (1, 2, 3)]
+    trained(run, steps=4)
+    assert published(run) == [0, 1, 2, 3, 4]
+    assert [manifests.read_manifest(run, POLICY, version).write_id for version in (1, 2, 3)] == write_ids
+
+
+def test_after_training_again_to_the_same_bits_the_next_version_is_a_delta(memory_store: ObjectStore) -> None:
+    publisher.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1, 2, 3)
+    for version in (1, 2):  # published before the trainer was killed, without a checkpoint
+        publisher.publish(memory_store, POLICY, version, wide_weight_of(version))
+    wide = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"})
+    trained(memory_store, steps=3, config=wide)
+    assert manifests.read_manifest(memory_store, POLICY, 3).kind == "delta"
+    assert int(reader.fetch(memory_store, POLICY, 3)["weight"].bits[-1]) == 3
+
+
+def test_after_a_resume_from_the_checkpoint_of_the_newest_version_the_next_one_is_a_delta(memory_store: ObjectStore) -> None:
+    publisher.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1, 2, 3)
+    wide = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"})
+    trained(memory_store, steps=2, config=wide)
+    assert checkpoint_steps(memory_store) == [2]
+    trained(memory_store, steps=3, config=wide)
+    assert manifests.read_manifest(memory_store, POLICY, 3).kind == "delta"
+    assert int(reader.fetch(memory_store, POLICY, 3)["weight"].bits[-1]) == 3
+
+
+def test_after_training_again_to_other_bits_the_next_version_is_an_anchor(memory_store: ObjectStore) -> None:
+    publisher.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1, 2)
+    publisher.publish(memory_store, POLICY, 1, wide_weight_of(77))
+    wide = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"})
+    trained(memory_store, steps=2, config=wide)
+    assert manifests.read_manifest(memory_store, POLICY, 2).kind == "anchor"
+    assert [int(reader.fetch(memory_store, POLICY, each)["weight"].bits[-1]) for each in (1, 2)] == [77, 2]
+
+
+def test_a_trainer_that_was_never_resumed_publishes_deltas(memory_store: ObjectStore) -> None:
+    publisher.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    add_batches(memory_store, 1, 2, 3, 4)
+    wide = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine", "anchor_every": 3})
+    trained(memory_store, steps=4, config=wide)
+    kinds = [manifests.read_manifest(memory_store, POLICY, version).kind for version in (1, 2, 3, 4)]
+    assert kinds == ["delta", "delta", "anchor", "delta"]
+
+
+def test_where_training_again_gives_other_bits_the_published_versions_stand_and_it_says_so(
+    run: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_batches(run, 1, 2, 3)
+    for version in (1, 2):
+        publisher.publish(run, POLICY, version, weight_of(version))
+    trained(run, steps=3, config=DRIFTING)
+    assert published(run) == [0, 1, 2, 103]
+    loud = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(loud) == 1
+    assert "other bits at version 1" in loud[0]
+    assert "up to 2 stand; version 3 is the first" in loud[0]
+
+
+def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(run: ObjectStore) -> None:
+    add_batches(run, 1, 2)
+
+    def rival_is_faster(given: Batch) -> None:
+        if given.step == 2:
+            publisher.publish(run, POLICY, 2, weight_of(99))
+
+    BEFORE_STEP[7] = rival_is_faster
+    with pytest.raises(ConflictError, match=r"version 2 of solver .* two trainers of one policy are alive"):
+        trained(run, steps=2, seed=7)
+    assert published(run) == [0, 1, 99]
+
+
+def test_a_version_with_its_own_weights_is_its_own_write_whose_answer_got_lost(run: ObjectStore) -> None:
+    add_batches(run, 1, 2)
+
+    def publishes_already(given: Batch) -> None:
+        publisher.publish(run, POLICY, given.step, weight_of(given.step))
+
+    BEFORE_STEP[8] = publishes_already
+    trained(run, steps=2, seed=8)
+    assert published(run) == [0, 1, 2]
+
+
+def test_asked_to_leave_it_finishes_the_step_and_checkpoints(run: ObjectStore) -> None:
+    add_batches(run, 1, 2, 3)
+    stop = threading.Event()
+    BEFORE_STEP[9] = lambda given: stop.set()
+    pulse = trained(run, steps=3, stop=stop, seed=9)
+    assert published(run) == [0, 1]
+    assert checkpoint_steps(run) == [1]
+    assert pulse.last.state == "draining"
+
+
+def test_asked_to_leave_before_version_0_it_just_leaves(memory_store: ObjectStore) -> None:
+    stop = threading.Event()
+    stop.set()
+    trained(memory_store, steps=3, stop=stop)
+    assert memory_store.list() == []
+
+
+def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    request_stop(run, Stop("cancelled", "a person asked", 0.0))
+    pulse = trained(run, steps=3)
+    assert published(run) == [0]
+    assert pulse.last.progress["step"] == 0
+
+
+def test_between_two_looks_for_the_end_of_the_run_lies_a_pause(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departure, "LOOK_INTERVAL_S", 1e9)
+    add_batches(run, 1, 2)
+
+    def run_ends(given: Batch) -> None:
+        request_stop(run, Stop("completed", "enough", 0.0))
+
+    BEFORE_STEP[10] = run_ends
+    trained(run, steps=2, seed=10)
+    assert published(run) == [0, 1, 2]  # the first look was before the request, the second is not due
+
+
+def test_a_damaged_batch_ends_the_trainer_with_its_name(run: ObjectStore) -> None:
+    add_batches(run, 1)
+    run.create(f"batches/{POLICY}/00000002.arrow", b"half an object")
+    with pytest.raises(CorruptError, match=r"batches/solver/00000002\.arrow is damaged"):
+        trained(run, steps=2)
+    assert published(run) == [0, 1]
+
+
+def test_a_base_model_without_its_config_is_named(memory_store: ObjectStore) -> None:
+    publisher.publish(memory_store, POLICY, 0, weight_of(0))
+    with pytest.raises(CorruptError, match=r"version 0 of solver has no config\.json"):
+        trained(memory_store, steps=1)
+
+
+def test_an_unknown_engine_is_named_with_those_that_are_known(run: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match="'tourch' is not known; use one of torch"):
+        trained(run, steps=1, config=CONFIG.model_copy(update={"engine": "tourch"}))
+
+
+def test_a_checkpoint_whose_version_is_gone_is_an_error_and_not_a_gap(run: ObjectStore) -> None:
+    checkpoints.save(run, POLICY, 3, *with_tokens(CountingEngine(CONFIG, {}, 0)))
+    with pytest.raises(CorruptError, match=r"checkpoints/solver/00000003 exists, but weights/solver/00000003 does not"):
+        trained(run, steps=4)
+
+
+def with_tokens(engine: CountingEngine) -> tuple[dict[str, HostTensor], Json]:
+    tensors, state = engine.save()
+    return tensors, {"engine": state, "tokens_trained": 0.0}
+
+
+def test_a_store_that_is_away_only_delays_it(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
+    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
+    add_batches(run, 1, 2)
+    backend = AwayBackend(run.backend)
+
+    def goes_away(given: Batch) -> None:
+        backend.away.set()
+        threading.Timer(0.3, backend.away.clear).start()
+
+    BEFORE_STEP[11] = goes_away
+    trained(replace(run, backend=backend), steps=2, seed=11)
+    assert published(run) == [0, 1, 2]
+    assert backend.refusals > 0
+
+
+def test_asked_to_leave_while_the_store_is_away_it_leaves_and_a_resumed_one_redoes_the_step(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
+    add_batches(run, 1, 2)
+    backend, stop = AwayBackend(run.backend), threading.Event()
+
+    def goes_away(given: Batch) -> None:
+        backend.away.set()
+        stop.set()
+
+    BEFORE_STEP[12] = goes_away
+    pulse = trained(replace(run, backend=backend), steps=2, stop=stop, seed=12)
+    assert "left while the store was away" in pulse.last.note
+    assert published(run) == [0]
+    trained(run, steps=2)
+    assert published(run) == [0, 1, 2]
+
+
+def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStore) -> None:
+    from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
+
+    base = base_weights()
+    given = sampled_batch(reference_model(base))
+    files = {"config.json": json.dumps(MODEL_CONFIG).encode()}
+    publisher.publish(memory_store, POLICY, 0, base, extra_files=files)
+    batches.commit(memory_store, given)
+    config = TrainConfig(lr=1e-2, minibatches=3)
+    trained(memory_store, steps=1, config=config, seed=5)
+    alone = make_engine(config, MODEL_CONFIG, seed=5)
+    alone.set_weights(base)
+    metrics = alone.step(given)
+    first = reader.fetch(memory_store, POLICY, 1)
+    assert weights_digest(first) == weights_digest(alone.weights()) != weights_digest(base)
+    assert manifests.read_manifest(memory_store, POLICY, 1).metrics.items() >= metrics.items()
+    assert all(tensor.dtype == "BF16" for tensor in first.values())
+
+
+def test_a_publication_that_fails_is_heard_of_while_the_trainer_waits_for_a_batch(run: ObjectStore) -> None:
+    add_batches(run, 1)  # the next one would need version 1
+
+    class Full:
+        def __getattr__(self, verb: str) -> Callable[..., object]:
+            def refuse(*arguments: object) -> object:
+                raise ConfigError("the disk is full")
+
+            if verb == "write":
+                return refuse
+            method: Callable[..., object] = getattr(run.backend, verb)
+            return method
+
+    stop = threading.Event()
+    rescue = threading.Timer(20.0, stop.set)  # without the check it would wait for ever
+    rescue.start()
+    with pytest.raises(ConfigError, match="the disk is full"):
+        trained(replace(run, backend=Full()), steps=3, stop=stop)  # type: ignore[arg-type]  # a stand-in
+    assert not stop.is_set()
+    rescue.cancel()

@@ -1,0 +1,1 @@
+"""Train engines: the contract, and one folder per engine."""

@@ -1,0 +1,1 @@
+"""The embedded train engine: packed sequences, AdamW, one process."""

@@ -1,0 +1,225 @@
+"""The built-in train engine: a transformers model with float32 master weights and AdamW on one device.
+
+    batch ─▶ minibatches ─▶ micro-batches ─▶ blocks
+             one optimizer  one backward     one forward
+             step each      pass each        pass each
+
+`packing.py` cuts, `objective.py` says what the loss is, this module sums gradients and steps. Splitting into
+micro-batches changes no gradient: every weight and bound of the loss is fixed over the whole minibatch first.
+
+Shape legend: N loss tokens of a micro-batch.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.errors import CorruptError
+from storage.records.batches import Batch
+from storage.records.types import Json
+from storage.records.weights import HostTensor
+from trainer.config import TrainConfig
+from trainer.engines.torch import rng_state
+from trainer.engines.torch.changed_elements import DeviceScan
+from trainer.engines.torch.hf_model import HfModel
+from trainer.engines.torch.host_tensors import to_host, to_torch
+from trainer.engines.torch.logprobs import token_logprobs
+from trainer.engines.torch.minibatches import batch_advantages, check_rows, minibatches
+from trainer.engines.torch.packing import Block, Example, pack, plan
+from trainer.engines.torch.step_metrics import Tally
+from trainer.losses.objective import Constants, constants, looks_ahead, row_weights, token_losses
+
+STATE_FORMAT = 1
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, eq=False)
+class _Tokens:
+    """A micro-batch's loss tokens on the device, in the order of its blocks; [N] each."""
+
+    logprobs_N: Tensor
+    entropy_N: Tensor
+    behaviour_N: Tensor
+    advantages_N: Tensor
+    weight_N: Tensor
+
+
+class TorchEngine:
+    """See `trainer/engines/engine.py` for the contract and `docs/train_engine.md` for what is trained and what is measured."""
+
+    def __init__(self, config: TrainConfig, model_config: Json, seed: int) -> None:
+        torch.set_num_threads(config.threads)
+        self._config = config
+        self._seed = seed
+        self._model = HfModel(model_config, config.device, config.activation_checkpointing)
+        self._parameters = self._model.parameters()
+        self._optimizer = self._fresh_optimizer()
+        self._scan = DeviceScan() if _is_remote(self._model.device) else None
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self._model.assign(tensors)
+        self._optimizer = self._fresh_optimizer()
+        rng_state.seed_all(self._seed)
+        self._forget_published()
+
+    def weights(self) -> dict[str, HostTensor]:
+        return {name: self._to_host(name, tensor) for name, tensor in self._model.tensors().items()}
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        check_rows(batch, self._model.vocab_size)
+        advantages = batch_advantages(batch, self._config.normalize_advantages)
+        lr = self._set_lr(batch.step)
+        tally = Tally()
+        for rows in minibatches(len(batch.rows), self._config.minibatches, self._seed, batch.step):
+            self._minibatch(_examples(batch, advantages, rows, self._config), tally)
+        return tally.metrics(batch) | {"trainer/lr": lr}
+
+    def save(self) -> tuple[dict[str, HostTensor], Json]:
+        tensors = {f"model/{name}": to_host(tensor) for name, tensor in self._model.tensors().items()}
+        updates: dict[str, int] = {}
+        for name, parameter in self._parameters.items():
+            moments = self._optimizer.state.get(parameter)
+            if moments:
+                updates[name] = int(moments["step"])
+                tensors |= {f"optimizer/{name}/{moment}": to_host(moments[moment]) for moment in MOMENTS}
+        random_tensors, random_state = rng_state.capture()
+        tensors |= {f"rng/{name}": tensor for name, tensor in random_tensors.items()}
+        return tensors, {"format": STATE_FORMAT, "updates": updates, "rng": random_state}
+
+    def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
+        if state.get("format") != STATE_FORMAT:
+            raise CorruptError(f"the engine's state has format {state.get('format')!r}; this engine reads {STATE_FORMAT}")
+        self._model.assign(_below("model/", tensors))
+        moments = _below("optimizer/", tensors)
+        wanted = {f"{name}/{moment}" for name in state["updates"] for moment in MOMENTS}
+        if wanted != moments.keys() or not state["updates"].keys() <= self._parameters.keys():
+            raise CorruptError("the optimizer's state does not belong to this model: its parameters have other names")
+        self._optimizer = self._fresh_optimizer()
+        template = self._optimizer.state_dict()
+        for index, name in enumerate(self._names_in_optimizer_order()):
+            if name in state["updates"]:
+                template["state"][index] = {"step": torch.tensor(float(state["updates"][name]))} | {
+                    moment: to_torch(moments[f"{name}/{moment}"]) for moment in MOMENTS
+                }
+        self._optimizer.load_state_dict(template)
+        rng_state.restore(_below("rng/", tensors), state["rng"])
+        self._forget_published()
+
+    def _to_host(self, name: str, tensor: Tensor) -> HostTensor:
+        dtype = self._config.publish_dtype if tensor.is_floating_point() else None
+        return self._scan.to_host(name, tensor, dtype) if self._scan else to_host(tensor, dtype)
+
+    def _forget_published(self) -> None:
+        if self._scan:
+            self._scan.forget()
+
+    def _fresh_optimizer(self) -> torch.optim.AdamW:
+        """Weight decay pulls on matrices only: a norm's scale or a bias has no reason to be small."""
+        matrices = [each for each in self._parameters.values() if each.dim() >= 2]
+        vectors = [each for each in self._parameters.values() if each.dim() < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self._config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        # fused: one pass over each parameter instead of a dozen small operations, on CPU and GPU alike.
+        return torch.optim.AdamW(groups, lr=self._config.lr, betas=self._config.betas, eps=self._config.eps, fused=True)
+
+    def _names_in_optimizer_order(self) -> list[str]:
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        return [names[id(each)] for group in self._optimizer.param_groups for each in group["params"]]
+
+    def _set_lr(self, step: int) -> float:
+        """Linear warm-up by the step's number alone: nothing to remember, so nothing to restore."""
+        warm = min(1.0, step / self._config.warmup_steps) if self._config.warmup_steps else 1.0
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._config.lr * warm
+        return self._config.lr * warm
+
+    def _minibatch(self, examples: list[Example], tally: Tally) -> None:
+        """Sum up the minibatch's gradient and take one optimizer step."""
+        if not any(example.loss_mask.any() for example in examples):
+            return
+        planned = plan([len(example.tokens) for example in examples], self._config.micro_batch_tokens)
+        passes = [[pack([examples[row] for row in rows]) for rows in blocks] for blocks in planned]
+        self._optimizer.zero_grad(set_to_none=True)
+        fixed = self._look_ahead(passes) if len(passes) > 1 and looks_ahead(self._config.loss) else None
+        start = 0
+        for blocks in passes:
+            tokens = self._forward(blocks)
+            end = start + len(tokens.logprobs_N)
+            mine = fixed.part(start, end) if fixed else self._constants(tokens)
+            losses = token_losses(self._config.loss, mine, tokens.logprobs_N, tokens.behaviour_N, tokens.advantages_N)
+            loss = (losses.values_N * tokens.weight_N).sum()
+            torch.autograd.backward(loss)
+            tally.add(loss, losses, tokens.logprobs_N, tokens.entropy_N, tokens.behaviour_N, tokens.advantages_N)
+            start = end
+        self._update(tally, mine)
+
+    def _update(self, tally: Tally, fixed: Constants) -> None:
+        """Clip and step. A gradient that is not finite would poison the weights for ever: its minibatch is left out."""
+        limit = math.inf if self._config.grad_clip is None else self._config.grad_clip
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit))
+        if np.isfinite(norm) and self._config.lr:  # a step of length 0 would still make 0.0 of −0.0
+            self._optimizer.step()
+        tally.add_update(norm, fixed.bounds)
+
+    def _look_ahead(self, passes: list[list[Block]]) -> Constants:
+        """The constants of a minibatch that takes several micro-batches: one more forward pass, without gradients."""
+        with torch.no_grad():
+            parts = [self._forward(blocks) for blocks in passes]
+        return constants(
+            self._config.loss,
+            torch.cat([part.logprobs_N for part in parts]),
+            torch.cat([part.behaviour_N for part in parts]),
+            torch.cat([part.advantages_N for part in parts]),
+        )
+
+    def _constants(self, tokens: _Tokens) -> Constants:
+        return constants(self._config.loss, tokens.logprobs_N, tokens.behaviour_N, tokens.advantages_N)
+
+    def _forward(self, blocks: list[Block]) -> _Tokens:
+        logprobs, entropies = zip(*(self._block_logprobs(block) for block in blocks), strict=True)
+        return _Tokens(
+            logprobs_N=torch.cat(logprobs),
+            entropy_N=torch.cat(entropies),
+            behaviour_N=self._tensor(np.concatenate([block.behaviour_N for block in blocks])),
+            advantages_N=self._tensor(np.concatenate([block.advantages_N for block in blocks])),
+            weight_N=self._tensor(np.concatenate([block.weight_N for block in blocks])),
+        )
+
+    def _block_logprobs(self, block: Block) -> tuple[Tensor, Tensor]:
+        hidden_BTH = self._model.hidden(self._tensor(block.tokens_BT))
+        # Only positions that predict a loss token meet the head: prompts and padding cost no logits.
+        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, self._tensor(block.source_N))
+        return token_logprobs(hidden_NH, self._model.head, self._tensor(block.target_N), self._tensor(block.temperature_N))
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device)
+
+
+def _is_remote(device: torch.device) -> bool:
+    """Whether a copy to the host crosses a bus. On a CPU it costs nothing, and storage's own comparison is faster."""
+    return device.type != "cpu"
+
+
+def _examples(batch: Batch, advantages: list[np.ndarray], rows: np.ndarray, config: TrainConfig) -> list[Example]:
+    weights = row_weights(config.loss, [int(batch.rows[row].loss_mask.sum()) for row in rows])
+    return [
+        Example(
+            tokens=batch.rows[row].tokens,
+            loss_mask=batch.rows[row].loss_mask,
+            behaviour=batch.rows[row].logprobs,
+            advantages=advantages[row],
+            temperature=batch.rows[row].temperature,
+            weight=weight,
+        )
+        for row, weight in zip(rows, weights, strict=True)
+    ]
+
+
+def _below(prefix: str, tensors: Mapping[str, HostTensor]) -> dict[str, HostTensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

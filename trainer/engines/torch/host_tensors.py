@@ -1,0 +1,49 @@
+"""Torch tensors to bits in host memory and back, without changing one. Knows nothing of files or models."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from storage.errors import CorruptError
+from storage.records.weights import HostTensor
+
+DTYPES: dict[str, torch.dtype] = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_AS_BITS: dict[str, tuple[torch.dtype, type[np.unsignedinteger]]] = {
+    "BF16": (torch.int16, np.uint16),
+    "F16": (torch.int16, np.uint16),
+    "F32": (torch.int32, np.uint32),
+}
+"""Floats that travel as unsigned integers. Torch views them as signed ones, which NumPy reinterprets."""
+
+
+def to_host(tensor: Tensor, dtype: str | None = None) -> HostTensor:
+    """A copy of `tensor` in host memory; rounded to nearest even when `dtype` (BF16, F32, …) is the narrower one."""
+    wanted = tensor.dtype if dtype is None else DTYPES[dtype]
+    name = NAMES[wanted]
+    # copy=True: a published tensor must not follow the optimizer's next step in place.
+    host = tensor.detach().to("cpu", wanted, copy=True).contiguous()
+    if name not in _AS_BITS:
+        return HostTensor(name, tuple(host.shape), host.numpy())
+    signed, unsigned = _AS_BITS[name]
+    return HostTensor(name, tuple(host.shape), host.view(signed).numpy().view(unsigned))
+
+
+def to_torch(host: HostTensor) -> Tensor:
+    """A tensor of its own on the CPU with the same bits; CorruptError for a dtype that torch does not hold."""
+    if host.dtype not in DTYPES:
+        raise CorruptError(f"a tensor of dtype {host.dtype} cannot be trained on; known are {', '.join(DTYPES)}")
+    # Stored bits are often a read-only view of a file, which torch must not share.
+    own = torch.from_numpy(np.array(host.bits, order="C", copy=True).reshape(host.shape))
+    return own.view(DTYPES[host.dtype]) if host.dtype in _AS_BITS else own.to(DTYPES[host.dtype])

@@ -1,0 +1,55 @@
+"""A stored batch to what an engine trains on: rows checked, advantages normalised, minibatches drawn. Torch-free."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage import layout
+from storage.errors import CorruptError
+from storage.records.batches import Batch, Row
+from storage.records.types import Float32
+from trainer.losses.normalize import normalize
+
+
+def check_rows(batch: Batch, vocab_size: int) -> None:
+    """CorruptError, naming the batch, the row and the reason, when a row cannot be trained on by such a model."""
+    for number, row in enumerate(batch.rows):
+        reason = _flaw(row, vocab_size)
+        if reason:
+            key = layout.batch(batch.policy, batch.step)
+            raise CorruptError(f"row {number} of {key} (sequence {tuple(row.key)}) cannot be trained on: {reason}")
+
+
+def _flaw(row: Row, vocab_size: int) -> str:
+    """What is wrong with the row, or nothing."""
+    num_tokens = len(row.tokens)
+    if num_tokens == 0:
+        return "it has no tokens"
+    for name in ("loss_mask", "logprobs", "advantages"):
+        if len(getattr(row, name)) != num_tokens:
+            return f"{name} has {len(getattr(row, name))} entries for {num_tokens} tokens"
+    if row.loss_mask[0]:
+        return "its first token is to be trained on, but nothing precedes it"
+    if row.tokens.min() < 0 or row.tokens.max() >= vocab_size:
+        return f"a token lies outside the model's vocabulary of {vocab_size}"
+    if not np.isfinite(row.advantages).all() or not np.isfinite(row.logprobs).all():
+        return "an advantage or log-probability is not a finite number"
+    if not row.temperature > 0:
+        return f"its sampling temperature is {row.temperature:g}; set sampling.temperature above 0 for a trained policy"
+    return ""
+
+
+def batch_advantages(batch: Batch, normalized: bool) -> list[Float32]:
+    """Each row's advantages [L], 0 outside its loss mask; `normalized` over the loss tokens of the whole batch."""
+    given = [np.where(row.loss_mask, row.advantages, np.float32(0)) for row in batch.rows]
+    if not normalized or not given:
+        return given
+    mask = np.concatenate([row.loss_mask for row in batch.rows])
+    flat = np.concatenate(given)
+    flat[mask] = normalize(flat[mask])
+    return np.split(flat, np.cumsum([len(row.tokens) for row in batch.rows])[:-1])
+
+
+def minibatches(num_rows: int, count: int, seed: int, step: int) -> list[NDArray[np.int64]]:
+    """Row numbers of each minibatch, shuffled by (seed, step) alone: no state, so a resumed trainer draws the same."""
+    order = np.random.default_rng([seed, step]).permutation(num_rows)
+    return [part for part in np.array_split(order, count) if len(part)]

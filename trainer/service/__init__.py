@@ -1,0 +1,1 @@
+"""The trainer of one policy: takes batches, publishes versions, saves checkpoints."""

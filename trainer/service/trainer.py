@@ -1,0 +1,252 @@
+"""The trainer of one policy: takes batch n, steps, publishes version n, checkpoints. Knows no Prefect.
+
+    batches/{policy}/{n} ──▶ engine.step ──▶ weights/{policy}/{n} ──▶ checkpoints/{policy}/{n}
+                                              (during step n + 1)
+
+It meets the others in the store alone. What is published stands for ever: a trainer that resumes from its checkpoint
+trains through the batches it had already consumed, and compares what it gets with what it had published.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from storage import layout
+from storage.coordination.heartbeats import Pulse
+from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
+from storage.formats.json_objects import parse
+from storage.formats.safetensors import weights_digest
+from storage.records.batches import Batch
+from storage.records.weights import HostTensor
+from storage.run import batches, checkpoints
+from storage.run.checkpoints import Checkpoint
+from storage.store.object_store import ObjectStore
+from storage.weights import manifests, reader
+from storage.weights.manifests import Held
+from trainer.config import TrainConfig
+from trainer.engines.engine import TrainEngine, make_engine
+from trainer.service.departure import Departure
+from trainer.service.patience import insist
+from trainer.service.weight_publisher import Publication
+
+log = logging.getLogger(__name__)
+
+CALL_PATIENCE_S = 5.0
+"""One call to the store gives up after so long. `insist` tries again, and hears a request to leave in between."""
+MODEL_CONFIG = "config.json"
+
+R = TypeVar("R")
+
+
+def train(
+    run: ObjectStore,
+    policy: str,
+    config: TrainConfig,
+    steps: int,
+    seed: int,
+    pulse: Pulse,
+    stop: threading.Event,
+) -> None:
+    """Train `policy` until version `steps` is published, the run has ended, or `stop` is set.
+
+    On `stop` it finishes the step it is in, checkpoints and returns. Waits for version 0 and for batches as long as it
+    takes; a store that is away only delays it. CorruptError when a batch, version 0 or the checkpoint cannot be read or
+    trained on; ConflictError when another trainer publishes the same policy; ConfigError when the model or the engine
+    cannot be built.
+    """
+    trainer = _Trainer(replace(run, patience_s=CALL_PATIENCE_S), policy, config, steps, pulse, stop)
+    try:
+        trainer.serve(seed)
+    except TransientError as error:  # `insist` lets it through only when the trainer was asked to leave
+        pulse.update(note=f"left while the store was away; a resumed trainer redoes the last step: {error}")
+        log.warning("trainer %s left while the store was away: %s", policy, error)
+
+
+class _Trainer:
+    def __init__(
+        self, run: ObjectStore, policy: str, config: TrainConfig, steps: int, pulse: Pulse, stop: threading.Event
+    ) -> None:
+        self._run = run
+        self._policy = policy
+        self._config = config
+        self._steps = steps
+        self._pulse = pulse
+        self._stop = stop
+        self._departure = Departure(run, pulse, stop)
+        self._engine: TrainEngine
+        self._publication = Publication(run, policy, config, pulse, self._insist)
+        self._step = 0
+        """The version that the engine's weights are."""
+        self._standing = 0
+        """The newest version when this trainer began: up to it, what comes out is compared and not published."""
+        self._checkpointed = 0
+        self._tokens_trained = 0.0
+        self._diverged = False
+        self._wait_s = 0.0
+        """Waited for the batch of the current step."""
+        self._version_at_s = time.monotonic()
+
+    def serve(self, seed: int) -> None:
+        try:
+            self._serve(seed)
+        finally:
+            self._publication.close()
+
+    def _serve(self, seed: int) -> None:
+        if not self._begin(seed):
+            return
+        while self._step < self._steps and not self._departure.due():
+            batch = self._next_batch()
+            if batch is None:
+                break
+            self._advance(batch)
+        if self._checkpointed < self._step:
+            self._checkpoint()
+        self._pulse.update(state="draining", note=f"leaves with version {max(self._step, self._standing)} published")
+
+    def _begin(self, seed: int) -> bool:
+        """Build the engine from version 0 or the newest checkpoint; False when asked to leave before there was one."""
+        self._pulse.update(state="waiting", note=f"waits for the base model of {self._policy}")
+        while not self._insist("reading version 0", lambda: manifests.exists(self._run, self._policy, 0)):
+            if self._departure.due_within(self._config.poll_interval_s):
+                return False
+        self._pulse.update(state="starting", note="builds the engine")
+        files = self._insist("reading the model's files", lambda: reader.fetch_files(self._run, self._policy))
+        if MODEL_CONFIG not in files:
+            raise CorruptError(f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with its files")
+        self._engine = make_engine(self._config, parse(files[MODEL_CONFIG], f"{MODEL_CONFIG} of {self._policy}"), seed)
+        newest = self._insist("reading the checkpoint", lambda: checkpoints.newest(self._run, self._policy))
+        if newest is None:
+            base = self._insist("reading version 0", lambda: reader.read(self._run, self._policy, 0))
+            self._engine.set_weights(base.tensors)
+            self._publication.held = base
+        else:
+            self._resume(newest)
+        standing = self._insist("looking for versions", lambda: manifests.latest(self._run, self._policy, self._step))
+        if standing is None:
+            raise CorruptError(
+                f"{layout.checkpoint(self._policy, self._step)} exists, but {layout.weights(self._policy, self._step)} "
+                "does not; restore it, or start a new run"
+            )
+        self._standing = standing
+        if newest is not None and standing == self._step:
+            self._compare(self._engine.weights())
+        self._pulse.update(versions={self._policy: standing})
+        self._beat("starts from " + ("version 0" if newest is None else f"the checkpoint of step {newest.step}"))
+        self._version_at_s = time.monotonic()
+        return True
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        self._engine.load(checkpoint.tensors, checkpoint.state["engine"])
+        self._tokens_trained = float(checkpoint.state["tokens_trained"])
+        self._step = self._checkpointed = checkpoint.step
+
+    def _next_batch(self) -> Batch | None:
+        """The batch after the current step, waited for; None when it is time to leave. Measures the wait."""
+        step = self._step + 1
+        start_s = time.monotonic()
+        batch: Batch | None = None
+        with self._pulse.span("wait"):
+            while (batch := self._insist("reading a batch", lambda: self._read_batch(step))) is None:
+                self._pulse.update(state="waiting")
+                self._publication.check()  # the batch may need the very version whose publication failed
+                if self._departure.due_within(self._config.poll_interval_s):
+                    break
+        self._wait_s = time.monotonic() - start_s
+        self._pulse.update(state="working")
+        return batch
+
+    def _read_batch(self, step: int) -> Batch | None:
+        try:
+            return batches.read(self._run, self._policy, step)
+        except NotFoundError:
+            return None
+        except CorruptError as error:
+            raise CorruptError(
+                f"the trainer of {self._policy} cannot go on: {layout.batch(self._policy, step)} is damaged ({error}); "
+                "restore the object, or start a new run"
+            ) from error
+
+    def _advance(self, batch: Batch) -> None:
+        """From version n−1 to version n, published."""
+        start_s = time.monotonic()
+        with self._pulse.span("step"):
+            metrics = self._engine.step(batch)
+        step_s = time.monotonic() - start_s
+        self._step = batch.step
+        self._tokens_trained += metrics["trainer/tokens"]
+        tokens_per_s = sum(len(row.tokens) for row in batch.rows) / max(step_s, 1e-9)
+        publish_wait_s = self._settle()
+        wait_fraction = min(1.0, self._wait_s / max(time.monotonic() - self._version_at_s, 1e-9))
+        metrics |= {
+            "trainer/wait_s": self._wait_s,
+            "trainer/step_s": step_s,
+            "trainer/publish_s": self._publication.seconds,
+            "trainer/publish_wait_s": publish_wait_s,
+            "trainer/tokens_per_s": tokens_per_s,
+            "trainer/wait_fraction": wait_fraction,
+        }
+        self._publish(metrics)
+        self._version_at_s = time.monotonic()
+        self._beat("", tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
+        if self._step % self._config.checkpoint_every == 0:
+            self._checkpoint()
+
+    def _publish(self, metrics: dict[str, float]) -> None:
+        tensors = self._engine.weights()
+        if self._step <= self._standing:
+            self._compare(tensors)
+            return
+        self._publication.start(self._step, tensors, metrics)
+
+    def _settle(self) -> float:
+        """Waits for the publication of the version before; the seconds it took."""
+        start_s = time.monotonic()
+        self._publication.settle()
+        return time.monotonic() - start_s
+
+    def _compare(self, tensors: Mapping[str, HostTensor]) -> None:
+        """A version published before this trainer resumed stands, whatever came out now."""
+        standing = self._insist("reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, self._step))
+        if standing.digest == weights_digest(tensors):
+            self._publication.held = Held(standing, tensors)
+        elif not self._diverged:
+            self._diverged = True
+            note = (
+                f"going on from the checkpoint gave other bits at version {self._step} than were published. "
+                f"The published versions up to {self._standing} stand; version {self._standing + 1} is the first "
+                "from this trainer's weights. On one CPU thread this should not happen"
+            )
+            self._pulse.update(note=note)
+            log.error("%s: %s", self._policy, note)
+
+    def _checkpoint(self) -> None:
+        step = self._step
+        self._publication.settle()  # a checkpoint without its version could not be gone on from
+        with self._pulse.span("checkpoint"):
+            tensors, engine_state = self._engine.save()
+            state = {"engine": engine_state, "tokens_trained": self._tokens_trained}
+            try:
+                self._insist(
+                    f"saving the checkpoint of step {step}",
+                    lambda: checkpoints.save(self._run, self._policy, step, tensors, state),
+                )
+            except ConflictError:
+                log.warning("%s: step %d has a checkpoint already, which stands", self._policy, step)
+            self._checkpointed = step
+            keep = self._config.checkpoints_keep
+            self._insist("pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep))
+
+    def _beat(self, note: str, **rates: float) -> None:
+        self._pulse.update(
+            state="working",
+            note=note or None,
+            progress={"step": self._step, "tokens_trained": self._tokens_trained},
+            rates=rates,
+        )
+
+    def _insist(self, what: str, call: Callable[[], R]) -> R:
+        return insist(what, call, self._pulse, self._stop)
