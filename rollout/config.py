@@ -64,7 +64,8 @@ class RegionConfig(Frozen):
 
     workers: CountOrNone = 1
     deployment: str = ""
-    """The Prefect deployment that starts a worker there; empty means `rollout/{region}`."""
+    """The Prefect deployment that starts a worker there; empty: `rollout/worker`, in the work queue
+    of the region's name."""
     mirror: str = ""
     """URL of a store in the region (`s3://bucket-eu/prefix?endpoint=https://host&profile=eu`, a path) that keeps a copy of the
     weights for its workers; empty: they read from the run's own store. What the URL does not say comes from the environment, as
@@ -74,7 +75,8 @@ class RegionConfig(Frozen):
 class RolloutConfig(Frozen):
     workflow: WorkflowConfig = WorkflowConfig()
     engine: EngineConfig = EngineConfig()
-    regions: dict[str, RegionConfig] = {"us-east": RegionConfig()}
+    regions: dict[str, RegionConfig] = {"default": RegionConfig()}
+    """Region → its workers. Any name of letters, digits, - and _ can be a region."""
     orders_ahead: Count = 2
     """Orders a worker leases and plays at once; two keep its engine full while one drains."""
     lease_ttl_s: Seconds = 20.0

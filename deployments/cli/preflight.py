@@ -26,22 +26,20 @@ def refuse_missing_deployments(api_url: str, config: RunConfig) -> None:
     """Every member is started through a deployment; one that the server lacks would be noticed when its turn comes."""
     members = members_of(config)
     flows = {member.deployment.partition("/")[0] for member in members}
-    known = {flow: flow_runs.deployments_of(api_url, flow) for flow in flows}
+    registered = {flow: flow_runs.deployments_of(api_url, flow) for flow in flows}
     for member in members:
         flow = member.deployment.partition("/")[0]
-        if member.deployment not in known[flow]:
-            raise ConfigError(_missing(api_url, member, known[flow]))
+        if member.deployment not in registered[flow]:
+            raise ConfigError(_missing(api_url, member, registered[flow]))
 
 
-def _missing(api_url: str, member: Member, known: list[str]) -> str:
-    found = f"{api_url} has no deployment {member.deployment}, which {member.id} needs"
-    if member.kind != "rollout":
-        return f"{found}; `astraflow deploy` registers it"
-    region = member.parameters["region"]
-    regions = ", ".join(name.partition("/")[2] for name in known) or "none"
+def _missing(api_url: str, member: Member, registered: list[str]) -> str:
+    missing = f"{api_url} has no deployment {member.deployment}, which {member.id} needs"
+    if member.kind != "rollout" or member.queue:
+        return f"{missing}; `astraflow deploy` registers it"
     return (
-        f"{found}; regions with a deployment: {regions}. Name one of them, name another deployment in "
-        f"rollout.regions.{region}.deployment, or add it to deployments/registration/deployments.py and run `astraflow deploy`"
+        f"{missing}; it has {', '.join(registered) or 'none of this flow'}: correct "
+        f"rollout.regions.{member.parameters['region']}.deployment, or leave it out"
     )
 
 

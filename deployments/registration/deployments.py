@@ -39,8 +39,6 @@ class Deployment:
 
 
 _SUPERVISOR = "flows/run_supervisor.py:astraflow"
-_ROLLOUT = "flows/run_rollout.py:rollout"
-_MIRROR = "flows/run_mirror.py:mirror"
 
 DEPLOYMENTS = (
     Deployment(
@@ -82,10 +80,20 @@ DEPLOYMENTS = (
         "control",
         "Turns prompts into orders and shards into batches. Started by a run's supervisor.",
     ),
-    Deployment("rollout", "us-east", _ROLLOUT, "rollout-us-east", "A rollout worker in us-east."),
-    Deployment("rollout", "eu-west", _ROLLOUT, "rollout-eu-west", "A rollout worker in eu-west."),
-    Deployment("mirror", "us-east", _MIRROR, "rollout-us-east", "Copies the weights to a store in us-east, for runs with one."),
-    Deployment("mirror", "eu-west", _MIRROR, "rollout-eu-west", "Copies the weights to a store in eu-west, for runs with one."),
+    Deployment(
+        "rollout",
+        "worker",
+        "flows/run_rollout.py:rollout",
+        "rollout",
+        "A rollout worker. Started by a run's supervisor, in the work queue of its region.",
+    ),
+    Deployment(
+        "mirror",
+        "mirror",
+        "flows/run_mirror.py:mirror",
+        "rollout",
+        "Copies the weights to the store of a region. Started by a run's supervisor, in the work queue of that region.",
+    ),
     Deployment(
         "train",
         "trainer",

@@ -1,7 +1,9 @@
-"""The work pools: one for each region of rollout workers, one for trainers, one for everything that steers.
+"""The work pools: one for rollout workers and mirrors, one for trainers, one for the control flows.
 
-A pool is only a name and the way a flow run becomes a process. Workers serve it from any machine that has this project
-installed; `docs/deploying.md` tells how.
+A pool is a name and the way in which a flow run becomes a process. Prefect workers serve it from any
+machine that has this project installed (`docs/deploying.md`). A region is a work queue of the pool
+`rollout`: Prefect creates it with the first flow run that is launched into it
+(`tasks/supervision/launcher.py`), so no region is registered.
 """
 
 from collections.abc import Mapping
@@ -20,8 +22,7 @@ class Pool:
 
 
 POOLS = (
-    Pool("rollout-us-east", "Rollout workers of region us-east: they play episodes and write shards."),
-    Pool("rollout-eu-west", "Rollout workers of region eu-west: they play episodes and write shards."),
+    Pool("rollout", "Rollout workers and mirrors; each region has a work queue of its name."),
     Pool("trainers", "One trainer for each policy."),
     Pool("control", "Supervisors, dataflows, base models, evaluations and gc."),
 )

@@ -37,7 +37,7 @@ PREFECT = {
     "PREFECT_CLI_PROMPT": "false",
 }
 """For workers and flow runs. One look of a worker for work costs the server 20 ms of CPU (docs/benchmarks.md): every
-second, four pools would take a twelfth of a core from the runs; every six seconds a service starts three seconds later. That
+second, three pools would take a sixteenth of a core from the runs; every six seconds a service starts three seconds later. That
 a task "finished in state Completed" its state says already; as a log line it would be one more row for the server."""
 
 PREFECT_SERVER = {

@@ -1,4 +1,4 @@
-"""Who a run waits for while its members are starting, in words for people."""
+"""Text about the members that a starting run waits for: what each of them lacks, and since when."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,10 @@ from tasks.supervision.members import Phase
 
 NAMED_MAX = 6
 """Members of one state that are named; the others are counted."""
+UNTAKEN_S = 60.0
+"""After so long without a worker, the text has the command that starts one."""
+ROLLOUT_POOL = "rollout"
+"""The work pool whose queues are the regions."""
 LOADING = "loading"
 _STATES = {
     Phase.NONE: "not launched yet",
@@ -15,6 +19,7 @@ _STATES = {
     Phase.RUNNING: "process starting",
     Phase.ENDED: "to be launched again",
 }
+_ORDER = (*dict.fromkeys(_STATES.values()), LOADING)
 
 
 @dataclass(frozen=True)
@@ -27,23 +32,39 @@ class Awaited:
     """Since it was launched."""
     loading: bool = False
     """Its process has come up, and prepares."""
+    queue: str = ""
+    """The work queue into which it was launched; empty: its deployment's default."""
 
 
 def words(awaited: Sequence[Awaited]) -> str:
-    """Example: `waiting for: dataflow (process starting, 12 s), evaluation (loading, 9 s)`; empty for nobody."""
-    states = dict.fromkeys((*_STATES.values(), LOADING))
-    groups = [(state, [one for one in awaited if _state(one) == state]) for state in states]
-    told = ", ".join(_group_words(state, members) for state, members in groups if members)
-    return f"waiting for: {told}" if told else ""
+    """Text for people; empty without members. Members with the same text are grouped.
+
+    Example: `waiting for: dataflow (process starting, 12 s), evaluation (loading, 9 s)`.
+    """
+    groups: dict[tuple[str, str], list[Awaited]] = {}
+    for member in sorted(awaited, key=lambda member: _ORDER.index(_state(member))):
+        groups.setdefault((_state(member), _remedy(member)), []).append(member)
+    parts = [_group_words(state, remedy, members) for (state, remedy), members in groups.items()]
+    return f"waiting for: {', '.join(parts)}" if parts else ""
 
 
-def _state(one: Awaited) -> str:
-    return LOADING if one.loading else _STATES[one.phase]
+def _state(member: Awaited) -> str:
+    return LOADING if member.loading else _STATES[member.phase]
 
 
-def _group_words(state: str, members: Sequence[Awaited]) -> str:
-    """The longest wait stands for all of them."""
-    named = ", ".join(one.id for one in members[:NAMED_MAX])
+def _remedy(member: Awaited) -> str:
+    """The command that starts a worker for the member's region, when none has served it for UNTAKEN_S."""
+    untaken = member.phase is Phase.SCHEDULED and not member.loading
+    if not (untaken and member.queue and member.since_s >= UNTAKEN_S):
+        return ""
+    pool = f"--pool {ROLLOUT_POOL} --work-queue {member.queue}"
+    return f"; start one: prefect worker start --type process {pool}"
+
+
+def _group_words(state: str, remedy: str, members: Sequence[Awaited]) -> str:
+    """One state and its members, with the longest of their waits."""
+    named = ", ".join(member.id for member in members[:NAMED_MAX])
     more = f" and {len(members) - NAMED_MAX} more" if len(members) > NAMED_MAX else ""
-    since = "" if members[0].phase is Phase.NONE else f", {max(one.since_s for one in members):.0f} s"
-    return f"{named}{more} ({state}{since})"
+    longest_s = max(member.since_s for member in members)
+    since = "" if members[0].phase is Phase.NONE else f", {longest_s:.0f} s"
+    return f"{named}{more} ({state}{since}{remedy})"

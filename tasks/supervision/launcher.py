@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 _UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
 _ASK_AGAIN = (408, 429)
 """The answers below 500 that only mean "later": a request that came in too slowly, and too many of them."""
+_CREATED_TWICE = "Data integrity conflict"
+"""Begin of the server's answer when two requests create one row at the same time, such as the work
+queue of a new region. The next request finds the row."""
 _PAGE = 200
 """Most rows the API returns at once."""
 
@@ -58,6 +61,8 @@ class PrefectLauncher:
     async def launch(self, member: Member, attempt: int) -> Launched | None:
         """Ask Prefect to start an attempt; None when Prefect is away. Asking again is harmless: same key, same flow run.
 
+        Prefect creates the member's work queue when the deployment's pool has none of this name.
+
         Raises:
             ConfigError: the server has no such deployment, or refuses to run it.
         """
@@ -69,6 +74,7 @@ class PrefectLauncher:
                 flow_run_name=f"{member.id} · {self._run_id}",
                 tags=[*self._tags, f"member:{member.id}"],
                 idempotency_key=f"{self._run_id}:{member.id}:{attempt}",
+                work_queue_name=member.queue or None,
             )
         except ObjectNotFound as error:
             raise ConfigError(
@@ -154,7 +160,8 @@ async def rival(run_id: str) -> str | None:
 def _is_away(error: Exception) -> bool:
     """Whether the same call may succeed later, although nobody changes anything."""
     if isinstance(error, PrefectHTTPStatusError):
-        return error.response.status_code >= 500 or error.response.status_code in _ASK_AGAIN
+        status = error.response.status_code
+        return status >= 500 or status in _ASK_AGAIN or _CREATED_TWICE in error.response.text
     return isinstance(error, _UNANSWERED)
 
 

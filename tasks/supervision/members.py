@@ -32,18 +32,26 @@ class Member:
     """The Prefect deployment that starts it."""
     parameters: Mapping[str, Any]
     """Parameters of its flow, beside run id, member id and attempt."""
+    queue: str = ""
+    """Work queue of the deployment's pool into which it is launched; empty: the deployment's default."""
 
 
 def members_of(config: RunConfig) -> tuple[Member, ...]:
     """Every service the run needs, in the order they are launched."""
     rollout = [
-        Member(f"rollout-{region}-{index}", "rollout", spec.deployment or f"rollout/{region}", {"region": region})
+        Member(
+            id=f"rollout-{region}-{index}",
+            kind="rollout",
+            deployment=spec.deployment or "rollout/worker",
+            parameters={"region": region},
+            queue="" if spec.deployment else region,
+        )
         for region, spec in config.rollout.regions.items()
         for index in range(spec.workers)
     ]
     trainers = [Member(f"trainer-{policy}", "trainer", "train/trainer", {"policy": policy}) for policy in config.policies]
     mirrors = [
-        Member(f"mirror-{region}", "mirror", f"mirror/{region}", {"region": region})
+        Member(f"mirror-{region}", "mirror", "mirror/mirror", {"region": region}, queue=region)
         for region, spec in config.rollout.regions.items()
         if spec.mirror
     ]

@@ -7,6 +7,7 @@ run over  =  every member's work is done, or somebody asked it to stop (`stop.js
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -40,7 +41,8 @@ from tasks.supervision.members import (
 log = logging.getLogger(__name__)
 
 _LAUNCHES_AT_ONCE = 3
-"""Process workers start this many flow processes of one deployment's pool without slowing each other down."""
+"""Flow runs of one deployment and work queue that are launched at one look: their processes start
+without slowing each other down."""
 _BACKOFF_MAX_S = 30.0
 _KILL_TIMEOUT_S = 35.0
 """Prefect kills a cancelled flow run that has not left after 30 s."""
@@ -172,7 +174,7 @@ class Supervisor:
         return stop
 
     async def _act_on_all(self) -> Stop | None:
-        launches: dict[str, int] = {}
+        launches: Counter[tuple[str, str]] = Counter()
         try:
             for watch in self.watches.values():
                 failed = await self._act(watch, launches)
@@ -200,6 +202,7 @@ class Supervisor:
                 phase=watch.launched.phase if watch.launched else Phase.NONE,
                 since_s=now - watch.launched_at,
                 loading=watch.has_beaten,
+                queue=watch.member.queue,
             )
             for watch in self.watches.values()
             if not (watch.done or watch.abandoned or (watch.has_beaten and watch.state != "starting"))
@@ -250,7 +253,7 @@ class Supervisor:
                 watch.launched = found
                 watch.seen_active = watch.seen_active or found.phase is not Phase.ENDED
 
-    async def _act(self, watch: _Watch, launches: dict[str, int]) -> Stop | None:
+    async def _act(self, watch: _Watch, launches: Counter[tuple[str, str]]) -> Stop | None:
         settings = self.config.supervise
         now = self._now()
         if watch.abandoned or now < watch.not_before:
@@ -278,8 +281,9 @@ class Supervisor:
             await asyncio.to_thread(self.processes.terminate, launched.flow_run_id)  # two attempts would slow each other down
             watch.launched = replace(launched, phase=Phase.ENDED, state_name="no heartbeat")
             decision = Decision.LAUNCH
-        if decision is Decision.LAUNCH and launches.get(watch.member.deployment, 0) < _LAUNCHES_AT_ONCE:
-            launches[watch.member.deployment] = launches.get(watch.member.deployment, 0) + 1
+        place = (watch.member.deployment, watch.member.queue)
+        if decision is Decision.LAUNCH and launches[place] < _LAUNCHES_AT_ONCE:
+            launches[place] += 1
             return await self._launch(watch)
         return None
 

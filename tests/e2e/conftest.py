@@ -53,7 +53,7 @@ class Laptop:
     """A home with a running stack."""
 
     home: Home
-    up_down: Stack
+    stack: Stack
 
     @property
     def store(self) -> ObjectStore:

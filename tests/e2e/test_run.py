@@ -18,12 +18,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
 STEPS, PROBLEMS, BATCH = 6, 32, 16
 POLICIES = ["solver", "verifier"]
+REGIONS = {"rollout.regions.eu-west.workers": 0, "rollout.regions.mars.workers": 1}
+"""Settings of the run: `mars` is a region that neither the stack nor the code names."""
+SET = [part for key, value in REGIONS.items() for part in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture(scope="module")
 def said(laptop: Laptop) -> str:
     """What `astraflow run` printed; the run is named `first`."""
-    done = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first")
+    done = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", *SET)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -53,7 +56,7 @@ def test_status_is_what_its_schema_says(laptop: Laptop, said: str) -> None:
         assert 0 <= policy["accuracy"] <= 1
         assert 0 <= policy["staleness_mean"] <= policy["staleness_max"] <= 8
         assert policy["tokens_trained"] > STEPS * BATCH
-    assert list(status["regions"]) == ["us-east", "eu-west"]
+    assert list(status["regions"]) == ["us-east", "eu-west", "mars"]
     assert sum(region["orders_done"] for region in status["regions"].values()) == status["counts"]["orders"]
     assert {(region["workers"], region["tokens_per_s"]) for region in status["regions"].values()} == {(0, 0.0)}
     assert [(row["versions"], row["workflow"]) for row in status["evals"]] == [
@@ -68,7 +71,7 @@ def test_status_is_what_its_schema_says(laptop: Laptop, said: str) -> None:
         "base-model": ("done", 0),
         "dataflow": ("done", 0),
         "evaluation": ("done", 0),
-        "rollout-eu-west-0": ("done", 0),
+        "rollout-mars-0": ("done", 0),
         "rollout-us-east-0": ("done", 0),
         "supervisor": ("done", 0),
         "trainer-solver": ("done", 0),
@@ -151,10 +154,11 @@ def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(laptop: Laptop, s
 
 def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(laptop: Laptop, said: str) -> None:
     sentence = "run first is completed; choose another run id"
-    refused = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", "--detach")
+    refused = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", *SET, "--detach")
     assert (refused.returncode, refused.stderr) == (2, f"{sentence}\n")
     asked = laptop.prefect(
         *("deployment", "run", "astraflow/multi-policy", "--param", "run_id=first", "--param", f"recipe={RECIPE}"),
+        *("--param", f"overrides={json.dumps(REGIONS)}"),
     )
     again = asked.stdout.split("UUID: ")[1].split()[0]
     assert laptop.wait_for_end(again) == "Failed"

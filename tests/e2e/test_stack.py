@@ -53,7 +53,7 @@ class World:
     home: Home
     folder: Path
     taken: list[int]
-    up_down: Stack
+    stack: Stack
     said: list[str] = field(default_factory=list)
 
 
@@ -87,7 +87,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world: World) -> None:
-    assert len(world.stack.processes) == 6
+    assert len(world.stack.processes) == 5
     assert all(map(processes.is_alive, world.stack.processes))
     ports = {int(url.split(":")[2].split("/")[0]) for url in (world.stack.prefect_url, world.stack.mlflow_url)}
     assert len(ports) == 2
@@ -96,14 +96,14 @@ def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world
 
 def test_all_deployments_are_registered_and_the_nightly_ones_are_off(world: World) -> None:
     with connected(world.stack.prefect_url) as client:
-        deployments = client.read_deployments()
-        found = {deployment.name: deployment for deployment in deployments}
-        assert Counter(deployment.name for deployment in deployments) == Counter(one.name for one in deployments.DEPLOYMENTS)
-        active = [schedule.active for deployment in deployments for schedule in deployment.schedules]
+        registered = client.read_deployments()
+        wanted = Counter(deployment.name for deployment in deployments.DEPLOYMENTS)
+        assert Counter(deployment.name for deployment in registered) == wanted
+        active = [schedule.active for deployment in registered for schedule in deployment.schedules]
         assert active == [False, False]  # astraflow/nightly and gc/nightly
-        assert found["multi-policy"].parameters == {"recipe": "multi_policy_tiny"}
-        recipe = found["multi-policy"].parameter_openapi_schema["properties"]["recipe"]
-        assert "description" in recipe
+        multi_policy = client.read_deployment_by_name("astraflow/multi-policy")
+        assert multi_policy.parameters == {"recipe": "multi_policy_tiny"}
+        assert "description" in multi_policy.parameter_openapi_schema["properties"]["recipe"]
 
 
 def test_a_second_up_starts_nothing_and_waits_for_mlflow(world: World) -> None:
@@ -245,7 +245,7 @@ def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
     running = flow_runs.start(url, "probe/probe", {"seconds": 600.0}, "a long one", [])
     _wait(world, lambda: flow_runs.read(url, running.id).state == "Running")
     everything = processes.marked(str(world.home.root))
-    assert len(everything) >= 7
+    assert len(everything) >= 6
     up_down.down(world.home, world.said.append)
     assert "cancelled 1 flow runs" in world.said
     assert not [process for process in everything if _lives(process)]

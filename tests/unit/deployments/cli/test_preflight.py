@@ -31,12 +31,22 @@ def test_an_embedded_recipe_can_be_started_here() -> None:
     preflight.refuse_what_this_machine_lacks(config)
 
 
-def test_a_region_without_a_deployment_is_told_the_regions_that_have_one() -> None:
-    config = loader.load("multi_policy_tiny", {"rollout.regions.mars.workers": 1})
-    with pytest.raises(ConfigError, match=r"no deployment rollout/mars, which rollout-mars-0 needs; .*: eu-west, us-east\."):
+def test_any_region_can_be_started_with_what_is_registered() -> None:
+    mars = {"workers": 1, "mirror": "memory://mars"}
+    config = loader.load("multi_policy_tiny", {"rollout.regions.mars": mars})
+    preflight.refuse_missing_deployments(NOWHERE, config)
+
+
+def test_a_regions_deployment_that_is_missing_is_named_with_its_key() -> None:
+    config = loader.load("multi_policy_tiny", {"rollout.regions.mars.deployment": "rollout/gpu"})
+    with pytest.raises(ConfigError) as caught:
         preflight.refuse_missing_deployments(NOWHERE, config)
-    own = loader.load("multi_policy_tiny", {"rollout.regions.mars": {"deployment": "rollout/eu-west"}})
-    preflight.refuse_missing_deployments(NOWHERE, own)
+    assert str(caught.value) == (
+        f"{NOWHERE} has no deployment rollout/gpu, which rollout-mars-0 needs; it has rollout/worker: "
+        "correct rollout.regions.mars.deployment, or leave it out"
+    )
+    here = loader.load("multi_policy_tiny", {"rollout.regions.mars.deployment": "rollout/worker"})
+    preflight.refuse_missing_deployments(NOWHERE, here)
 
 
 def test_a_server_without_our_deployments_is_told_to_register_them(monkeypatch: pytest.MonkeyPatch) -> None:

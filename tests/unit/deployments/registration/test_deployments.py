@@ -1,12 +1,17 @@
+import ast
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from prefect.exceptions import ParameterTypeError
 from prefect.utilities.callables import parameter_schema
 
+from deployments.paths import PROJECT
 from deployments.registration import deployments
 from deployments.registration.deployments import DEPLOYMENTS, Deployment
 from deployments.registration.work_pools import POOLS
@@ -21,9 +26,31 @@ def test_every_deployment_stands_on_a_pool_that_has_a_worker() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["multi_policy_tiny", "single_policy_tiny"])
-def test_every_member_of_an_embedded_run_can_be_launched(recipe: str) -> None:
+def test_every_member_of_an_embedded_run_can_be_launched_in_any_region(recipe: str) -> None:
     names = {f"{one.flow}/{one.name}" for one in DEPLOYMENTS}
-    assert {member.deployment for member in members_of(loader.load(recipe))} <= names
+    config = loader.load(recipe, {"rollout.regions.mars": {"workers": 1, "mirror": "memory://mars"}})
+    assert {member.deployment for member in members_of(config)} <= names
+
+
+def test_no_module_has_the_name_of_a_region() -> None:
+    """Docstrings may have one as an example; `us-east-1` is a region of AWS, and none of ours."""
+    recipes = (PROJECT / "recipes").glob("*.yaml")
+    regions = {name for recipe in recipes for name in yaml.safe_load(recipe.read_text())["rollout"]["regions"]}
+    assert regions == {"us-east", "eu-west"}
+    named = re.compile(rf"({'|'.join(sorted(regions))})(?!-\d\b)")
+    rooms = ("storage", "data_ops", "rollout", "trainer", "tasks", "flows", "deployments", "benchmarks")
+    modules = [module for room in rooms for module in sorted((PROJECT / room).rglob("*.py"))]
+    assert len(modules) > 100
+    assert [module for module in modules if any(map(named.search, _literals(module)))] == []
+
+
+def _literals(module: Path) -> Iterator[str]:
+    """The string literals of a module, but for docstrings."""
+    tree = ast.parse(module.read_text())
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+            yield node.value
 
 
 def test_every_flow_file_can_be_deployed_and_takes_what_its_deployment_gives() -> None:

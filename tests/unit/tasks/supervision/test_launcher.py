@@ -1,24 +1,26 @@
 """What becomes of Prefect's answers: away, or an error that names the deployment. No server is asked."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.states import Scheduled
 
 from storage.errors import ConfigError
 from tasks.supervision import launcher
 from tasks.supervision.members import Member, Phase
 
-WORKER = Member("rollout-x-0", "rollout", "rollout/x", {"region": "x"})
+WORKER = Member("rollout-x-0", "rollout", "rollout/x", {"region": "x"}, queue="x")
 
 
-def answer(status: int) -> PrefectHTTPStatusError:
+def answer(status: int, detail: str = "region: not a valid parameter") -> PrefectHTTPStatusError:
     request = httpx.Request("POST", "http://prefect/api/deployments/1/create_flow_run")
-    response = httpx.Response(status, request=request, json={"exception_detail": "region: not a valid parameter"})
+    response = httpx.Response(status, request=request, json={"exception_detail": detail})
     return PrefectHTTPStatusError.from_httpx_error(httpx.HTTPStatusError(f"error {status}", request=request, response=response))
 
 
@@ -35,6 +37,26 @@ def launch(monkeypatch: pytest.MonkeyPatch, error: Exception) -> launcher.Launch
 )
 def test_a_server_that_is_away_or_busy_is_asked_again_later(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch(monkeypatch, error) is None
+
+
+def test_a_region_whose_queue_another_run_creates_at_the_same_time_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = "Data integrity conflict. This usually means a unique or foreign key constraint was violated."
+    assert launch(monkeypatch, answer(409, both)) is None
+
+
+@pytest.mark.parametrize(("queue", "sent"), [("mars", "mars"), ("", None)])
+def test_a_member_is_launched_into_its_work_queue(queue: str, sent: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    async def run_deployment(name: str, *, work_queue_name: str | None, **_: Any) -> FlowRun:
+        asked.append((name, work_queue_name))
+        return FlowRun(flow_id=uuid4(), parameters={"attempt": 3}, state=Scheduled())
+
+    monkeypatch.setattr(launcher, "arun_deployment", run_deployment)
+    launched = asyncio.run(launcher.PrefectLauncher("r").launch(replace(WORKER, queue=queue), 3))
+    assert asked == [("rollout/x", sent)]
+    assert launched is not None
+    assert (launched.attempt, launched.phase) == (3, Phase.SCHEDULED)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])

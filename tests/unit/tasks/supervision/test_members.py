@@ -72,7 +72,30 @@ def test_the_default_recipe_has_a_trainer_for_each_policy_and_a_worker_in_each_r
         "rollout-eu-west-0",
         "evaluation",
     ]
-    assert {member.deployment for member in members if member.kind == "rollout"} == {"rollout/us-east", "rollout/eu-west"}
+    launched = [(member.deployment, member.queue) for member in members if member.kind == "rollout"]
+    assert launched == [("rollout/worker", "us-east"), ("rollout/worker", "eu-west")]
+    assert {member.queue for member in members if member.kind != "rollout"} == {""}
+
+
+def test_members_of_a_region_are_launched_into_the_work_queue_of_its_name() -> None:
+    regions = {
+        "eu-west": {"workers": 0},
+        "mars": {"workers": 2, "mirror": "memory://mars"},
+        "moon": {"deployment": "rollout/gpu", "mirror": "memory://moon"},
+    }
+    members = members_of(loader.load("single_policy_tiny", {"rollout.regions": regions}))
+    assert [
+        (member.id, member.deployment, member.queue, member.parameters)
+        for member in members
+        if member.kind in ("rollout", "mirror")
+    ] == [
+        ("mirror-mars", "mirror/mirror", "mars", {"region": "mars"}),
+        ("mirror-moon", "mirror/mirror", "moon", {"region": "moon"}),
+        ("rollout-us-east-0", "rollout/worker", "us-east", {"region": "us-east"}),
+        ("rollout-mars-0", "rollout/worker", "mars", {"region": "mars"}),
+        ("rollout-mars-1", "rollout/worker", "mars", {"region": "mars"}),
+        ("rollout-moon-0", "rollout/gpu", "", {"region": "moon"}),
+    ]
 
 
 def test_a_member_is_done_when_the_objects_it_was_to_write_exist(memory_store: ObjectStore) -> None:

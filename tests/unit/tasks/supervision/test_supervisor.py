@@ -199,6 +199,19 @@ def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(wor
     assert note() == ""
 
 
+def test_the_note_says_how_to_start_a_worker_in_a_region_that_has_none(memory_store: ObjectStore) -> None:
+    world = World(memory_store, **{"rollout.regions.mars.workers": 1})
+    world.look()
+    world.run_all()
+    world.launcher.set("rollout-mars-0", Phase.SCHEDULED)
+    world.beat(1, *(member for member in world.launcher.runs if member != "rollout-mars-0"))
+    world.look(seconds=75)
+    assert world.supervisor.pulse.last.note == (
+        "waiting for: rollout-mars-0 (no worker has taken it, 75 s; "
+        "start one: prefect worker start --type process --pool rollout --work-queue mars)"
+    )
+
+
 def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_last(world: World) -> None:
     def says(member: str, beats: int, words: str) -> None:
         kind = world.supervisor.watches[member].member.kind
