@@ -92,7 +92,7 @@ DEPLOYMENTS = (
         "mirror",
         "flows/run_mirror.py:mirror",
         "rollout",
-        "Copies the weights to the store of a region. Started by a run's supervisor, in the work queue of that region.",
+        "Copies the weights to a region's store. Started by a run's supervisor, in the region's work queue.",
     ),
     Deployment(
         "train",

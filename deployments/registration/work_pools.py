@@ -1,7 +1,7 @@
 """The work pools: one for rollout workers and mirrors, one for trainers, one for the control flows.
 
-A pool is a name and the way in which a flow run becomes a process. Prefect workers serve it from any
-machine that has this project installed (`docs/deploying.md`). A region is a work queue of the pool
+A pool is a name and the way in which a flow run becomes a process. Prefect workers serve it from
+any machine that has this project installed (`docs/deploying.md`). A region is a work queue of the pool
 `rollout`: Prefect creates it with the first flow run that is launched into it
 (`tasks/supervision/launcher.py`), so no region is registered.
 """

@@ -53,7 +53,7 @@ def _state(member: Awaited) -> str:
 
 
 def _remedy(member: Awaited) -> str:
-    """The command that starts a worker for the member's region, when none has served it for UNTAKEN_S."""
+    """The command that starts a worker for a member's region which has had none for UNTAKEN_S."""
     untaken = member.phase is Phase.SCHEDULED and not member.loading
     if not (untaken and member.queue and member.since_s >= UNTAKEN_S):
         return ""

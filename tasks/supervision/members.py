@@ -33,7 +33,7 @@ class Member:
     parameters: Mapping[str, Any]
     """Parameters of its flow, beside run id, member id and attempt."""
     queue: str = ""
-    """Work queue of the deployment's pool into which it is launched; empty: the deployment's default."""
+    """Work queue into which it is launched; empty: the deployment's default."""
 
 
 def members_of(config: RunConfig) -> tuple[Member, ...]:

@@ -477,22 +477,22 @@ def test_a_member_that_lived_for_a_while_is_forgiven_its_early_deaths(world: Wor
 
 
 def test_a_missing_deployment_fails_the_run_and_its_members_leave(world: World) -> None:
-    world.launcher.lacks = ("rollout/eu-west",)
+    world.launcher.lacks = ("rollout/worker",)
     stop = asyncio.run(world.supervisor.supervise())
-    assert (stop.state, stop.reason) == ("failed", "no deployment 'rollout/eu-west'")
+    assert (stop.state, stop.reason) == ("failed", "no deployment 'rollout/worker'")
     assert runs.read_stop(world.run) == stop
     assert len(world.launcher.cancelled) == len(world.launcher.launched) > 0
 
 
 def test_the_reason_of_a_runs_end_is_kept_until_the_store_has_it(world: World) -> None:
-    world.launcher.lacks = ("rollout/eu-west",)
+    world.launcher.lacks = ("rollout/worker",)
     world.backend.read_only = True
     assert world.look(rounds=3) is None
     world.launcher.lacks = ()
     world.backend.read_only = False
     stop = world.look()
     assert stop is not None
-    assert stop.reason == "no deployment 'rollout/eu-west'"
+    assert stop.reason == "no deployment 'rollout/worker'"
     assert runs.read_stop(world.run) == stop
 
 
