@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from data_ops.algorithms.policy_groups import route
 from data_ops.algorithms.protocols import filters
 from data_ops.dataflow.shard_ingest import take_in
-from data_ops.prompts.stream import PromptStream, load_prompts
+from data_ops.prompts.stream import PromptStream
 from rollout.service.agent_pool import open_cast
 from rollout.service.episode_runner import play_prompts
 from storage.records.batches import Batch, Row
@@ -116,7 +116,7 @@ class Loop:
     async def play(self) -> list[Score]:
         """Train every policy for all its steps; the evaluations on the way."""
         scores: list[Score] = []
-        stream = load_prompts(self.config.data.prompts)
+        stream = self.config.data.prompts.stream()
         while True:
             if self._all_at(self.evaluation.every * len(scores)):
                 scores.append(await self._evaluate())
@@ -159,7 +159,7 @@ class Loop:
         with self._measured("evaluation"):
             for policy, learner in self.learners.items():
                 await self.evaluating.engines[policy].load(learner.version, learner.kept[-1])
-            prompts = load_prompts(self.evaluation.prompts).all(self.evaluation.prompts.limit)
+            prompts = self.evaluation.prompts.stream().all(self.evaluation.prompts.limit)
             groups = await play_prompts(self.evaluating, prompts, 1, EVALUATION_SEED)
         versions = {policy: learner.version for policy, learner in self.learners.items()}
         return _score(versions, [group.episodes[0] for group in groups])

@@ -1,42 +1,21 @@
 """What a recipe says about prompts and the data algorithms. Free of torch."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from storage.config_model import AnySign, Count, CountOrNone, Frozen, Positive, Rows, Seconds, Seed, Steps, TokensOrNone
-
-
-class PromptSource(Frozen):
-    """Where prompts come from: exactly one of `builtin`, `path` and `hub`."""
-
-    builtin: Literal["chained_addition"] | None = None
-    """Problems made on the spot, endless and seeded; nothing is downloaded."""
-    path: str | None = None
-    """A JSONL or Parquet file."""
-    hub: str | None = None
-    """A data set of the Hugging Face hub, such as `openai/gsm8k`; needs the package `datasets` and a network."""
-    hub_config: str | None = None
-    """The data set's configuration name, such as `main`."""
-    split: str = "train"
-    """`train` or `test`; for `builtin` the two never share a problem."""
-    question: str = "question"
-    """Column that holds the problem."""
-    answer: str = "answer"
-    """Column that holds the reference answer."""
-    answer_after: str | None = Field(default=None, min_length=1)
-    """Keep only what follows the last occurrence of this text in the answer column (GSM8K: `####`)."""
-    limit: Rows | None = None
-    """Use only the first so many prompts."""
-    seed: Seed = 0
-    """Of the generator (`builtin`) and of the shuffling of every epoch."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "PromptSource":
-        named = [key for key in ("builtin", "path", "hub") if getattr(self, key)]
-        if len(named) != 1:
-            raise ValueError(f"prompts need exactly one of builtin, path and hub; found {' and '.join(named) or 'none'}")
-        return self
+from data_ops.prompts import PromptSource
+from storage.config_model import (
+    AnySign,
+    Count,
+    CountOrNone,
+    Frozen,
+    OnlyWith,
+    Positive,
+    Seconds,
+    Steps,
+    TokensOrNone,
+)
 
 
 class Algorithm(Frozen):
@@ -64,8 +43,10 @@ class AdvantageConfig(Frozen):
     """Rewards are clipped to ± this after bias and scale."""
     overlong_tokens: TokensOrNone = 0
     """DAPO's soft overlong penalty: width T of the window before `overlong_max_tokens`; 0 turns it off."""
-    overlong_max_tokens: TokensOrNone = 0
-    overlong_factor: AnySign = 1.0
+    overlong_max_tokens: Annotated[TokensOrNone, OnlyWith("overlong_tokens")] = 0
+    """Tokens of an answer from which on the whole penalty counts."""
+    overlong_factor: Annotated[AnySign, OnlyWith("overlong_tokens")] = 1.0
+    """The whole penalty."""
 
     @model_validator(mode="after")
     def _window_within_the_limit(self) -> "AdvantageConfig":
@@ -82,6 +63,7 @@ class DataConfig(Frozen):
     """The dataflow service."""
 
     prompts: PromptSource
+    """One of `data_ops/prompts/`: `builtin`, `path`, `hub` or `custom` selects it."""
     samples_per_prompt: Count = 8
     """Episodes of each prompt: the size of a group."""
     prompts_per_order: Count = 4

@@ -3,7 +3,9 @@
 A bound is far beyond any real use: it rejects what would overflow, fill the memory or never end, and coarse typing errors.
 """
 
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -12,6 +14,33 @@ class Frozen(BaseModel):
     """Frozen, every float finite, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+GIVEN: Final = None
+"""In place of a value in `OnlyWith`: any value but null, 0 and the empty text."""
+
+
+@dataclass(frozen=True)
+class OnlyWith:
+    """Mark a field that has an effect only with a certain value of another field of its model.
+
+    Example: `constant_length: Annotated[Tokens | None, OnlyWith("aggregate", "constant")] = None`.
+    A recipe that sets the one without the other is refused (`tasks/recipes/checks.py`). Fields that
+    belong to one of several alternatives as a whole are a union instead (`storage/config_union.py`).
+    """
+
+    key: str
+    value: Any = GIVEN
+
+    def holds(self, section: Mapping[str, Any]) -> bool:
+        """Return whether the settings of a section give the marked field an effect."""
+        value = section.get(self.key)
+        return bool(value) if self.value is GIVEN else value == self.value
+
+    @property
+    def words(self) -> str:
+        """What to write in a recipe: `aggregate: constant`, or the key alone for any value."""
+        return self.key if self.value is GIVEN else f"{self.key}: {self.value}"
 
 
 def _no_truth(value: Any) -> Any:

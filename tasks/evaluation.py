@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from data_ops.prompts.stream import load_prompts
 from rollout.service.agent_pool import open_cast
 from rollout.service.episode_runner import play_prompts
 from storage.coordination.heartbeats import Pulse
@@ -134,7 +133,7 @@ async def _play(
     sampling = {
         name: spec.sampling.model_copy(update={"temperature": evaluation.temperature}) for name, spec in config.policies.items()
     }
-    prompts = load_prompts(evaluation.prompts).all(evaluation.prompts.limit)
+    prompts = evaluation.prompts.stream().all(evaluation.prompts.limit)
     cast = open_cast(run, rollout, sampling)
     try:
         await cast.load(run, {policy: versions[policy] for policy in cast.engines})

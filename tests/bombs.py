@@ -20,8 +20,9 @@ os.environ["MALLOC_ARENA_MAX"] = "1"
 import numpy as np
 import pyarrow as pa
 
-from data_ops.config import DataConfig, PolicyData, PromptSource
+from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.service import Dataflow
+from data_ops.prompts import BuiltinPrompts
 from storage import layout
 from storage.errors import CorruptError
 from storage.formats import arrow_files
@@ -216,7 +217,7 @@ def bombs() -> Iterator[tuple[str, Read]]:
 
 def runs_that_claim() -> Iterator[tuple[str, Read]]:
     """A run whose only batch says that every order below 10^9 has been taken in."""
-    config = DataConfig(prompts=PromptSource(builtin="chained_addition"), samples_per_prompt=2)
+    config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"), samples_per_prompt=2)
     fields = {"steps": 4, "policies": {"solver": {"batch_size": 1}}, "data": config.model_dump(mode="json")}
     run = runs.create_run(store(), "r", fields)
     batches.commit(run, builders.batch(policy="solver", step=1, shards=(), closed_below=10**9))

@@ -14,7 +14,8 @@ from torch import Tensor
 from storage.records.batches import Batch, Row
 from storage.records.weights import HostTensor
 from tests.trainer_cases import reference_model
-from trainer.config import LossConfig, TrainConfig
+from trainer.config import TrainConfig
+from trainer.losses import LossConfig, M2po, PpoClip
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +179,8 @@ class PlainTrainer:
         loss = self.config.loss
         bounds: tuple[float, float] | None = None
         dropped: set[int] = set()
-        if loss.name == "ppo_clip":
+        assert isinstance(loss, PpoClip | M2po)
+        if isinstance(loss, PpoClip):
             bounds = loss.clip_low, loss.clip_high
         elif loss.m2_form == "adaptive_clip":
             bounds = adaptive_bounds(tokens, loss.m2_threshold)

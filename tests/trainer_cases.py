@@ -11,8 +11,9 @@ from storage.records.batches import Batch, Row, SequenceKey
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tests.builders import batch, row
-from trainer.config import LossConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.engines.torch.host_tensors import to_host, to_torch
+from trainer.losses import PpoClip
 
 VOCAB = 24
 MODEL_CONFIG: Json = {
@@ -27,7 +28,7 @@ MODEL_CONFIG: Json = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 64,
 }
-PPO = LossConfig(name="ppo_clip")
+PPO = PpoClip()
 LINEAR = TrainConfig(
     loss=PPO, lr=1e4, eps=1e4, betas=(0.0, 0.0), weight_decay=0.0, grad_clip=1e9, publish_dtype="F32",
     normalize_advantages=False, micro_batch_tokens=4096,

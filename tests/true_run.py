@@ -1,7 +1,8 @@
 """A whole run in a store, made by the real dataflow with scripted answers and weights: something to verify and to damage."""
 
-from data_ops.config import DataConfig, PolicyData, PromptSource
+from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.service import Dataflow
+from data_ops.prompts import BuiltinPrompts
 from storage.records.rollouts import Episode, Group, Order, Sequence, Shard
 from storage.run import batches, orders, shards
 from storage.run.runs import create_run
@@ -19,7 +20,7 @@ ROUNDS_MAX = 200
 def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -> ObjectStore:
     """A run whose two policies both reached version `steps`: contiguous, balanced, every digest true."""
     data = DataConfig(
-        prompts=PromptSource(builtin="chained_addition"),
+        prompts=BuiltinPrompts(builtin="chained_addition"),
         samples_per_prompt=4,
         prompts_per_order=2,
         max_staleness=MAX_STALENESS,

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from storage.config_model import (
     Count,
@@ -17,47 +17,15 @@ from storage.config_model import (
     Threads,
     Tokens,
 )
-
-WATER_FILLED_THRESHOLD = 0.04
-"""The threshold θ of M2PO's water-filled form where a recipe names none: that of the published code."""
-
-
-class LossConfig(Frozen):
-    """The policy-gradient loss; formulas and papers stand in `trainer/losses/losses.py`."""
-
-    name: Literal["ppo_clip", "m2po"] = "m2po"
-    clip_low: NotNegative = 0.2
-    """ppo_clip: 1 − clip_low is the lower bound of the ratio."""
-    clip_high: NotNegative = 0.2
-    dual_clip: float | None = Field(default=None, gt=1, le=1e6)
-    """Every loss: largest ratio that counts where the advantage is negative; none: no limit."""
-    m2_form: Literal["adaptive_clip", "token_mask", "water_filled"] = "adaptive_clip"
-    """m2po: which of the published forms."""
-    m2_threshold: Positive = 0.01
-    """m2po: bound θ of the second moment of the log ratio; 0.04 where `m2_form: water_filled` names none."""
-    aggregate: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    """DAPO, GRPO and Dr.GRPO in turn."""
-    constant_length: Tokens | None = None
-    """Divisor of `aggregate: constant`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _threshold_of_the_form(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("m2_form") == "water_filled":
-            return {"m2_threshold": WATER_FILLED_THRESHOLD} | value
-        return value
-
-    @model_validator(mode="after")
-    def _constant_needs_length(self) -> "LossConfig":
-        if self.aggregate == "constant" and self.constant_length is None:
-            raise ValueError("loss.aggregate: constant needs loss.constant_length")
-        return self
+from trainer.losses import LossConfig
+from trainer.losses.m2po import M2po
 
 
 class TrainConfig(Frozen):
     engine: str = "torch"
     """A built-in's name or an import path."""
-    loss: LossConfig = LossConfig()
+    loss: LossConfig = M2po()
+    """`name` selects one of `trainer/losses/`; m2po where it is left out."""
     lr: NotNegative = 5e-6
     """0 leaves the weights as they are, bit for bit: a policy that is played and not trained, or a baseline."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)

@@ -21,7 +21,6 @@ from data_ops.dataflow.admission import orders_to_admit
 from data_ops.dataflow.batch_assembly import Assembly, Span, complaint, no_span
 from data_ops.dataflow.order_writer import Ordering
 from data_ops.dataflow.shard_ingest import Prepared, prepare
-from data_ops.prompts.stream import load_prompts
 from storage import layout
 from storage.coordination.heartbeats import Pulse
 from storage.errors import ConflictError, CorruptError, TransientError
@@ -66,7 +65,7 @@ class Dataflow:
         self._run, self._config, self._policies, self._seed = run, config, policies, seed
         self._take_in = take_in or self._take_in_here
         self._clock, self._span = clock, span
-        self._stream = load_prompts(config.prompts)
+        self._stream = config.prompts.stream()
         self.restore()
 
     @property

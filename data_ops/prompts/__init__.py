@@ -1,1 +1,23 @@
-"""Prompt sources: files, hub data sets and the built-in chained addition."""
+"""Where prompts come from: one file for each source, and the one table of them."""
+
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import Discriminator, Tag
+
+from data_ops.prompts.builtin import BuiltinPrompts
+from data_ops.prompts.custom import CustomPrompts
+from data_ops.prompts.hub import HubPrompts
+from data_ops.prompts.path import FilePrompts
+from storage.config_union import ByKey, variants
+
+PromptSource: TypeAlias = Annotated[
+    Annotated[BuiltinPrompts, Tag("builtin")]
+    | Annotated[FilePrompts, Tag("path")]
+    | Annotated[HubPrompts, Tag("hub")]
+    | Annotated[CustomPrompts, Tag("custom")],
+    Discriminator(ByKey(("builtin", "path", "hub", "custom"))),
+]
+"""The table: which of these keys a section `prompts` has selects the source."""
+
+PROMPT_SOURCES: Final = variants(PromptSource)
+"""Key → the model of its settings."""

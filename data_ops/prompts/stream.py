@@ -1,19 +1,16 @@
-"""A stream of prompts from a `PromptSource`, and the cursor from which a restarted dataflow goes on exactly.
+"""A stream of prompts, and the cursor from which a restarted dataflow continues exactly.
 
-    PromptSource ──load_prompts──▶ PromptStream ──take(cursor, count)──▶ prompts, next cursor
-                                                └─all(limit)──▶ prompts in the source's own order (evaluation)
+    a source ──stream()──▶ PromptStream ──take(cursor, count)──▶ prompts, next cursor
+                                        └─all(limit)──▶ prompts in the source's own order (evaluation)
 
-This module knows in which order prompts are handed out. How files are read and what is wrong with them is
-`prompt_files.py`; which of the prompts are rolled out is decided by curators.
+This module decides the order of the prompts. Sources read them; curators decide which of them are
+rolled out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from data_ops.config import PromptSource
-from data_ops.prompts.chained_addition import problem
-from data_ops.prompts.files import read_hub, read_jsonl, read_parquet
 from storage.errors import ConfigError, CorruptError
 from storage.records.rollouts import Prompt
 from storage.records.types import Json
@@ -31,6 +28,11 @@ class PromptStream:
         self._size = size
         self._seed = seed
         self._permutation: tuple[int, list[int]] = (-1, [])
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], seed: int) -> "PromptStream":
+        """A stream of these prompts."""
+        return cls(prompts.__getitem__, len(prompts), seed)
 
     def take(self, cursor: Json, count: int) -> tuple[list[Prompt], Json]:
         """The next `count` prompts after `cursor`, and the cursor behind them.
@@ -51,7 +53,7 @@ class PromptStream:
         """The source's first `limit` prompts (or all) in its own order. Raises ConfigError for all of an endless
         source."""
         if limit is None and self._size is None:
-            raise ConfigError("the prompts of prompts.builtin never end, so say how many; set prompts.limit (such as 512)")
+            raise ConfigError("the source of the prompts is endless; set prompts.limit, such as 512")
         size = min(bound for bound in (limit, self._size) if bound is not None)
         return [self._at(index) for index in range(size)]
 
@@ -62,24 +64,6 @@ class PromptStream:
             order = np.random.default_rng([self._seed, epoch]).permutation(self._size)
             self._permutation = (epoch, order.tolist())
         return self._permutation[1][position]
-
-
-def load_prompts(source: PromptSource) -> PromptStream:
-    """Open the source. Raises ConfigError that names the file, the lines and the fix when it cannot be used."""
-    if source.builtin:
-        return PromptStream(lambda index: problem(index, source.split, source.seed), source.limit, source.seed)
-    prompts = _read(source)[: source.limit]
-    return PromptStream(prompts.__getitem__, len(prompts), source.seed)
-
-
-def _read(source: PromptSource) -> list[Prompt]:
-    if source.hub:
-        return read_hub(source)
-    if source.path and source.path.endswith(".jsonl"):
-        return read_jsonl(source)
-    if source.path and source.path.endswith(".parquet"):
-        return read_parquet(source)
-    raise ConfigError(f"prompts.path {source.path} is neither .jsonl nor .parquet; convert the file to one of the two")
 
 
 def _read_cursor(cursor: Json) -> tuple[int, int]:

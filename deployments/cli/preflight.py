@@ -6,12 +6,13 @@ Nothing here starts or changes anything; every refusal is a ConfigError with the
 import importlib.util
 from collections.abc import Iterator
 
+from data_ops.prompts.hub import HubPrompts
 from deployments.registration import flow_runs
 from storage.errors import ConfigError
 from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
-from tasks.recipes import loader
+from tasks.recipes import stored_config
 from tasks.recipes.run_config import RunConfig
 from tasks.supervision.members import Member, members_of
 
@@ -19,7 +20,7 @@ from tasks.supervision.members import Member, members_of
 def refuse_restart(store: ObjectStore, run_id: str, config: RunConfig | None) -> Stop | None:
     """The stop that starting an existing run again would lift. The configuration is compared when it is known."""
     wanted = None if config is None else config.model_dump(mode="json")
-    return runs.check_restart(store, run_id, wanted, loader.filled)
+    return runs.check_restart(store, run_id, wanted, stored_config.filled)
 
 
 def refuse_missing_deployments(api_url: str, config: RunConfig) -> None:
@@ -60,11 +61,15 @@ def refuse_what_this_machine_lacks(config: RunConfig) -> None:
 
 
 def _lacks(config: RunConfig) -> Iterator[str]:
-    evaluated = config.evaluation.prompts if config.evaluation else None
-    hubs = {"data.prompts.hub": config.data.prompts.hub, "evaluation.prompts.hub": evaluated.hub if evaluated else None}
-    for key, hub in hubs.items():
-        if hub and importlib.util.find_spec("datasets") is None:
-            yield f"{key}: {hub} needs the package `datasets`, which is not installed here: pip install datasets"
+    sources = {"data": config.data.prompts}
+    if config.evaluation is not None:
+        sources["evaluation"] = config.evaluation.prompts
+    for section, source in sources.items():
+        if isinstance(source, HubPrompts) and importlib.util.find_spec("datasets") is None:
+            yield (
+                f"{section}.prompts.hub: {source.hub} needs the package `datasets`, which is not installed "
+                "here: pip install datasets"
+            )
     devices = {"rollout.engine.device": config.rollout.engine.device}
     devices |= {f"policies.{name}.train.device": policy.train.device for name, policy in config.policies.items()}
     on_gpu = [key for key, device in devices.items() if device.startswith("cuda")]

@@ -1,8 +1,24 @@
-"""What a recipe says about the base model of a policy."""
+"""Where version 0 of a policy comes from: one model of settings for each source, and the one table of them.
 
-from pydantic import model_validator
+Importing this module does not import torch.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Protocol, TypeAlias
+
+from pydantic import Discriminator, Tag
 
 from storage.config_model import Count, CountOrNone, Frozen, Layers, Seed, Width
+from storage.config_union import ByKey, variants
+from storage.errors import ConfigError
+from storage.import_path import Kind, resolve, unfit
+from storage.records.weights import HostTensor
+from storage.store.object_store import ObjectStore
+from tasks.base_models.folders import Progress, read_model_folder, snapshot
+
+ModelFiles: TypeAlias = tuple[Mapping[str, HostTensor], Mapping[str, bytes]]
+"""Tensors and other files of a model, by name."""
 
 
 class TinyBase(Frozen):
@@ -22,18 +38,93 @@ class TinyBase(Frozen):
     seed: Seed = 0
 
 
-class ModelConfig(Frozen):
-    """Where a policy's version 0 comes from: exactly one of `tiny`, `path` and `hub`."""
+class TinyModel(Frozen):
+    """`model: {tiny: {}}`."""
 
-    tiny: TinyBase | None = None
-    path: str | None = None
+    tiny: TinyBase
+    """The embedded base model."""
+
+    def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:
+        """Build the model, unless the store has it."""
+        from tasks.base_models.publishing import ensure_tiny
+
+        return ensure_tiny(store, self.tiny, progress)
+
+
+class FolderModel(Frozen):
+    """`model: {path: models/mine}`."""
+
+    path: str
     """A folder that `AutoModelForCausalLM.from_pretrained` loads."""
-    hub: str | None = None
-    """A model of the Hugging Face hub, such as `Qwen/Qwen3-1.7B`."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> "ModelConfig":
-        named = [key for key in ("tiny", "path", "hub") if getattr(self, key) is not None]
-        if len(named) != 1:
-            raise ValueError(f"model needs exactly one of tiny, path and hub; found {' and '.join(named) or 'none'}")
-        return self
+    def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:
+        """Read the folder."""
+        return read_model_folder(Path(self.path), progress)
+
+
+class HubModel(Frozen):
+    """`model: {hub: Qwen/Qwen3-1.7B}`."""
+
+    hub: str
+    """A model of the Hugging Face hub."""
+
+    def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:
+        """Fetch the model into the hub's cache and read it there."""
+        return read_model_folder(snapshot(self.hub, progress), progress)
+
+
+class ModelSource(Protocol):
+    """A base model from outside of AstraFlow. `docs/sources.md` shows how to write one."""
+
+    def load(self, progress: Progress) -> ModelFiles:
+        """Return the tensors and the other files of the model.
+
+        Tensors have Hugging Face's names, floating-point ones in BF16, tied ones once. The files are
+        `config.json` and those of the tokenizer, by name. `progress` takes a sentence and the share that
+        is done. The same arguments must always give the same bits.
+        """
+
+
+MODEL: Final = Kind("base model", ModelSource, "docs/sources.md")
+
+
+class CustomModel(Frozen):
+    """`model: {custom: "my_package.my_module:MyModel", args: {layers: 4}}`."""
+
+    custom: str
+    """Import path `package.module:Name` of the class."""
+    args: dict[str, Any] = {}
+    """Passed to its constructor."""
+
+    def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:
+        """Import the class, build it and load the model. ConfigError where the first two are impossible."""
+        try:
+            source: ModelSource = self.find()(**self.args)
+        except ConfigError as error:
+            raise ConfigError(f"model.custom: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"model.args: {self.custom} refuses {self.args}: {error}") from error
+        return source.load(progress)
+
+    def find(self) -> Any:
+        """Import the class and check it without building it.
+
+        ConfigError when it is not a base model, or takes other arguments than `args`.
+        """
+        made: Any = resolve(self.custom, {}, MODEL)
+        if wrong := unfit(made, MODEL, self.args):
+            raise ConfigError(f"{self.custom} does not take args {self.args} ({wrong}); correct them")
+        return made
+
+
+ModelConfig: TypeAlias = Annotated[
+    Annotated[TinyModel, Tag("tiny")]
+    | Annotated[FolderModel, Tag("path")]
+    | Annotated[HubModel, Tag("hub")]
+    | Annotated[CustomModel, Tag("custom")],
+    Discriminator(ByKey(("tiny", "path", "hub", "custom"))),
+]
+"""The table: which of these keys a section `model` has selects where version 0 comes from."""
+
+MODEL_SOURCES: Final = variants(ModelConfig)
+"""Key → the model of its settings."""

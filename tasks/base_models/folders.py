@@ -24,6 +24,7 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 REPORT_INTERVAL_S = 0.5
 
 Progress: TypeAlias = Callable[[str, float], None]
+"""Takes what is being done, in words, and the share of it that is finished."""
 
 
 def read_model_folder(folder: Path, progress: Progress) -> tuple[dict[str, HostTensor], dict[str, bytes]]:

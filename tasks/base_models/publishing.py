@@ -1,18 +1,17 @@
-"""Where version 0 of a policy comes from: the embedded tiny model, a folder, or the Hugging Face hub.
+"""Version 0 of a policy: the embedded tiny model, a folder, the Hugging Face hub, or a class of one's own.
 
     tiny ──▶ models/{digest of the build recipe}/ in the store, built when it is first needed
     path ──▶ the folder itself                                              ──▶ weights/{policy}/00000000/ of the run
     hub  ──▶ the local snapshot of the hub's client
+    custom ─▶ what the class loads
 
 Plain functions; Prefect wraps them in `flows/`.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
 
 from storage.errors import ConflictError
 from storage.formats.safetensors import weights_digest
@@ -20,11 +19,8 @@ from storage.records.weights import HostTensor
 from storage.run.base_models import has_model, load_model, save_model
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
-from tasks.base_models.config import ModelConfig, TinyBase
-from tasks.base_models.folders import read_model_folder, snapshot
-
-Progress: TypeAlias = Callable[[str, float], None]
-"""Hears what is being done, in words, and the finished share of it."""
+from tasks.base_models.config import ModelConfig, ModelFiles, TinyBase
+from tasks.base_models.folders import Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +40,7 @@ def ensure_base_model(store: ObjectStore, model: ModelConfig, progress: Progress
 
     Raises ConfigError when a folder or a hub model cannot be read.
     """
-    if model.tiny is not None:
-        tensors, files = _ensure_tiny(store, model.tiny, progress)
-    elif model.path is not None:
-        tensors, files = read_model_folder(Path(model.path), progress)
-    else:
-        assert model.hub is not None, "ModelConfig names exactly one source"
-        tensors, files = read_model_folder(snapshot(model.hub, progress), progress)
+    tensors, files = model.files(store, progress)
     return BaseModel(tensors, files, weights_digest(tensors))
 
 
@@ -58,13 +48,15 @@ def publish_base_models(store: ObjectStore, run: ObjectStore, models: Mapping[st
     """Publish version 0 of every policy (name → model) that has none yet; doing it again, or twice at once, is harmless.
     `progress` hears the finished share of all of them."""
     lacking = {policy: model for policy, model in models.items() if not manifests.exists(run, policy, 0)}
-    num_models = len(set(lacking.values()))
-    made: dict[ModelConfig, BaseModel] = {}
+    settings = {policy: model.model_dump_json() for policy, model in lacking.items()}
+    num_models = len(set(settings.values()))
+    made: dict[str, BaseModel] = {}
     for policy, model in lacking.items():
-        if model not in made:
-            made[model] = ensure_base_model(store, model, _part(len(made), num_models, progress))
+        key = settings[policy]
+        if key not in made:
+            made[key] = ensure_base_model(store, model, _part(len(made), num_models, progress))
         try:
-            publisher.publish(run, policy, 0, made[model].tensors, extra_files=made[model].files)
+            publisher.publish(run, policy, 0, made[key].tensors, extra_files=made[key].files)
         except ConflictError:
             continue  # another publisher of the same base model was first
 
@@ -81,9 +73,8 @@ def build_digest(base: TinyBase) -> str:
     return hashlib.sha256(recipe.encode()).hexdigest()
 
 
-def _ensure_tiny(
-    store: ObjectStore, base: TinyBase, progress: Progress
-) -> tuple[Mapping[str, HostTensor], Mapping[str, bytes]]:
+def ensure_tiny(store: ObjectStore, base: TinyBase, progress: Progress) -> ModelFiles:
+    """Load the tiny model from the store, where it is built first if it is not there."""
     digest = build_digest(base)
     if not has_model(store, digest):
         from tasks.base_models.tiny import build, model_files

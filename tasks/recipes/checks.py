@@ -11,18 +11,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel
-
-from data_ops.config import PromptSource
-from data_ops.prompts.stream import load_prompts
+from data_ops.prompts import BuiltinPrompts, CustomPrompts, FilePrompts, PromptSource
 from storage import import_path, layout
 from storage.errors import ConfigError
 from storage.run import orders
 from storage.store.object_store import open_store
+from tasks.base_models.config import CustomModel, FolderModel
 from tasks.base_models.folders import refuse_links
-from tasks.recipes import conditions
+from tasks.recipes import schema
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import KeyPath
+from trainer.losses.custom import CustomLoss
 
 NAME_MAX = 60
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -39,32 +38,16 @@ class Problem(NamedTuple):
 
 
 def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
-    """Everything wrong with `config`, in no particular order; empty when it can run. `written` is the same as plain data, with
-    the settings that somebody wrote and without the defaults."""
-    checks = (_names, _roles, _rewards, _engines, _algorithms, _groups, _sampling, _prompts, _models, _mirrors, _times)
-    return [*_conditions(config, written), *(problem for check in checks for problem in check(config))]
+    """Return everything that is wrong with `config`, in no particular order; nothing when it can run.
 
-
-def _conditions(config: RunConfig, written: Mapping[str, Any]) -> Iterator[Problem]:
-    """Settings without effect, because another one selects something else."""
-    sections: dict[KeyPath, BaseModel] = {
-        ("data", "prompts"): config.data.prompts,
-        ("data", "advantage"): config.data.advantage,
-    }
-    if config.evaluation is not None:
-        sections["evaluation", "prompts"] = config.evaluation.prompts
-    for name, policy in config.policies.items():
-        sections["policies", name, "train", "loss"] = policy.train.loss
-    for path, section in sections.items():
-        found = conditions.without_effect(path[-1], _written_at(written, path), section.model_dump())
-        yield from (Problem((*path, key), why) for key, why in found.items())
-
-
-def _written_at(written: Mapping[str, Any], path: KeyPath) -> Mapping[str, Any]:
-    """The section at `path` as it was written; empty where it was not."""
-    for part in path:
-        written = written.get(part) or {}
-    return written
+    `written` is the same as plain data, with the settings of the recipe and without the defaults.
+    """
+    checks = (
+        _names, _roles, _rewards, _engines, _losses, _algorithms, _groups, _sampling, _prompts, _models,
+        _mirrors, _times,
+    )  # fmt: skip
+    without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
+    return [*without_effect, *(problem for check in checks for problem in check(config))]
 
 
 def _names(config: RunConfig) -> Iterator[Problem]:
@@ -144,6 +127,16 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
             yield Problem(path, str(error))
 
 
+def _losses(config: RunConfig) -> Iterator[Problem]:
+    for name, policy in config.policies.items():
+        loss = policy.train.loss
+        try:
+            if isinstance(loss, CustomLoss):
+                loss.find()
+        except ConfigError as error:
+            yield Problem(("policies", name, "train", "loss", "path"), str(error))
+
+
 def _algorithms(config: RunConfig) -> Iterator[Problem]:
     from data_ops.algorithms.protocols import check
 
@@ -197,23 +190,33 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
 
 def _prompts(config: RunConfig) -> Iterator[Problem]:
     train = config.data.prompts
-    yield from _prompt_file(("data", "prompts"), train)
+    yield from _prompt_source(("data", "prompts"), train)
     if config.evaluation is None:
         return
     held_out = config.evaluation.prompts
-    yield from _prompt_file(("evaluation", "prompts"), held_out)
-    if held_out.builtin and held_out.limit is None:
+    yield from _prompt_source(("evaluation", "prompts"), held_out)
+    if isinstance(held_out, BuiltinPrompts) and held_out.limit is None:
         yield Problem(("evaluation", "prompts"), "a built-in source is endless; set limit, for example limit: 500")
     if held_out.model_dump(exclude={"seed", "limit"}) == train.model_dump(exclude={"seed", "limit"}):
+        split = getattr(train, "split", None)
+        which, example = (f" (split {split})", "split: test") if split else ("", "another file")
         yield Problem(
             ("evaluation", "prompts"),
-            f"is the training set itself (split {train.split}); evaluate on prompts that are held out, for example split: test",
+            f"is the training set itself{which}; evaluate on prompts that are held out, for example {example}",
         )
 
 
-def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
-    if source.path is None:
-        return
+def _prompt_source(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
+    if isinstance(source, FilePrompts):
+        yield from _prompt_file(path, source)
+    elif isinstance(source, CustomPrompts):
+        try:
+            source.find()
+        except ConfigError as error:
+            yield Problem((*path, "custom"), str(error))
+
+
+def _prompt_file(path: KeyPath, source: FilePrompts) -> Iterator[Problem]:
     file = Path(source.path)
     if os.path.isdir(file):
         found = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
@@ -227,7 +230,7 @@ def _prompt_file(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
         yield Problem((*path, "path"), f"{file.name} is neither .jsonl nor .parquet; convert it to one of them")
     else:
         try:
-            load_prompts(source)
+            source.stream()
         except ConfigError as error:  # names the lines that are broken
             yield Problem((*path, "path"), str(error))
 
@@ -241,16 +244,22 @@ def _names_in(folder: Path) -> list[str]:
 
 def _models(config: RunConfig) -> Iterator[Problem]:
     for name, policy in config.policies.items():
-        if policy.model.path is None:
-            continue
-        path: KeyPath = ("policies", name, "model", "path")
-        if not os.path.isfile(Path(policy.model.path) / "config.json"):
-            yield Problem(path, f"{policy.model.path} holds no config.json; name a folder saved with save_pretrained")
-            continue
+        at: KeyPath = ("policies", name, "model")
         try:
-            refuse_links(Path(policy.model.path))
+            if isinstance(policy.model, CustomModel):
+                policy.model.find()
+            elif isinstance(policy.model, FolderModel):
+                _refuse_folder(Path(policy.model.path))
         except ConfigError as error:
-            yield Problem(path, str(error).removeprefix("model.path: "))
+            key = "custom" if isinstance(policy.model, CustomModel) else "path"
+            yield Problem((*at, key), str(error).removeprefix("model.path: "))
+
+
+def _refuse_folder(folder: Path) -> None:
+    """Raise ConfigError for a folder without a model, or with symbolic links in it."""
+    if not os.path.isfile(folder / "config.json"):
+        raise ConfigError(f"{folder} holds no config.json; name a folder saved with save_pretrained")
+    refuse_links(folder)
 
 
 def _mirrors(config: RunConfig) -> Iterator[Problem]:

@@ -2,21 +2,22 @@
 
     recipes/base.yaml ◀─extends─ recipes/mine.yaml ◀─overlaid by─ --set key=value   ──▶  RunConfig
 
-Where a key was written is `recipe_source.py`'s knowledge; what no single field can check is `recipe_checks.py`'s.
+`source.py` records where each key was written, `schema.py` looks up what may be written where, and
+`checks.py` checks what no single field can check.
 """
 
 import difflib
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from storage.config_union import ByKey, Choice
 from storage.errors import ConfigError
 from storage.formats import json_values
-from storage.records.types import Json
+from tasks.recipes import schema
 from tasks.recipes.checks import Problem, problems
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import KeyPath, Source, brief, dump, find, is_path, override, read_source
@@ -49,10 +50,13 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     source = read_source(recipe, _folders())
     override(source, overrides or {})
     _make_absolute(source.data)
+    for setting in schema.foreign(source.data):
+        if setting.section[setting.key] is None:  # null is no setting
+            setting.remove()
     try:
         config = RunConfig.model_validate(source.data)
     except ValidationError as error:
-        raise _complaint(source, [_problem(source.data, dict(one)) for one in error.errors()]) from None
+        raise _complaint(source, [_problem(source.data, dict(each)) for each in error.errors()]) from None
     if wrong := json_values.fault(source.data):
         path, why = wrong
         raise _complaint(source, [Problem(tuple(path.split(".")) if path else (), why)])
@@ -68,15 +72,6 @@ def portable(recipe: str, elsewhere: bool) -> str:
     if file is not None and not is_path(recipe) and file.resolve().parent == RECIPES:
         return recipe
     return str(file.resolve()) if file and not elsewhere else dump(read_source(recipe, _folders()))
-
-
-def filled(config: Json) -> Json:
-    """A stored configuration with every default written out: those that came later are in it too. One that is none any
-    more stays as it is."""
-    try:
-        return RunConfig.model_validate(config).model_dump(mode="json")
-    except ValidationError:
-        return config
 
 
 def absolute_paths(config: RunConfig) -> dict[str, str]:
@@ -112,17 +107,20 @@ def _where(source: Source, path: KeyPath) -> str:
 
 
 def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
-    path: KeyPath = tuple(str(part) for part in error["loc"])
+    path = schema.without_tags(error["loc"])
     kind = str(error["type"])
     if kind == "extra_forbidden":
-        return Problem(path, f"unknown key; {_suggestion(path)}")
+        others = {setting.path: setting.why for setting in schema.foreign(data)}
+        return Problem(path, others.get(path) or f"unknown key; {_suggestion(data, path)}")
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _no_variant(data, path, error["input"])
     if kind == "value_error":
         return Problem(path, str(error["ctx"]["error"]))
     if kind == "finite_number":
-        return Problem(path, f"must be a finite number, not {_brief(error['input'])}{_or_null(path)}")
+        return Problem(path, f"must be a finite number, not {_brief(error['input'])}{_or_null(data, path)}")
     if kind in ("int_parsing_size", "float_type") and isinstance(error["input"], int | float):
         # So large that pydantic does not even compare it with the field's own bounds.
-        return Problem(path, f"must be {_bound_at(path, error['input'] < 0)}, not {_brief(error['input'])}")
+        return Problem(path, f"must be {_bound_at(data, path, error['input'] < 0)}, not {_brief(error['input'])}")
     if kind == "literal_error":
         return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
     if kind == "missing":
@@ -130,17 +128,35 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
     words = MESSAGES.get(kind) or _lower(str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, "))
     if not words.startswith("must"):
         words = f"must be {words}"
-    return Problem(path, f"{words}, not {_brief(error['input'])}{_or_null(path) if kind == 'greater_than' else ''}")
+    return Problem(path, f"{words}, not {_brief(error['input'])}{_or_null(data, path) if kind == 'greater_than' else ''}")
 
 
-def _suggestion(path: KeyPath) -> str:
-    """What the person may have meant: a close name in the same section, else the same name in another section."""
-    known = sorted(_fields_at(path[:-1]))
-    if close := difflib.get_close_matches(path[-1], known, n=1, cutoff=0.7):
+def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
+    """The mistake of a section that selects none of its variants, or more than one."""
+    choice = schema.kind_at(path, data)
+    assert isinstance(choice, Choice), "only a union has tags"
+    if not isinstance(value, Mapping):
+        return Problem(path, f"{MESSAGES['dict_type']}, not {_brief(value)}")
+    if isinstance(choice.selector, ByKey):
+        present = " and ".join(choice.selector.keys_in(value)) or "none"
+        return Problem(path, f"needs exactly one of {_list(choice.variants, 'and')}; found {present}")
+    names = _list([repr(tag) for tag in choice.variants], "or")
+    return Problem((*path, "name"), f"must be one of {names}, not {_brief(value.get('name'))}")
+
+
+def _list(names: Iterable[str], last: str) -> str:
+    *some, end = names
+    return f"{', '.join(some)} {last} {end}" if some else end
+
+
+def _suggestion(data: Mapping[str, Any], path: KeyPath) -> str:
+    """What the person may have meant: a close name in the same section, else the same name elsewhere."""
+    names = sorted(schema.fields_at(path[:-1], data))
+    if close := difflib.get_close_matches(path[-1], names, n=1, cutoff=0.7):
         return f"did you mean {close[0]}?"
-    if elsewhere := [".".join(at) for at in _all_paths(RunConfig, ()) if at[-1] == path[-1]]:
+    if elsewhere := [".".join(at) for at in schema.all_paths() if at[-1] == path[-1]]:
         return f"did you mean {elsewhere[0]}?"
-    return f"known keys here: {', '.join(known)}" if known else "remove it"
+    return f"known keys here: {', '.join(names)}" if names else "remove it"
 
 
 def _neighbour(data: Mapping[str, Any], path: KeyPath) -> str:
@@ -150,76 +166,31 @@ def _neighbour(data: Mapping[str, Any], path: KeyPath) -> str:
     return f", or did you mean {close[0]} instead of {path[-1]}?" if close else ""
 
 
-def _fields_at(path: KeyPath) -> set[str]:
-    """Names of the fields of the model that stands at `path`; empty where there is none."""
-    model = _model_at(path)
-    return set(model.model_fields) if model is not None else set()
-
-
-def _bound_at(path: KeyPath, lower: bool) -> str:
+def _bound_at(data: Mapping[str, Any], path: KeyPath, lower: bool) -> str:
     """The lower or the upper bound of the number at `path`, in words."""
-    model = _model_at(path[:-1])
-    info = model.model_fields[path[-1]] if model is not None else None
-    inner = [one for part in get_args(info.annotation) for one in getattr(part, "__metadata__", ())] if info else []
+    info = schema.fields_at(path[:-1], data).get(path[-1])
+    inner = [
+        constraint for part in get_args(info.annotation if info else None) for constraint in getattr(part, "__metadata__", ())
+    ]
     words = (
         {"ge": "greater than or equal to", "gt": "greater than"}
         if lower
         else {"le": "less than or equal to", "lt": "less than"}
     )
-    for bound in (*(info.metadata if info else ()), *(one for part in inner for one in getattr(part, "metadata", ()))):
+    nested = [bound for constraint in inner for bound in getattr(constraint, "metadata", ())]
+    for bound in (*(info.metadata if info else ()), *nested):
         for name, word in words.items():
             if (value := getattr(bound, name, None)) is not None:
                 return f"{word} {value:g}" if isinstance(value, float) else f"{word} {value}"
     return "a number of at most 18 digits"
 
 
-def _or_null(path: KeyPath) -> str:
+def _or_null(data: Mapping[str, Any], path: KeyPath) -> str:
     """What to write for no limit, where the number at `path` is one that can be switched off."""
-    model = _model_at(path[:-1])
-    info = model.model_fields.get(path[-1]) if model is not None else None
-    kinds = [(get_args(kind) or (kind,))[0] for kind in get_args(info.annotation)] if info is not None else []
-    return "; null means no limit" if {float, type(None)} <= set(kinds) else ""
-
-
-def _model_at(path: KeyPath) -> type[BaseModel] | None:
-    """The model that stands at `path`."""
-    kind: Any = RunConfig
-    for part in path:
-        model = _model_in(kind)
-        if model is None:
-            return None
-        if _is_container(kind):
-            kind = model
-        elif part in model.model_fields:
-            kind = model.model_fields[part].annotation
-        else:
-            return None
-    return None if _is_container(kind) else _model_in(kind)
-
-
-def _all_paths(model: type[BaseModel], path: KeyPath) -> list[KeyPath]:
-    """Every key there is, breadth first, with `NAME` for the key of a dict and the index of a list."""
-    own = [(*path, name) for name in model.model_fields]
-    below: list[KeyPath] = []
-    for name, info in model.model_fields.items():
-        if (inner := _model_in(info.annotation)) is not None:
-            inside = ("NAME",) if _is_container(info.annotation) else ()
-            below += _all_paths(inner, (*path, name, *inside))
-    return sorted(own + below, key=len)
-
-
-def _is_container(kind: Any) -> bool:
-    """A dict or a list of models: the next part of a path is a name or an index."""
-    return get_origin(kind) in (dict, list)
-
-
-def _model_in(kind: Any) -> type[BaseModel] | None:
-    """The configuration model inside an annotation: `Model`, `Model | None`, `dict[str, Model]`, `list[Model]`."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return kind
-    if get_origin(kind) in (Union, types.UnionType, dict, list):
-        return next((model for part in get_args(kind) if (model := _model_in(part)) is not None), None)
-    return None
+    info = schema.fields_at(path[:-1], data).get(path[-1])
+    parts = get_args(info.annotation) if info is not None else ()
+    kinds = {(get_args(part) or (part,))[0] for part in parts}
+    return "; null means no limit" if {float, type(None)} <= kinds else ""
 
 
 def _make_absolute(data: dict[str, Any]) -> None:

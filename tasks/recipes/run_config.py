@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from data_ops.config import DataConfig, PromptSource
+from data_ops.config import DataConfig
+from data_ops.prompts import PromptSource
 from rollout.config import RolloutConfig, SamplingConfig
 from storage.config_model import Count, CountOrNone, Frozen, Seconds, Seed, Steps, Temperature
 from tasks.base_models.config import ModelConfig

@@ -1,7 +1,8 @@
 """A recipe as plain data that remembers where each key was written, so that an error can name the file and the line.
 
 Three things become one nested dict here: the files of an `extends` chain (the base first), then the overrides of a command
-line. What the keys mean is unknown here; `recipes.py` validates them.
+line. Where one selects another variant of a union than the one below it, the settings of the old variant are dropped
+(`schema.py`). `loader.py` validates the result.
 """
 
 import logging
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.errors import ConfigError
-from tasks.recipes import conditions, yaml_file
+from tasks.recipes import schema, yaml_file
 from tasks.recipes.yaml_file import NESTING_MAX
 from tasks.recipes.yaml_file import KeyPath as KeyPath
 
@@ -245,7 +246,7 @@ def _merge(target: Source, data: Mapping[str, Any], places: Mapping[KeyPath, Pla
     section: Any = target.data
     for part in path:
         section = section[part]
-    for key in conditions.overruled(path[-1], section, data) if path else ():
+    for key in schema.overruled(target.data, path, data):
         if target.place((*path, key)).line is not None:
             del section[key]
     for raw_key, value in data.items():

@@ -1,4 +1,13 @@
-"""The configuration of a stored run, as this release understands it."""
+"""The configuration of a stored run, as this release understands it.
+
+Earlier releases stored a section that selects one of several variants with the fields of all of them:
+
+    loss: {name: m2po, m2_threshold: 0.01, clip_low: 0.2, …}     model: {tiny: null, path: null, hub: x}
+
+`migrated` keeps the fields of the variant that the section selects.
+"""
+
+import copy
 
 from pydantic import ValidationError
 
@@ -7,29 +16,55 @@ from storage.errors import CorruptError
 from storage.records.types import Json
 from storage.run import runs
 from storage.store.object_store import ObjectStore
+from tasks.recipes import schema
 from tasks.recipes.run_config import RunConfig
 
 FAULTS_SHOWN = 3
 
 
 def read_config(run: ObjectStore) -> RunConfig:
-    """CorruptError when `run.json` cannot be read, or holds a configuration that this release cannot run."""
+    """Return the configuration of a run.
+
+    CorruptError when `run.json` cannot be read, or holds one that this release cannot run.
+    """
     return config_of(runs.run_config(run), run)
 
 
-def config_of(config: Json, run: ObjectStore) -> RunConfig:
-    """The same of a configuration that was read already; `run` is named in the error."""
+def migrated(config: Json) -> Json:
+    """Return a stored configuration in the form of this release; one of this form is returned as it is.
+
+    Only settings of variants that a section does not select are removed: they had no effect. Any other
+    setting that this release does not have stays, and is refused where the configuration is read.
+    """
+    config = copy.deepcopy(config)
+    for setting in schema.foreign(config):
+        setting.remove()
+    return config
+
+
+def filled(config: Json) -> Json:
+    """Return a stored configuration in the form of this release, with the defaults that came later.
+
+    One that this release cannot run is returned as it is.
+    """
     try:
-        found = RunConfig.model_validate(config)
-        faults = [
-            f"{name!r} is no name" for name in (*found.policies, *found.rollout.regions) if not layout.NAME.fullmatch(name)
-        ]
+        return RunConfig.model_validate(migrated(config)).model_dump(mode="json")
+    except ValidationError:
+        return config
+
+
+def config_of(config: Json, run: ObjectStore) -> RunConfig:
+    """Do the same with a configuration that was read already; the error names `run`."""
+    try:
+        read = RunConfig.model_validate(migrated(config))
+        names = (*read.policies, *read.rollout.regions)
+        faults = [f"{name!r} is no name" for name in names if not layout.NAME.fullmatch(name)]
     except ValidationError as error:
-        faults = [f"{'.'.join(map(str, one['loc'])) or 'config'}: {one['msg']}" for one in error.errors()]
+        faults = [f"{'.'.join(schema.without_tags(each['loc'])) or 'config'}: {each['msg']}" for each in error.errors()]
     if faults:
         more = f", and {len(faults) - FAULTS_SHOWN} more" if len(faults) > FAULTS_SHOWN else ""
         raise CorruptError(
             f"the configuration in {run.url}/run.json does not fit this release: {'; '.join(faults[:FAULTS_SHOWN])}{more}; "
             "use the release that made the run"
         )
-    return found
+    return read

@@ -21,7 +21,7 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring import closing_steps
 from tasks.monitoring.closing_steps import ClosingStep
-from tasks.recipes import loader
+from tasks.recipes import stored_config
 from tasks.recipes.run_config import RunConfig
 from tasks.supervision.awaited import Awaited
 from tasks.supervision.awaited import words as awaited_words
@@ -389,8 +389,8 @@ def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -
         ConfigError: the run exists with another configuration, or is completed.
     """
     wanted = config.model_dump(mode="json")
-    run = runs.create_run(store, run_id, wanted, deployment=deployment, filled=loader.filled)
-    stop = runs.check_restart(store, run_id, wanted, loader.filled)
+    run = runs.create_run(store, run_id, wanted, deployment=deployment, filled=stored_config.filled)
+    stop = runs.check_restart(store, run_id, wanted, stored_config.filled)
     if stop is not None:
         log.info("taking up run %s, which was %s", run_id, stop.state)
         runs.clear_stop(run)

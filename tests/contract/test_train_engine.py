@@ -19,30 +19,31 @@ from storage.records.weights import HostTensor
 from tests.builders import batch, row
 from tests.plain_trainer import PlainTrainer
 from tests.trainer_cases import LINEAR, MODEL_CONFIG, PPO, VOCAB, base_weights, reference_model, sampled_batch
-from trainer.config import LossConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.engines.engine import TrainEngine, make_engine
 from trainer.engines.torch.host_tensors import to_torch
+from trainer.losses import LossConfig, M2po, PpoClip
 
 ORDINARY = TrainConfig(lr=1e-2, publish_dtype="F32")
 SEED = 3
 LOSSES = {
-    "ppo_clip": LossConfig(name="ppo_clip", clip_low=0.1, clip_high=0.3),
-    "ppo_dual_clip": LossConfig(name="ppo_clip", dual_clip=1.3),
-    "adaptive_clip": LossConfig(m2_threshold=0.03),
-    "adaptive_clip_wide_open": LossConfig(m2_threshold=3.0),
-    "adaptive_dual_clip": LossConfig(m2_threshold=0.03, dual_clip=1.3),
-    "token_mask": LossConfig(m2_form="token_mask", m2_threshold=0.03),
-    "token_mask_dual_clip": LossConfig(m2_form="token_mask", m2_threshold=0.1, dual_clip=1.3),
-    "water_filled": LossConfig(m2_form="water_filled", m2_threshold=0.25),
-    "water_filled_default": LossConfig(m2_form="water_filled"),
-    "water_filled_dual_clip": LossConfig(m2_form="water_filled", m2_threshold=0.25, dual_clip=1.3),
-    "sequence_mean": LossConfig(m2_threshold=0.03, aggregate="sequence_mean"),
-    "constant": LossConfig(m2_threshold=0.03, aggregate="constant", constant_length=20),
+    "ppo_clip": PpoClip(clip_low=0.1, clip_high=0.3),
+    "ppo_dual_clip": PpoClip(dual_clip=1.3),
+    "adaptive_clip": M2po(m2_threshold=0.03),
+    "adaptive_clip_wide_open": M2po(m2_threshold=3.0),
+    "adaptive_dual_clip": M2po(m2_threshold=0.03, dual_clip=1.3),
+    "token_mask": M2po(m2_form="token_mask", m2_threshold=0.03),
+    "token_mask_dual_clip": M2po(m2_form="token_mask", m2_threshold=0.1, dual_clip=1.3),
+    "water_filled": M2po(m2_form="water_filled", m2_threshold=0.25),
+    "water_filled_default": M2po(m2_form="water_filled"),
+    "water_filled_dual_clip": M2po(m2_form="water_filled", m2_threshold=0.25, dual_clip=1.3),
+    "sequence_mean": M2po(m2_threshold=0.03, aggregate="sequence_mean"),
+    "constant": M2po(m2_threshold=0.03, aggregate="constant", constant_length=20),
     "ppo_sequence_mean": PPO.model_copy(update={"aggregate": "sequence_mean"}),
     "ppo_constant": PPO.model_copy(update={"aggregate": "constant", "constant_length": 7}),
 }
 ADAM = TrainConfig(
-    loss=LossConfig(m2_threshold=0.03), lr=1e-2, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.3, warmup_steps=4,
+    loss=M2po(m2_threshold=0.03), lr=1e-2, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.3, warmup_steps=4,
     grad_clip=0.2, minibatches=2, micro_batch_tokens=15, publish_dtype="F32",
 )  # fmt: skip
 """Every setting of the optimizer away from where it would not be noticed."""
@@ -199,7 +200,7 @@ class TrainEngineContract:
         logprobs[at] -= 25.0
         advantages[at] = -1.0
         rows = (replace(strange, logprobs=logprobs, advantages=advantages), *given.rows[1:])
-        loss = LossConfig.model_validate({"m2_form": form, "m2_threshold": 1e3, "dual_clip": 3.0})
+        loss = M2po.model_validate({"m2_form": form, "m2_threshold": 1e3, "dual_clip": 3.0})
         config = LINEAR.model_copy(update={"loss": loss})
         engine, plain = self.started(config), PlainTrainer(config, weights, SEED)
         metrics, expected = engine.step(replace(given, rows=rows)), plain.step(replace(given, rows=rows))
@@ -214,9 +215,9 @@ class TrainEngineContract:
             PPO,
             PPO.model_copy(update={"aggregate": "sequence_mean", "dual_clip": 1.5}),
             PPO.model_copy(update={"aggregate": "constant", "constant_length": 20}),
-            LossConfig(name="m2po"),
-            LossConfig(name="m2po", m2_form="token_mask"),
-            LossConfig(name="m2po", m2_form="water_filled"),
+            M2po(),
+            M2po(m2_form="token_mask"),
+            M2po(m2_form="water_filled"),
         ],
         ids=["token_mean", "sequence_mean", "constant", "adaptive_clip", "token_mask", "water_filled"],
     )

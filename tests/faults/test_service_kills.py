@@ -14,7 +14,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication
 from storage.weights.retention import Retention
 from tasks import evals, garbage_collection
-from tasks.base_models.config import ModelConfig, TinyBase
+from tasks.base_models.config import TinyBase, TinyModel
 from tasks.base_models.publishing import build_digest, publish_base_models
 from tasks.evaluation import evaluate_versions
 from tasks.recipes import loader
@@ -45,7 +45,7 @@ def each_kill(store: ObjectStore, after: bool, work: Callable[[ObjectStore], Non
 def test_a_base_model_whose_builder_dies_again_and_again_is_built_and_published_whole(
     memory_store: ObjectStore, after: bool
 ) -> None:
-    models = {policy: ModelConfig(tiny=SMALL) for policy in ("solver", "verifier")}
+    models = {policy: TinyModel(tiny=SMALL) for policy in ("solver", "verifier")}
 
     def build(store: ObjectStore) -> None:
         publish_base_models(store, store.sub("runs/r"), models, lambda stage, share: None)

@@ -47,6 +47,9 @@ def _of(kind: Any, path: tuple[str, ...], info: FieldInfo) -> Iterator[tuple[tup
             yield from _of(part, path, info)
 
 
+LOSS = "policies.solver.train.loss"
+SELECTED = {f"{LOSS}.{key}": {f"{LOSS}.name": "ppo_clip"} for key in ("clip_low", "clip_high")}
+"""Key → what selects the variant that has it, where that is not the default."""
 NUMBERS = {".".join(path): info for path, info in _numbers(RunConfig)}
 
 
@@ -64,7 +67,7 @@ def test_a_number_beyond_its_bounds_is_refused_with_its_key_its_value_and_the_bo
     assert any(hasattr(one, "le") or hasattr(one, "lt") for one in bounds), "no upper bound"
     for written in (*NOT_FINITE, *TOO_FAR):
         with pytest.raises(ConfigError) as caught:
-            load(RECIPE, {key: _value(written)})
+            load(RECIPE, {**SELECTED.get(key, {}), key: _value(written)})
         assert key in str(caught.value)
         assert re.search(r"must be (a finite number|(less|greater) than (or equal to )?[-\d.e+]+), not ", str(caught.value))
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from data_ops.prompts.stream import load_prompts
 from rollout.agents.seeds import derived_seed
 from rollout.config import EngineConfig
 from storage.coordination.heartbeats import Pulse
@@ -146,7 +145,7 @@ def publish_scripted(run: ObjectStore, *versions: int) -> None:
 def problems(config: RunConfig) -> list[tuple[str, int]]:
     """(id, sum) of every held-out problem."""
     assert config.evaluation is not None
-    prompts = load_prompts(config.evaluation.prompts).all(PROMPTS)
+    prompts = config.evaluation.prompts.stream().all(PROMPTS)
     return [(prompt.id, total(prompt.fields["question"])) for prompt in prompts]
 
 
@@ -181,7 +180,7 @@ def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_fai
     found = problems(played)
     assert {number % 2 for _, number in found} == {0, 1}  # or the script would show nothing
     assert played.evaluation is not None
-    question = load_prompts(played.evaluation.prompts).all(PROMPTS)[2].fields["question"]
+    question = played.evaluation.prompts.stream().all(PROMPTS)[2].fields["question"]
     monkeypatch.setattr(f"{__name__}.FAILS_ON", question)
     episodes: list[Episode] = []
     made = evaluate_versions(memory_store, played, {"solver": 0, "verifier": 0}, episodes.append)

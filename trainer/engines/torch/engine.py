@@ -4,8 +4,9 @@
              one optimizer  one backward     one forward
              step each      pass each        pass each
 
-`packing.py` cuts, `objective.py` says what the loss is, this module sums gradients and steps. Splitting into
-micro-batches changes no gradient: every weight and bound of the loss is fixed over the whole minibatch first.
+`packing.py` cuts, `trainer/losses/` has the loss, this module sums gradients and steps. Splitting into
+micro-batches changes no gradient: every weight and constant of the loss is computed over the whole
+minibatch first.
 
 Shape legend: N loss tokens of a micro-batch.
 """
@@ -31,7 +32,7 @@ from trainer.engines.torch.logprobs import token_logprobs
 from trainer.engines.torch.minibatches import batch_advantages, check_rows, minibatches
 from trainer.engines.torch.packing import Block, Example, pack, plan
 from trainer.engines.torch.step_metrics import Tally
-from trainer.losses.objective import Constants, constants, looks_ahead, row_weights, token_losses
+from trainer.losses.loss import Prepared, check_token_loss
 
 STATE_FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -55,6 +56,7 @@ class TorchEngine:
         torch.set_num_threads(config.threads)
         self._config = config
         self._seed = seed
+        self._loss = config.loss.make()
         self._model = HfModel(model_config, config.device, config.activation_checkpointing)
         self._parameters = self._model.parameters()
         self._optimizer = self._fresh_optimizer()
@@ -146,40 +148,40 @@ class TorchEngine:
         planned = plan([len(example.tokens) for example in examples], self._config.micro_batch_tokens)
         passes = [[pack([examples[row] for row in rows]) for rows in blocks] for blocks in planned]
         self._optimizer.zero_grad(set_to_none=True)
-        fixed = self._look_ahead(passes) if len(passes) > 1 and looks_ahead(self._config.loss) else None
+        ahead = len(passes) > 1 and self._loss.whole_minibatch
+        prepared = self._prepare_ahead(passes) if ahead else None
         start = 0
         for blocks in passes:
             tokens = self._forward(blocks)
             end = start + len(tokens.logprobs_N)
-            mine = fixed.part(start, end) if fixed else self._constants(tokens)
-            losses = token_losses(self._config.loss, mine, tokens.logprobs_N, tokens.behaviour_N, tokens.advantages_N)
+            mine = prepared.part(start, end) if prepared else self._prepare([tokens])
+            arguments = mine, tokens.logprobs_N, tokens.behaviour_N, tokens.advantages_N
+            losses = check_token_loss(self._loss.token_losses(*arguments), end - start)
             loss = (losses.values_N * tokens.weight_N).sum()
             torch.autograd.backward(loss)
             tally.add(loss, losses, tokens.logprobs_N, tokens.entropy_N, tokens.behaviour_N, tokens.advantages_N)
             start = end
         self._update(tally, mine)
 
-    def _update(self, tally: Tally, fixed: Constants) -> None:
+    def _update(self, tally: Tally, prepared: Prepared) -> None:
         """Clip and step. A gradient that is not finite would poison the weights for ever: its minibatch is left out."""
         limit = math.inf if self._config.grad_clip is None else self._config.grad_clip
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit))
         if np.isfinite(norm) and self._config.lr:  # a step of length 0 would still make 0.0 of −0.0
             self._optimizer.step()
-        tally.add_update(norm, fixed.bounds)
+        tally.add_update(norm, prepared.scalars)
 
-    def _look_ahead(self, passes: list[list[Block]]) -> Constants:
-        """The constants of a minibatch that takes several micro-batches: one more forward pass, without gradients."""
+    def _prepare_ahead(self, passes: list[list[Block]]) -> Prepared:
+        """Prepare a minibatch of several micro-batches: one more forward pass, without gradients."""
         with torch.no_grad():
-            parts = [self._forward(blocks) for blocks in passes]
-        return constants(
-            self._config.loss,
-            torch.cat([part.logprobs_N for part in parts]),
+            return self._prepare([self._forward(blocks) for blocks in passes])
+
+    def _prepare(self, parts: list[_Tokens]) -> Prepared:
+        return self._loss.prepare(
+            torch.cat([part.logprobs_N.detach() for part in parts]),
             torch.cat([part.behaviour_N for part in parts]),
             torch.cat([part.advantages_N for part in parts]),
         )
-
-    def _constants(self, tokens: _Tokens) -> Constants:
-        return constants(self._config.loss, tokens.logprobs_N, tokens.behaviour_N, tokens.advantages_N)
 
     def _forward(self, blocks: list[Block]) -> _Tokens:
         logprobs, entropies = zip(*(self._block_logprobs(block) for block in blocks), strict=True)
@@ -207,7 +209,7 @@ def _is_remote(device: torch.device) -> bool:
 
 
 def _examples(batch: Batch, advantages: list[np.ndarray], rows: np.ndarray, config: TrainConfig) -> list[Example]:
-    weights = row_weights(config.loss, [int(batch.rows[row].loss_mask.sum()) for row in rows])
+    weights = config.loss.row_weights([int(batch.rows[row].loss_mask.sum()) for row in rows])
     return [
         Example(
             tokens=batch.rows[row].tokens,

@@ -4,12 +4,15 @@ Shape legend: N loss tokens of a micro-batch.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from storage.errors import ConfigError
 from storage.records.batches import Batch
-from trainer.losses.losses import ClipBounds, TokenLoss, clippable, divergence, second_moments
+from trainer.losses.diagnostics import clippable, kl_k3, second_moments
+from trainer.losses.loss import TokenLoss
 
 
 class Tally:
@@ -17,10 +20,10 @@ class Tally:
 
     def __init__(self) -> None:
         self._tokens = 0
-        self._sums = dict.fromkeys(("kl", "ratio", "entropy", "silenced", "m2", "clippable"), 0.0)
+        self._sums = dict.fromkeys(("kl", "ratio", "entropy", "clipped", "m2", "clippable"), 0.0)
         self._loss = 0.0
         self._norms: list[float] = []
-        self._bounds: list[ClipBounds] = []
+        self._scalars: dict[str, list[float]] = {}
 
     def add(
         self,
@@ -34,10 +37,10 @@ class Tally:
         """Take in one micro-batch; `loss` is its share of the minibatch's loss."""
         clippable_N = clippable(logprobs_N, behaviour_N, advantages_N)
         sums = (
-            divergence(logprobs_N, behaviour_N).sum(),
+            kl_k3(logprobs_N, behaviour_N).sum(),
             (logprobs_N.detach().double() - behaviour_N).exp().sum(),
             entropy_N.double().sum(),
-            losses.silenced_N.double().sum(),
+            losses.clipped_N.double().sum(),
             second_moments(logprobs_N, behaviour_N)[clippable_N].sum(),
             clippable_N.double().sum(),
             loss.detach().double(),
@@ -48,32 +51,36 @@ class Tally:
         self._loss += share
         self._tokens += len(logprobs_N)
 
-    def add_update(self, grad_norm: float, bounds: ClipBounds | None) -> None:
-        """Take in one optimizer step: the gradient's norm before clipping, and the loss's bounds if it has any."""
+    def add_update(self, grad_norm: float, scalars: Mapping[str, float]) -> None:
+        """Add one optimizer step: the gradient's norm before clipping, and the loss's constants."""
         self._norms.append(grad_norm)
-        if bounds:
-            self._bounds.append(bounds)
+        for name, value in scalars.items():
+            self._scalars.setdefault(f"trainer/{name}", []).append(value)
 
     def metrics(self, batch: Batch) -> dict[str, float]:
-        """Finite numbers only: what is not finite is left out, and `trainer/skipped` counts such optimizer steps."""
+        """Return finite numbers only; `trainer/skipped` counts optimizer steps that were left out.
+
+        ConfigError when the loss has a constant by the name of a metric that is measured here.
+        """
         tokens, updates = max(self._tokens, 1), max(len(self._norms), 1)
         finite_norms = [norm for norm in self._norms if math.isfinite(norm)]
-        found = {
+        measured = {
             "trainer/loss": self._loss / updates,
             "trainer/kl/mean": self._sums["kl"] / tokens,
             "trainer/ratio/mean": self._sums["ratio"] / tokens,
             "trainer/entropy/mean": self._sums["entropy"] / tokens,
-            "trainer/masked_share": self._sums["silenced"] / tokens,
+            "trainer/masked_share": self._sums["clipped"] / tokens,
             "trainer/m2/mean": self._sums["m2"] / max(self._sums["clippable"], 1.0),
             "trainer/tokens": float(self._tokens),
             "trainer/grad_norm": _mean(finite_norms),
             "trainer/skipped": float(len(self._norms) - len(finite_norms)),
         }
-        if self._bounds:
-            found["trainer/clip_low"] = _mean([bounds.eps_low for bounds in self._bounds])
-            found["trainer/clip_high"] = _mean([bounds.eps_high for bounds in self._bounds])
-        found |= _of_rows(batch)
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        measured |= _of_rows(batch)
+        if taken := self._scalars.keys() & measured.keys():
+            names = ", ".join(name.removeprefix("trainer/") for name in sorted(taken))
+            raise ConfigError(f"train.loss: the loss prepares scalars by the name of other metrics: {names}; rename them")
+        measured |= {name: _mean(values) for name, values in self._scalars.items()}
+        return {name: value for name, value in measured.items() if math.isfinite(value)}
 
 
 def _of_rows(batch: Batch) -> dict[str, float]:

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_ops.config import DataConfig, PolicyData, PromptSource
+from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import service as service_module
 from data_ops.dataflow.batch_assembly import BARREN_GROUPS, Assembly, complaint
 from data_ops.dataflow.ledger import UNREADABLE_SHARD
 from data_ops.dataflow.service import Dataflow, serve
 from data_ops.dataflow.shard_ingest import PolicyIntake, Prepared, prepare
+from data_ops.prompts import BuiltinPrompts
 from storage import layout
 from storage.coordination.heartbeats import Pulse
 from storage.errors import ConfigError, CorruptError, TransientError
@@ -300,7 +301,7 @@ def service(made: World, run: ObjectStore, stop: threading.Event) -> Pulse:
 
 
 def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(memory_store: ObjectStore) -> None:
-    config = DataConfig(prompts=PromptSource(builtin="chained_addition"))
+    config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
     assembly = Assembly(memory_store, "solver", PolicyData(batch_size=4, steps=9), config, 0, lambda order: None)
     assembly.version = 5
     for order in range(2):
@@ -481,7 +482,7 @@ def test_a_round_writes_a_bounded_number_of_orders(memory_store: ObjectStore, mo
 
 
 def _assembly(store: ObjectStore, policy: str = "solver") -> Assembly:
-    config = DataConfig(prompts=PromptSource(builtin="chained_addition"))
+    config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
     return Assembly(store, policy, PolicyData(batch_size=4, steps=1), config, 0, lambda order: None)
 
 

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_ops.config import PromptSource
-from data_ops.prompts import files
-from data_ops.prompts.files import read_hub, read_jsonl, read_parquet
+from data_ops.prompts import FilePrompts, HubPrompts
+from data_ops.prompts import path as files
+from data_ops.prompts.hub import read_hub
+from data_ops.prompts.path import read_jsonl, read_parquet
 from storage.errors import ConfigError
 from storage.records.rollouts import Group, Order
 from storage.run import orders, shards
@@ -20,9 +21,9 @@ from storage.store.object_store import ObjectStore
 from tests import builders
 
 
-def write_lines(path: Path, *lines: str) -> PromptSource:
+def write_lines(path: Path, *lines: str) -> FilePrompts:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return PromptSource(path=str(path))
+    return FilePrompts(path=str(path))
 
 
 def test_a_jsonl_row_keeps_its_other_columns_and_gets_an_id_from_its_line(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_a_jsonl_row_keeps_its_other_columns_and_gets_an_id_from_its_line(tmp_pa
 
 def test_named_columns_become_question_and_answer(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", '{"problem": "1+1", "solution": "first 3 #### no, #### 2 "}')
-    source = PromptSource(path=str(tmp_path / "a.jsonl"), question="problem", answer="solution", answer_after="####")
+    source = FilePrompts(path=str(tmp_path / "a.jsonl"), question="problem", answer="solution", answer_after="####")
     fields = read_jsonl(source)[0].fields
     assert (fields["question"], fields["answer"]) == ("1+1", "2")
 
@@ -74,7 +75,7 @@ def test_only_the_first_ten_broken_lines_are_shown_and_the_rest_is_counted(tmp_p
 def test_bytes_that_are_not_text_are_a_broken_line(tmp_path: Path) -> None:
     (tmp_path / "bytes.jsonl").write_bytes(b'{"question": "1+1", "answer": "2"}\n\xff\xfe\x00\n')
     with pytest.raises(ConfigError, match="1 of 2 lines cannot be used"):
-        read_jsonl(PromptSource(path=str(tmp_path / "bytes.jsonl")))
+        read_jsonl(FilePrompts(path=str(tmp_path / "bytes.jsonl")))
 
 
 def test_a_missing_mark_before_the_answer_is_named(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_an_empty_file_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"empty\.jsonl holds no prompt at all"):
         read_jsonl(write_lines(tmp_path / "empty.jsonl", ""))
     with pytest.raises(ConfigError, match=r"absent\.jsonl is not a file"):
-        read_jsonl(PromptSource(path=str(tmp_path / "absent.jsonl")))
+        read_jsonl(FilePrompts(path=str(tmp_path / "absent.jsonl")))
 
 
 def test_a_limit_stops_reading_before_a_broken_line_behind_it(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
     rows = [{"question": "1+1", "answer": "2", "tags": ["a"]}, {"question": "2+2", "answer": "4", "tags": []}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "sums.parquet")
     source = write_lines(tmp_path / "sums.jsonl", *(json.dumps(row) for row in rows))
-    assert read_parquet(PromptSource(path=str(tmp_path / "sums.parquet"))) == read_jsonl(source)
+    assert read_parquet(FilePrompts(path=str(tmp_path / "sums.parquet"))) == read_jsonl(source)
 
 
 def test_parquet_columns_that_json_cannot_hold_are_left_out_with_a_warning(
@@ -107,7 +108,7 @@ def test_parquet_columns_that_json_cannot_hold_are_left_out_with_a_warning(
 ) -> None:
     rows = [{"question": "1+1", "answer": "2", "image": b"\x00", "boxes": [{"pixels": b"\x00"}]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))[0].fields == {"question": "1+1", "answer": "2"}
+    assert read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))[0].fields == {"question": "1+1", "answer": "2"}
     assert "columns image, boxes are left out" in caplog.text
 
 
@@ -115,19 +116,19 @@ def test_a_broken_parquet_row_is_named(tmp_path: Path) -> None:
     rows = [{"question": "1+1", "answer": "2"}, {"question": None, "answer": "2"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="row 2: column 'question' holds nothing"):
-        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"not parquet")
     with pytest.raises(ConfigError, match=r"a\.parquet cannot be read as Parquet"):
-        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_without_the_package_datasets_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` an ImportError
     with pytest.raises(ConfigError, match=r"needs the package `datasets`: pip install datasets"):
-        read_hub(PromptSource(hub="openai/gsm8k"))
+        read_hub(HubPrompts(hub="openai/gsm8k"))
 
 
 class FakeDatasets(ModuleType):
@@ -149,7 +150,7 @@ class FakeDatasets(ModuleType):
 
 def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=True))
-    source = PromptSource(hub="openai/gsm8k", hub_config="main", split="test", answer_after="####")
+    source = HubPrompts(hub="openai/gsm8k", hub_config="main", split="test", answer_after="####")
     prompt = read_hub(source)[0]
     assert (prompt.id, prompt.fields["answer"]) == ("openai/gsm8k/test/0", "2")
 
@@ -157,7 +158,7 @@ def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_unreachable_hub_is_a_sentence_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=False))
     with pytest.raises(ConfigError, match=r"no route to the hub\); check the names and the network"):
-        read_hub(PromptSource(hub="openai/gsm8k"))
+        read_hub(HubPrompts(hub="openai/gsm8k"))
 
 
 UNSTORABLE = {
@@ -187,7 +188,7 @@ def test_a_row_that_an_order_could_not_hold_is_named_with_its_line_and_column(tm
 def test_a_surrogate_in_the_files_own_bytes_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"question": "1+1", "answer": "\xed\xa0\x80"}\n')
     with pytest.raises(ConfigError, match="line 1: column 'answer' has the lone surrogate U"):
-        read_jsonl(PromptSource(path=str(tmp_path / "a.jsonl")))
+        read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl")))
 
 
 def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_shard(
@@ -209,14 +210,14 @@ def test_a_parquet_row_that_an_order_could_not_hold_is_named(tmp_path: Path) -> 
     rows = [{"question": "1+1", "answer": "2", "w": weight} for weight in (0.5, float("nan"), 1.0)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match=r"1 of 3 rows cannot be used.*\n.*row 2: column 'w' is nan"):
-        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_a_parquet_row_whose_text_is_no_text_is_named(tmp_path: Path) -> None:
     text = pa.array([b"1+1", b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False).view(pa.string())
     pq.write_table(pa.table({"question": text, "answer": pa.array(["2", "2"])}), tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match=r"1 of 2 rows cannot be used.*\n.*row 2: not readable"):
-        read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+        read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_a_hub_row_is_checked_too_and_columns_without_a_json_type_are_left_out(
@@ -224,7 +225,7 @@ def test_a_hub_row_is_checked_too_and_columns_without_a_json_type_are_left_out(
 ) -> None:
     fake = FakeDatasets(reachable=True)
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    source = PromptSource(hub="openai/gsm8k", hub_config="main", split="test")
+    source = HubPrompts(hub="openai/gsm8k", hub_config="main", split="test")
     fake.rows = [{"question": "1+1", "answer": "2", "image": b"\x00"}] * 2
     assert [prompt.fields for prompt in read_hub(source)] == [{"question": "1+1", "answer": "2"}] * 2
     assert caplog.text.count("columns image are left out") == 1
@@ -248,17 +249,17 @@ def test_a_column_that_is_written_twice_is_refused_with_its_line(tmp_path: Path)
 def test_an_answer_that_is_empty_behind_its_mark_is_refused_with_its_line(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", '{"question": "q", "answer": "so #### "}')
     with pytest.raises(ConfigError, match=r"line 1: column 'answer' has nothing after '####'"):
-        read_jsonl(PromptSource(path=str(tmp_path / "a.jsonl"), answer_after="####"))
+        read_jsonl(FilePrompts(path=str(tmp_path / "a.jsonl"), answer_after="####"))
 
 
 def test_an_empty_mark_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 character"):
-        PromptSource(path="a.jsonl", answer_after="")
+        FilePrompts(path="a.jsonl", answer_after="")
 
 
 def test_a_path_that_no_file_can_have_is_not_a_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a file"):
-        read_jsonl(PromptSource(path=str(tmp_path / ("x" * 300 + ".jsonl"))))
+        read_jsonl(FilePrompts(path=str(tmp_path / ("x" * 300 + ".jsonl"))))
 
 
 def test_a_broken_columns_name_is_cut_in_the_message(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_a_broken_columns_name_is_cut_in_the_message(tmp_path: Path) -> None:
 def test_text_with_a_dictionary_encoding_is_read_as_text(tmp_path: Path) -> None:
     table = pa.table({"question": ["q", "r"], "answer": pa.array(["1", "2"]).dictionary_encode()})
     pq.write_table(table, tmp_path / "a.parquet")
-    prompts = read_parquet(PromptSource(path=str(tmp_path / "a.parquet")))
+    prompts = read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
     assert [prompt.fields["answer"] for prompt in prompts] == ["1", "2"]
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from data_ops.config import PromptSource
-from data_ops.prompts.stream import PromptStream, load_prompts
+from data_ops.prompts import BuiltinPrompts, FilePrompts
+from data_ops.prompts.stream import PromptStream
 from storage.errors import ConfigError, CorruptError
 from storage.records.rollouts import Prompt
 from tests.checkout import DATA
@@ -51,7 +51,7 @@ def test_a_cursor_of_another_form_is_corrupt(cursor: dict[str, object]) -> None:
 
 
 def test_the_builtin_never_ends_and_its_cursor_is_the_index() -> None:
-    stream = load_prompts(PromptSource(builtin="chained_addition", seed=3))
+    stream = BuiltinPrompts(builtin="chained_addition", seed=3).stream()
     first, cursor = stream.take({}, 2)
     second, cursor = stream.take(cursor, 1)
     assert cursor == {"epoch": 0, "position": 3}
@@ -60,7 +60,7 @@ def test_the_builtin_never_ends_and_its_cursor_is_the_index() -> None:
 
 
 def test_a_limited_builtin_repeats_in_epochs() -> None:
-    stream = load_prompts(PromptSource(builtin="chained_addition", limit=4))
+    stream = BuiltinPrompts(builtin="chained_addition", limit=4).stream()
     prompts, cursor = stream.take({}, 8)
     assert cursor == {"epoch": 1, "position": 4}
     assert sorted(ids(prompts[:4])) == sorted(ids(prompts[4:])) == sorted(ids(stream.all()))
@@ -68,17 +68,17 @@ def test_a_limited_builtin_repeats_in_epochs() -> None:
 
 def test_all_of_an_endless_source_asks_for_a_limit() -> None:
     with pytest.raises(ConfigError, match=r"set prompts\.limit"):
-        load_prompts(PromptSource(builtin="chained_addition")).all()
+        BuiltinPrompts(builtin="chained_addition").stream().all()
 
 
 def test_a_file_of_another_kind_is_refused_with_the_two_kinds() -> None:
     with pytest.raises(ConfigError, match=r"train\.csv is neither \.jsonl nor \.parquet"):
-        load_prompts(PromptSource(path="train.csv"))
+        FilePrompts(path="train.csv").stream()
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not beside this checkout (../shared/data/gsm8k)")
 def test_gsm8k_is_read_with_the_answer_after_the_hashes() -> None:
-    stream = load_prompts(PromptSource(path=str(GSM8K), answer_after="####"))
+    stream = FilePrompts(path=str(GSM8K), answer_after="####").stream()
     prompts = stream.all()
     assert len(prompts) == 1319
     assert prompts[0].id == "test/0"

@@ -9,14 +9,14 @@ from storage.run.base_models import load_model, save_model
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tasks.base_models import tiny as tiny_base
-from tasks.base_models.config import ModelConfig, TinyBase
+from tasks.base_models.config import FolderModel, TinyBase, TinyModel
 from tasks.base_models.publishing import build_digest, ensure_base_model, publish_base_models
 from tasks.base_models.tiny import build, model_files
 
 SMALL = TinyBase(
     hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, skill_iterations=1, habit_iterations=1, batch_size=4
 )
-TINY = ModelConfig(tiny=SMALL)
+TINY = TinyModel(tiny=SMALL)
 
 
 class Heard(list[tuple[str, float]]):
@@ -65,14 +65,14 @@ def test_a_folder_is_read_as_it_is(local_store: ObjectStore, tmp_path: Path):
     for name, body in model_files(SMALL).items():
         (folder / name).write_bytes(body)
     (folder / "model.safetensors").write_bytes(to_safetensors(tensors))
-    model = ensure_base_model(local_store, ModelConfig(path=str(folder)), Heard())
+    model = ensure_base_model(local_store, FolderModel(path=str(folder)), Heard())
     assert model.digest == weights_digest(tensors)
     assert model.files == model_files(SMALL)
 
 
 def test_version_0_of_every_policy_is_published_once(local_store: ObjectStore):
     run, heard = local_store.sub("runs/r"), Heard()
-    other = ModelConfig(tiny=SMALL.model_copy(update={"seed": 1}))
+    other = TinyModel(tiny=SMALL.model_copy(update={"seed": 1}))
     publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY, "judge": other}, heard)
     assert [share for stage, share in heard if stage == "adding bad habits"] == [0.5, 1.0]  # two recipes, two builds
     assert heard == sorted(heard, key=lambda told: told[1])

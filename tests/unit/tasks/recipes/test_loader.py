@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from data_ops.prompts import BuiltinPrompts, FilePrompts, HubPrompts
 from storage.errors import ConfigError
-from tasks.recipes.loader import absolute_paths, filled, known_recipes, load, portable
+from tasks.base_models.config import FolderModel, TinyBase, TinyModel
+from tasks.recipes.loader import absolute_paths, known_recipes, load, portable
+from tasks.recipes.run_config import RunConfig
 from tasks.recipes.source import dump, parse
+from trainer.losses import CustomLoss, M2po, PpoClip
 
 RECIPE = """\
 name: mine
@@ -92,7 +96,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
     assert complaint(text + "colour: red\n").splitlines() == [
         "recipe: 3 problems",
         "  recipe, line 2: steps: must be greater than or equal to 1, not 0",
-        "  recipe, line 5: policies.solver.model: model needs exactly one of tiny, path and hub; found tiny and path",
+        "  recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; found tiny and path",
         "  recipe, line 12: colour: unknown key; known keys here: data, evaluation, log_level, name, policies, rollout, "
         "seed, steps, supervise, tracking",
     ]
@@ -176,7 +180,7 @@ def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(tmp_path: P
     (tmp_path / "train.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
     monkeypatch.chdir(tmp_path)
     prompts = load(RECIPE, {"prompts.path": "train.jsonl"}).data.prompts
-    assert (prompts.builtin, prompts.path) == (None, str(tmp_path / "train.jsonl"))
+    assert prompts == FilePrompts(path=str(tmp_path / "train.jsonl"))
 
 
 def test_evaluation_on_the_training_set_is_refused() -> None:
@@ -267,6 +271,99 @@ def test_settings_of_prompts_and_of_the_penalty_without_effect_are_refused(tmp_p
     load(RECIPE, {"data.advantage.overlong_max_tokens": 40, "data.advantage.overlong_tokens": 8})
 
 
+def test_a_section_that_selects_no_variant_or_one_that_does_not_exist_is_told_those_there_are() -> None:
+    key = "policies.solver.train.loss"
+    assert complaint(RECIPE, **{key: {"name": "grpo"}}) == (
+        f"--set {key}: {key}.name: must be one of 'ppo_clip', 'm2po' or 'custom', not 'grpo'"
+    )
+    assert complaint(RECIPE, **{key: {"name": ["m2po"]}}).endswith("'custom', not ['m2po']")
+    assert complaint(RECIPE, **{key: "ppo_clip"}) == f"--set {key}: must be a section of `key: value` lines, not 'ppo_clip'"
+    assert complaint(RECIPE.replace("{builtin: chained_addition}", "{split: test}")) == (
+        "recipe, line 9: data.prompts: needs exactly one of builtin, path, hub and custom; found none"
+    )
+    assert complaint(RECIPE.replace("{tiny: {}}", "{path: null}")) == (
+        "recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; found none"
+    )
+
+
+def test_a_field_of_a_variant_is_named_like_any_other() -> None:
+    key = "policies.solver.train.loss"
+    assert complaint(RECIPE, **{f"{key}.name": "ppo_clip", f"{key}.clip_lo": 1}).endswith("unknown key; did you mean clip_low?")
+    assert complaint(RECIPE, **{key: {"name": "ppo_clip", "max_staleness": 1}}).endswith("did you mean data.max_staleness?")
+    assert complaint(RECIPE, **{"data.clip_high": 1}) == (
+        "--set data.clip_high: unknown key; did you mean policies.NAME.train.loss.clip_high?"
+    )
+    assert complaint(RECIPE, **{"policies.solver.model.tiny.hiden": 8}) == (
+        "--set policies.solver.model.tiny.hiden: unknown key; did you mean hidden?"
+    )
+    assert complaint(RECIPE, **{"policies.solver.model.tiny.hidden": 1}).endswith("must be greater than or equal to 2, not 1")
+
+
+def test_null_is_no_setting_of_a_variant_that_is_not_selected(tmp_path: Path) -> None:
+    text = with_line("    batch_size: 32", "    train: {loss: {name: ppo_clip, m2_threshold: null, dual_clip: null}}")
+    assert load(text).policies["solver"].train.loss == PpoClip()
+    assert load(RECIPE, {"prompts.path": None, "prompts.split": "test"}).data.prompts == BuiltinPrompts(
+        builtin="chained_addition", split="test"
+    )
+
+
+def test_a_recipe_does_not_inherit_the_fields_of_a_variant_that_it_replaces(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    base = tmp_path / "base.yaml"
+    base.write_text(
+        with_line(
+            "    batch_size: 32",
+            "    train: {loss: {name: m2po, m2_form: water_filled, m2_threshold: 0.5, dual_clip: 3, aggregate: constant, "
+            "constant_length: 9}}",
+        ).replace("{builtin: chained_addition}", "{builtin: chained_addition, split: test, seed: 7}")
+    )
+
+    def over(*lines: str) -> RunConfig:
+        return load("\n".join([f"extends: {base}", *lines, ""]))
+
+    same = over("policies: {solver: {train: {loss: {name: m2po, m2_threshold: 0.3}}}}").policies["solver"].train.loss
+    assert same == M2po(m2_form="water_filled", m2_threshold=0.3, dual_clip=3, aggregate="constant", constant_length=9)
+    other = over("policies: {solver: {train: {loss: {name: ppo_clip}}}}").policies["solver"].train.loss
+    assert other == PpoClip(dual_clip=3, aggregate="constant", constant_length=9)
+    plain = over("policies: {solver: {train: {loss: {name: ppo_clip, aggregate: token_mean}}}}").policies["solver"]
+    assert plain.train.loss == PpoClip(dual_clip=3)
+    assert over("data: {prompts: {hub: openai/gsm8k}}").data.prompts == HubPrompts(hub="openai/gsm8k", split="test", seed=7)
+    folder = over(f"policies: {{solver: {{model: {{path: {tmp_path}/model}}}}}}").policies["solver"].model
+    assert folder == FolderModel(path=str(tmp_path / "model"))
+    assert over("policies: {solver: {model: {tiny: {hidden: 32}}}}").policies["solver"].model == TinyModel(
+        tiny=TinyBase(hidden=32)
+    )
+
+
+def test_what_a_recipe_writes_for_a_variant_that_it_does_not_select_is_refused_where_it_is_written(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(with_line("    batch_size: 32", "    train: {loss: {name: m2po, m2_threshold: 0.5}}"))
+    text = f"extends: {base}\npolicies:\n  solver:\n    train:\n      loss: {{name: ppo_clip, m2_form: token_mask}}\n"
+    assert complaint(text) == (
+        "recipe, line 5: policies.solver.train.loss.m2_form: has no effect with name: ppo_clip; leave it out, or set name: m2po"
+    )
+
+
+def test_code_that_a_recipe_names_is_checked_before_anything_starts() -> None:
+    here = __name__
+    loss = {"name": "custom", "path": f"{here}:Patient"}
+    key = "policies.solver.train.loss"
+    assert complaint(RECIPE, **{key: loss}).startswith(
+        f"--set {key}: {key}.path: {here}:Patient has no prepare and no token_losses; a loss is a class with prepare("
+    )
+    right = {"name": "custom", "path": "trainer.losses.ppo_clip:PpoClip", "args": {"clip_low": 0.1}}
+    assert load(RECIPE, {key: right}).policies["solver"].train.loss == CustomLoss(path=right["path"], args=right["args"])
+    assert complaint(RECIPE, **{"prompts.custom": f"{here}:Patient"}).startswith(
+        f"--set prompts.custom: data.prompts.custom: {here}:Patient has no size and no prompt; a source of prompts is a class "
+        "with size() and prompt(index) (docs/sources.md)"
+    )
+    assert complaint(RECIPE, **{"policies.solver.model.custom": "os:system"}).startswith(
+        "--set policies.solver.model.custom: os:system is part of Python's standard library"
+    )
+    assert complaint(RECIPE, **{key: {"name": "custom"}}).endswith(f"{key}.path: is missing; add it")
+
+
 def test_a_recipe_that_selects_something_else_than_its_base_drops_what_the_base_set_for_its_own_choice() -> None:
     loss = load("multi_policy_tiny", {"policies.*.train.loss": {"name": "ppo_clip", "clip_low": 0.1}})
     assert [policy.train.loss.clip_low for policy in loss.policies.values()] == [0.1, 0.1]
@@ -284,7 +381,7 @@ def test_of_two_overrides_that_do_not_go_together_none_is_dropped() -> None:
             f"--set {threshold}: has no effect with name: ppo_clip; leave it out, or set name: m2po"
         )
     assert complaint(RECIPE, **{"prompts.path": "a.jsonl", "prompts.hub": "openai/gsm8k"}).endswith(
-        "data.prompts: prompts need exactly one of builtin, path and hub; found path and hub"
+        "data.prompts: needs exactly one of builtin, path, hub and custom; found path and hub"
     )
 
 
@@ -376,13 +473,6 @@ def test_a_folder_in_place_of_a_prompt_file_is_called_a_folder(tmp_path: Path) -
     assert complaint(RECIPE, **{"prompts.path": str(tmp_path)}) == (
         f"--set prompts.path: data.prompts.path: {tmp_path} is a folder; name one file, such as {tmp_path}/train.jsonl"
     )
-
-
-def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
-    stored = load(RECIPE).model_dump(mode="json")
-    del stored["policies"]["solver"]["train"]["anchor_every"]
-    assert filled(stored) == load(RECIPE).model_dump(mode="json")
-    assert filled({"steps": "none any more"}) == {"steps": "none any more"}
 
 
 def test_a_mirror_that_is_no_store_or_holds_credentials_is_refused_without_repeating_them() -> None:

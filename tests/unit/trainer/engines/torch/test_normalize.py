@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainer.losses.normalize import normalize
+from trainer.engines.torch.minibatches import normalize
 
 
 def test_values_get_mean_zero_and_deviation_one() -> None:

@@ -1,0 +1,20 @@
+"""Prompts that are made on the spot: nothing is downloaded."""
+
+from typing import Literal
+
+from data_ops.prompts.chained_addition import problem
+from data_ops.prompts.source import PromptSettings
+from data_ops.prompts.stream import PromptStream
+
+
+class BuiltinPrompts(PromptSettings):
+    """`prompts: {builtin: chained_addition, split: train}`: endless and seeded."""
+
+    builtin: Literal["chained_addition"]
+    """Which problems."""
+    split: str = "train"
+    """`train` or `test`; the two never share a problem."""
+
+    def stream(self) -> PromptStream:
+        """Make the problems as they are asked for."""
+        return PromptStream(lambda index: problem(index, self.split, self.seed), self.limit, self.seed)

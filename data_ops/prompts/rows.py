@@ -1,0 +1,115 @@
+"""Rows of a file or of a data set as prompts, with errors that name the rows that cannot be used, and why.
+
+A row's named columns become `fields["question"]` and `fields["answer"]`; its other columns are kept beside
+them. All of it is stored with the orders, as JSON: a row that JSON cannot represent exactly is refused
+here, where its line number is available.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from data_ops.prompts.source import Columns
+from storage.errors import ConfigError
+from storage.formats import json_values
+from storage.records.rollouts import Prompt
+from storage.records.types import Json
+
+BROKEN_LINES_SHOWN = 10
+COLUMNS_SHOWN = 200
+"""Characters of the columns' names in a message."""
+
+
+class BrokenRowError(Exception):
+    """One row that cannot be a prompt; the message says what is wrong with it."""
+
+
+class Unreadable(str):
+    """In place of a row: why its bytes are none."""
+
+
+def collect(
+    source: Columns, what: str, stem: str, rows: Iterable[tuple[int, bytes | Json | Unreadable]], unit: str
+) -> list[Prompt]:
+    """Prompts of the numbered rows; raises ConfigError that names the broken ones when there are any, or when there
+    is none."""
+    if wrong := json_values.fault(stem):
+        raise ConfigError(f"{what!r} becomes part of every prompt's id, but it {wrong[1]}; rename it")
+    prompts: list[Prompt] = []
+    broken: list[tuple[int, str]] = []
+    for number, row in rows:
+        try:
+            prompts.append(Prompt(f"{stem}/{number - 1}", _fields(row, source)))
+        except BrokenRowError as error:
+            broken.append((number, str(error)))
+        if source.limit and len(prompts) >= source.limit and not broken:
+            break
+    if broken:
+        raise ConfigError("\n  ".join(_complaint(what, unit, broken, len(prompts))))
+    if not prompts:
+        raise ConfigError(f"{what} holds no prompt at all; give a source with at least one {unit}")
+    return prompts
+
+
+def _complaint(what: str, unit: str, broken: list[tuple[int, str]], num_good: int) -> Iterator[str]:
+    yield f"{what}: {len(broken)} of {len(broken) + num_good} {unit}s cannot be used; correct or remove them:"
+    yield from (f"{unit} {number}: {reason}" for number, reason in broken[:BROKEN_LINES_SHOWN])
+    if len(broken) > BROKEN_LINES_SHOWN:
+        yield f"and {len(broken) - BROKEN_LINES_SHOWN} more"
+
+
+def _fields(row: bytes | Json | Unreadable, source: Columns) -> Json:
+    if isinstance(row, Unreadable):
+        raise BrokenRowError(str(row))
+    columns = _parse(row) if isinstance(row, bytes) else row
+    if wrong := json_values.fault(columns):
+        where, why = wrong
+        raise BrokenRowError(f"column {where[:COLUMNS_SHOWN]!r} {why}" if where else why)
+    question, answer = _text(columns, source.question), _text(columns, source.answer)
+    if source.answer_after is not None:
+        _, mark, answer = answer.rpartition(source.answer_after)
+        if not mark:
+            raise BrokenRowError(f"column {source.answer!r} has no {source.answer_after!r} (prompts.answer_after)")
+        answer = answer.strip()
+        if not answer:
+            raise BrokenRowError(f"column {source.answer!r} has nothing after {source.answer_after!r} (prompts.answer_after)")
+    return {**columns, "question": question, "answer": answer}
+
+
+def _parse(line: bytes) -> Json:
+    try:
+        columns = json.loads(line, parse_int=_whole, object_pairs_hook=_object)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BrokenRowError(f"not JSON ({error})") from error
+    except RecursionError:
+        raise BrokenRowError(f"nested deeper than {json_values.DEPTH_MAX} levels") from None
+    if not isinstance(columns, dict):
+        raise BrokenRowError(f"a JSON {type(columns).__name__} instead of an object with columns")
+    return columns
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Json:
+    columns = dict(pairs)
+    if len(columns) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in columns if names.count(name) > 1)
+        raise BrokenRowError(f"column {twice[:COLUMNS_SHOWN]!r} is written twice; keep one")
+    return columns
+
+
+def _whole(digits: str) -> int:
+    """The number; one with too many digits to be read becomes another that is too long, and is refused with its column."""
+    return int(digits) if len(digits) <= json_values.DIGITS_MAX else 10**json_values.DIGITS_MAX
+
+
+def _text(columns: Json, name: str) -> str:
+    if name not in columns:
+        raise BrokenRowError(f"no column {name!r}; found {', '.join(columns)[:COLUMNS_SHOWN] or 'none'}")
+    value = columns[name]
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        held = "nothing" if value is None else type(value).__name__
+        raise BrokenRowError(f"column {name!r} holds {held} instead of text")
+    text = str(value).strip()
+    if not text:
+        raise BrokenRowError(f"column {name!r} is empty")
+    return text

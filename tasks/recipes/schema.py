@@ -1,0 +1,208 @@
+"""What the configuration models say about a place in a recipe: which fields, which union, which variant.
+
+    kind       at a place                                   example
+    model      a section with fields                        `rollout.workflow`
+    Choice     a section that selects one of several models `policies.solver.train.loss`
+    Items      a section of names, or a list                `policies`, `data.filter`
+    None       a value                                      `steps`
+
+A path is that of a recipe: the tags that pydantic puts into the places of its errors are not in it.
+"""
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, NamedTuple, TypeAlias, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from storage.config_model import OnlyWith
+from storage.config_union import Choice, choice_of
+from tasks.recipes.run_config import RunConfig
+from tasks.recipes.yaml_file import KeyPath
+
+
+class Items(NamedTuple):
+    """A dict or a list: the next part of a path is a name or an index."""
+
+    inner: "Kind"
+
+
+Kind: TypeAlias = type[BaseModel] | Choice | Items | None
+
+
+class Foreign(NamedTuple):
+    """A setting that only variants have which its section does not select."""
+
+    path: KeyPath
+    section: dict[str, Any]
+    key: str
+    why: str
+    """Example: `has no effect with name: m2po; leave it out, or set name: ppo_clip`."""
+
+    def remove(self) -> None:
+        """Remove the setting from its section."""
+        del self.section[self.key]
+
+
+def foreign(data: Mapping[str, Any]) -> list[Foreign]:
+    """Return the settings of a configuration that belong to variants which it does not select.
+
+    Example: `clip_low` of `loss: {name: m2po, clip_low: 0.2}`.
+    """
+    return [
+        Foreign((*path, key), section, key, _no_effect(kind.selector.selected(section), wanted))
+        for path, kind, section in _sections(data, RunConfig, ())
+        if isinstance(kind, Choice) and (tag := kind.selector(section)) in kind.variants
+        for key, tags in kind.foreign(str(tag)).items()
+        if key in section
+        for wanted in [" or ".join(map(kind.selector.words, tags))]
+    ]
+
+
+def without_effect(data: Mapping[str, Any]) -> dict[KeyPath, str]:
+    """Return the settings that have an effect only with another one (`OnlyWith`): path → why."""
+    problems: dict[KeyPath, str] = {}
+    for path, kind, section in _sections(data, RunConfig, ()):
+        for model in _models(kind, section)[:1]:
+            for key, condition in _conditions(model).items():
+                value = section.get(condition.key, model.model_fields[condition.key].default)
+                if section.get(key) is not None and not condition.holds({condition.key: value}):
+                    problems[*path, key] = _no_effect(f"{condition.key}: {value}", condition.words)
+    return problems
+
+
+def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) -> set[str]:
+    """Return the keys of the section at `path` that `above`, laid over it, makes meaningless.
+
+    `above` selects another variant of the union, or another value that `OnlyWith` asks for. Example:
+    over `prompts: {builtin: chained_addition, split: test}` the section `{path: a.jsonl}` makes
+    `builtin` and `split` meaningless.
+    """
+    kind, below = kind_at(path, data), _at(data, path)
+    keys: set[str] = set()
+    if isinstance(kind, Choice):
+        tag = kind.selector.written(above)
+        keys |= kind.foreign(tag).keys() if tag in kind.variants else set()
+    left = {key: value for key, value in below.items() if key not in keys} | dict(above)
+    for model in _models(kind, left)[:1]:
+        for key, condition in _conditions(model).items():
+            if condition.key in above and not condition.holds(left):
+                keys.add(key)
+    return (keys & below.keys()) - above.keys()
+
+
+def without_tags(place: tuple[Any, ...]) -> KeyPath:
+    """Return the path of a pydantic error without the tags of the variants in it."""
+    kind: Kind = RunConfig
+    path: list[str] = []
+    for part in map(str, place):
+        if isinstance(kind, Choice) and part in kind.variants:
+            kind = kind.variants[part]
+        else:
+            path.append(part)
+            kind = _inside(kind, part, {})
+    return tuple(path)
+
+
+def kind_at(path: KeyPath, data: Mapping[str, Any]) -> Kind:
+    """Return the kind of what is at `path`; `data` selects the variants on the way."""
+    kind: Kind = RunConfig
+    section: Any = data
+    for part in path:
+        kind = _inside(kind, part, section if isinstance(section, Mapping) else {})
+        section = _item(section, part)
+    return kind
+
+
+def fields_at(path: KeyPath, data: Mapping[str, Any]) -> dict[str, FieldInfo]:
+    """Return the fields that the section at `path` may have; those of all variants where it selects none."""
+    fields: dict[str, FieldInfo] = {}
+    for model in _models(kind_at(path, data), _at(data, path)):
+        fields = {**model.model_fields, **fields}
+    return fields
+
+
+def all_paths(kind: Kind = RunConfig, path: KeyPath = ()) -> list[KeyPath]:
+    """Return every path there is, the shortest first, with `NAME` for a name or an index."""
+    if isinstance(kind, Items):
+        return all_paths(kind.inner, (*path, "NAME"))
+    paths: dict[KeyPath, None] = {}
+    models = list(kind.variants.values()) if isinstance(kind, Choice) else _models(kind, {})
+    for model in models:
+        for name, info in model.model_fields.items():
+            paths[*path, name] = None
+            paths |= dict.fromkeys(all_paths(_kind_of_field(info), (*path, name)))
+    return sorted(paths, key=len)
+
+
+def _sections(data: Any, kind: Kind, path: KeyPath) -> Iterator[tuple[KeyPath, Kind, dict[str, Any]]]:
+    """Yield every section of `data` that has a model or a union, with its path."""
+    if isinstance(kind, Items):
+        items = enumerate(data) if isinstance(data, list) else data.items() if isinstance(data, dict) else ()
+        for key, value in items:
+            yield from _sections(value, kind.inner, (*path, str(key)))
+    elif kind is not None and isinstance(data, dict):
+        yield path, kind, data
+        for key, value in data.items():
+            yield from _sections(value, _inside(kind, str(key), data), (*path, str(key)))
+
+
+def _inside(kind: Kind, part: str, section: Mapping[str, Any]) -> Kind:
+    """Return the kind of what `part` names in a section of this kind."""
+    if isinstance(kind, Items):
+        return kind.inner
+    for model in _models(kind, section):
+        if part in model.model_fields:
+            return _kind_of_field(model.model_fields[part])
+    return None
+
+
+def _models(kind: Kind, section: Mapping[str, Any]) -> list[type[BaseModel]]:
+    """Return the model of a section; of a union that selects none every one of its models."""
+    if isinstance(kind, Choice):
+        tag = kind.selector(section)
+        return [kind.variants[tag]] if tag in kind.variants else list(kind.variants.values())
+    return [kind] if isinstance(kind, type) else []
+
+
+def _kind_of_field(info: FieldInfo) -> Kind:
+    return _kind(info.annotation, tuple(info.metadata))
+
+
+def _kind(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
+    """Return the kind of a type: `Model`, `Model | None`, `dict[str, Model]`, `list[Union]`, …"""
+    if (choice := choice_of(annotation, metadata)) is not None:
+        return choice
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    parts = get_args(annotation)
+    if get_origin(annotation) in (dict, list):
+        inner = _kind(parts[-1])
+        return None if inner is None else Items(inner)
+    if get_origin(annotation) in (Annotated, Union, types.UnionType):
+        return next((kind for part in parts if (kind := _kind(part)) is not None), None)
+    return None
+
+
+def _conditions(model: type[BaseModel]) -> dict[str, OnlyWith]:
+    return {name: data for name, info in model.model_fields.items() for data in info.metadata if isinstance(data, OnlyWith)}
+
+
+def _no_effect(selected: str, wanted: str) -> str:
+    return f"has no effect with {selected}; leave it out, or set {wanted}"
+
+
+def _at(data: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
+    section: Any = data
+    for part in path:
+        section = _item(section, part)
+    return section if isinstance(section, dict) else {}
+
+
+def _item(section: Any, part: str) -> Any:
+    if isinstance(section, Mapping):
+        return section.get(part)
+    if isinstance(section, list) and part.isdecimal() and int(part) < len(section):
+        return section[int(part)]
+    return None

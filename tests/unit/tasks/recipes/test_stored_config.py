@@ -1,0 +1,94 @@
+"""`old_run/run.json` is that of a run of an earlier release, made from `old_run/recipe.yaml`, with its bytes as they were."""
+
+import json
+
+import pytest
+
+from storage.errors import ConfigError, CorruptError
+from storage.records.types import Json
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from tasks.recipes.loader import load
+from tasks.recipes.stored_config import filled, migrated, read_config
+from tests.checkout import ROOT
+from trainer.losses import M2po, PpoClip
+
+OLD = ROOT / "tests" / "unit" / "tasks" / "recipes" / "old_run"
+RECIPE = str(OLD / "recipe.yaml")
+
+
+@pytest.fixture
+def old(memory_store: ObjectStore) -> ObjectStore:
+    """The sub-store of the old run."""
+    memory_store.create("runs/old-1/run.json", (OLD / "run.json").read_bytes())
+    return runs.open_run(memory_store, "old-1")
+
+
+def stored() -> Json:
+    config: Json = json.loads((OLD / "run.json").read_bytes())["config"]
+    return config
+
+
+def test_an_old_run_is_read_as_the_recipe_that_it_was_made_from(old: ObjectStore) -> None:
+    config = read_config(old)
+    assert config == load(RECIPE)
+    losses = [policy.train.loss for policy in config.policies.values()]
+    assert losses == [
+        PpoClip(clip_low=0.1, dual_clip=3.0),
+        M2po(m2_form="water_filled", m2_threshold=0.04, aggregate="constant", constant_length=40),
+    ]
+
+
+def test_an_old_run_is_resumed_with_its_recipe_and_refused_with_another(memory_store: ObjectStore, old: ObjectStore) -> None:
+    wanted = load(RECIPE).model_dump(mode="json")
+    assert runs.check_restart(memory_store, "old-1", wanted, filled) is None
+    assert runs.create_run(memory_store, "old-1", wanted, filled=filled).prefix == old.prefix
+    other = load(RECIPE, {"policies.solver.train.loss.clip_low": 0.2}).model_dump(mode="json")
+    with pytest.raises(ConfigError, match=r"loss\.clip_low is 0\.1 there, 0\.2 here; use the same settings"):
+        runs.check_restart(memory_store, "old-1", other, filled)
+    other = load(RECIPE, {"policies.solver.train.loss": {"name": "m2po"}}).model_dump(mode="json")
+    with pytest.raises(ConfigError, match=r"loss\.name is 'ppo_clip' there, 'm2po' here"):
+        runs.check_restart(memory_store, "old-1", other, filled)
+
+
+def test_only_settings_of_variants_that_are_not_selected_are_removed() -> None:
+    before, after = stored(), migrated(stored())
+    solver, verifier = (after["policies"][name]["train"]["loss"] for name in ("solver", "verifier"))
+    assert solver == {
+        "name": "ppo_clip", "clip_low": 0.1, "clip_high": 0.2, "dual_clip": 3.0, "aggregate": "token_mean",
+        "constant_length": None,
+    }  # fmt: skip
+    assert verifier == {
+        "name": "m2po", "dual_clip": None, "m2_form": "water_filled", "m2_threshold": 0.04, "aggregate": "constant",
+        "constant_length": 40,
+    }  # fmt: skip
+    assert before == stored()
+    for config in (before, after):
+        for policy in config["policies"].values():
+            del policy["train"]["loss"]
+    assert after["policies"]["solver"]["train"] == before["policies"]["solver"]["train"]
+    assert after["rollout"] == before["rollout"]
+
+
+def test_the_form_of_this_release_is_not_changed() -> None:
+    config = load(RECIPE).model_dump(mode="json")
+    assert migrated(config) == config == filled(config)
+
+
+def test_a_setting_that_no_variant_has_is_refused_with_its_key(memory_store: ObjectStore) -> None:
+    config = stored()
+    config["policies"]["solver"]["train"]["loss"]["clip"] = 0.2
+    config["policies"]["verifier"]["train"]["loss"]["name"] = "grpo"
+    run = runs.create_run(memory_store, "strange", config)
+    with pytest.raises(CorruptError) as caught:
+        read_config(run)
+    assert "does not fit this release: policies.solver.train.loss.clip: Extra inputs are not permitted; " in str(caught.value)
+    assert "policies.verifier.train.loss: Input tag 'grpo' found using name() does not match" in str(caught.value)
+    assert filled(config) == config
+
+
+def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
+    config = load(RECIPE).model_dump(mode="json")
+    del config["policies"]["solver"]["train"]["anchor_every"]
+    assert filled(config) == load(RECIPE).model_dump(mode="json")
+    assert filled({"steps": "none any more"}) == {"steps": "none any more"}

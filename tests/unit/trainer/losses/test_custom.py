@@ -1,0 +1,180 @@
+"""A loss by import path: what is checked, when it is imported, and what the engine does with it."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from storage.errors import ConfigError
+from tests.trainer_cases import LINEAR, MODEL_CONFIG, base_weights, reference_model, sampled_batch
+from trainer.config import TrainConfig
+from trainer.engines.engine import make_engine
+from trainer.engines.torch.host_tensors import to_torch
+from trainer.losses import CustomLoss, PpoClip
+from trainer.losses.loss import Prepared, TokenLoss
+from trainer.losses.surrogates import masked_ratio
+
+HERE = __name__
+BUILT: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_built() -> None:
+    BUILT.clear()
+
+
+class Plain:
+    """−ρA on every token, times a factor."""
+
+    whole_minibatch = False
+
+    def __init__(self, factor: float = 1.0) -> None:
+        BUILT.append("Plain")
+        if factor < 0:
+            raise ValueError("factor must be positive")
+        self.factor = factor
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        return Prepared({"factor": self.factor})
+
+    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+        keep_N = torch.ones(len(logprobs_N), dtype=torch.bool)
+        free = masked_ratio(logprobs_N, behaviour_N, advantages_N, keep_N)
+        return TokenLoss(self.factor * free.values_N, ~keep_N)
+
+
+class CentredLogRatio(Plain):
+    """Needs the mean log ratio of the whole minibatch; drops the tokens above it."""
+
+    whole_minibatch = True
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        assert not logprobs_N.requires_grad
+        log_ratio_N = logprobs_N - behaviour_N
+        return Prepared({"mean": float(log_ratio_N.mean())}, {"keep": log_ratio_N <= log_ratio_N.mean()})
+
+    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+        return masked_ratio(logprobs_N, behaviour_N, advantages_N, prepared.per_token["keep"])
+
+
+class TakesAMetric(Plain):
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        return Prepared({"loss": 1.0, "kl": 2.0})
+
+
+class Summed(Plain):
+    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+        every = super().token_losses(prepared, logprobs_N, behaviour_N, advantages_N)
+        return TokenLoss(every.values_N.sum(), every.clipped_N)
+
+
+class WithoutStatement:
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> None: ...
+
+    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> None: ...
+
+
+class WithoutPrepare:
+    whole_minibatch = False
+
+    def token_losses(self) -> None: ...
+
+
+def custom(name: str, **args: object) -> TrainConfig:
+    return LINEAR.model_copy(update={"loss": CustomLoss(path=f"{HERE}:{name}", args=args)})
+
+
+def stepped(config: TrainConfig) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """Metrics of one step from the same weights, and the weights after it."""
+    weights = base_weights()
+    engine = make_engine(config, MODEL_CONFIG, 3)
+    engine.set_weights(weights)
+    metrics = engine.step(sampled_batch(reference_model(weights), num_rows=10, noise=0.3))
+    return metrics, {name: to_torch(tensor).numpy() for name, tensor in engine.weights().items()}
+
+
+def test_a_custom_loss_that_is_a_built_in_trains_the_same_bits() -> None:
+    args = {"clip_low": 0.1, "clip_high": 0.3}
+    path = "trainer.losses.ppo_clip:PpoClip"
+    config = LINEAR.model_copy(update={"loss": PpoClip.model_validate(args)})
+    metrics, weights = stepped(config)
+    other_metrics, other = stepped(config.model_copy(update={"loss": CustomLoss(path=path, args=args)}))
+    assert metrics == other_metrics
+    assert metrics["trainer/clip_high"] == pytest.approx(0.3)
+    assert all(np.array_equal(weights[name], other[name]) for name in weights)
+
+
+def test_arguments_reach_the_class_and_its_constants_become_metrics() -> None:
+    metrics, _ = stepped(custom("Plain", factor=2.0))
+    assert metrics["trainer/factor"] == 2.0
+    assert metrics["trainer/loss"] == pytest.approx(2 * stepped(custom("Plain"))[0]["trainer/loss"])
+    assert "trainer/clip_low" not in metrics
+
+
+def test_aggregation_is_a_setting_of_every_loss() -> None:
+    loss = CustomLoss(path=f"{HERE}:Plain", aggregate="constant", constant_length=10)
+    mean = stepped(custom("Plain"))[0]
+    other = stepped(LINEAR.model_copy(update={"loss": loss}))[0]
+    assert other["trainer/loss"] == pytest.approx(mean["trainer/loss"] * mean["trainer/tokens"] / 100)
+
+
+def test_a_loss_of_the_whole_minibatch_does_not_depend_on_micro_batches() -> None:
+    config = custom("CentredLogRatio")
+    metrics, weights = stepped(config)
+    split_metrics, split = stepped(config.model_copy(update={"micro_batch_tokens": 15}))
+    assert 0.2 < metrics["trainer/masked_share"] < 0.8
+    assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+    assert all(np.allclose(weights[name], split[name], rtol=1e-4, atol=1e-5) for name in weights)
+
+
+def test_a_constant_by_the_name_of_a_metric_is_refused() -> None:
+    with pytest.raises(ConfigError, match="scalars by the name of other metrics: loss; rename them"):
+        stepped(custom("TakesAMetric"))
+
+
+def test_a_sum_in_place_of_a_loss_for_each_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"token_losses must return values_N of shape \[\d+\], not \[\]"):
+        stepped(custom("Summed"))
+
+
+def test_a_class_that_is_no_loss_is_refused_before_it_is_built() -> None:
+    refused = {
+        "WithoutPrepare": r"has no prepare; a loss is a class with prepare\(logprobs_N, behaviour_N, "
+        r"advantages_N\) and token_losses\(.*\) \(docs/losses\.md\)",
+        "WithoutStatement": "has no class attribute whole_minibatch, True or False; see docs/losses.md",
+        "vector": "has no 'vector'",
+        "custom": "is a function and no class",
+    }
+    for name, why in refused.items():
+        with pytest.raises(ConfigError, match=rf"^train\.loss\.path: .*{why}"):
+            CustomLoss(path=f"{HERE}:{name}").make()
+    with pytest.raises(ConfigError, match=r"^train\.loss\.path: .*does not take args \{'beta': 1\}"):
+        CustomLoss(path=f"{HERE}:Plain", args={"beta": 1}).make()
+    with pytest.raises(ConfigError, match=r"^train\.loss\.path: os:system is part of Python's standard library"):
+        CustomLoss(path="os:system").make()
+    with pytest.raises(ConfigError, match=r"^train\.loss\.path: 'Plain' is not known; use one of none, or an import path"):
+        CustomLoss(path="Plain").make()
+    assert BUILT == []
+
+
+def test_a_class_that_refuses_its_arguments_names_them() -> None:
+    with pytest.raises(ConfigError, match=r"^train\.loss\.args: .*:Plain refuses \{'factor': -1\}: factor must be pos"):
+        CustomLoss(path=f"{HERE}:Plain", args={"factor": -1}).make()
+
+
+def test_a_package_that_is_not_allowed_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "forbidden_loss.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("ASTRAFLOW_IMPORT_ALLOW", "my_package")
+    with pytest.raises(ConfigError, match="forbidden_loss:Loss is not imported: ASTRAFLOW_IMPORT_ALLOW allows my_package"):
+        CustomLoss(path="forbidden_loss:Loss").make()
+    assert "forbidden_loss" not in sys.modules
+
+
+def test_settings_of_a_custom_loss_are_read_without_importing_it() -> None:
+    loss = TrainConfig.model_validate({"loss": {"name": "custom", "path": "nowhere.at_all:Loss"}}).loss
+    assert isinstance(loss, CustomLoss)
+    assert (loss.path, loss.args) == ("nowhere.at_all:Loss", {})

@@ -1,0 +1,57 @@
+"""The contract of a loss, and the table of losses."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from storage.errors import ConfigError
+from storage.import_path import resolve
+from trainer.config import TrainConfig
+from trainer.losses import LOSSES, CustomLoss, M2po, PpoClip
+from trainer.losses.custom import LOSS
+from trainer.losses.loss import Prepared, TokenLoss, check_token_loss
+
+
+def test_a_part_of_the_constants_is_that_of_its_tokens() -> None:
+    prepared = Prepared({"clip_low": 0.1}, {"keep": torch.tensor([True, False, False, True])})
+    part = prepared.part(1, 4)
+    assert part.scalars == {"clip_low": 0.1}
+    assert part.per_token["keep"].tolist() == [False, False, True]
+
+
+def test_a_token_loss_of_another_shape_is_refused() -> None:
+    values_N, clipped_N = torch.zeros(3), torch.zeros(3, dtype=torch.bool)
+    right = TokenLoss(values_N, clipped_N)
+    assert check_token_loss(right, 3) is right
+    with pytest.raises(ConfigError, match=r"values_N of shape \[2\], not \[3\]"):
+        check_token_loss(right, 2)
+    with pytest.raises(ConfigError, match=r"values_N of shape \[3\], not \[\]"):
+        check_token_loss(TokenLoss(values_N.sum(), clipped_N), 3)
+    with pytest.raises(ConfigError, match=r"clipped_N of shape \[3\], not \[1\]"):
+        check_token_loss(TokenLoss(values_N, clipped_N[:1]), 3)
+    with pytest.raises(ConfigError, match="must return a TokenLoss, not Tensor"):
+        check_token_loss(values_N, 3)
+
+
+def test_the_table_has_each_loss_by_the_name_that_a_recipe_writes() -> None:
+    assert {"ppo_clip": PpoClip, "m2po": M2po, "custom": CustomLoss} == LOSSES
+    assert all(model.model_fields["name"].default == name for name, model in LOSSES.items())
+    read = [TrainConfig.model_validate({"loss": loss}).loss for loss in ({}, {"name": "ppo_clip"})]
+    assert read == [M2po(), PpoClip()]
+    assert TrainConfig().loss == M2po()
+
+
+@pytest.mark.parametrize("loss", [PpoClip, M2po])
+def test_every_loss_of_the_table_is_what_is_asked_of_others(loss: type) -> None:
+    assert resolve(f"{loss.__module__}:{loss.__name__}", {}, LOSS) is loss
+    assert isinstance(loss.whole_minibatch, bool)
+
+
+def test_a_recipe_is_read_without_torch() -> None:
+    code = (
+        "import sys; from tasks.recipes.loader import load; config = load('gsm8k_qwen3'); "
+        "assert config.policies['solver'].train.loss.name == 'm2po'; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,42 @@
+"""A loss from outside of AstraFlow, by import path. `docs/losses.md` shows how to write one."""
+
+from typing import Any, Final, Literal
+
+from storage.errors import ConfigError
+from storage.import_path import Kind, resolve, unfit
+from trainer.losses.aggregation import Aggregated
+from trainer.losses.loss import Loss
+
+LOSS: Final = Kind("loss", Loss, "docs/losses.md")
+
+
+class CustomLoss(Aggregated):
+    """`loss: {name: custom, path: "my_package.my_module:MyLoss", args: {beta: 0.1}}`."""
+
+    name: Literal["custom"] = "custom"
+    path: str
+    """Import path `package.module:Name` of the class."""
+    args: dict[str, Any] = {}
+    """Passed to its constructor."""
+
+    def make(self) -> Loss:
+        """Import the class and build the loss. ConfigError where either is impossible."""
+        try:
+            loss: Loss = self.find()(**self.args)
+        except ConfigError as error:
+            raise ConfigError(f"train.loss.path: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"train.loss.args: {self.path} refuses {self.args}: {error}") from error
+        return loss
+
+    def find(self) -> Any:
+        """Import the class and check it without building it.
+
+        ConfigError when it is not a loss, or takes other arguments than `args`.
+        """
+        made: Any = resolve(self.path, {}, LOSS)
+        if not isinstance(getattr(made, "whole_minibatch", None), bool):
+            raise ConfigError(f"{self.path} has no class attribute whole_minibatch, True or False; see {LOSS.page}")
+        if wrong := unfit(made, LOSS, self.args):
+            raise ConfigError(f"{self.path} does not take args {self.args} ({wrong}); correct them")
+        return made

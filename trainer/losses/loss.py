@@ -1,0 +1,83 @@
+"""The contract of a loss: what a train engine calls. `docs/losses.md` describes it in prose.
+
+    tokens of a minibatch ──prepare──▶ Prepared (constants, no gradient)
+                                          │ part(start, end)
+    tokens of a micro-batch ──token_losses┴─▶ TokenLoss [N] ──Σ weight × value──▶ gradient
+
+A loss consists of pure functions of tensors. It does not depend on models, batches or devices. The
+weights (`aggregation.py`) and what `prepare` returns are constants: a minibatch may be cut into
+micro-batches in any way without a change of its gradient.
+
+Shape legend: N loss tokens, from any sequences in any order.
+π is the policy that is trained, b the behaviour policy that sampled the token, ρ = π/b the ratio,
+A the advantage. All tensors [N] are float32 or float64.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from storage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLoss:
+    """One loss per token. Example: ρ = 1.5, A = 1, ε_hi = 0.2 → value −1.2, clipped True."""
+
+    values_N: Tensor
+    """[N] differentiable in the current log-probabilities, not weighted."""
+    clipped_N: Tensor
+    """[N] bool; True where a bound or a mask sets the token's gradient to 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Constants of one minibatch. Example: `Prepared(scalars={"clip_low": 0.2, "clip_high": 0.2})`."""
+
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    """Constants of the whole minibatch by name. The engine publishes the metric `trainer/{name}`:
+    the mean over the optimizer steps of a batch."""
+    per_token: Mapping[str, Tensor] = field(default_factory=dict)
+    """[N] constants of each loss token by name."""
+
+    def part(self, start: int, end: int) -> Prepared:
+        """Return the constants of the loss tokens `start` to `end` (exclusive)."""
+        tensors = {name: tensor_N[start:end] for name, tensor_N in self.per_token.items()}
+        return Prepared(self.scalars, tensors)
+
+
+class Loss(Protocol):
+    """A policy-gradient loss."""
+
+    whole_minibatch: bool
+    """True when `prepare` needs the current log-probabilities of all loss tokens of a minibatch. A
+    minibatch of several micro-batches then costs one more forward pass without gradients. False when
+    the constants of a token depend on that token alone; `prepare` is then called once for each
+    micro-batch."""
+
+    def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
+        """Compute the constants of these loss tokens. `logprobs_N` carries no gradient."""
+
+    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+        """Compute the loss of each token; `prepared` holds the constants of exactly these tokens."""
+
+
+def check_token_loss(result: object, num_tokens: int) -> TokenLoss:
+    """Return what `token_losses` gave; ConfigError when it is not a TokenLoss of `num_tokens` tokens.
+
+    A value of another shape would be broadcast against the weights and train on wrong numbers.
+    """
+    if not isinstance(result, TokenLoss):
+        raise ConfigError(f"token_losses must return a TokenLoss, not {type(result).__name__}")
+    for name in ("values_N", "clipped_N"):
+        shape = list(getattr(result, name).shape)
+        if shape != [num_tokens]:
+            raise ConfigError(f"token_losses must return {name} of shape [{num_tokens}], not {shape}")
+    return result
