@@ -26,8 +26,8 @@ Progress = Callable[[str, float], None]
 class ShardAudit:
     """What the shards of a run hold."""
 
-    num_orders: int = 0
-    num_shards: int = 0
+    num_orders: int
+    num_shards: int
     num_sequences: int = 0
     readable: set[int] = field(default_factory=set)
     """Orders whose shard can be read."""
@@ -58,11 +58,10 @@ class _Asked:
 
 def audit_shards(run: ObjectStore, set_aside: Mapping[str, str], broken: Broken, progress: Progress) -> ShardAudit:
     """Read every order and shard of the run."""
-    audit = ShardAudit()
     # Shards are listed first: their orders were written before them.
     numbers = layout.numbers(run.list(f"{layout.SHARDS}/"), layout.shard)
     ordered = set(layout.numbers(run.list(f"{layout.ORDERS}/"), layout.order))
-    audit.num_orders, audit.num_shards = len(ordered), len(numbers)
+    audit = ShardAudit(len(ordered), len(numbers))
     last = max(ordered, default=-1)
     missing = gaps(sorted(ordered), 0, last)
     for number in missing.first:

@@ -15,8 +15,9 @@ from storage.errors import CorruptError
 from storage.json_objects import seal
 from storage.objects import ObjectStore
 from storage.records import HostTensor, Merged, Step
-from storage.tensors import weights_digest
+from storage.tensors import from_safetensors, to_safetensors, weights_digest
 from storage.weights import Held
+from tests.resealed import replace_file
 from tests.unit.test_deltas import draw, tensor
 from tests.unit.test_ways import bf16, models, publish
 
@@ -99,6 +100,23 @@ def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_come
         "tied": ("first", "renamed", file.name),
         "fixed": ("fixed", "", ""),
     }
+    found = weights.go(memory_store, held[8].manifest, [ways.merged_leg(merged)], held[0])
+    assert weights_digest(found.tensors) == held[8].manifest.digest
+
+
+@pytest.mark.usefixtures("pays")
+def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(9))
+
+    def renamed(body: bytes) -> bytes:
+        return to_safetensors({f"of {name}": entry for name, entry in from_safetensors(body).items()}, delta_files.CODEC)
+
+    manifest = replace_file(memory_store, "solver", 8, renamed)
+    tensors = {name: replace(info, entry=f"of {name}" if info.file else "") for name, info in manifest.tensors.items()}
+    memory_store.put(layout.manifest(layout.weights("solver", 8)), seal(replace(manifest, tensors=tensors)))
+    assert merges.merge(memory_store, "solver", 8, 0)
+    merged = weights.read_merged(memory_store, "solver", 8, 0)
+    assert {info.entry for info in merged.step.tensors.values()} == {""}
     found = weights.go(memory_store, held[8].manifest, [ways.merged_leg(merged)], held[0])
     assert weights_digest(found.tensors) == held[8].manifest.digest
 

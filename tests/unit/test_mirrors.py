@@ -6,7 +6,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from storage import layout, mirrors, retention, weights
+from storage import layout, mirrors, objects, retention, weights
 from storage.backends.counting import Counting, counted
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.heartbeats import Pulse
@@ -81,6 +81,25 @@ def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World)
     assert at_home.weights()["solver"] == manifests(world.home)  # home says what there is, the mirror carries the data
     assert 0 < at_mirror.weights()["solver"] <= crossed
     assert world.copy_all() == 0
+
+
+def test_a_large_file_comes_in_parts_from_the_mirror_and_the_second_time_from_home(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "PART_BYTES_MIN", 1000)
+    monkeypatch.setattr(objects, "PART_BYTES_MAX", 1000)
+    world.publish(1)
+    world.copy_all()
+    (key,) = (key for key in world.home.list(layout.weights("solver", 0)) if key.endswith(".safetensors"))
+    body = world.home.get(key)
+    damage(world.mirror, 0)
+    wrong = world.mirror.get(key)
+    assert len(body) == len(wrong) > 8000
+    store, at_home, at_mirror = world.near()
+    assert store.get(key, len(body)) == wrong
+    assert (at_home.weights(), at_mirror.weights()) == ({}, {"solver": len(body)})
+    assert store.get(key, len(body)) == body  # whoever asks again found it wrong
+    assert (at_home.weights(), at_mirror.weights()) == ({"solver": len(body)}, {"solver": len(body)})
 
 
 def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> None:
