@@ -121,6 +121,44 @@ def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(me
     assert weights_digest(found.tensors) == held[8].manifest.digest
 
 
+@pytest.mark.usefixtures("pays")
+def test_a_tensor_that_a_version_in_between_lacks_is_named(memory_store: ObjectStore) -> None:
+    told = "weights/solver/00000005 does not hold the tensor small, which a later version needs"
+    held = publish(memory_store, models(9))
+    manifest, key = held[5].manifest, layout.manifest(layout.weights("solver", 5))
+
+    def without(entries: dict[str, HostTensor]) -> dict[str, HostTensor]:
+        return {name: entry for name, entry in entries.items() if name != "small"}
+
+    fewer = {name: info for name, info in manifest.tensors.items() if name != "small"}
+    memory_store.put(key, seal(replace(manifest, tensors=fewer, digest=weights_digest(fewer))))
+    with pytest.raises(CorruptError, match=told):
+        merges.merge(memory_store, "solver", 8, 0)
+    memory_store.put(key, seal(manifest))
+    replace_file(memory_store, "solver", 5, lambda body: to_safetensors(without(from_safetensors(body)), delta_files.CODEC))
+    with pytest.raises(CorruptError, match=told):
+        merges.merge(memory_store, "solver", 8, 0)
+    assert merged_files(memory_store, 8) == []
+
+
+@pytest.mark.usefixtures("pays")
+def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(memory_store: ObjectStore) -> None:
+    publish(memory_store, models(18))
+    merging = merges.Merging(memory_store)
+    merging.after("solver", 7)
+    merging.close()
+    assert not memory_store.exists(layout.merged("solver", 8, 0))
+    for version, wanted in ((8, 8), (15, 8), (16, 16), (17, 16)):
+        for key in memory_store.list(layout.WEIGHTS):
+            if "since-" in key:
+                memory_store.delete(key)
+        merging = merges.Merging(memory_store)
+        merging.after("solver", version)
+        merging.close()
+        (merged,) = (key for key in memory_store.list(layout.WEIGHTS) if "since-" in key)
+        assert merged == layout.merged("solver", wanted, wanted - 8)
+
+
 def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_deltas(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

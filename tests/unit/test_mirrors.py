@@ -277,7 +277,7 @@ def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
     world.publish(2)
     weights.publish(world.mirror, "solver", 0, model(7))
     pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
-    with pytest.raises(ConfigError, match="mirrors another run of this name; empty it"):
+    with pytest.raises(ConfigError, match=f"{world.mirror.url} mirrors another run of this name; empty it"):
         mirrors.keep(world.home, world.mirror, ["solver"], pulse, lambda pause_s: False)
 
 
