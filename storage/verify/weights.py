@@ -38,12 +38,12 @@ def audit_weights(run: ObjectStore, policy: str, due: int, broken: Broken, progr
         manifest = _read(run, policy, version, broken)
         if manifest is None:
             continue
-        digests[version] = manifest.digest
         _check_ancestry(run, manifest, broken)
         found = _check_bytes(run, manifest, merges.get(version, ()), held, broken)
         held = {base: one for base, one in held.items() if version < last_user.get(base, version)}
         if found:
             held[version] = found
+        digests[version] = manifest.digest
     return digests
 
 

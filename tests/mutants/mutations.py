@@ -244,11 +244,10 @@ def _walk_without_strings(tree: ast.AST) -> Iterator[ast.AST]:
 
 def _is_assertion(node: ast.AST, parent: ast.AST) -> bool:
     """Whether `node` is `strict=True` of a `zip`, which says that the lengths are equal."""
-    if not isinstance(parent, ast.Call) or not isinstance(parent.func, ast.Name) or not isinstance(node, ast.keyword):
-        return False
-    return (
-        parent.func.id == "zip" and node.arg == "strict" and isinstance(node.value, ast.Constant) and node.value.value is True
-    )
+    match parent, node:
+        case ast.Call(func=ast.Name(id="zip")), ast.keyword(arg="strict", value=ast.Constant(value=True)):
+            return True
+    return False
 
 
 def _is_effect(statement: ast.stmt) -> bool:

@@ -176,3 +176,34 @@ def test_an_order_of_too_many_episodes_is_refused_when_it_is_written(memory_stor
         orders.commit(memory_store, Order(0, prompts, 2**15 + 1, 0, (), {}))
     orders.commit(memory_store, Order(0, prompts, 2**15, 0, (), {}))
     assert orders.read(memory_store, 0).samples_per_prompt == 2**15
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    n: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Named:
+    n: Mapping[str, int]
+
+
+def test_the_first_three_of_a_thousand_wrong_fields_are_described_and_more_are_counted() -> None:
+    def told(wrong: int) -> str:
+        with pytest.raises(CorruptError) as caught:
+            build(_Numbers, json.dumps({"n": ["x"] * wrong}).encode(), "it")
+        return str(caught.value)
+
+    faults = [f"n.{at}: Input should be a valid integer" for at in range(3)]
+    assert told(1000) == f"it is not a _Numbers: {'; '.join(faults)}"
+    assert told(2) == f"it is not a _Numbers: {'; '.join(faults[:2])}"
+    assert told(1001) == "it is not a _Numbers: 1001 fields are wrong"
+
+
+def test_what_is_wrong_is_told_in_five_hundred_characters() -> None:
+    for length in (400, 1000):
+        key = "k" * length
+        with pytest.raises(CorruptError) as caught:
+            build(_Named, json.dumps({"n": {key: "x"}}).encode(), "it")
+        whole = f"n.{key}: Input should be a valid integer"
+        assert str(caught.value) == f"it is not a _Named: {whole if length == 400 else f'{whole[:500]}…'}"

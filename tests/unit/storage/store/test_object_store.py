@@ -15,7 +15,7 @@ from storage.store.object_store import ObjectStore, check, default_store, open_s
 class Scripted:
     """A backend of one dict that raises what `failures` holds, one a call, before or after doing the work."""
 
-    object_store: dict[str, bytes] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     honours_absence: bool = True

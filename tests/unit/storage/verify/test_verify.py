@@ -493,7 +493,8 @@ def test_a_version_whose_weights_its_shard_does_not_name_is_named(run: ObjectSto
     shard = shards.read(run, 0)
     rewrite(run, layout.shard(0), shards.encode(replace(shard, weights={**shard.weights, "solver": {}})))
     assert broken(run) == {(4, layout.shard(0))}
-    assert "has tokens of version 0 of solver, whose weights it does not name" in verify(run).violations[0].what
+    what = "sequence 0 of episode 1 of prompt 1 has tokens of version 0 of solver, whose weights it does not name"
+    assert (4, layout.shard(0), what) in told(run)
 
 
 def test_an_answer_to_other_prompts_is_named(run: ObjectStore) -> None:
@@ -526,6 +527,18 @@ def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> Non
 
     where = change_batch(run, 1, add)
     assert broken(run) == {(6, where)}
+
+
+def test_a_fate_of_a_sequence_that_was_never_played_is_named(run: ObjectStore) -> None:
+    strange = SequenceKey(0, 0, 0, 9)
+    where = change_batch(run, 1, lambda batch: replace(batch, ledger=(*batch.ledger, Entry(strange, "expired", ""))))
+    assert told(run) == [(6, where, f"{named(strange)} is expired, but no shard taken in so far holds it")]
+
+
+def test_a_policy_that_can_be_no_part_of_a_key_is_named(memory_store: ObjectStore) -> None:
+    run = create_run(memory_store, "strange", {**CONFIG, "policies": {"a/b": {"batch_size": 4}}})
+    told_of = "names the policy 'a/b', of which there can be no batch and no version"
+    assert told(run) == [(1, layout.RUN, told_of)]
 
 
 def test_an_unreadable_shard_is_a_fault_until_it_is_in_quarantine(run: ObjectStore) -> None:

@@ -11,13 +11,14 @@ import pytest
 from storage import layout
 from storage.errors import CorruptError
 from storage.formats.json_objects import seal
-from storage.formats.safetensors import weights_digest
+from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
 from storage.records.weights import HostTensor, Merged, Step
 from storage.store.object_store import ObjectStore
 from storage.weights import compaction, delta_store, manifests, publisher, reader, update_path
 from storage.weights.manifests import Held
 from storage.weights.traffic import counted
 from tests.checkout import ROOT
+from tests.resealed import replace_file
 from tests.unit.storage.weights.codec.test_deltas import draw, tensor
 from tests.unit.storage.weights.test_update_path import bf16, models, publish
 
@@ -100,6 +101,61 @@ def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_come
     }
     found = reader.go(memory_store, held[8].manifest, [update_path.merged_leg(merged)], held[0])
     assert weights_digest(found.tensors) == held[8].manifest.digest
+
+
+@pytest.mark.usefixtures("pays")
+def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(memory_store: ObjectStore) -> None:
+    held = publish(memory_store, models(9))
+
+    def renamed(body: bytes) -> bytes:
+        return to_safetensors({f"of {name}": entry for name, entry in from_safetensors(body).items()}, delta_store.CODEC)
+
+    manifest = replace_file(memory_store, "solver", 8, renamed)
+    tensors = {name: replace(info, entry=f"of {name}" if info.file else "") for name, info in manifest.tensors.items()}
+    memory_store.put(layout.manifest(layout.weights("solver", 8)), seal(replace(manifest, tensors=tensors)))
+    assert compaction.merge(memory_store, "solver", 8, 0)
+    merged = manifests.read_merged(memory_store, "solver", 8, 0)
+    assert {info.entry for info in merged.step.tensors.values()} == {""}
+    found = reader.go(memory_store, held[8].manifest, [update_path.merged_leg(merged)], held[0])
+    assert weights_digest(found.tensors) == held[8].manifest.digest
+
+
+@pytest.mark.usefixtures("pays")
+def test_a_tensor_that_a_version_in_between_lacks_is_named(memory_store: ObjectStore) -> None:
+    told = "weights/solver/00000005 does not hold the tensor small, which a later version needs"
+    held = publish(memory_store, models(9))
+    manifest, key = held[5].manifest, layout.manifest(layout.weights("solver", 5))
+
+    def without(entries: dict[str, HostTensor]) -> dict[str, HostTensor]:
+        return {name: entry for name, entry in entries.items() if name != "small"}
+
+    fewer = {name: info for name, info in manifest.tensors.items() if name != "small"}
+    memory_store.put(key, seal(replace(manifest, tensors=fewer, digest=weights_digest(fewer))))
+    with pytest.raises(CorruptError, match=told):
+        compaction.merge(memory_store, "solver", 8, 0)
+    memory_store.put(key, seal(manifest))
+    replace_file(memory_store, "solver", 5, lambda body: to_safetensors(without(from_safetensors(body)), delta_store.CODEC))
+    with pytest.raises(CorruptError, match=told):
+        compaction.merge(memory_store, "solver", 8, 0)
+    assert merged_files(memory_store, 8) == []
+
+
+@pytest.mark.usefixtures("pays")
+def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(memory_store: ObjectStore) -> None:
+    publish(memory_store, models(18))
+    merging = compaction.Merging(memory_store)
+    merging.after("solver", 7)
+    merging.close()
+    assert not memory_store.exists(layout.merged("solver", 8, 0))
+    for version, wanted in ((8, 8), (15, 8), (16, 16), (17, 16)):
+        for key in memory_store.list(layout.WEIGHTS):
+            if "since-" in key:
+                memory_store.delete(key)
+        merging = compaction.Merging(memory_store)
+        merging.after("solver", version)
+        merging.close()
+        (merged,) = (key for key in memory_store.list(layout.WEIGHTS) if "since-" in key)
+        assert merged == layout.merged("solver", wanted, wanted - 8)
 
 
 def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_deltas(

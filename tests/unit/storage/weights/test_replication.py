@@ -11,6 +11,7 @@ from storage.coordination.heartbeats import Pulse
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
+from storage.store import object_store
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication, retention
 from storage.weights.manifests import Held
@@ -82,6 +83,25 @@ def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World)
     assert at_home.weights()["solver"] == manifest_bytes(world.home)  # home says what there is, the mirror carries the data
     assert 0 < at_mirror.weights()["solver"] <= crossed
     assert world.copy_all() == 0
+
+
+def test_a_large_file_comes_in_parts_from_the_mirror_and_the_second_time_from_home(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "PART_BYTES_MIN", 1000)
+    monkeypatch.setattr(object_store, "PART_BYTES_MAX", 1000)
+    world.publish(1)
+    world.copy_all()
+    (key,) = (key for key in world.home.list(layout.weights("solver", 0)) if key.endswith(".safetensors"))
+    body = world.home.get(key)
+    damage(world.mirror, 0)
+    wrong = world.mirror.get(key)
+    assert len(body) == len(wrong) > 8000
+    store, at_home, at_mirror = world.near()
+    assert store.get(key, len(body)) == wrong
+    assert (at_home.weights(), at_mirror.weights()) == ({}, {"solver": len(body)})
+    assert store.get(key, len(body)) == body  # whoever asks again found it wrong
+    assert (at_home.weights(), at_mirror.weights()) == ({"solver": len(body)}, {"solver": len(body)})
 
 
 def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> None:
@@ -280,7 +300,7 @@ def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
     world.publish(2)
     publisher.publish(world.mirror, "solver", 0, model(7))
     pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
-    with pytest.raises(ConfigError, match="mirrors another run of this name; empty it"):
+    with pytest.raises(ConfigError, match=f"{world.mirror.url} mirrors another run of this name; empty it"):
         replication.keep(world.home, world.mirror, ["solver"], pulse, lambda pause_s: False)
 
 

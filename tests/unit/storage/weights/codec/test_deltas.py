@@ -74,6 +74,18 @@ def test_a_block_of_which_more_than_half_changes_is_stored_as_planes(num_changed
     assert (bits == new).all()
 
 
+def test_a_block_of_steps_may_change_every_element_and_no_more() -> None:
+    """Other writers need not take planes for it."""
+    positions, steps = np.arange(8, dtype=np.uint32), np.ones(8, dtype=np.uint16)
+    body = delta_blocks._run(delta_numpy, positions, steps, 8)
+    block = delta_blocks._BLOCK.pack(delta_blocks._BLOCK.size + len(body), 0, delta_blocks.STEPS, 1, 0) + body
+    bits = np.arange(8).astype(np.uint16)
+    delta_blocks.apply(bits, memoryview(block))
+    assert bits.tolist() == list(range(1, 9))
+    with pytest.raises(CorruptError, match="8 changes of 7 elements"):
+        delta_blocks.apply(bits[:7], memoryview(block))
+
+
 def test_a_change_bears_the_name_of_the_new_tensor() -> None:
     base, new = {"before": tensor(np.zeros(9, dtype=np.uint16))}, {"after": tensor(np.ones(9, dtype=np.uint16))}
     (change,) = deltas.encode(base, new, {"after": "before"}, threads=1)
