@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
+from data_ops.algorithms import filters
 from data_ops.algorithms.policy_groups import route
-from data_ops.algorithms.protocols import filters
 from data_ops.dataflow.shard_ingest import take_in
 from data_ops.prompts.stream import PromptStream
 from rollout.service.agent_pool import open_cast

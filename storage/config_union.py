@@ -6,7 +6,8 @@
     ]
 
 A section of a recipe selects one variant, and only the fields of this variant may be in it. A selector
-states how a section selects: by the value of its key `name`, or by which one of several keys it has.
+states how a section selects: by the value of its key `name`, by a name or an import path, or by which one
+of several keys it has.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class ByName:
     def __call__(self, value: Any) -> str | None:
         """Return the tag of a section or of a model; None where it selects none."""
         if isinstance(value, BaseModel):
-            return str(getattr(value, "name", ""))
+            return self.written({"name": getattr(value, "name", None)})
         return (self.written(value) or self.default) if isinstance(value, Mapping) else None
 
     def written(self, section: Mapping[str, Any]) -> str | None:
@@ -42,6 +43,31 @@ class ByName:
     def selected(self, section: Mapping[str, Any]) -> str:
         """What selects the variant of a section, with its value."""
         return f"name: {self(section)}"
+
+
+@dataclass(frozen=True)
+class ByPath(ByName):
+    """Select by a name, or the variant `custom` by an import path: `[edf, "my_package.my_module:Name"]`.
+
+    An entry may be the name alone.
+    """
+
+    def __call__(self, value: Any) -> str | None:
+        """Return the tag of a name, a section or a model; None where it selects none."""
+        return super().__call__({"name": value} if isinstance(value, str) else value)
+
+    def written(self, section: Mapping[str, Any]) -> str | None:
+        """Return the tag that the section itself selects."""
+        name = super().written(section)
+        return "custom" if name is not None and ":" in name else name
+
+    def words(self, tag: str) -> str:
+        """What to write in a recipe to select the variant."""
+        return super().words("package.module:Name" if tag == "custom" else tag)
+
+    def selected(self, section: Mapping[str, Any]) -> str:
+        """What selects the variant of a section, with its value."""
+        return f"name: {section['name']}"
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,13 @@ knows nothing of tokens: every token that the policy owns in a sequence gets the
 GAE with γ = λ = 1 and no critic gives.
 """
 
+from typing import Annotated, Literal
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import model_validator
 
-from data_ops.config import AdvantageConfig
+from storage.config_model import AnySign, Frozen, OnlyWith, Positive, TokensOrNone
 
 STD_EPS = 1e-5
 """Added to the standard deviation, so that a group with (almost) equal rewards does not explode."""
@@ -22,6 +25,35 @@ advantages of ±0.6.
 """
 
 Float64 = NDArray[np.float64]
+
+
+class AdvantageConfig(Frozen):
+    """How a (prompt, policy) group's rewards become advantages."""
+
+    baseline: Literal["mean", "leave_one_out"] = "mean"
+    """`mean`: GRPO. `leave_one_out`: RLOO."""
+    divide_by_std: bool = True
+    """GRPO divides by the group's standard deviation (N−1); Dr.GRPO does not."""
+    reward_bias: AnySign = 0.0
+    reward_scale: AnySign = 1.0
+    reward_clip: Positive = 20.0
+    """Rewards are clipped to ± this after bias and scale."""
+    overlong_tokens: TokensOrNone = 0
+    """DAPO's soft overlong penalty: width T of the window before `overlong_max_tokens`; 0 turns it off."""
+    overlong_max_tokens: Annotated[TokensOrNone, OnlyWith("overlong_tokens")] = 0
+    """Tokens of an answer from which on the whole penalty counts."""
+    overlong_factor: Annotated[AnySign, OnlyWith("overlong_tokens")] = 1.0
+    """The whole penalty."""
+
+    @model_validator(mode="after")
+    def _window_within_the_limit(self) -> "AdvantageConfig":
+        if self.overlong_tokens > self.overlong_max_tokens:
+            raise ValueError(
+                f"overlong_tokens {self.overlong_tokens} is wider than overlong_max_tokens {self.overlong_max_tokens}: "
+                "every answer would be penalized; set overlong_max_tokens to the longest answer, such as "
+                "sampling.max_new_tokens"
+            )
+        return self
 
 
 def group_advantages(rewards: Float64, lengths: NDArray[np.int64], config: AdvantageConfig) -> Float64:

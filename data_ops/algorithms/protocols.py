@@ -1,4 +1,4 @@
-"""The three places where a data algorithm plugs in, as Protocols, and the one table of built-ins for each.
+"""The three places where a data algorithm plugs in, as Protocols. The tables are in `data_ops/algorithms/__init__.py`.
 
     prompts ──Curate──▶ orders ──rollout──▶ groups ──Filter──▶ waiting rows ──Sample──▶ batch
 
@@ -8,18 +8,13 @@ never change (so it is rebuilt by folding again), random numbers come from the g
 nothing else is read. `docs/data_algorithms.md` is the contract for people who write one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from data_ops.algorithms.curators import AcceptAll
-from data_ops.algorithms.filters import ZeroAdvantage
 from data_ops.algorithms.policy_groups import PolicyGroup
-from data_ops.algorithms.samplers import Draft, Edf, Fifo
-from data_ops.config import Algorithm
-from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from data_ops.algorithms.samplers import Draft
+from storage.import_path import Kind
 from storage.records.rollouts import Order, Prompt, Shard
 
 
@@ -59,53 +54,3 @@ PAGE = "docs/data_algorithms.md"
 CURATOR = Kind("curator", Curate, PAGE)
 FILTER = Kind("filter", Filter, PAGE)
 SAMPLER = Kind("sampler", Sample, PAGE)
-CURATORS: Mapping[str, Callable[..., Curate]] = {"accept_all": AcceptAll}
-FILTERS: Mapping[str, Callable[..., Filter]] = {"zero_advantage": ZeroAdvantage}
-SAMPLERS: Mapping[str, Callable[..., Sample]] = {"edf": Edf, "fifo": Fifo}
-
-
-def curators(algorithms: Sequence[Algorithm]) -> tuple[Curate, ...]:
-    """One new curator for each entry of `data.curate`; raises ConfigError for a wrong name or wrong arguments."""
-    made = tuple(_make(algorithm, CURATORS, CURATOR, f"data.curate.{at}") for at, algorithm in enumerate(algorithms))
-    for at, curator in enumerate(made):
-        if not hasattr(curator, "needs_shards"):
-            raise ConfigError(f"data.curate.{at}: {algorithms[at].name} has no needs_shards; see {PAGE}")
-    return made
-
-
-def filters(algorithms: Sequence[Algorithm]) -> tuple[tuple[str, Filter], ...]:
-    """(name, filter) for each entry of `data.filter`: the name is the reason that the books give."""
-    made = (_make(algorithm, FILTERS, FILTER, f"data.filter.{at}") for at, algorithm in enumerate(algorithms))
-    return tuple((algorithm.name, one) for algorithm, one in zip(algorithms, made, strict=True))
-
-
-def samplers(algorithms: Sequence[Algorithm]) -> tuple[Sample, ...]:
-    """One sampler for each entry of `data.sample`; raises ConfigError for a wrong name or wrong arguments."""
-    return tuple(_make(algorithm, SAMPLERS, SAMPLER, f"data.sample.{at}") for at, algorithm in enumerate(algorithms))
-
-
-def check(place: str, algorithm: Algorithm) -> None:
-    """Raise ConfigError for an entry of `data.{place}` that leads to no class of its kind, or to one with other arguments.
-    Builds nothing."""
-    tables: Mapping[str, tuple[Mapping[str, Callable[..., Any]], Kind]] = {
-        "curate": (CURATORS, CURATOR),
-        "filter": (FILTERS, FILTER),
-        "sample": (SAMPLERS, SAMPLER),
-    }
-    _class_of(algorithm, *tables[place])
-
-
-def _class_of(algorithm: Algorithm, table: Mapping[str, Callable[..., Any]], kind: Kind) -> Callable[..., Any]:
-    found = resolve(algorithm.name, table, kind)
-    if wrong := unfit(found, kind, algorithm.args):
-        raise ConfigError(f"{algorithm.name} does not take args {algorithm.args} ({wrong}); correct them")
-    return found
-
-
-def _make(algorithm: Algorithm, table: Mapping[str, Callable[..., Any]], kind: Kind, key: str) -> Any:
-    try:
-        return _class_of(algorithm, table, kind)(**algorithm.args)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {algorithm.name} does not take args {algorithm.args} ({error}); correct them") from error

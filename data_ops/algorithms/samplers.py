@@ -1,4 +1,4 @@
-"""Samplers: in which order waiting sequences are used. Each is pure; `algorithms.Sample` says what it must be.
+"""Samplers: in which order waiting sequences are used. Each is pure; `protocols.Sample` is the contract.
 
 Sorting is stable, so samplers compose: of `[a, b]`, b arranges first and a last, and b's order stands wherever a sees
 a tie. Rows come in arrival order, which therefore decides every tie that is left.
@@ -6,9 +6,11 @@ a tie. Rows come in arrival order, which therefore decides every tie that is lef
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
+from data_ops.algorithms.named import Named
 from storage.records.batches import Row
 
 
@@ -35,18 +37,30 @@ class Draft:
     """Seeded by run, policy and step."""
 
 
-class Edf:
+class Edf(Named):
     """Earliest deadline first: the smallest `min_version` first.
 
     Long generations carry old tokens and are used before they expire, which removes a bias towards short, easy prompts.
     """
 
+    name: Literal["edf"] = "edf"
+
+    def make(self, key: str) -> "Edf":
+        """Return the sampler."""
+        return self
+
     def arrange(self, draft: Draft) -> Draft:
         return replace(draft, rows=tuple(sorted(draft.rows, key=lambda row: row.min_version)))
 
 
-class Fifo:
+class Fifo(Named):
     """First come, first served: the order in which rows arrive."""
+
+    name: Literal["fifo"] = "fifo"
+
+    def make(self, key: str) -> "Fifo":
+        """Return the sampler."""
+        return self
 
     def arrange(self, draft: Draft) -> Draft:
         return draft

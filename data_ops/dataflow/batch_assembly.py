@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from textwrap import shorten
 
-from data_ops.algorithms.protocols import Sample, samplers
+from data_ops.algorithms import samplers
+from data_ops.algorithms.protocols import Sample
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import Lag, Need, Yield
 from data_ops.dataflow.batch_metrics import Intake, batch_metrics

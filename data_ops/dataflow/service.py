@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from data_ops.algorithms.protocols import curators
+from data_ops.algorithms import curators
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import orders_to_admit
 from data_ops.dataflow.batch_assembly import Assembly, Span, complaint, no_span

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from data_ops.algorithms.advantages import group_advantages
+from data_ops.algorithms import filters
+from data_ops.algorithms.advantages import AdvantageConfig, group_advantages
 from data_ops.algorithms.policy_groups import PolicyGroup, route
-from data_ops.algorithms.protocols import Filter, filters
-from data_ops.config import AdvantageConfig, DataConfig
+from data_ops.algorithms.protocols import Filter
+from data_ops.config import DataConfig
 from storage.errors import CorruptError
 from storage.records.batches import Entry, Row, SequenceKey
 from storage.records.rollouts import Shard

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data_ops.algorithms.custom import CustomAlgorithm
+from data_ops.algorithms.filters import ZeroAdvantage
 from data_ops.prompts import BuiltinPrompts, CustomPrompts, FilePrompts, PromptSource
 from storage import import_path, layout
 from storage.errors import ConfigError
@@ -138,19 +140,18 @@ def _losses(config: RunConfig) -> Iterator[Problem]:
 
 
 def _algorithms(config: RunConfig) -> Iterator[Problem]:
-    from data_ops.algorithms.protocols import check
-
     for place in ("curate", "filter", "sample"):
         for index, algorithm in enumerate(getattr(config.data, place)):
             try:
-                check(place, algorithm)
+                if isinstance(algorithm, CustomAlgorithm):
+                    algorithm.find()
             except ConfigError as error:
                 yield Problem(("data", place, str(index)), str(error))
 
 
 def _groups(config: RunConfig) -> Iterator[Problem]:
     alone = config.data.samples_per_prompt == 1
-    if alone and any(algorithm.name == "zero_advantage" for algorithm in config.data.filter):
+    if alone and any(isinstance(algorithm, ZeroAdvantage) for algorithm in config.data.filter):
         yield Problem(
             ("data", "samples_per_prompt"),
             "with 1 sample every advantage is 0 and the filter zero_advantage drops everything; use 2 or more",

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from storage.config_union import ByKey, Choice
+from storage.config_union import ByKey, ByPath, Choice
 from storage.errors import ConfigError
 from storage.formats import json_values
 from tasks.recipes import schema
@@ -135,6 +135,11 @@ def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
     """The mistake of a section that selects none of its variants, or more than one."""
     choice = schema.kind_at(path, data)
     assert isinstance(choice, Choice), "only a union has tags"
+    if isinstance(choice.selector, ByPath) and isinstance(value, str | Mapping):
+        name = value if isinstance(value, str) else value.get("name")
+        names = ", ".join(tag for tag in choice.variants if tag != "custom")
+        hint = f"use one of {names}, or an import path like package.module:Name"
+        return Problem(path, f"{_brief(name)} is not known; {hint}")
     if not isinstance(value, Mapping):
         return Problem(path, f"{MESSAGES['dict_type']}, not {_brief(value)}")
     if isinstance(choice.selector, ByKey):

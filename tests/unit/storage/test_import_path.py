@@ -10,8 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
-from data_ops.algorithms import protocols
-from data_ops.config import Algorithm
+from data_ops import algorithms
+from data_ops.algorithms import custom, protocols
+from data_ops.algorithms.curators import AcceptAll
+from data_ops.algorithms.filters import ZeroAdvantage
+from data_ops.algorithms.samplers import Edf, Fifo
+from data_ops.prompts.custom import CustomPrompts
 from rollout import workflows
 from rollout.config import EngineConfig, WorkflowConfig
 from rollout.engines import engine as rollout_engine
@@ -21,6 +25,7 @@ from storage.errors import ConfigError
 from storage.import_path import ALLOW_VARIABLE, Kind, refuse_name, resolve
 from trainer.config import TrainConfig
 from trainer.engines import engine as train_engine
+from trainer.losses.custom import CustomLoss
 
 CALLED: list[str] = []
 """What was called that only should have been looked at."""
@@ -282,9 +287,11 @@ def test_a_class_that_fails_when_its_methods_are_asked_for_is_a_sentence() -> No
 
 
 PLACES = {
-    "curate": lambda name: protocols.curators([Algorithm(name=name)]),
-    "filter": lambda name: protocols.filters([Algorithm(name=name)]),
-    "sample": lambda name: protocols.samplers([Algorithm(name=name)]),
+    "curate": lambda name: algorithms.curators([custom.CustomCurator(name=name)]),
+    "filter": lambda name: algorithms.filters([custom.CustomFilter(name=name)]),
+    "sample": lambda name: algorithms.samplers([custom.CustomSampler(name=name)]),
+    "prompts": lambda name: CustomPrompts(custom=name).stream(),
+    "loss": lambda name: CustomLoss(path=name).make(),
     "workflow": lambda name: workflows.make_workflow(WorkflowConfig(name=name), math_reward.MathReward(1.0)),
     "reward": lambda name: math_reward.make_reward(name, 1.0),
     "rollout engine": lambda name: rollout_engine.make_engine(EngineConfig(name=name), {}),
@@ -294,6 +301,8 @@ KEYS = {
     "curate": r"data\.curate\.0",
     "filter": r"data\.filter\.0",
     "sample": r"data\.sample\.0",
+    "prompts": r"prompts\.custom",
+    "loss": r"train\.loss\.path",
     "workflow": r"rollout\.workflow\.name",
     "reward": r"rollout\.workflow\.reward",
     "rollout engine": r"rollout\.engine\.name",
@@ -303,6 +312,9 @@ VERBS = {
     "curate": r"a curator is a class with observe\(order, shard\) and accept\(prompt, draw\) \(docs/data_algorithms\.md\)",
     "filter": r"a filter is a class with keep\(group\) \(docs/data_algorithms\.md\)",
     "sample": r"a sampler is a class with arrange\(draft\) \(docs/data_algorithms\.md\)",
+    "prompts": r"a source of prompts is a class with size\(\) and prompt\(index\) \(docs/sources\.md\)",
+    "loss": r"a loss is a class with prepare\(logprobs_N, behaviour_N, advantages_N\) and "
+    r"token_losses\(prepared, logprobs_N, behaviour_N, advantages_N\) \(docs/losses\.md\)",
     "workflow": r"a workflow is a class with play\(prompt, agents\) \(docs/workflows\.md\)",
     "reward": r"a reward is a class with score\(answer, prompt\) and close\(\) \(docs/workflows\.md\)",
     "rollout engine": r"a rollout engine is a class with capacity\(\), digest\(version\), generate\(tokens, sampling\), "
@@ -325,9 +337,9 @@ def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_ca
 @pytest.mark.parametrize(
     ("table", "kind"),
     [
-        (protocols.CURATORS, protocols.CURATOR),
-        (protocols.FILTERS, protocols.FILTER),
-        (protocols.SAMPLERS, protocols.SAMPLER),
+        ({"accept_all": AcceptAll}, protocols.CURATOR),
+        ({"zero_advantage": ZeroAdvantage}, protocols.FILTER),
+        ({"edf": Edf, "fifo": Fifo}, protocols.SAMPLER),
         (workflows.WORKFLOWS, workflows.WORKFLOW),
         (math_reward.REWARDS, math_reward.REWARD),
         (rollout_engine.ENGINES, rollout_engine.ENGINE),
@@ -353,9 +365,9 @@ class Curator:
 
 
 def test_arguments_of_an_algorithm_are_judged_without_building_it() -> None:
-    protocols.check("curate", Algorithm(name=f"{HERE}:Curator", args={"limit": 0.5}))
+    custom.CustomCurator(name=f"{HERE}:Curator", args={"limit": 0.5}).find()
     with pytest.raises(ConfigError, match=r"Curator does not take args \{'depth': 2\} \(got an unexpected keyword argument"):
-        protocols.check("curate", Algorithm(name=f"{HERE}:Curator", args={"depth": 2}))
+        custom.CustomCurator(name=f"{HERE}:Curator", args={"depth": 2}).find()
 
 
 class NoRoles:

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from data_ops.algorithms.advantages import group_advantages, rewards_equal, shape_rewards
-from data_ops.config import AdvantageConfig
+from data_ops.algorithms.advantages import AdvantageConfig, group_advantages, rewards_equal, shape_rewards
 
 SHORT = np.array([3, 3, 3, 3])
 

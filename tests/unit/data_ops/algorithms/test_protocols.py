@@ -2,24 +2,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
+from data_ops.algorithms import CURATORS, FILTERS, SAMPLERS, curators, filters, samplers
+from data_ops.algorithms.curators import AcceptAll
+from data_ops.algorithms.custom import CustomAlgorithm, CustomCurator, CustomFilter, CustomSampler
+from data_ops.algorithms.filters import ZeroAdvantage
 from data_ops.algorithms.policy_groups import route
-from data_ops.algorithms.protocols import curators, filters, samplers
 from data_ops.algorithms.samplers import Draft, Edf, Fifo
-from data_ops.config import Algorithm
+from data_ops.config import DataConfig
 from storage.errors import ConfigError
 from storage.records.batches import Row, SequenceKey
 from storage.records.rollouts import Prompt
 from tests.builders import episode, group, row, sequence, shard
 
 
-def algorithm(name: str, **args: object) -> list[Algorithm]:
-    return [Algorithm(name=name, args=args)]
-
-
 def keeps(*rewards: float) -> bool:
     answer = shard(group(*(episode(sequence(reward=reward)) for reward in rewards)))
-    ((_, zero_advantage),) = filters(algorithm("zero_advantage"))
+    ((_, zero_advantage),) = filters([ZeroAdvantage()])
     return zero_advantage.keep(route(answer, ["solver"])["solver"][0])
 
 
@@ -33,7 +33,7 @@ def places(rows: tuple[Row, ...]) -> list[int]:
 
 
 def test_accept_all_accepts_and_needs_no_shards() -> None:
-    (curator,) = curators(algorithm("accept_all"))
+    (curator,) = curators([AcceptAll()])
     assert curator.accept(Prompt("p", {"question": "?"}), np.random.default_rng(0))
     assert not curator.needs_shards
 
@@ -63,24 +63,40 @@ def test_fifo_keeps_the_order_of_arrival() -> None:
     assert places(Fifo().arrange(draft(5, 3, 4, 3)).rows) == [0, 1, 2, 3]
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="edf, fifo"):
-        samplers(algorithm("lifo"))
+def test_the_tables_have_each_algorithm_by_its_name() -> None:
+    assert {"accept_all": AcceptAll, "custom": CustomCurator} == CURATORS
+    assert {"zero_advantage": ZeroAdvantage, "custom": CustomFilter} == FILTERS
+    assert {"edf": Edf, "fifo": Fifo, "custom": CustomSampler} == SAMPLERS
 
 
-def test_wrong_arguments_name_the_place_and_the_algorithm() -> None:
-    with pytest.raises(ConfigError, match=r"data\.filter\.0: zero_advantage does not take args \{'epsilon': 1\}"):
-        filters(algorithm("zero_advantage", epsilon=1))
+def test_a_recipe_writes_a_name_or_an_import_path_alone_or_in_a_section() -> None:
+    written = {
+        "curate": ["accept_all", {"name": "accept_all"}, "a.b:C", {"name": "a.b:C", "args": {"x": 1}}],
+        "filter": [{"name": "zero_advantage"}, "a.b:D"],
+        "sample": ["fifo", "edf", "a.b:E"],
+    }
+    config = DataConfig.model_validate({"prompts": {"builtin": "chained_addition"}, **written})
+    assert config.curate == [AcceptAll(), AcceptAll(), CustomCurator(name="a.b:C"), CustomCurator(name="a.b:C", args={"x": 1})]
+    assert config.filter == [ZeroAdvantage(), CustomFilter(name="a.b:D")]
+    assert config.sample == [Fifo(), Edf(), CustomSampler(name="a.b:E")]
+    assert DataConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_arguments_of_a_built_in_algorithm_that_takes_none_are_refused() -> None:
+    for name in ("accept_all", "zero_advantage", "edf"):
+        place = {"accept_all": "curate", "zero_advantage": "filter", "edf": "sample"}[name]
+        with pytest.raises(ValidationError, match="args"):
+            DataConfig.model_validate({"prompts": {"builtin": "chained_addition"}, place: [{"name": name, "args": {}}]})
 
 
 def test_a_class_without_the_verbs_is_refused_before_the_run() -> None:
     with pytest.raises(ConfigError, match=rf"data\.sample\.0: {__name__}:EveryOther has no arrange; a sampler is"):
-        samplers(algorithm(f"{__name__}:EveryOther", remainder=1))
+        samplers([CustomSampler(name=f"{__name__}:EveryOther", args={"remainder": 1})])
 
 
 def test_a_curator_that_does_not_say_whether_it_needs_shards_is_refused() -> None:
     with pytest.raises(ConfigError, match=rf"data\.curate\.1: {__name__}:Silent has no needs_shards"):
-        curators([*algorithm("accept_all"), *algorithm(f"{__name__}:Silent")])
+        curators([AcceptAll(), CustomCurator(name=f"{__name__}:Silent")])
 
 
 class Silent:
@@ -102,7 +118,7 @@ class Picky:
 
 def test_a_refused_value_names_the_place_and_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"data\.filter\.0: .* does not take args \{'share': 2\} \(share must be at most 1\)"):
-        filters(algorithm(f"{__name__}:Picky", share=2))
+        filters([CustomFilter(name=f"{__name__}:Picky", args={"share": 2})])
 
 
 class Half:
@@ -114,21 +130,33 @@ class Half:
 
 def test_every_verb_of_every_place_is_asked_for() -> None:
     with pytest.raises(ConfigError, match="observe"):
-        curators(algorithm(f"{__name__}:Half"))
+        curators([CustomCurator(name=f"{__name__}:Half")])
     with pytest.raises(ConfigError, match="keep"):
-        filters(algorithm(f"{__name__}:Half"))
+        filters([CustomFilter(name=f"{__name__}:Half")])
     with pytest.raises(ConfigError, match="arrange"):
-        samplers(algorithm(f"{__name__}:Half"))
+        samplers([CustomSampler(name=f"{__name__}:Half")])
 
 
 def test_each_built_in_sampler_has_its_name() -> None:
-    (edf,), (fifo,) = samplers(algorithm("edf")), samplers(algorithm("fifo"))
+    (edf,), (fifo,) = samplers([Edf()]), samplers([Fifo()])
     assert places(edf.arrange(draft(5, 3, 4)).rows) == [1, 2, 0]
     assert places(fifo.arrange(draft(5, 3, 4)).rows) == [0, 1, 2]
 
 
 def test_a_filter_goes_by_the_name_in_the_config() -> None:
-    assert [name for name, _ in filters(algorithm("zero_advantage"))] == ["zero_advantage"]
+    own = CustomFilter(name=f"{__name__}:Longest")
+    assert [name for name, _ in filters([ZeroAdvantage(), own])] == ["zero_advantage", f"{__name__}:Longest"]
+
+
+class Longest:
+    def keep(self, group: object) -> bool:
+        return True
+
+
+def test_the_settings_of_a_custom_algorithm_are_read_without_importing_it() -> None:
+    assert issubclass(CustomFilter, CustomAlgorithm)
+    with pytest.raises(ConfigError, match=r"data\.filter\.0: nowhere\.at_all:Name cannot be imported"):
+        filters([CustomFilter(name="nowhere.at_all:Name")])
 
 
 class EveryOther:
@@ -157,13 +185,13 @@ class Replay:
 
 
 def test_an_import_path_plugs_in_a_class_of_ones_own() -> None:
-    (curator,) = curators(algorithm(f"{__name__}:EveryOther", remainder=1))
+    (curator,) = curators([CustomCurator(name=f"{__name__}:EveryOther", args={"remainder": 1})])
     draw = np.random.default_rng(0)
     assert [curator.accept(Prompt(str(index), {}), draw) for index in range(4)] == [False, True, False, True]
 
 
 def test_a_replay_algorithm_needs_no_other_interface() -> None:
-    (replay,) = samplers(algorithm(f"{__name__}:Replay", ratio=0.5))
+    (replay,) = samplers([CustomSampler(name=f"{__name__}:Replay", args={"ratio": 0.5})])
     old = row(SequenceKey(0, 7, 0, 0))
     asked = replace(draft(5, 3), trained=lambda count: (old,) * count)
     assert replay.arrange(asked).replays == (old,)

@@ -1,0 +1,72 @@
+"""Data algorithms from outside of AstraFlow, by import path. `docs/data_algorithms.md` shows how to write one."""
+
+from typing import Any, ClassVar
+
+from data_ops.algorithms.named import Named
+from data_ops.algorithms.protocols import CURATOR, FILTER, PAGE, SAMPLER, Curate, Filter, Sample
+from storage.errors import ConfigError
+from storage.import_path import Kind, resolve, unfit
+
+
+class CustomAlgorithm(Named):
+    """`my_package.my_module:Name`, or `{name: "my_package.my_module:Name", args: {limit: 0.9}}`."""
+
+    kind: ClassVar[Kind]
+    name: str
+    """Import path of the class."""
+    args: dict[str, Any] = {}
+    """Passed to its constructor."""
+
+    def find(self) -> Any:
+        """Import the class and check it without building it.
+
+        ConfigError when it is not one of its kind, or takes other arguments than `args`.
+        """
+        made: Any = resolve(self.name, {}, self.kind)
+        if wrong := unfit(made, self.kind, self.args):
+            raise ConfigError(f"{self.name} does not take args {self.args} ({wrong}); correct them")
+        return made
+
+    def build(self, key: str) -> Any:
+        """Import the class and build it. ConfigError, beginning with the recipe's `key`, where it is impossible."""
+        try:
+            return self.find()(**self.args)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{key}: {self.name} does not take args {self.args} ({error}); correct them") from error
+
+
+class CustomCurator(CustomAlgorithm):
+    """A curator by import path."""
+
+    kind: ClassVar[Kind] = CURATOR
+
+    def make(self, key: str) -> Curate:
+        """Build the curator; ConfigError, beginning with `key`, where it is impossible."""
+        curator: Curate = self.build(key)
+        if not hasattr(curator, "needs_shards"):
+            raise ConfigError(f"{key}: {self.name} has no needs_shards; see {PAGE}")
+        return curator
+
+
+class CustomFilter(CustomAlgorithm):
+    """A filter by import path."""
+
+    kind: ClassVar[Kind] = FILTER
+
+    def make(self, key: str) -> Filter:
+        """Build the filter; ConfigError, beginning with `key`, where it is impossible."""
+        made: Filter = self.build(key)
+        return made
+
+
+class CustomSampler(CustomAlgorithm):
+    """A sampler by import path."""
+
+    kind: ClassVar[Kind] = SAMPLER
+
+    def make(self, key: str) -> Sample:
+        """Build the sampler; ConfigError, beginning with `key`, where it is impossible."""
+        sampler: Sample = self.build(key)
+        return sampler
