@@ -1,0 +1,81 @@
+"""`docs/losses.md` is a contract: its example is run as it is written there."""
+
+import importlib
+import math
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tasks.recipes.loader import load
+from tests.checkout import ROOT
+from tests.trainer_cases import LINEAR, MODEL_CONFIG, base_weights, reference_model, sampled_batch
+from trainer.config import TrainConfig
+from trainer.engines.engine import make_engine
+from trainer.engines.torch.host_tensors import to_torch
+from trainer.losses import LOSSES, CustomLoss
+from trainer.losses.aggregation import Aggregated
+
+PAGE = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)[0]
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    (tmp_path / "my_losses.py").write_text(block("python"), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return importlib.import_module("my_losses")
+
+
+def stepped(config: TrainConfig) -> tuple[dict[str, float], np.ndarray]:
+    """Metrics of one step, and how far each weight moved."""
+    weights = base_weights()
+    engine = make_engine(config, MODEL_CONFIG, 3)
+    engine.set_weights(weights)
+    metrics = engine.step(sampled_batch(reference_model(weights), num_rows=10, noise=0.3))
+    after = engine.weights()
+    moves = [(to_torch(after[name]) - to_torch(weights[name]).float()).flatten() for name in sorted(weights)]
+    return metrics, torch.cat(moves).numpy()
+
+
+def test_the_recipe_of_the_page_trains_with_the_class_of_the_page(example: ModuleType) -> None:
+    written = yaml.safe_load(block("yaml"))["policies"]["solver"]["train"]["loss"]
+    loss = load("single_policy_tiny", {"policies.solver.train.loss": written}).policies["solver"].train.loss
+    assert loss == CustomLoss(path="my_losses:Cispo", args={"eps_high": 2.0})
+    metrics, _ = stepped(LINEAR.model_copy(update={"loss": loss}))
+    assert metrics["trainer/clip_high"] == 2.0
+    assert metrics["trainer/masked_share"] == 0.0
+
+
+def test_the_first_loss_of_the_page_has_the_formula_of_its_docstring(example: ModuleType) -> None:
+    loss = example.Cispo(eps_high=1.0)
+    logprobs = torch.tensor([math.log(0.6), math.log(0.5)], dtype=torch.float64, requires_grad=True)
+    behaviour, advantages = torch.tensor([0.2, 0.4]).double().log(), torch.tensor([1.0, -2.0]).double()
+    result = loss.token_losses(loss.prepare(logprobs.detach(), behaviour, advantages), logprobs, behaviour, advantages)
+    (slope,) = torch.autograd.grad(result.values_N.sum(), logprobs)
+    assert slope.tolist() == pytest.approx([-2.0, 2.5])  # ρ = 3, cut to 2, and 1.25
+    assert result.values_N.tolist() == pytest.approx([-2.0 * math.log(0.6), 2.5 * math.log(0.5)])
+
+
+def test_the_second_loss_of_the_page_does_not_depend_on_micro_batches(example: ModuleType) -> None:
+    config = LINEAR.model_copy(update={"loss": CustomLoss(path="my_losses:Trimmed", args={"share": 0.25})})
+    metrics, moves = stepped(config)
+    split_metrics, split_moves = stepped(config.model_copy(update={"micro_batch_tokens": 15}))
+    assert metrics["trainer/masked_share"] == pytest.approx(0.25, abs=0.03)
+    assert split_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+    assert np.abs(moves).max() > 0.1
+    assert np.allclose(split_moves, moves, rtol=1e-4, atol=1e-5)
+
+
+def test_the_page_names_every_loss_and_every_setting() -> None:
+    for name, model in LOSSES.items():
+        settings = [f"`{field}`" for field in model.model_fields if field not in ("name", *Aggregated.model_fields)]
+        assert re.search(rf"^\| `{name}`[^|]*\| ([^|]*) \|", PAGE, flags=re.MULTILINE)[1] == ", ".join(settings)  # type: ignore[index]
+    assert all(f"`{name}`" in PAGE for name in Aggregated.model_fields)
