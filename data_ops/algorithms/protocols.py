@@ -21,8 +21,12 @@ from storage.records.rollouts import Order, Prompt, Shard
 class Curate(Protocol):
     """Before rollout: which prompts are worth playing."""
 
-    needs_shards: bool
-    """Whether `observe` wants to be called; where nobody does, a restart reads no shard for it."""
+    @property
+    def needs_shards(self) -> bool:
+        """Whether `observe` is to be called. Where no curator needs it, a restart reads no shard for them.
+
+        An attribute: `needs_shards = True`.
+        """
 
     def observe(self, order: Order, shard: Shard) -> None:
         """Fold in one finished order. Called once for each, in the sequence that `Order.seen` records."""

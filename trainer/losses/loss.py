@@ -56,11 +56,14 @@ class Prepared:
 class Loss(Protocol):
     """A policy-gradient loss."""
 
-    whole_minibatch: bool
-    """True when `prepare` needs the current log-probabilities of all loss tokens of a minibatch. A
-    minibatch of several micro-batches then costs one more forward pass without gradients. False when
-    the constants of a token depend on that token alone; `prepare` is then called once for each
-    micro-batch."""
+    @property
+    def whole_minibatch(self) -> bool:
+        """Whether `prepare` needs the log-probabilities of all loss tokens of a minibatch.
+
+        True: a minibatch of several micro-batches costs one more forward pass without gradients. False:
+        the constants of a token depend on that token alone, and `prepare` is called once for each
+        micro-batch. A class attribute: `whole_minibatch = True`.
+        """
 
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
         """Compute the constants of these loss tokens. `logprobs_N` carries no gradient."""

@@ -4,14 +4,16 @@ import json
 
 import pytest
 
+from data_ops.prompts import CustomPrompts
 from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
 from storage.run import runs
 from storage.store.object_store import ObjectStore
+from tasks.base_models.config import CustomModel
 from tasks.recipes.loader import load
 from tasks.recipes.stored_config import filled, migrated, read_config
 from tests.checkout import ROOT
-from trainer.losses import M2po, PpoClip
+from trainer.losses import CustomLoss, M2po, PpoClip
 
 OLD = ROOT / "tests" / "unit" / "tasks" / "recipes" / "old_run"
 RECIPE = str(OLD / "recipe.yaml")
@@ -68,6 +70,17 @@ def test_only_settings_of_variants_that_are_not_selected_are_removed() -> None:
             del policy["train"]["loss"]
     assert after["policies"]["solver"]["train"] == before["policies"]["solver"]["train"]
     assert after["rollout"] == before["rollout"]
+    assert [policy["model"] for policy in after["policies"].values()] == [
+        {"tiny": before["policies"]["solver"]["model"]["tiny"]},
+        {"hub": "Qwen/Qwen3-1.7B"},
+    ]
+    assert after["data"]["prompts"] == {"builtin": "chained_addition", "split": "train", "limit": None, "seed": 3}
+    assert after["evaluation"]["prompts"] == {
+        "hub": "openai/gsm8k", "hub_config": "main", "split": "test", "question": "question", "answer": "answer",
+        "answer_after": "####", "limit": 500, "seed": 0,
+    }  # fmt: skip
+    assert after["data"]["sample"] == [{"name": "fifo"}, {"name": "edf"}]
+    assert after["data"]["advantage"] == before["data"]["advantage"]
 
 
 def test_the_form_of_this_release_is_not_changed() -> None:
@@ -92,3 +105,16 @@ def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
     del config["policies"]["solver"]["train"]["anchor_every"]
     assert filled(config) == load(RECIPE).model_dump(mode="json")
     assert filled({"steps": "none any more"}) == {"steps": "none any more"}
+
+
+def test_a_stored_configuration_that_names_code_is_read_without_importing_it(memory_store: ObjectStore) -> None:
+    config = load(RECIPE).model_dump(mode="json")
+    own = "nowhere.at_all:Mine"
+    config["policies"]["solver"]["train"]["loss"] = {"name": "custom", "path": own}
+    config["policies"]["solver"]["model"] = {"custom": own}
+    config["data"] |= {"prompts": {"custom": own}, "curate": [{"name": own}], "filter": [{"name": own}], "sample": [own]}
+    read = read_config(runs.create_run(memory_store, "own", config))
+    assert read.policies["solver"].train.loss == CustomLoss(path=own)
+    assert read.policies["solver"].model == CustomModel(custom=own)
+    assert read.data.prompts == CustomPrompts(custom=own)
+    assert [each.name for each in (*read.data.curate, *read.data.filter, *read.data.sample)] == [own] * 3

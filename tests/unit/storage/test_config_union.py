@@ -1,0 +1,134 @@
+"""Unions of configuration models: how a section selects a variant, and what only other variants have."""
+
+from typing import Annotated, Literal, TypeAlias
+
+import pytest
+from pydantic import BaseModel, Discriminator, Tag, TypeAdapter, ValidationError
+
+from storage.config_model import Frozen, OnlyWith
+from storage.config_union import ByKey, ByName, ByPath, choice_of, variants
+
+
+class Red(Frozen):
+    name: Literal["red"] = "red"
+    shade: int = 1
+    weight: int = 1
+
+
+class Blue(Frozen):
+    name: Literal["blue"] = "blue"
+    depth: int = 1
+    weight: int = 1
+
+
+class Own(Frozen):
+    name: str
+    args: dict[str, int] = {}
+
+
+class Here(Frozen):
+    path: str
+
+
+class There(Frozen):
+    url: str
+    port: int = 1
+
+
+Colour: TypeAlias = Annotated[Annotated[Red, Tag("red")] | Annotated[Blue, Tag("blue")], Discriminator(ByName(default="blue"))]
+Named: TypeAlias = Annotated[Annotated[Red, Tag("red")] | Annotated[Own, Tag("custom")], Discriminator(ByPath())]
+Place: TypeAlias = Annotated[Annotated[Here, Tag("path")] | Annotated[There, Tag("url")], Discriminator(ByKey(("path", "url")))]
+
+
+class Section(Frozen):
+    colour: Colour = Red()
+    places: list[Place] = []
+
+
+def kinds(union: object, *values: object) -> list[type[BaseModel] | str]:
+    """The model that each value becomes, or the kind of error."""
+    adapter: TypeAdapter[BaseModel] = TypeAdapter(union)
+    result: list[type[BaseModel] | str] = []
+    for value in values:
+        try:
+            result.append(type(adapter.validate_python(value)))
+        except ValidationError as error:
+            result.append(error.errors()[0]["type"])
+    return result
+
+
+def test_a_name_selects_and_its_absence_selects_the_default() -> None:
+    assert kinds(Colour, {}, {"name": "red"}, {"name": "blue"}, {"name": None}) == [Blue, Red, Blue, "literal_error"]
+    assert kinds(Colour, {"name": "green"}, "red", 3) == ["union_tag_invalid", "union_tag_not_found", "union_tag_not_found"]
+    assert kinds(Colour, Red(), Blue()) == [Red, Blue]
+    assert kinds(Colour, {"name": "red", "depth": 1}, {"shade": 1}) == ["extra_forbidden", "extra_forbidden"]
+
+
+def test_an_import_path_selects_the_custom_variant() -> None:
+    assert kinds(Named, {"name": "red"}, {"name": "a.b:C", "args": {"x": 1}}, Own(name="a:B"), Red()) == [Red, Own, Own, Red]
+    assert kinds(Named, {"name": "pink"}, "pink", {}, 3)[:2] == ["union_tag_invalid", "union_tag_invalid"]
+    assert kinds(Named, {}, 3) == ["union_tag_not_found", "union_tag_not_found"]
+
+
+def test_the_only_key_that_is_there_selects() -> None:
+    assert kinds(Place, {"path": ""}, {"url": "x", "port": 2}, Here(path="a"), There(url="b")) == [Here, There, Here, There]
+    assert kinds(Place, {}, {"path": None}, {"path": "a", "url": "b"}, []) == ["union_tag_not_found"] * 4
+    assert kinds(Place, {"path": "a", "port": 2}) == ["extra_forbidden"]
+
+
+def test_what_a_model_writes_is_read_as_the_same_model() -> None:
+    section = Section(colour=Blue(depth=3), places=[Here(path="a"), There(url="b")])
+    assert Section.model_validate(section.model_dump(mode="json")) == section
+
+
+def test_the_table_of_a_union_is_in_its_order() -> None:
+    assert list(variants(Colour).items()) == [("red", Red), ("blue", Blue)]
+    assert variants(Place) == {"path": Here, "url": There}
+    field = Section.model_fields["colour"]
+    choice = choice_of(field.annotation, tuple(field.metadata))
+    assert choice is not None
+    assert choice.variants == variants(Colour)
+    assert choice.selector == ByName(default="blue")
+    assert choice_of(int) is None
+    assert choice_of(Annotated[Red | Blue, "no selector"]) is None
+
+
+def test_fields_that_only_other_variants_have_are_found_with_their_variants() -> None:
+    choice = choice_of(Colour)
+    assert choice is not None
+    assert choice.foreign("red") == {"depth": ["blue"]}
+    assert choice.foreign("blue") == {"shade": ["red"]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "section", "written", "selected"),
+    [
+        (ByName("blue"), {}, None, "name: blue"),
+        (ByName("blue"), {"name": "red"}, "red", "name: red"),
+        (ByPath(), {"name": "a:B"}, "custom", "name: a:B"),
+        (ByPath(), {"name": "red"}, "red", "name: red"),
+        (ByKey(("path", "url")), {"path": None, "url": "x"}, "url", "url: x"),
+        (ByKey(("path", "url")), {"path": "a", "url": "x"}, None, "path: a and url: x"),
+        (ByKey(("path", "url")), {}, None, ""),
+    ],
+)
+def test_a_selector_tells_what_a_section_selects(
+    selector: ByName | ByKey, section: dict[str, object], written: str | None, selected: str
+) -> None:
+    assert selector.written(section) == written
+    assert selector.selected(section) == selected
+
+
+def test_a_selector_tells_what_to_write() -> None:
+    assert ByName().words("red") == "name: red"
+    assert [ByPath().words(tag) for tag in ("red", "custom")] == ["name: red", "name: package.module:Name"]
+    assert ByKey(("path", "url")).words("url") == "url"
+
+
+def test_a_marked_field_has_an_effect_with_one_value_or_with_any() -> None:
+    one, some = OnlyWith("aggregate", "constant"), OnlyWith("tokens")
+    assert [one.holds({"aggregate": value}) for value in ("constant", "mean", None)] == [True, False, False]
+    assert [some.holds({"tokens": value}) for value in (3, 0, "", None)] == [True, False, False, False]
+    assert not one.holds({})
+    assert not some.holds({})
+    assert (one.words, some.words) == ("aggregate: constant", "tokens")
