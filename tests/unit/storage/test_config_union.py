@@ -126,9 +126,9 @@ def test_a_selector_tells_what_to_write() -> None:
 
 
 def test_a_marked_field_has_an_effect_with_one_value_or_with_any() -> None:
-    one, some = OnlyWith("aggregate", "constant"), OnlyWith("tokens")
-    assert [one.holds({"aggregate": value}) for value in ("constant", "mean", None)] == [True, False, False]
-    assert [some.holds({"tokens": value}) for value in (3, 0, "", None)] == [True, False, False, False]
-    assert not one.holds({})
-    assert not some.holds({})
-    assert (one.words, some.words) == ("aggregate: constant", "tokens")
+    constant, tokens = OnlyWith("aggregate", "constant"), OnlyWith("tokens")
+    assert [constant.holds({"aggregate": value}) for value in ("constant", "mean", None)] == [True, False, False]
+    assert [tokens.holds({"tokens": value}) for value in (3, 0, "", None)] == [True, False, False, False]
+    assert not constant.holds({})
+    assert not tokens.holds({})
+    assert (constant.words, tokens.words) == ("aggregate: constant", "tokens")

@@ -144,8 +144,8 @@ def test_each_built_in_sampler_has_its_name() -> None:
 
 
 def test_a_filter_goes_by_the_name_in_the_config() -> None:
-    own = CustomFilter(name=f"{__name__}:Longest")
-    assert [name for name, _ in filters([ZeroAdvantage(), own])] == ["zero_advantage", f"{__name__}:Longest"]
+    longest = CustomFilter(name=f"{__name__}:Longest")
+    assert [name for name, _ in filters([ZeroAdvantage(), longest])] == ["zero_advantage", f"{__name__}:Longest"]
 
 
 class Longest:

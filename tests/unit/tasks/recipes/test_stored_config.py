@@ -109,12 +109,12 @@ def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
 
 def test_a_stored_configuration_that_names_code_is_read_without_importing_it(memory_store: ObjectStore) -> None:
     config = load(RECIPE).model_dump(mode="json")
-    own = "nowhere.at_all:Mine"
-    config["policies"]["solver"]["train"]["loss"] = {"name": "custom", "path": own}
-    config["policies"]["solver"]["model"] = {"custom": own}
-    config["data"] |= {"prompts": {"custom": own}, "curate": [{"name": own}], "filter": [{"name": own}], "sample": [own]}
-    read = read_config(runs.create_run(memory_store, "own", config))
-    assert read.policies["solver"].train.loss == CustomLoss(path=own)
-    assert read.policies["solver"].model == CustomModel(custom=own)
-    assert read.data.prompts == CustomPrompts(custom=own)
-    assert [each.name for each in (*read.data.curate, *read.data.filter, *read.data.sample)] == [own] * 3
+    path = "nowhere.at_all:Mine"
+    config["policies"]["solver"]["train"]["loss"] = {"name": "custom", "path": path}
+    config["policies"]["solver"]["model"] = {"custom": path}
+    config["data"] |= {"prompts": {"custom": path}, "curate": [{"name": path}], "filter": [{"name": path}], "sample": [path]}
+    read = read_config(runs.create_run(memory_store, "with-code", config))
+    assert read.policies["solver"].train.loss == CustomLoss(path=path)
+    assert read.policies["solver"].model == CustomModel(custom=path)
+    assert read.data.prompts == CustomPrompts(custom=path)
+    assert [each.name for each in (*read.data.curate, *read.data.filter, *read.data.sample)] == [path] * 3
