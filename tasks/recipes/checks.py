@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 from data_ops.algorithms.custom import CustomAlgorithm
 from data_ops.algorithms.filters import ZeroAdvantage
-from data_ops.prompts import BuiltinPrompts, CustomPrompts, FilePrompts, PromptSource
+from data_ops.prompts import PromptSource
+from data_ops.prompts.builtin import BuiltinPrompts
+from data_ops.prompts.custom import CustomPrompts
+from data_ops.prompts.path import FilePrompts
 from storage import import_path, layout
 from storage.errors import ConfigError
 from storage.run import orders

@@ -83,7 +83,8 @@ def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) 
     keys: set[str] = set()
     if isinstance(kind, Choice):
         tag = kind.selector.written(above)
-        keys |= kind.foreign(tag).keys() if tag in kind.variants else set()
+        if tag is not None and tag in kind.variants:
+            keys |= kind.foreign(tag).keys()
     left = {key: value for key, value in below.items() if key not in keys} | dict(above)
     for model in _models(kind, left)[:1]:
         for key, condition in _conditions(model).items():
@@ -162,7 +163,9 @@ def _models(kind: Kind, section: Mapping[str, Any]) -> list[type[BaseModel]]:
     """Return the model of a section; of a union that selects none every one of its models."""
     if isinstance(kind, Choice):
         tag = kind.selector(section)
-        return [kind.variants[tag]] if tag in kind.variants else list(kind.variants.values())
+        if tag is not None and tag in kind.variants:
+            return [kind.variants[tag]]
+        return list(kind.variants.values())
     return [kind] if isinstance(kind, type) else []
 
 
