@@ -47,10 +47,18 @@ def cpu_seconds(flow_run_id: str) -> float | None:
 def terminate(flow_run_id: str) -> None:
     """Send SIGTERM to the flow run's process on this machine, if there is one. Its descendants are its own to end."""
     processes = {process.pid: process for process in _processes(flow_run_id)}
-    for process in processes.values():
+    roots = [process for process in processes.values() if _parent(process) not in processes]
+    for process in roots:  # found before the first signal: the child of one that has ended has another parent
         with suppress(psutil.Error, OSError):
-            if process.ppid() not in processes:
-                process.terminate()
+            process.terminate()
+
+
+def _parent(process: psutil.Process) -> int:
+    """The id of the process's parent; 0 when the process has ended."""
+    try:
+        return int(process.ppid())
+    except (psutil.Error, OSError):
+        return 0
 
 
 def fair_share() -> float:
