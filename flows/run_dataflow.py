@@ -10,7 +10,7 @@ from tasks.services.sigterm import drained
 
 
 @flow(name="dataflow-window", flow_run_name="window {window} · {run_id}")
-def window_of_dataflow(run_id: str, member: str, attempt: int, window: int) -> Literal["done", "full", "told"]:
+def window_of_dataflow(run_id: str, member: str, attempt: int, window: int) -> Literal["done", "full", "stopped"]:
     """Serve for a bounded number of shards. A flow's memory grows with every task, so each window is a flow run of its own
     and starts again from the store."""
     return run_service.run_dataflow_window(run_id, member, attempt)
@@ -22,4 +22,4 @@ def dataflow(run_id: str, member: str = "dataflow", attempt: int = 0) -> State[N
     window = 0
     while (ended := window_of_dataflow(run_id, member, attempt, window)) == "full":
         window += 1
-    return drained() if ended == "told" else None
+    return drained() if ended == "stopped" else None

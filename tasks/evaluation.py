@@ -6,7 +6,6 @@ the team. Knows nothing of Prefect or MLflow; what it finds is an object in the 
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,27 +13,25 @@ import numpy as np
 
 from rollout.service.agent_pool import open_cast
 from rollout.service.episode_runner import play_prompts
-from storage.coordination.heartbeats import Pulse
-from storage.errors import ConflictError, TransientError
+from storage.coordination.lifetime import Lifetime, StoppedError
+from storage.errors import ConflictError
 from storage.records.rollouts import Episode, Group
 from storage.records.types import Float32
-from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 from tasks import evals
 from tasks.evals import Evaluation
 from tasks.recipes.run_config import EvaluationConfig, RunConfig
-from tasks.services.interruption import Interruption, LeftEarlyError
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Pause between two looks for the next versions."""
 EVALUATION_SEED = 20_260_515
 """One seed for every evaluation of every run, so that curves differ by the weights alone."""
 
 Evaluate = Callable[[Mapping[str, int]], bool]
-"""Evaluates these versions; False when it was interrupted."""
+"""Evaluates these versions; returns False when the service had to stop first."""
 
 
 def evaluate_versions(
@@ -58,32 +55,38 @@ def evaluate_versions(
 
 
 def follow(
-    run: ObjectStore,
+    lifetime: Lifetime,
     config: RunConfig,
-    pulse: Pulse,
-    stop: threading.Event,
     as_task: Callable[[Evaluate], Evaluate] = lambda evaluate: evaluate,
 ) -> None:
-    """Evaluate every due vector as soon as its versions exist, until the last one or until the run stops, even in the
-    middle of an evaluation. `as_task` may wrap the evaluation of one vector, for whoever wants to show it."""
-    seen = _Progress(pulse, Interruption(run, stop))
+    """Evaluate every due vector as soon as its versions exist, until the service must stop.
+
+    It returns after the last vector, and stops in the middle of an evaluation, too. `as_task` may
+    wrap the evaluation of one vector, to show it.
+    """
+    run, heartbeat = lifetime.run, lifetime.heartbeat
+    seen = _Progress(lifetime)
 
     def evaluate(versions: Mapping[str, int]) -> bool:
         try:
             evaluate_versions(run, config, versions, seen)
-        except LeftEarlyError as error:
-            log.info("the evaluation of %s is not played to its end: %s", _spelled(versions), error)
+        except StoppedError as error:
+            log.info("the evaluation of %s is not completed: %s", _spelled(versions), error)
             return False
         return True
 
     for versions in config.evaluated_versions():
-        with pulse.span("wait"):
-            if not _wait_for(run, versions, pulse, stop):
-                return
+        try:
+            with heartbeat.span("wait"):
+                _wait_for(lifetime, versions)
+        except StoppedError as error:
+            log.info("%s are not evaluated: %s", _spelled(versions), error)
+            return
         if evals.exists(run, versions):
             continue
-        pulse.update(state="working", versions=dict(versions), note=f"evaluating {_spelled(versions)}")
-        with pulse.span("evaluate"):
+        note = f"evaluating {_spelled(versions)}"
+        heartbeat.update(state="working", versions=dict(versions), note=note)
+        with heartbeat.span("evaluate"):
             if not as_task(evaluate)(versions):
                 return
         for score in evals.scores(evals.read(run, versions)):
@@ -91,34 +94,31 @@ def follow(
 
 
 class _Progress:
-    """Counts finished plays into the heartbeat, and is where an evaluation hears that it is to end."""
+    """Counts finished plays in the heartbeat; raises StoppedError when the evaluation must stop."""
 
-    def __init__(self, pulse: Pulse, interruption: Interruption) -> None:
-        self._pulse, self._interruption, self._episodes = pulse, interruption, 0
+    def __init__(self, lifetime: Lifetime) -> None:
+        self._lifetime, self._episodes = lifetime, 0
 
     def __call__(self, episode: Episode) -> None:
         self._episodes += 1
-        self._pulse.update(progress={"episodes": float(self._episodes)})
-        self._interruption.check()
+        self._lifetime.heartbeat.update(progress={"episodes": float(self._episodes)})
+        self._lifetime.check()
 
 
-def _wait_for(run: ObjectStore, versions: Mapping[str, int], pulse: Pulse, stop: threading.Event) -> bool:
-    """Until every version exists; False when the run stopped first."""
-    while not stop.is_set():
-        try:
-            lacking = [policy for policy, version in versions.items() if not manifests.exists(run, policy, version)]
-            if not lacking:
-                return True
-            which = ", ".join(lacking)
-            newest = max(versions.values())
-            pulse.update(note=f"waits for {f'version {newest}' if newest else 'the base model'} of {which}")
-            if runs.read_stop(run) is not None:
-                return False
-        except TransientError as error:
-            log.warning("the store does not answer: %s", error)
-        pulse.update(state="waiting")
-        stop.wait(LOOK_INTERVAL_S)
-    return False
+def _wait_for(lifetime: Lifetime, versions: Mapping[str, int]) -> None:
+    """Wait until every version exists. Raises StoppedError when the service must stop first."""
+    run = lifetime.run
+
+    def missing() -> list[str]:
+        return [policy for policy, version in versions.items() if not manifests.exists(run, policy, version)]
+
+    lifetime.check()
+    while policies := lifetime.retry("looking for versions", missing):
+        newest = max(versions.values())
+        what = f"version {newest}" if newest else "the base model"
+        lifetime.heartbeat.update(state="waiting", note=f"waits for {what} of {', '.join(policies)}")
+        lifetime.wait(POLL_INTERVAL_S)
+        lifetime.check()
 
 
 async def _play(

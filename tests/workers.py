@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
-from rollout.service.worker import work
+from rollout.service.worker import end_reason, work
 from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime
 from storage.records.control import Heartbeat
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders, shards
@@ -73,6 +74,7 @@ class RunningWorker:
 
     def _work(self, run: ObjectStore, settings: RolloutConfig) -> None:
         try:
-            work(run, settings, SAMPLING, "us-east", self._pulse, self._stop)
+            lifetime = Lifetime(run, self._pulse, self._stop, why_over=end_reason)
+            work(lifetime, settings, SAMPLING, "us-east")
         except BaseException as error:  # the test's thread raises it
             self.error = error

@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks import weight_steps
 from benchmarks.delta_formats import AstraFlowFormat
 from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor, Manifest
@@ -124,12 +125,9 @@ class Mirror:
         return {"cpu_s": time.process_time(), "peak_mb": peak_mb()}
 
     def _keep(self, run: ObjectStore, mirror: ObjectStore) -> None:
-        def leave(pause_s: float) -> bool:
-            time.sleep(pause_s)
-            return False
-
         with Pulse(run, "mirror", "mirror", attempt=0, interval_s=BEAT_INTERVAL_S) as pulse:
-            replication.keep(run, mirror, [POLICY], pulse, leave)
+            lifetime = Lifetime(run, pulse, threading.Event(), why_over=lambda run: "")
+            replication.keep(lifetime, mirror, [POLICY])
 
 
 def as_tensors(bits: Any) -> dict[str, HostTensor]:

@@ -9,7 +9,6 @@ knows nothing of Prefect, engines or losses. How shards are taken in (inline, or
 """
 
 import logging
-import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +21,11 @@ from data_ops.dataflow.batch_assembly import Assembly, Span, complaint, no_span
 from data_ops.dataflow.order_writer import Ordering
 from data_ops.dataflow.shard_ingest import Prepared, prepare
 from storage import layout
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.errors import ConflictError, CorruptError, TransientError
 from storage.records.rollouts import Shard
 from storage.run import orders, shards
 from storage.run.quarantine import quarantine
-from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore
 
 PROBES_MAX = 256
@@ -35,10 +33,6 @@ PROBES_MAX = 256
 SHARDS_PER_ROUND_MAX = 64
 """Shards taken in in one round: bounds the memory that they need at once."""
 ORDERS_PER_ROUND_MAX = 64
-STOP_INTERVAL_S = 1.0
-"""Pause between two looks for the run's stop."""
-BACKOFF_MAX_S = 10.0
-"""Longest pause after the store failed; the pause doubles from `poll_interval_s` on."""
 
 TakeIn = Callable[[Sequence[int]], Sequence[Prepared]]
 """`intake.prepare` for each of the orders, in any order and on any number of threads."""
@@ -221,53 +215,56 @@ class Dataflow:
 
 
 def serve(
-    run: ObjectStore,
+    lifetime: Lifetime,
     config: DataConfig,
     policies: Mapping[str, PolicyData],
     seed: int,
-    pulse: Pulse,
-    stop: threading.Event,
     take_in: TakeIn | None = None,
 ) -> None:
-    """Run the dataflow until every policy has all of its batches, the run is stopped, or `stop` is set.
+    """Run the dataflow until every policy has all of its batches, or the service must stop.
 
-    While every trainer has work, shards gather, so that more of them are taken in at once. A store that is away is waited
-    for. Raises ConfigError and CorruptError as `Dataflow` does.
+    While every trainer has work, shards gather, so that more of them are taken in at once. A store
+    that is away is waited for. Raises ConfigError and CorruptError as `Dataflow` does.
     """
+    heartbeat = lifetime.heartbeat
     dataflow: Dataflow | None = None
-    failures, next_look_s = 0, 0.0
-    while not stop.is_set():
+    failures = 0
+    while not lifetime.should_stop():
         busy = False
         try:
-            if time.monotonic() >= next_look_s:
-                next_look_s = time.monotonic() + STOP_INTERVAL_S
-                if read_stop(run) is not None:
-                    return
-            dataflow = dataflow or Dataflow(run, config, policies, seed, take_in=take_in, span=pulse.span)
+            dataflow = dataflow or Dataflow(lifetime.run, config, policies, seed, take_in=take_in, span=heartbeat.span)
             busy = dataflow.round()
             failures = 0
-            state = "working" if busy else "waiting"
-            pulse.update(state=state, note=dataflow.complaint, progress=dataflow.progress(), versions=dataflow.versions())
+            heartbeat.update(
+                state="working" if busy else "waiting",
+                note=dataflow.complaint,
+                progress=dataflow.progress(),
+                versions=dataflow.versions(),
+            )
             if dataflow.done:
                 return
-            busy = _gather(dataflow, config, pulse, stop) or busy
+            busy = _gather(dataflow, config, lifetime) or busy
         except TransientError as error:
             failures += 1
             log.warning("the store does not answer (%d times in a row): %s", failures, error)
-            pulse.update(state="waiting", note=f"the store does not answer: {error}")
+            heartbeat.update(state="waiting", note=f"the store does not answer: {error}")
         if failures or not busy:
-            with pulse.span("wait"):
-                stop.wait(min(config.poll_interval_s * 2 ** min(failures, 16), BACKOFF_MAX_S))
+            with heartbeat.span("wait"):
+                lifetime.wait(max(config.poll_interval_s, backoff_s(failures)))
 
 
-def _gather(dataflow: Dataflow, config: DataConfig, pulse: Pulse, stop: threading.Event) -> bool:
-    """Lets shards gather, so that one task takes in several; whether it paused. Meanwhile the trainers are fed with what waits
-    already; one that goes hungry all the same ends the pause. Raises TransientError."""
-    paused = False
+def _gather(dataflow: Dataflow, config: DataConfig, lifetime: Lifetime) -> bool:
+    """Wait while shards gather, so that one task takes in several; returns whether it waited.
+
+    Meanwhile batches are made of the rows that are already there; a trainer that has no batch left ends
+    the wait. Raises TransientError.
+    """
+    waited = False
     end_s = time.monotonic() + config.gather_interval_s
-    while not stop.is_set() and not dataflow.hungry and (left_s := end_s - time.monotonic()) > 0:
-        with pulse.span("wait"):
-            stop.wait(min(left_s, config.poll_interval_s))
+    while not dataflow.hungry and (left_s := end_s - time.monotonic()) > 0:
+        with lifetime.heartbeat.span("wait"):
+            if lifetime.wait(min(left_s, config.poll_interval_s)):
+                break
         dataflow.feed()
-        paused = True
-    return paused
+        waited = True
+    return waited

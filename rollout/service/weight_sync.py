@@ -4,7 +4,7 @@
 
 A task of the worker's event loop; the store's calls, deltas and digests run in threads, so generation goes on meanwhile. The
 version that is held stays in host memory, so that only the changes since need to be fetched. Versions in between are not
-loaded. Weights that cannot be read are never served: the engine keeps what it has, and the failure is told.
+loaded. Weights that cannot be read are never served: the engine keeps what it has, and the failure is reported.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import time
 
 from rollout.engines.engine import Engine
 from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import BACKOFF_MAX_S, backoff_s
 from storage.errors import AstraFlowError, ConfigError, TransientError
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
@@ -20,10 +21,9 @@ from storage.weights.manifests import Held
 
 log = logging.getLogger(__name__)
 
-BACKOFF_S_MAX = 10.0
-"""Longest pause after failure upon failure."""
-BACKOFF_S_MAX_DAMAGED = 60.0
-"""The same where stored weights are damaged: each try fetches a whole model, and only a person or the next anchor mends it."""
+DAMAGED_BACKOFF_MAX_S = 60.0
+"""Longest pause while the stored weights are damaged: each try fetches a whole model, and only a person or the next anchor
+corrects it."""
 
 
 class Refresher:
@@ -54,15 +54,19 @@ class Refresher:
         self._damaged = False
 
     async def serve(self) -> None:
-        """Refreshes until it is cancelled."""
+        """Refresh until cancelled: also while the worker drains, so that it plays with fresh weights to its end."""
         while True:
             await self.refresh()
-            longest_s = BACKOFF_S_MAX_DAMAGED if self._damaged else BACKOFF_S_MAX
-            await asyncio.sleep(min(self._interval_s * 2**self._failures_in_a_row, max(longest_s, self._interval_s)))
+            longest_s = DAMAGED_BACKOFF_MAX_S if self._damaged else BACKOFF_MAX_S
+            pause_s = backoff_s(self._failures_in_a_row, longest_s=longest_s)
+            await asyncio.sleep(max(self._interval_s, pause_s))
 
     async def refresh(self) -> bool:
-        """Loads the newest version if it is newer than the engine's; whether it did. A failing store or damaged
-        weights are told and tried again later; ConfigError, weights that do not fit the model, is raised."""
+        """Load the newest version if it is newer than the engine's; returns whether it did.
+
+        A failing store and damaged weights are reported and tried again later. Raises ConfigError for weights that do not
+        fit the model.
+        """
         try:
             found = await asyncio.to_thread(manifests.newer, self._run, self._policy, self._engine.version)
             if found is None:
@@ -86,16 +90,16 @@ class Refresher:
         except ConfigError:
             raise
         except AstraFlowError as error:
-            self._tell(error)
+            self._report(error)
             return False
         self._failures_in_a_row = 0
         self._pulse.update(versions={self._policy: newest}, rates={f"refresh_s_{self._policy}": time.monotonic() - start_s})
         return True
 
-    def _tell(self, error: AstraFlowError) -> None:
+    def _report(self, error: AstraFlowError) -> None:
         self._failures += 1
         self._damaged = not isinstance(error, TransientError)
-        self._failures_in_a_row = min(self._failures_in_a_row + 1, 16)
+        self._failures_in_a_row += 1
         log.warning("%s stays at version %d: %s", self._policy, self._engine.version, error)
         self._pulse.update(
             note=f"{self._policy} stays at version {self._engine.version}: {error}",

@@ -5,30 +5,30 @@
     weights ──refresh───┘            SIGTERM ──▶ drain: finish within drain_s, give the rest back
 
 One event loop plays, renews leases and refreshes; every call on the store runs in one of a few threads. What the store
-fails to answer is tried again: the service goes on. It knows nothing of batches, trainers and prompts' sources.
+fails to answer is tried again. It knows nothing of batches, trainers and prompts' sources.
 """
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
+from typing import Any
 
 from rollout.config import RolloutConfig, SamplingConfig
 from rollout.service.agent_pool import Cast, check_cast, open_cast
-from rollout.service.ending import Ending
 from rollout.service.episode_runner import play_prompts
 from rollout.service.order_leasing import Claim, Claims
 from rollout.service.throughput import Tally
 from rollout.service.weight_sync import Refresher
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime, backoff_s, stop_reason
 from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.records.rollouts import Episode, Group, Order, Shard
-from storage.run import shards
+from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication, traffic
 from storage.weights.manifests import Held
@@ -40,36 +40,38 @@ log = logging.getLogger(__name__)
 STORE_THREADS_MAX = 8
 """Calls on the store that one worker makes at a time."""
 STORE_PATIENCE_S = 5.0
-"""A call on a failing store gives up after so long; the service then pauses and tries again, and meanwhile can be
-stopped."""
-BACKOFF_S = 1.0
-"""Pause of the service after the store failed for longer than its patience."""
+"""A call on a failing store gives up after this time; the service pauses then, and can be stopped."""
+OPEN_INTERVAL_S = 1.0
+"""Pause between two looks for the base models."""
 TELL_INTERVAL_S = 0.5
 """Pause between two updates of what the heartbeats say."""
 RENEWALS_PER_TTL = 3
 
 
-def work(
-    run: ObjectStore,
-    config: RolloutConfig,
-    sampling: Mapping[str, SamplingConfig],
-    region: str,
-    pulse: Pulse,
-    stop: threading.Event,
-) -> None:
-    """Serves `run` until it has ended, or until `stop` is set and the worker has drained.
+def end_reason(run: ObjectStore) -> str:
+    """Why no worker is needed: the run ended, or its last shard was made; empty otherwise."""
+    return stop_reason(run) or ("the dataflow needs no further shard" if orders.ended(run) else "")
 
-    Raises ConfigError for a recipe, engine or model that cannot work, EngineFailedError when an engine broke.
+
+def work(lifetime: Lifetime, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], region: str) -> None:
+    """Serve the run until no worker is needed, or until the worker must stop and has drained.
+
+    Args:
+        lifetime: is over for `end_reason`.
+
+    Raises:
+        ConfigError: a recipe, engine or model cannot work.
+        EngineFailedError: an engine broke.
     """
-    patient, at_home = traffic.counted(replace(run, patience_s=min(run.patience_s, STORE_PATIENCE_S)))
-    weights_from, at_mirror = _weights_of(patient, config, region)
+    run = replace(lifetime.run, patience_s=min(lifetime.run.patience_s, STORE_PATIENCE_S))
+    run, at_home = traffic.counted(run)
+    weights_from, at_mirror = _weights_of(run, config, region)
     crossed = partial(traffic.progress, at_home, at_mirror)
 
     async def serve() -> None:
         threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="store")
         asyncio.get_running_loop().set_default_executor(threads)
-        ending = Ending(patient, stop)
-        opened = await _opened(weights_from, config, sampling, ending, pulse)
+        opened = await _opened(weights_from, config, sampling, lifetime)
         if opened is None:
             return
         cast, held = opened
@@ -80,13 +82,13 @@ def work(
                     policy,
                     engine,
                     config.refresh_interval_s,
-                    pulse,
+                    lifetime.heartbeat,
                     held[policy],
                     config.refresh_memory_mb * 2**20,
                 )
                 for policy, engine in cast.engines.items()
             ]
-            await Worker(patient, config, cast, refreshers, region, pulse, ending, crossed).serve()
+            await Worker(run, lifetime, config, cast, refreshers, region, crossed).serve()
         finally:
             await cast.close()
 
@@ -104,25 +106,29 @@ def _weights_of(run: ObjectStore, config: RolloutConfig, region: str) -> tuple[O
 
 
 async def _opened(
-    run: ObjectStore, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], ending: Ending, pulse: Pulse
+    run: ObjectStore, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], lifetime: Lifetime
 ) -> tuple[Cast, dict[str, Held]] | None:
-    """The cast and its newest weights, as soon as the base models are there; None when the end came first."""
-    with pulse.span("wait"):
-        while not await ending.within(0.0):
-            pulse.update(state="waiting")
+    """The cast and its newest weights, once the base models exist; None when it must stop first."""
+    heartbeat, failures = lifetime.heartbeat, 0
+    with heartbeat.span("wait"):
+        while not await lifetime.async_should_stop():
+            heartbeat.update(state="waiting")
             try:
                 async with AsyncExitStack() as on_failure:
                     cast = open_cast(run, config, sampling)
                     on_failure.push_async_callback(cast.close)
                     held = await cast.load_newest(run)
-                    pulse.update(note="", versions={policy: own.manifest.version for policy, own in held.items()})
+                    versions = {policy: weights.manifest.version for policy, weights in held.items()}
+                    heartbeat.update(note="", versions=versions)
                     on_failure.pop_all()
                     return cast, held
             except NotFoundError as error:
-                pulse.update(note=_awaited(run, sampling) or f"cannot open the models yet: {error}")
+                failures = 0
+                heartbeat.update(note=_awaited(run, sampling) or f"cannot open the models yet: {error}")
             except TransientError as error:
-                pulse.update(note=f"cannot open the models, and tries again: {error}")
-            await ending.within(BACKOFF_S)
+                failures += 1
+                heartbeat.update(note=f"cannot open the models, and tries again: {error}")
+            await lifetime.async_wait(max(OPEN_INTERVAL_S, backoff_s(failures)))
     return None
 
 
@@ -140,22 +146,22 @@ class Worker:
     def __init__(
         self,
         run: ObjectStore,
+        lifetime: Lifetime,
         config: RolloutConfig,
         cast: Cast,
         refreshers: Sequence[Refresher],
         region: str,
-        pulse: Pulse,
-        ending: Ending,
         traffic: Callable[[], Mapping[str, float]],
     ) -> None:
+        """`run` is the store of `lifetime` with shorter patience; `traffic` counts what was read."""
         self._run = run
+        self._lifetime = lifetime
         self._config = config
         self._cast = cast
         self._refreshers = refreshers
         self._region = region
-        self._pulse = pulse
-        self._ending = ending
-        self._name = pulse.last.id
+        self._pulse = lifetime.heartbeat
+        self._name = self._pulse.last.id
         self._claims = Claims(run, self._name, region, config.lease_ttl_s)
         self._traffic = traffic
         self._tally = Tally()
@@ -163,7 +169,7 @@ class Worker:
         """Every order in play, with the newest form of its lease."""
 
     async def serve(self) -> None:
-        """Until the end is near; then drains. The first thing that fails for good ends all the rest, and is raised."""
+        """Play orders until the worker must stop, then drain. The first permanent error is raised."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 beside = [self._renew(), self._tell(), *(each.serve() for each in self._refreshers)]
@@ -180,29 +186,32 @@ class Worker:
             self._pulse.update(progress=self._progress(), rates={"tokens_per_s": 0.0, "running": 0.0})
 
     async def _lead(self) -> None:
-        """Keeps `orders_ahead` orders in play until the end is near."""
-        while not await self._ending.within(0.0):
-            pause_s = self._config.poll_interval_s
+        """Keep `orders_ahead` orders in play until the worker must stop."""
+        failures = 0
+        while not await self._lifetime.async_should_stop():
             try:
                 while len(self._plays) < self._config.orders_ahead:
                     claim = await asyncio.to_thread(self._claims.next)
                     if claim is None:
                         break
                     self._plays[asyncio.create_task(self._answer(claim))] = claim
+                failures = 0
             except TransientError as error:
+                failures += 1
                 self._note(f"cannot look for orders, and tries again: {error}")
-                pause_s = BACKOFF_S
+            pause_s = max(self._config.poll_interval_s, backoff_s(failures))
             self._pulse.update(state="working" if self._plays else "waiting")
             with self._pulse.span("generate" if self._plays else "wait"):
-                await self._any_done(pause_s)
+                await self._any_done(self._lifetime.async_wait(pause_s))
 
-    async def _any_done(self, pause_s: float) -> None:
-        """Until an order is done, or `pause_s` has passed; raises what a play raised."""
-        if not self._plays:
-            await asyncio.sleep(pause_s)
-            return
-        done, _ = await asyncio.wait(self._plays, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
-        for play in done:
+    async def _any_done(self, pause: Coroutine[Any, Any, object]) -> None:
+        """Wait until an order is done or `pause` has returned; raises what a play raised."""
+        pausing = asyncio.create_task(pause)
+        try:
+            done, _ = await asyncio.wait({pausing, *self._plays}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pausing.cancel()
+        for play in done & self._plays.keys():
             del self._plays[play]
             if not play.cancelled():
                 play.result()
@@ -227,14 +236,18 @@ class Worker:
         await asyncio.to_thread(self._claims.done, claim)
 
     async def _stored(self, shard: Shard) -> bool:
-        """Commits the shard, however often the store must be asked; False when a twin was first."""
-        while True:
+        """Commit the shard, retried until the play is cancelled; False when a twin was first.
+
+        While the worker drains, too: `Lifetime.retry` would give up as soon as the worker must stop.
+        """
+        for failures in count(1):
             try:
                 with self._pulse.span("store"):
                     return await asyncio.to_thread(shards.commit, self._run, shard)
             except TransientError as error:
                 self._note(f"shard {shard.order} cannot be stored, and is tried again: {error}")
-                await asyncio.sleep(BACKOFF_S)
+                await asyncio.sleep(backoff_s(failures))
+        raise AssertionError("it is retried without end")
 
     def _digests(self, groups: tuple[Group, ...]) -> dict[str, dict[int, str]]:
         """policy → version → digest of the weights held, for every version that sampled a token of `groups`."""
@@ -266,13 +279,16 @@ class Worker:
                         self._plays[play] = renewed
 
     async def _drain(self) -> None:
-        """Finishes what can be finished in `drain_s` and gives the rest back; gives all of it back where the run is
-        over."""
+        """Finish what can be finished in `drain_s` and give the rest back.
+
+        Give all of it back at once when no worker is needed.
+        """
         self._pulse.update(state="draining")
         end_s = time.monotonic() + self._config.drain_s
-        while self._plays and not self._ending.run_over and (left_s := end_s - time.monotonic()) > 0:
-            await self._any_done(min(left_s, self._config.poll_interval_s))
-            await self._ending.within(0.0)
+        while self._plays and not await self._lifetime.async_is_over():
+            if (left_s := end_s - time.monotonic()) <= 0:
+                break
+            await self._any_done(asyncio.sleep(min(left_s, self._config.poll_interval_s)))
         while self._plays:
             play, claim = self._plays.popitem()
             play.cancel()

@@ -11,14 +11,16 @@ How one reads from it is `near_first.py`'s knowledge. Knows nothing of services.
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import NamedTuple
 
 from storage import layout
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
 from storage.records.weights import FileInfo, Manifest
+from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.store.ordered_map import in_order
 from storage.weights import manifests
@@ -27,14 +29,24 @@ from storage.weights.delta_store import TRANSFERS_MAX
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 0.2
-BACKOFF_S_MAX = 10.0
-"""Longest pause after failure upon failure."""
+POLL_INTERVAL_S = 0.2
+"""Pause between two looks for a next version."""
+MIRROR_PATIENCE_S = 5.0
+"""A call on a failing mirror gives up after this time; the service pauses then, and can be stopped."""
 
 
 def of_run(home: ObjectStore, url: str) -> ObjectStore:
     """The place of the run `home` in the mirror at `url`."""
     return open_store(url).sub(home.prefix.rstrip("/"))
+
+
+def early_stop_reason(home: ObjectStore) -> str:
+    """Why the run ended without being completed; empty otherwise.
+
+    The mirror of a completed run still copies the last versions.
+    """
+    stop = read_stop(home)
+    return f"the run is {stop.state}: {stop.reason}" if stop and stop.state != "completed" else ""
 
 
 class Copied(NamedTuple):
@@ -46,49 +58,55 @@ class Copied(NamedTuple):
     """An anchor's whole tensors, which are still to cross."""
 
 
-def keep(
-    home: ObjectStore,
-    mirror: ObjectStore,
-    policies: Iterable[str],
-    pulse: Pulse,
-    leave: Callable[[float], bool],
-    last: int | None = None,
-) -> None:
-    """Copy every version as it appears, until version `last` of every policy is there with all before it, or `leave(pause_s)`,
-    asked with the pause until the next look, says so.
+def keep(lifetime: Lifetime, mirror: ObjectStore, policies: Iterable[str], last: int | None = None) -> None:
+    """Copy every version as it appears, until the service must stop or the mirror is complete.
 
-    A store that is away is waited for; damage at home is told and tried again. ConfigError for a mirror that cannot be used
-    from the start; one that was used and lost its bucket or its keys is waited for too. Changes are merged in the mirror.
+    A store that is away is waited for; damage at home is reported and tried again. Changes are merged
+    in the mirror.
+
+    Args:
+        lifetime: its store is home; it is over for `early_stop_reason`.
+        last: the mirror is complete when version `last` of every policy is there, with all before it.
+
+    Raises:
+        ConfigError: the mirror cannot be used from the start. One that was used, and whose bucket or
+            keys were lost then, is waited for.
     """
+    home, heartbeat = lifetime.run, lifetime.heartbeat
+    mirror = replace(mirror, patience_s=min(mirror.patience_s, MIRROR_PATIENCE_S))
     copies = [_Copy(home, mirror, policy) for policy in policies]
     crossed: Counter[str] = Counter()
     pause_s, failures, answered = 0.0, 0, False
     with closing(Merging(mirror)) as merging:
-        while not leave(pause_s):
-            pause_s = LOOK_INTERVAL_S
+        while not lifetime.wait(pause_s):
+            failed = copied = False
             for copy in copies:
                 try:
-                    with pulse.span("mirror"):
+                    with heartbeat.span("mirror"):
                         num_bytes = copy.go_on()
                     answered = True
                 except (TransientError, CorruptError, NotFoundError, ConfigError) as error:
                     if isinstance(error, ConfigError) and not answered:
                         raise
-                    failures += 1
-                    pause_s = min(LOOK_INTERVAL_S * 2**failures, BACKOFF_S_MAX)
-                    pulse.update(state="waiting", note=f"{copy.policy} is not mirrored: {error}")
-                    log.warning("%s is not mirrored: %s", copy.policy, error)
+                    failed = True
+                    note = f"{copy.policy} is not mirrored: {error}"
+                    heartbeat.update(state="waiting", note=note)
+                    log.warning("%s", note)
                     continue
                 if num_bytes is None:
                     continue
-                pause_s, failures = 0.0, 0
+                copied = True
                 crossed[f"mirrored_bytes_{copy.policy}"] += num_bytes
-                pulse.update(state="working", note="", progress=crossed, versions={copy.policy: copy.newest})
+                heartbeat.update(state="working", note="", progress=crossed, versions={copy.policy: copy.newest})
                 merging.after(copy.policy, copy.newest)
-            if not failures and (lacking := [copy.policy for copy in copies if copy.newest < 0]):
-                pulse.update(state="waiting", note=f"waits for the base model of {', '.join(lacking)}")
+            missing = [copy.policy for copy in copies if copy.newest < 0]
+            if missing and not failed:
+                note = f"waits for the base model of {', '.join(missing)}"
+                heartbeat.update(state="waiting", note=note)
             if last is not None and all(copy.newest >= last and not copy.left for copy in copies):
                 return
+            failures = failures + 1 if failed else 0
+            pause_s = 0.0 if copied else max(POLL_INTERVAL_S, backoff_s(failures))
 
 
 class _Copy:

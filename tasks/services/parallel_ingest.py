@@ -4,7 +4,7 @@ A task costs the control plane some ten milliseconds of CPU (docs/benchmarks.md)
 are several. Tasks are handed order numbers and hand back counts; the rows stay in this process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -14,16 +14,14 @@ from data_ops.dataflow.shard_ingest import Prepared, prepare
 from storage.store.object_store import ObjectStore
 
 TASKS_PER_WINDOW_MAX = 250
-"""A flow run's memory grows by some 40 kB with each task; after so many the next window begins."""
+"""A flow run's memory grows by some 40 kB with each task; after so many the next window begins, within about a second."""
 
 
 class ParallelIntake:
     """`data_ops.dataflow.shard_ingest.prepare` over many shards at once. Needs to be called inside a flow."""
 
-    def __init__(self, run: ObjectStore, config: DataConfig, policies: Sequence[str], window_full: Callable[[], None]) -> None:
-        """`window_full` is called once when this flow run has had its share of tasks."""
+    def __init__(self, run: ObjectStore, config: DataConfig, policies: Sequence[str]) -> None:
         self._run, self._config, self._policies = run, config, list(policies)
-        self._window_full = window_full
         self._tasks_left = TASKS_PER_WINDOW_MAX
         self._prepared: dict[int, Prepared] = {}
         as_task = task(name="take-in", task_run_name="take in {orders}", cache_policy=NO_CACHE, persist_result=False)
@@ -35,9 +33,12 @@ class ParallelIntake:
         for future in futures:
             future.result()
         self._tasks_left -= len(futures)
-        if self._tasks_left <= 0:
-            self._window_full()
         return [self._prepared.pop(order) for order in orders]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether this flow run has started its share of tasks, so that the next window begins."""
+        return self._tasks_left <= 0
 
     def _prepare(self, orders: list[int]) -> int:
         """Take in the shards of these orders; returns how many sequences they held for all policies together."""

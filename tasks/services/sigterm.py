@@ -5,13 +5,13 @@ supervisor winds down, and then the flow returns. Who sent it decides how the fl
 (`Cancelled`), or somebody stopped the process, whose work then goes on elsewhere (`Crashed`, through TerminationSignal).
 """
 
+import _thread
 import asyncio
 import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from types import FrameType
 from uuid import UUID
 
@@ -25,31 +25,18 @@ from prefect.states import Cancelled
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Leave:
-    """What a service is given to know when to leave."""
-
-    stop: threading.Event = field(default_factory=threading.Event)
-    """Set by SIGTERM, and by whoever else wants the service to return."""
-    told: bool = False
-    """SIGTERM came, or a newer attempt of the same member lives."""
-
-    def tell(self) -> None:
-        self.told = True
-        self.stop.set()
-
-
 @contextmanager
-def leave_on_sigterm() -> Iterator[Leave]:
-    """For a flow that runs in the main thread, and has no event loop."""
-    leave = Leave()
+def stop_on_sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets. For a flow in the main thread that has no event loop."""
+    stop = threading.Event()
 
-    def ask_to_leave(signum: int, frame: FrameType | None) -> None:
-        leave.tell()
+    def set_stop(signum: int, frame: FrameType | None) -> None:
+        # In a thread: the main thread may be in `stop.wait`, with the lock that `stop.set` takes.
+        _thread.start_new_thread(stop.set, ())
 
-    before = signal.signal(signal.SIGTERM, ask_to_leave)
+    before = signal.signal(signal.SIGTERM, set_stop)
     try:
-        yield leave
+        yield stop
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -57,19 +44,19 @@ def leave_on_sigterm() -> Iterator[Leave]:
 @asynccontextmanager
 async def sigterm_as_event() -> AsyncIterator[asyncio.Event]:
     """The same for a flow that runs in the main thread's event loop."""
-    told = asyncio.Event()
+    stop = asyncio.Event()
     before = signal.getsignal(signal.SIGTERM)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, told.set)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     try:
-        yield told
+        yield stop
     finally:
         loop.remove_signal_handler(signal.SIGTERM)
         signal.signal(signal.SIGTERM, before)
 
 
 def drained() -> State[None]:
-    """How a service that was told to leave, and has drained, ends its flow run.
+    """The state in which the flow run of a service ends that was stopped, and has drained.
 
     Raises:
         TerminationSignal: Prefect did not ask for it, so the flow run has crashed: another attempt does its member's work.

@@ -15,6 +15,7 @@ from typing import Protocol
 from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import backoff_s
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.control import Heartbeat, Stop
 from storage.run import runs
@@ -43,7 +44,8 @@ log = logging.getLogger(__name__)
 _LAUNCHES_AT_ONCE = 3
 """Flow runs of one deployment and work queue that are launched at one look: their processes start
 without slowing each other down."""
-_BACKOFF_MAX_S = 30.0
+_RELAUNCH_S, _RELAUNCH_MAX_S = 1.0, 30.0
+"""First and longest pause before a member that keeps ending early is launched again."""
 _KILL_TIMEOUT_S = 35.0
 """Prefect kills a cancelled flow run that has not left after 30 s."""
 
@@ -327,7 +329,7 @@ class Supervisor:
             await self.launcher.bury([ended])
             if watch.failures > self.config.supervise.restarts_max:
                 return self._give_up(watch)
-            watch.not_before = now + min(2.0 ** (watch.failures - 1), _BACKOFF_MAX_S)
+            watch.not_before = now + backoff_s(watch.failures, _RELAUNCH_S, _RELAUNCH_MAX_S)
         launched = await self.launcher.launch(watch.member, attempt)
         if launched is not None:
             watch.launched, watch.launched_at, watch.taken_at, watch.seen_active = launched, now, now, True

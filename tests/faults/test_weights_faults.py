@@ -60,17 +60,16 @@ print(len(writes))
 
 RIVAL = """
 import sys
-from storage import weights
 from storage.errors import ConflictError
-from storage.coordination.heartbeats import Pulse
 from storage.store.object_store import open_store
+from storage.weights import reader
+from tests.lifetimes import lifetime_of
 from tests.unit.storage.weights.test_update_path import models
 from trainer.config import TrainConfig
 from trainer.service.weight_publisher import Publication
 run, name = open_store(sys.argv[1]), sys.argv[2]
-pulse = Pulse(run, "trainer", "trainer-" + name, attempt=0, interval_s=60.0)
-publication = Publication(run, "solver", TrainConfig(), pulse, lambda what, call: call())
-publication.held = weights.read(run, "solver", 0)
+publication = Publication(lifetime_of(run, "trainer"), run, "solver", TrainConfig())
+publication.held = reader.read(run, "solver", 0)
 print("ready", flush=True)
 sys.stdin.readline()
 publication.start(1, models(2 + int(name), size=3000)[-1], {})

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from storage.coordination.heartbeats import Pulse
 from storage.formats.safetensors import weights_digest
 from storage.run import batches, checkpoints
 from storage.store.local import LocalFiles
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher, reader
+from tests.lifetimes import lifetime_of
 from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
 from trainer.config import TrainConfig
 from trainer.service.trainer import train
@@ -68,8 +68,7 @@ def prepare(folder: Path) -> None:
 
 
 def trained(run: ObjectStore) -> None:
-    pulse = Pulse(run, "trainer", f"trainer-{POLICY}", attempt=0, interval_s=60.0)  # never entered: it writes nothing
-    train(run, POLICY, CONFIG, STEPS, seed=0, pulse=pulse, stop=threading.Event())
+    train(lifetime_of(run, "trainer"), POLICY, CONFIG, STEPS, seed=0)
 
 
 def ending(call: Callable[[], None]) -> int:

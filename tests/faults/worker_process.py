@@ -7,8 +7,9 @@ import signal
 import sys
 import threading
 
-from rollout.service.worker import work
+from rollout.service.worker import end_reason, work
 from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import open_store
 from tests.workers import SAMPLING, config
 
@@ -18,7 +19,8 @@ def main(store: str, name: str, ttl_s: str) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with Pulse(run, "rollout", name, attempt=0, interval_s=0.5, region="us-east") as pulse:
-        work(run, config("actor_and_verify", lease_ttl_s=float(ttl_s), drain_s=300.0), SAMPLING, "us-east", pulse, stop)
+        settings = config("actor_and_verify", lease_ttl_s=float(ttl_s), drain_s=300.0)
+        work(Lifetime(run, pulse, stop, why_over=end_reason), settings, SAMPLING, "us-east")
 
 
 if __name__ == "__main__":

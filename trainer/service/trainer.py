@@ -8,76 +8,61 @@ trains through the batches it had already consumed, and compares what it gets wi
 """
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from storage import layout
-from storage.coordination.heartbeats import Pulse
-from storage.errors import ConflictError, CorruptError, NotFoundError, TransientError
+from storage.coordination.lifetime import Lifetime, StoppedError
+from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
 from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
 from storage.run.checkpoints import Checkpoint
-from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
 from storage.weights.manifests import Held
 from trainer.config import TrainConfig
 from trainer.engines.engine import TrainEngine, make_engine
-from trainer.service.departure import Departure
-from trainer.service.patience import insist
 from trainer.service.weight_publisher import Publication
 
 log = logging.getLogger(__name__)
 
 CALL_PATIENCE_S = 5.0
-"""One call to the store gives up after so long. `insist` tries again, and hears a request to leave in between."""
+"""A call on a failing store gives up after this time; the service pauses then, and can be stopped."""
 MODEL_CONFIG = "config.json"
 
-R = TypeVar("R")
 
+def train(lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, seed: int) -> None:
+    """Train `policy` until version `steps` is published, or the service must stop.
 
-def train(
-    run: ObjectStore,
-    policy: str,
-    config: TrainConfig,
-    steps: int,
-    seed: int,
-    pulse: Pulse,
-    stop: threading.Event,
-) -> None:
-    """Train `policy` until version `steps` is published, the run has ended, or `stop` is set.
+    When it must stop, it finishes the step it is in, saves a checkpoint and returns. It waits for
+    version 0 and for batches without a limit; a store that is away only delays it.
 
-    On `stop` it finishes the step it is in, checkpoints and returns. Waits for version 0 and for batches as long as it
-    takes; a store that is away only delays it. CorruptError when a batch, version 0 or the checkpoint cannot be read or
-    trained on; ConflictError when another trainer publishes the same policy; ConfigError when the model or the engine
-    cannot be built.
+    Raises:
+        CorruptError: a batch, version 0 or the checkpoint cannot be read or trained on.
+        ConflictError: another trainer publishes the same policy.
+        ConfigError: the model or the engine cannot be built.
     """
-    trainer = _Trainer(replace(run, patience_s=CALL_PATIENCE_S), policy, config, steps, pulse, stop)
     try:
-        trainer.serve(seed)
-    except TransientError as error:  # `insist` lets it through only when the trainer was asked to leave
-        pulse.update(note=f"left while the store was away; a resumed trainer redoes the last step: {error}")
-        log.warning("trainer %s left while the store was away: %s", policy, error)
+        _Trainer(lifetime, policy, config, steps).serve(seed)
+    except StoppedError as error:
+        note = f"stopped while the store was away; a resumed trainer redoes the last step: {error}"
+        lifetime.heartbeat.update(note=note)
+        log.warning("trainer %s: %s", policy, note)
 
 
 class _Trainer:
-    def __init__(
-        self, run: ObjectStore, policy: str, config: TrainConfig, steps: int, pulse: Pulse, stop: threading.Event
-    ) -> None:
-        self._run = run
+    def __init__(self, lifetime: Lifetime, policy: str, config: TrainConfig, steps: int) -> None:
+        self._lifetime = lifetime
+        self._run = replace(lifetime.run, patience_s=CALL_PATIENCE_S)
         self._policy = policy
         self._config = config
         self._steps = steps
-        self._pulse = pulse
-        self._stop = stop
-        self._departure = Departure(run, pulse, stop)
+        self._pulse = lifetime.heartbeat
         self._engine: TrainEngine
-        self._publication = Publication(run, policy, config, pulse, self._insist)
+        self._publication = Publication(lifetime, self._run, policy, config)
         self._step = 0
         """The version that the engine's weights are."""
         self._standing = 0
@@ -98,7 +83,7 @@ class _Trainer:
     def _serve(self, seed: int) -> None:
         if not self._begin(seed):
             return
-        while self._step < self._steps and not self._departure.due():
+        while self._step < self._steps and not self._lifetime.should_stop():
             batch = self._next_batch()
             if batch is None:
                 break
@@ -108,24 +93,27 @@ class _Trainer:
         self._pulse.update(state="draining", note=f"leaves with version {max(self._step, self._standing)} published")
 
     def _begin(self, seed: int) -> bool:
-        """Build the engine from version 0 or the newest checkpoint; False when asked to leave before there was one."""
+        """Build the engine from version 0 or the newest checkpoint.
+
+        Returns False when it must stop before version 0 exists.
+        """
         self._pulse.update(state="waiting", note=f"waits for the base model of {self._policy}")
-        while not self._insist("reading version 0", lambda: manifests.exists(self._run, self._policy, 0)):
-            if self._departure.due_within(self._config.poll_interval_s):
+        while not self._lifetime.retry("reading version 0", lambda: manifests.exists(self._run, self._policy, 0)):
+            if self._lifetime.wait(self._config.poll_interval_s):
                 return False
         self._pulse.update(state="starting", note="builds the engine")
-        files = self._insist("reading the model's files", lambda: reader.fetch_files(self._run, self._policy))
+        files = self._lifetime.retry("reading the model's files", lambda: reader.fetch_files(self._run, self._policy))
         if MODEL_CONFIG not in files:
             raise CorruptError(f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with its files")
         self._engine = make_engine(self._config, parse(files[MODEL_CONFIG], f"{MODEL_CONFIG} of {self._policy}"), seed)
-        newest = self._insist("reading the checkpoint", lambda: checkpoints.newest(self._run, self._policy))
+        newest = self._lifetime.retry("reading the checkpoint", lambda: checkpoints.newest(self._run, self._policy))
         if newest is None:
-            base = self._insist("reading version 0", lambda: reader.read(self._run, self._policy, 0))
+            base = self._lifetime.retry("reading version 0", lambda: reader.read(self._run, self._policy, 0))
             self._engine.set_weights(base.tensors)
             self._publication.held = base
         else:
             self._resume(newest)
-        standing = self._insist("looking for versions", lambda: manifests.latest(self._run, self._policy, self._step))
+        standing = self._lifetime.retry("looking for versions", lambda: manifests.latest(self._run, self._policy, self._step))
         if standing is None:
             raise CorruptError(
                 f"{layout.checkpoint(self._policy, self._step)} exists, but {layout.weights(self._policy, self._step)} "
@@ -145,15 +133,18 @@ class _Trainer:
         self._step = self._checkpointed = checkpoint.step
 
     def _next_batch(self) -> Batch | None:
-        """The batch after the current step, waited for; None when it is time to leave. Measures the wait."""
+        """Wait for the batch after the current step, and measure how long.
+
+        Returns None when the trainer must stop.
+        """
         step = self._step + 1
         start_s = time.monotonic()
         batch: Batch | None = None
         with self._pulse.span("wait"):
-            while (batch := self._insist("reading a batch", lambda: self._read_batch(step))) is None:
+            while (batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))) is None:
                 self._pulse.update(state="waiting")
                 self._publication.check()  # the batch may need the very version whose publication failed
-                if self._departure.due_within(self._config.poll_interval_s):
+                if self._lifetime.wait(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s
         self._pulse.update(state="working")
@@ -210,7 +201,9 @@ class _Trainer:
 
     def _compare(self, tensors: Mapping[str, HostTensor]) -> None:
         """A version published before this trainer resumed stands, whatever came out now."""
-        standing = self._insist("reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, self._step))
+        standing = self._lifetime.retry(
+            "reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, self._step)
+        )
         if standing.digest == weights_digest(tensors):
             self._publication.held = Held(standing, tensors)
         elif not self._diverged:
@@ -230,7 +223,7 @@ class _Trainer:
             tensors, engine_state = self._engine.save()
             state = {"engine": engine_state, "tokens_trained": self._tokens_trained}
             try:
-                self._insist(
+                self._lifetime.retry(
                     f"saving the checkpoint of step {step}",
                     lambda: checkpoints.save(self._run, self._policy, step, tensors, state),
                 )
@@ -238,7 +231,7 @@ class _Trainer:
                 log.warning("%s: step %d has a checkpoint already, which stands", self._policy, step)
             self._checkpointed = step
             keep = self._config.checkpoints_keep
-            self._insist("pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep))
+            self._lifetime.retry("pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep))
 
     def _beat(self, note: str, **rates: float) -> None:
         self._pulse.update(
@@ -247,6 +240,3 @@ class _Trainer:
             progress={"step": self._step, "tokens_trained": self._tokens_trained},
             rates=rates,
         )
-
-    def _insist(self, what: str, call: Callable[[], R]) -> R:
-        return insist(what, call, self._pulse, self._stop)

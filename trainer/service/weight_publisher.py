@@ -1,16 +1,15 @@
-"""Publishes versions beside the training: while the next step runs, the one before is encoded and uploaded.
+"""Publish versions beside the training: while the next step runs, the version before is encoded and uploaded.
 
-At most one publication is under way; who asks for the next waits for it. What it raises is raised there, so a trainer learns
-one step later that it is not alone. Knows nothing of engines or batches.
+At most one publication is under way; the start of the next one waits for it. Its errors are raised there, so a trainer
+notices a rival one step later. Knows nothing of engines or batches.
 """
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime
 from storage.errors import ConflictError
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor, Manifest
@@ -22,16 +21,13 @@ from trainer.config import TrainConfig
 
 log = logging.getLogger(__name__)
 
-Insist = Callable[[str, Callable[[], Any]], Any]
-"""`insist` of `patience.py`, bound to a service's pulse and stop."""
-
 
 class Publication:
     """The weights stream of one policy."""
 
-    def __init__(self, run: ObjectStore, policy: str, config: TrainConfig, pulse: Pulse, insist: Insist) -> None:
-        self._run, self._policy, self._config = run, policy, config
-        self._pulse, self._insist = pulse, insist
+    def __init__(self, lifetime: Lifetime, run: ObjectStore, policy: str, config: TrainConfig) -> None:
+        """`run` is the store of `lifetime`, with its own patience."""
+        self._lifetime, self._run, self._policy, self._config = lifetime, run, policy, config
         self.held: Held | None = None
         """The newest version that is known to stand: what the next one may be a delta to. Without one that is an anchor."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"publish-{policy}")
@@ -49,20 +45,20 @@ class Publication:
 
     def settle(self) -> None:
         """Wait until nothing is under way. Raises ConflictError when another trainer published the version with other weights;
-        TransientError when the store is away and the service shall leave."""
+        StoppedError when the store is away and the service must stop."""
         if self._under_way is None:
             return
         under_way, self._under_way = self._under_way, None
-        with self._pulse.span("publish_wait"):
+        with self._lifetime.heartbeat.span("publish_wait"):
             self.held = under_way.result()
 
     def check(self) -> None:
-        """Hear of a publication that has ended; raises what `settle` raises, and waits for nothing."""
+        """Raise what `settle` raises if the publication has ended; never waits."""
         if self._under_way is not None and self._under_way.done():
             self.settle()
 
     def close(self) -> None:
-        """Let what is under way end, and hear no more of it."""
+        """Wait until nothing is under way; its errors are ignored."""
         self._pool.shutdown(wait=True)
         self._merging.close()
 
@@ -70,9 +66,9 @@ class Publication:
         self, version: int, tensors: Mapping[str, HostTensor], base: Held | None, metrics: Mapping[str, float]
     ) -> Held:
         start_s = time.monotonic()
-        with self._pulse.span("publish"):
+        with self._lifetime.heartbeat.span("publish"):
             try:
-                manifest = self._insist(
+                manifest = self._lifetime.retry(
                     f"publishing version {version}",
                     lambda: publisher.publish(
                         self._run,
@@ -88,15 +84,13 @@ class Publication:
             except ConflictError as error:
                 manifest = self._own(version, weights_digest(tensors), error)
         self.seconds = time.monotonic() - start_s
-        self._pulse.update(versions={self._policy: version})
+        self._lifetime.heartbeat.update(versions={self._policy: version})
         self._merging.after(self._policy, version)
         return Held(manifest, tensors)
 
     def _own(self, version: int, digest: str, error: ConflictError) -> Manifest:
         """A version that appeared meanwhile is this trainer's own write whose answer got lost, or a rival's."""
-        manifest: Manifest = self._insist(
-            "reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, version)
-        )
+        manifest = self._lifetime.retry("reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, version))
         if manifest.digest != digest:
             raise ConflictError(
                 f"version {version} of {self._policy} was published by another trainer with other weights; "

@@ -2,13 +2,15 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
 
 from rollout.agents.seeds import derived_seed
 from rollout.config import EngineConfig
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import CHECK_INTERVAL_S, Lifetime
 from storage.errors import CorruptError, NotFoundError
 from storage.records.control import Stop
 from storage.records.rollouts import Episode
@@ -23,10 +25,11 @@ from tasks.evals import Score
 from tasks.evaluation import EVALUATION_SEED, Evaluate, evaluate_versions, follow
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
-from tasks.services.interruption import LOOK_INTERVAL_S
 from tests.builders import tensors
+from tests.dataflow_world import Flicker
 from tests.evaluations import evaluation
 from tests.fakes import ScriptedEngine, base_files, total
+from tests.lifetimes import ScriptedLifetime, lifetime_of, pulse_of
 
 
 @pytest.fixture
@@ -63,8 +66,7 @@ def publish(run: ObjectStore, *versions: int) -> None:
 
 
 def serve(run: ObjectStore, config: RunConfig, player: Player) -> None:
-    pulse = Pulse(run, "evaluation", "evaluation", 0, 60.0)
-    follow(run, config, pulse, threading.Event(), player.as_task)
+    follow(lifetime_of(run, "evaluation"), config, player.as_task)
 
 
 def test_every_due_vector_is_evaluated_once_also_over_restarts(memory_store: ObjectStore, config: RunConfig) -> None:
@@ -87,7 +89,7 @@ def test_nothing_is_evaluated_once_the_run_has_stopped(memory_store: ObjectStore
     runs.request_stop(memory_store, Stop("cancelled", "enough", 1.0))
     player = Player(memory_store)
     serve(memory_store, config, player)
-    assert player.asked == vectors(0)
+    assert player.asked == []
 
 
 class RecordedEngine(ScriptedEngine):
@@ -245,7 +247,6 @@ def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
     memory_store: ObjectStore, played_in_turn: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
-    pulse = Pulse(memory_store, "evaluation", "evaluation", 0, 60.0)
     stop = threading.Event()
     asked: list[Mapping[str, int]] = []
 
@@ -258,68 +259,102 @@ def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
 
         return told_in_between
 
-    follow(memory_store, played_in_turn, pulse, stop, as_task)
+    lifetime = lifetime_of(memory_store, "evaluation", stop)
+    follow(lifetime, played_in_turn, as_task)
     assert asked == vectors(0, 1)
     assert [evals.exists(memory_store, vector) for vector in vectors(0, 1, 2)] == [True, False, False]
-    assert MANY < pulse.last.progress["episodes"] < 2 * MANY
+    assert MANY < lifetime.heartbeat.last.progress["episodes"] < 2 * MANY
 
 
 def test_an_evaluation_in_play_is_given_up_when_the_run_stops(memory_store: ObjectStore, played_in_turn: RunConfig) -> None:
     publish_scripted(memory_store, 0, 1, 2)
-    pulse = Pulse(memory_store, "evaluation", "evaluation", 0, 60.0)
+    ticks = count()
+    pulse = pulse_of(memory_store, "evaluation")
+    lifetime = Lifetime(memory_store, pulse, threading.Event(), clock=lambda: float(next(ticks)))
 
     def as_task(evaluate: Evaluate) -> Evaluate:
         runs.request_stop(memory_store, Stop("cancelled", "enough", 1.0))
         return evaluate
 
-    follow(memory_store, played_in_turn, pulse, threading.Event(), as_task)
+    follow(lifetime, played_in_turn, as_task)
     assert evals.keys(memory_store) == []
-    assert 0 < pulse.last.progress["episodes"] < MANY
-    assert LOOK_INTERVAL_S < 5.0  # a long evaluation hears of it soon
+    assert 0 < lifetime.heartbeat.last.progress["episodes"] < MANY
+    assert CHECK_INTERVAL_S < 5.0  # a long evaluation hears of it soon
 
 
 def test_the_heartbeat_says_which_versions_are_evaluated(memory_store: ObjectStore, played: RunConfig) -> None:
     publish_scripted(memory_store, 0, 1, 2)
-    pulse = Pulse(memory_store, "evaluation", "evaluation", 0, 60.0)
+    lifetime = lifetime_of(memory_store, "evaluation")
     said: list[tuple[str, str, dict[str, int]]] = []
 
     def as_task(evaluate: Evaluate) -> Evaluate:
-        beat = pulse.last
+        beat = lifetime.heartbeat.last
         said.append((beat.state, beat.note, dict(beat.versions)))
         return evaluate
 
-    follow(memory_store, played, pulse, threading.Event(), as_task)
+    follow(lifetime, played, as_task)
     assert said == [
         ("working", f"evaluating solver {version}, verifier {version}", {"solver": version, "verifier": version})
         for version in range(3)
     ]
-    assert pulse.last.progress["episodes"] == 3 * PROMPTS
+    assert lifetime.heartbeat.last.progress["episodes"] == 3 * PROMPTS
 
 
-def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
-    memory_store: ObjectStore, config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(memory_store: ObjectStore, config: RunConfig) -> None:
     publish(memory_store, 0)
     publisher.publish(memory_store, "solver", 1, tensors(1))
     player = Player(memory_store)
-    pulse = Pulse(memory_store, "evaluation", "evaluation", 0, 60.0)
-    pauses: list[float] = []
 
-    class Stops(threading.Event):
-        """The verifier's version comes in the second pause; the run ends in the fourth."""
+    def on_wait(seconds: float) -> bool:
+        """The verifier's version comes in the second pause; the service must stop in the fourth."""
+        assert lifetime.heartbeat.last.state == "waiting"
+        if len(lifetime.waits_s) == 2:
+            assert player.asked == vectors(0)
+            publisher.publish(memory_store, "verifier", 1, tensors(1))
+        return len(lifetime.waits_s) == 4
+
+    lifetime = ScriptedLifetime(memory_store, "evaluation", on_wait)
+    follow(lifetime, config, player.as_task)
+    assert player.asked == vectors(0, 1)
+    assert lifetime.waits_s == [evaluation_module.POLL_INTERVAL_S] * 4
+
+
+def test_an_evaluation_waits_for_a_store_that_is_away_and_stops_while_it_is(
+    memory_store: ObjectStore, config: RunConfig
+) -> None:
+    publish(memory_store, 0)
+    flicker = Flicker(memory_store.backend)
+    away = replace(memory_store, backend=flicker, patience_s=1e-6)
+    player = Player(memory_store)
+
+    notes: list[str] = []
+
+    class Pauses(threading.Event):
+        """Pauses take no time. The store is back at the second one, and away again at the third."""
+
+        pauses_s: list[float] = []
 
         def wait(self, timeout: float | None = None) -> bool:
             assert timeout is not None
-            pauses.append(timeout)
-            which = "solver, verifier" if len(pauses) > 2 else "verifier"
-            assert (pulse.last.state, pulse.last.note) == ("waiting", f"waits for version {1 + len(pauses) // 3} of {which}")
-            if len(pauses) == 2:
-                assert player.asked == vectors(0)
-                publisher.publish(memory_store, "verifier", 1, tensors(1))
-            if len(pauses) == 4:
-                self.set()
+            self.pauses_s.append(timeout)
+            notes.append(lifetime.heartbeat.last.note)
+            match len(self.pauses_s):
+                case 2:
+                    flicker.down.clear()
+                case 3:
+                    flicker.down.set()
+                case 4:
+                    self.set()
             return self.is_set()
 
-    follow(memory_store, config, pulse, Stops(), player.as_task)
-    assert player.asked == vectors(0, 1)
-    assert pauses == [evaluation_module.LOOK_INTERVAL_S] * 4
+    flicker.down.set()
+    stop = Pauses()
+    pulse = pulse_of(away, "evaluation")
+    lifetime = Lifetime(away, pulse, stop, clock=lambda: sum(stop.pauses_s))
+    follow(lifetime, config, player.as_task)
+    assert player.asked == vectors(0)
+    assert stop.pauses_s == [0.5, 1.0, evaluation_module.POLL_INTERVAL_S, 0.5]
+    assert notes[1::2] == [
+        "looking for versions failed and is retried in 1 s: the store is away",
+        "looking for versions failed and is retried in 0.5 s: the store is away",
+    ]

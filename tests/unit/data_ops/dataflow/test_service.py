@@ -24,6 +24,7 @@ from storage.run.quarantine import quarantined
 from storage.store.object_store import ObjectStore
 from tests.builders import episode, group, row, sequence, shard
 from tests.dataflow_world import POLICIES, Flicker, World, torn, world
+from tests.lifetimes import ScriptedLifetime, lifetime_of
 from tests.strange_objects import STRANGE, take_place
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
@@ -294,10 +295,10 @@ def test_unusable_prompts_stop_the_run_before_anything_is_written(memory_store: 
 
 
 def service(made: World, run: ObjectStore, stop: threading.Event) -> Pulse:
-    pulse = Pulse(run, "dataflow", "dataflow", 0, interval_s=3600.0)
     config = made.config.model_copy(update={"poll_interval_s": 0.001})
-    serve(run, config, made.policies, 5, pulse, stop)
-    return pulse
+    lifetime = lifetime_of(run, "dataflow", stop)
+    serve(lifetime, config, made.policies, 5)
+    return lifetime.heartbeat
 
 
 def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(memory_store: ObjectStore) -> None:
@@ -309,19 +310,6 @@ def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(memory_s
         rows = tuple(row(SequenceKey(order, 0, sample, 0), version=4 + sample) for sample in range(2))
         assembly.take_in(Prepared(order, {"solver": PolicyIntake(rows=rows, num_groups=1)}, shard(order=order)))
     assert assembly.need(()).lag == 1
-
-
-class Turns(threading.Event):
-    """A service's stop, whose every pause is the next turn of a script; it is set when the script ends."""
-
-    def __init__(self, *script: Callable[[], object]) -> None:
-        super().__init__()
-        self._script = iter(script)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        turn = next(self._script, self.set)
-        turn()
-        return self.is_set()
 
 
 def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(memory_store: ObjectStore) -> None:
@@ -354,8 +342,9 @@ def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(memory_sto
 
     config = made.config.model_copy(update={"gather_interval_s": 3600.0})
     script = (a_shard_comes_and_the_trainers_step, a_trainer_uses_up_all_its_batches, the_pause_before_the_next_round)
-    pulse = Pulse(made.run, "dataflow", "dataflow", 0, interval_s=3600.0)
-    serve(made.run, config, made.policies, 5, pulse, Turns(*script), take_in)
+    turns = iter(script)
+    lifetime = ScriptedLifetime(made.run, "dataflow", lambda seconds: next(turns, lambda: True)())
+    serve(lifetime, config, made.policies, 5, take_in)
     assert (steps()[0], asked) == (4, [[shard_of]])
 
 
@@ -395,23 +384,6 @@ def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore, caplog: p
     assert pulse.last.progress["batches/solver"] == 4
 
 
-class Pauses(threading.Event):
-    """A service's stop that writes down how long each pause is to be, and is set after as many as are asked for."""
-
-    def __init__(self, count: int, then: Callable[[int], object] = lambda number: None) -> None:
-        super().__init__()
-        self.asked: list[float] = []
-        self._count, self._then = count, then
-
-    def wait(self, timeout: float | None = None) -> bool:
-        assert timeout is not None
-        self.asked.append(timeout)
-        self._then(len(self.asked))
-        if len(self.asked) == self._count:
-            self.set()
-        return self.is_set()
-
-
 def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again_when_it_answers(
     memory_store: ObjectStore,
 ) -> None:
@@ -420,19 +392,20 @@ def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again
     flicker.down.set()
     away = replace(made.run, backend=flicker, patience_s=1e-6)
 
-    def answers_for_a_while(number: int) -> None:
+    def answers_for_a_while(seconds: float) -> bool:
+        number = len(lifetime.waits_s)
         if number == 8:
             flicker.down.clear()
         if number == 10:
             flicker.down.set()
+        return number == 11
 
-    pauses = Pauses(11, answers_for_a_while)
-    pulse = Pulse(made.run, "dataflow", "dataflow", 0, interval_s=3600.0)
+    lifetime = ScriptedLifetime(away, "dataflow", answers_for_a_while)
     config = made.config.model_copy(update={"poll_interval_s": 0.2, "gather_interval_s": 1e-9})
-    serve(away, config, made.policies, 5, pulse, pauses)
+    serve(lifetime, config, made.policies, 5)
     # eight failures, the first round, which writes orders, needs no pause; two rounds without work; then a failure again
-    assert pauses.asked == [0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0, 0.2, 0.2, 0.4]
-    assert pulse.last.note == "the store does not answer: the store is away"
+    assert lifetime.waits_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 0.2, 0.2, 0.5]
+    assert lifetime.heartbeat.last.note == "the store does not answer: the store is away"
 
 
 def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(

@@ -8,12 +8,11 @@ import pytest
 from rollout.agents.workflow import Agent
 from rollout.config import EngineConfig, RegionConfig, RolloutConfig, WorkflowConfig
 from rollout.engines.engine import EngineFailedError
-from rollout.service import worker as worker_module
-from rollout.service.ending import Ending
-from rollout.service.worker import Worker
+from rollout.service.worker import Worker, end_reason
 from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop
@@ -25,7 +24,7 @@ from storage.weights import manifests, publisher, replication
 from tests import builders
 from tests.builders import mirror_next
 from tests.fakes import cast_of, publish_base
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 from tests.workers import RunningWorker, answered, config, write_orders
 
 OVER = Stop("completed", "all steps done", 0.0)
@@ -186,8 +185,9 @@ async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_tim
 ) -> None:
     write_orders(memory_store, 2)
     pulse = Pulse(memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east")
-    ending = Ending(memory_store, threading.Event())
-    worker = Worker(memory_store, config(lease_ttl_s=36.0), cast_of(_NeverPlays()), [], "us-east", pulse, ending, dict)
+    lifetime = Lifetime(memory_store, pulse, threading.Event())
+    settings = config(lease_ttl_s=36.0)
+    worker = Worker(memory_store, lifetime, settings, cast_of(_NeverPlays()), [], "us-east", dict)
     played = asyncio.get_running_loop().create_future()
     for _ in range(2):
         claim = worker._claims.next()
@@ -308,8 +308,7 @@ def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: Objec
     assert versions[versions != NOBODY].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
 
 
-def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "BACKOFF_S", 0.05)
+def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=0.05)
     write_orders(memory_store, 6)
     backend = Absent(memory_store.backend)
@@ -321,6 +320,46 @@ def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore
         until(answered(memory_store, 6))
         worker.stop()
         worker.join()
+
+
+def test_a_worker_that_drains_stores_its_shard_as_soon_as_the_store_answers(
+    memory_store: ObjectStore,
+) -> None:
+    publish_base(memory_store, ["solver"])
+    write_orders(memory_store, 1)
+    backend = Absent(memory_store.backend, only="create shards/")
+    backend.away = True
+    run = replace(memory_store, backend=backend, patience_s=0.01)
+    with RunningWorker(run, config(drain_s=PATIENCE_S)) as worker:
+        until(lambda: "shard 0 cannot be stored" in worker.beat.note)
+        worker.stop()
+        until(lambda: worker.beat.state == "draining")
+        backend.away = False
+        worker.join()
+    assert shards.exists(memory_store, 0)
+
+
+@pytest.mark.parametrize("num_orders", [0, 1])
+def test_a_worker_notices_in_the_middle_of_a_pause_that_it_must_stop(memory_store: ObjectStore, num_orders: int) -> None:
+    publish_base(memory_store, ["solver"], delay_s=PATIENCE_S)
+    write_orders(memory_store, num_orders)
+    settings = config(poll_interval_s=2 * PATIENCE_S, drain_s=0.0)
+    with RunningWorker(memory_store, settings) as worker:
+        until(lambda: worker.beat.state == ("working" if num_orders else "waiting"))
+        until(lambda: worker.beat.versions == {"solver": 0})
+        worker.stop()
+        worker.join()
+    assert [held(memory_store, number).released for number in range(num_orders)] == [True] * num_orders
+
+
+def test_no_worker_is_needed_once_the_run_ended_or_the_last_shard_was_made(
+    memory_store: ObjectStore,
+) -> None:
+    assert end_reason(memory_store) == ""
+    orders.end(memory_store, 4)
+    assert end_reason(memory_store) == "the dataflow needs no further shard"
+    runs.request_stop(memory_store, OVER)
+    assert end_reason(memory_store) == "the run is completed: all steps done"
 
 
 def test_a_broken_engine_ends_the_worker(memory_store: ObjectStore) -> None:
@@ -338,17 +377,17 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_starts(memory_stor
 
 
 class Absent:
-    """A backend that fails every call while it is `away`."""
+    """A backend that fails while it is `away`: every call, or only those such as "create shards/"."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, only: str = "") -> None:
         self.away = False
-        self._backend = backend
+        self._backend, self._only = backend, only
 
     def __getattr__(self, name: str) -> object:
         method = getattr(self._backend, name)
 
         def call(*arguments: object) -> object:
-            if self.away:
+            if self.away and self._only in f"{name} {arguments[0]}":
                 raise TransientError("the store is away")
             return method(*arguments)
 

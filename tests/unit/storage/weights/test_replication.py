@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from storage import layout
-from storage.coordination.heartbeats import Pulse
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
@@ -19,6 +18,7 @@ from storage.weights.read_through import AWAY_S, LAG_MAX_S, NearFirst, near_firs
 from storage.weights.retention import Retention
 from storage.weights.traffic import Counting, counted
 from tests.builders import mirror_next
+from tests.lifetimes import ScriptedLifetime
 
 
 def model(version: int) -> Mapping[str, HostTensor]:
@@ -171,36 +171,35 @@ def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
 def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed(world: World) -> None:
     world.publish(3)
     publisher.publish(world.home, "verifier", 0, model(0))
-    pulse = Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)
-    pauses: list[float] = []
 
-    def leave(pause_s: float) -> bool:
-        pauses.append(pause_s)
-        if len(pauses) == 3:
+    def on_wait(seconds: float) -> bool:
+        if len(lifetime.waits_s) == 3:
             damage(world.home, 2)  # bytes are copied as they are, and checked by who reads them
-        return len(pauses) == 9
+        return len(lifetime.waits_s) == 9
 
-    replication.keep(world.home, world.mirror, ["solver", "verifier"], pulse, leave)
+    lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
+    replication.keep(lifetime, world.mirror, ["solver", "verifier"])
+    pulse = lifetime.heartbeat
     assert (manifests.latest(world.mirror, "solver"), manifests.latest(world.mirror, "verifier")) == (2, 0)
     assert pulse.last.versions == {"solver": 2, "verifier": 0}
     folder = layout.weights("solver", 0)
     assert pulse.last.progress["mirrored_bytes_solver"] > sum(len(world.home.get(key)) for key in world.home.list(folder)) / 2
-    assert set(pauses) == {0.0, replication.LOOK_INTERVAL_S}
+    assert set(lifetime.waits_s) == {0.0, replication.POLL_INTERVAL_S}
 
 
 def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
-    pulse = Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)
     said: list[tuple[str, str]] = []
 
-    def leave(pause_s: float) -> bool:
-        said.append((pulse.last.state, pulse.last.note))
+    def next_look(seconds: float) -> bool:
+        said.append((lifetime.heartbeat.last.state, lifetime.heartbeat.last.note))
         if len(said) == 2:
             world.publish(1)
         if len(said) == 3:
             publisher.publish(world.home, "verifier", 0, model(0))
         return len(said) == 4
 
-    replication.keep(world.home, world.mirror, ["solver", "verifier"], pulse, leave)
+    lifetime = ScriptedLifetime(world.home, "mirror", next_look)
+    replication.keep(lifetime, world.mirror, ["solver", "verifier"])
     assert said == [
         ("starting", ""),
         ("waiting", "waits for the base model of solver, verifier"),
@@ -299,9 +298,8 @@ def test_a_mirror_that_does_not_answer_is_asked_again_only_after_a_while(world: 
 def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
     world.publish(2)
     publisher.publish(world.mirror, "solver", 0, model(7))
-    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
     with pytest.raises(ConfigError, match=f"{world.mirror.url} mirrors another run of this name; empty it"):
-        replication.keep(world.home, world.mirror, ["solver"], pulse, lambda pause_s: False)
+        replication.keep(ScriptedLifetime(world.home, "mirror", no_stop), world.mirror, ["solver"])
 
 
 def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: World) -> None:
@@ -311,23 +309,16 @@ def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: W
     assert key.endswith(manifest.files[0].name)
     world.home.delete(key)
     home, counting = counted(world.home)
-    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
-    pauses: list[float] = []
-
-    def leave(pause_s: float) -> bool:
-        pauses.append(pause_s)
-        return len(pauses) > 12
-
-    replication.keep(home, world.mirror, ["solver"], pulse, leave)
-    assert pauses == [0.0] * 3 + [0.4, 0.8, 1.6, 3.2, 6.4] + [10.0] * 5
-    assert pulse.last.note.startswith("solver is not mirrored: ")
+    lifetime = ScriptedLifetime(home, "mirror", lambda seconds: len(lifetime.waits_s) > 12)
+    replication.keep(lifetime, world.mirror, ["solver"])
+    assert lifetime.waits_s[3:] == [0.5, 1.0, 2.0, 4.0, 8.0, *[10.0] * 5]
+    assert lifetime.heartbeat.last.note.startswith("solver is not mirrored: ")
     assert manifests.latest(world.mirror, "solver") == 1
     assert counting.weights()["solver"] < 20 * len(world.home.get(layout.manifest(layout.weights("solver", 2)))) + 20_000
 
 
 def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one_is_refused(world: World) -> None:
     world.publish(3)
-    pulse = Pulse(world.home, "mirror", "mirror-eu", attempt=0, interval_s=60.0)
     broken = [False]
 
     class MayLackItsBucket:
@@ -339,16 +330,18 @@ def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one
     mirror = replace(world.mirror, backend=MayLackItsBucket())  # type: ignore[arg-type]
     rounds = iter(range(8))
 
-    def leave(pause_s: float) -> bool:
+    def on_wait(seconds: float) -> bool:
         number = next(rounds, None)
         broken[0] = number in (2, 3, 4)
         return number is None
 
-    replication.keep(world.home, mirror, ["solver"], pulse, leave)
+    lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
+    replication.keep(lifetime, mirror, ["solver"])
+    assert lifetime.waits_s[3:6] == [0.5, 1.0, 2.0]
     assert manifests.latest(world.mirror, "solver") == 2
     broken[0] = True
     with pytest.raises(ConfigError, match="bucket eu"):
-        replication.keep(world.home, mirror, ["solver"], pulse, lambda pause_s: False)
+        replication.keep(ScriptedLifetime(world.home, "mirror", no_stop), mirror, ["solver"])
 
 
 def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
@@ -359,10 +352,10 @@ def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
         held = Held(publisher.publish(home, "solver", version, tensors, base=held, anchor=version in anchors), tensors)
 
 
-def kept(world: World, leave: Callable[[float], bool], last: int | None = None) -> Pulse:
-    pulse = a_pulse(world)
-    replication.keep(world.home, world.mirror, ["solver"], pulse, leave, last)
-    return pulse
+def kept(world: World, on_wait: Callable[[float], bool], last: int) -> ScriptedLifetime:
+    lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
+    replication.keep(lifetime, world.mirror, ["solver"], last)
+    return lifetime
 
 
 def weights_keys(store: ObjectStore) -> set[str]:
@@ -377,13 +370,13 @@ def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind
     whole = {f"{layout.weights('solver', 3)}/{file.name}" for file in anchor.files}
     shown: list[tuple[int | None, bool]] = []
 
-    def leave(pause_s: float) -> bool:
+    def on_wait(seconds: float) -> bool:
         shown.append((manifests.latest(world.mirror, "solver"), whole <= weights_keys(world.mirror)))
         if len(shown) == 2:
             publish_more(world.home, range(4, 6), anchors=range(0))
         return False
 
-    pulse = kept(world, leave, last=5)
+    pulse = kept(world, on_wait, last=5).heartbeat
     assert shown == [(2, False), (3, False), (4, False), (5, False)]
     assert weights_keys(world.mirror) == weights_keys(world.home)
     assert pulse.last.progress["mirrored_bytes_solver"] == sum(
@@ -414,7 +407,7 @@ def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is
     for _ in range(2):
         mirror_next(world.home, world.mirror)
     assert len(weights_keys(world.home) - weights_keys(world.mirror)) == 1
-    kept(world, lambda pause_s: False, last=4)
+    kept(world, no_stop, last=4)
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
@@ -424,7 +417,7 @@ def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_not
     publish_more(world.home, range(4, 6), anchors=range(5, 6))
     looks = 0
 
-    def leave(pause_s: float) -> bool:
+    def on_wait(seconds: float) -> bool:
         nonlocal looks
         looks += 1
         if manifests.latest(world.mirror, "solver") == 5 and not retention.read_retired(world.home, "solver", 3):
@@ -432,7 +425,7 @@ def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_not
             retention.retire(world.home, retention.plan(world.home, "solver", wanted, 4e9))
         return False
 
-    kept(world, leave, last=5)
+    kept(world, on_wait, last=5)
     assert weights_digest(reader.fetch(world.mirror, "solver", 5)) == weights_digest(model(5))
     assert looks < 20
 
@@ -444,7 +437,7 @@ def test_a_mirror_that_cannot_be_asked_at_first_completes_its_anchor_later(world
     mirror_next(world.home, world.mirror)
     outage = Flaky(world.home.backend, fails=1)
     home = replace(world.home, backend=outage, patience_s=1e-6)  # type: ignore[arg-type]  # it passes every verb on
-    replication.keep(home, world.mirror, ["solver"], a_pulse(world), no_leave, last=3)
+    replication.keep(ScriptedLifetime(home, "mirror", no_stop), world.mirror, ["solver"], last=3)
     assert outage.failed
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
@@ -454,7 +447,7 @@ def test_a_damaged_manifest_in_the_mirror_holds_up_no_newer_version(world: World
     world.copy_all()
     world.mirror.put(layout.manifest(layout.weights("solver", 2)), b"{}")
     publish_more(world.home, range(3, 5), anchors=range(0))
-    kept(world, no_leave, last=4)
+    kept(world, no_stop, last=4)
     assert manifests.latest(world.mirror, "solver") == 4
 
 
@@ -464,7 +457,7 @@ def test_anchors_that_a_twin_showed_meanwhile_are_completed_too(world: World) ->
     publish_more(world.home, range(3, 6), anchors=range(3, 4))
     looks = 0
 
-    def leave(pause_s: float) -> bool:
+    def on_wait(seconds: float) -> bool:
         nonlocal looks
         looks += 1
         if looks == 1:
@@ -472,7 +465,7 @@ def test_anchors_that_a_twin_showed_meanwhile_are_completed_too(world: World) ->
             mirror_next(world.home, world.mirror)
         return False
 
-    kept(world, leave, last=5)
+    kept(world, on_wait, last=5)
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
@@ -481,15 +474,9 @@ def test_an_anchors_file_that_home_lacks_holds_up_nothing(world: World) -> None:
     publish_more(world.home, range(3, 5), anchors=range(3, 4))
     (file,) = manifests.read_manifest(world.home, "solver", 3).files
     world.home.delete(f"{layout.weights('solver', 3)}/{file.name}")
-    pauses: list[float] = []
-
-    def leave(pause_s: float) -> bool:
-        pauses.append(pause_s)
-        return False
-
-    kept(world, leave, last=4)
+    lifetime = kept(world, no_stop, last=4)
     assert manifests.latest(world.mirror, "solver") == 4
-    assert max(pauses) <= replication.LOOK_INTERVAL_S
+    assert max(lifetime.waits_s) <= replication.POLL_INTERVAL_S
 
 
 class Flaky:
@@ -509,9 +496,5 @@ class Flaky:
         return body
 
 
-def no_leave(pause_s: float) -> bool:
+def no_stop(seconds: float) -> bool:
     return False
-
-
-def a_pulse(world: World) -> Pulse:
-    return Pulse(world.home, "mirror", "mirror-a", attempt=0, interval_s=3600.0)

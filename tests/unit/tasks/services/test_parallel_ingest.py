@@ -45,12 +45,12 @@ def made(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def intake(made: World, full: list[str]) -> ParallelIntake:
-    return ParallelIntake(made.run, made.config, list(made.policies), window_full=lambda: full.append("full"))
+def intake(made: World) -> ParallelIntake:
+    return ParallelIntake(made.run, made.config, list(made.policies))
 
 
 def test_each_task_takes_in_a_few_shards_and_all_come_back_in_the_order_asked(made: World) -> None:
-    taking = intake(made, [])
+    taking = intake(made)
     found = taking([6, 0, 1, 2, 5, 3, 4])
     task: Any = taking._task
     assert task.submitted == [[6, 0, 1], [2, 5, 3], [4]]
@@ -62,13 +62,12 @@ def test_each_task_takes_in_a_few_shards_and_all_come_back_in_the_order_asked(ma
 
 def test_a_window_is_full_when_its_tasks_are_used_up_and_not_before(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel_ingest, "TASKS_PER_WINDOW_MAX", 3)
-    full: list[str] = []
-    taking = intake(made, full)
+    taking = intake(made)
     taking([0, 1, 2])
     taking([3])
-    assert full == []
+    assert not taking.is_full
     assert len(taking([4, 5, 6])) == 3
-    assert full == ["full"]
+    assert taking.is_full
 
 
 def test_a_full_window_is_followed_by_the_next_until_the_dataflow_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +83,7 @@ def test_a_full_window_is_followed_by_the_next_until_the_dataflow_is_through(mon
     assert begun == [("r", "dataflow", 2, number) for number in range(3)]
 
 
-def test_a_dataflow_that_was_told_to_leave_ends_as_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_dataflow, "window_of_dataflow", lambda *_: "told")
+def test_a_dataflow_that_was_stopped_ends_as_drained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_dataflow, "window_of_dataflow", lambda *_: "stopped")
     monkeypatch.setattr(run_dataflow, "drained", lambda: "drained")
     assert run_dataflow.dataflow.fn("r") == "drained"  # type: ignore[comparison-overlap]  # the state's stand-in

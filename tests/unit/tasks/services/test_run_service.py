@@ -14,11 +14,11 @@ from storage.coordination import heartbeats
 from storage.errors import ConfigError
 from storage.formats.json_objects import encode
 from storage.records.control import Heartbeat, Stop
-from storage.run import runs
+from storage.run import orders, runs
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, replication
 from tasks.recipes import loader
-from tasks.services import run_service, sigterm
+from tasks.services import parallel_ingest, run_service, sigterm
 from tests.builders import tensors
 from tests.patience import PATIENCE_S
 
@@ -59,12 +59,31 @@ def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
     deadline = threading.Timer(PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not leave", 1.0)))
     deadline.start()
     if serve is run_service.run_dataflow_window:
-        assert serve("r", kind, 3) == "told"
+        assert serve("r", kind, 3) == "stopped"
     else:
         with pytest.raises(TerminationSignal):
             serve("r", kind, 3)
     deadline.cancel()
     assert run.get(layout.heartbeat(kind, kind)) == successor
+
+
+def test_a_window_of_the_dataflow_ends_when_it_has_its_share_of_tasks(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel_ingest, "TASKS_PER_WINDOW_MAX", 0)
+    assert run_service.run_dataflow_window("r", "dataflow", 0) == "full"
+    (beat,) = heartbeats.read_all(run)
+    assert (beat.state, beat.note) == ("done", "the next window begins")
+
+
+def test_a_worker_of_a_run_whose_last_shard_was_made_returns(run: ObjectStore) -> None:
+    orders.end(run, 4)
+    deadline = threading.Timer(PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not stop", 1.0)))
+    deadline.start()
+    assert run_service.run_rollout("r", "rollout-us-east-0", 0, "us-east") is None
+    deadline.cancel()
+    (beat,) = heartbeats.read_all(run)
+    assert (beat.state, beat.note) == ("done", "the dataflow needs no further shard")
 
 
 @pytest.mark.parametrize("state", [None, "completed"])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from storage.coordination.heartbeats import Pulse
+from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
@@ -22,10 +23,11 @@ from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tests.builders import batch
+from tests.lifetimes import lifetime_of, pulse_of
 from tests.patience import PATIENCE_S
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
-from trainer.service import departure, patience, trainer
+from trainer.service import trainer
 from trainer.service.trainer import train
 
 POLICY = "solver"
@@ -119,16 +121,12 @@ def add_batches(run: ObjectStore, *steps: int) -> None:
         batches.commit(run, batch(policy=POLICY, step=step))
 
 
-def pulse_of(run: ObjectStore) -> Pulse:
-    return Pulse(run, "trainer", f"trainer-{POLICY}", attempt=0, interval_s=60.0)
-
-
 def trained(
     run: ObjectStore, steps: int, config: TrainConfig = CONFIG, stop: threading.Event | None = None, seed: int = 0
 ) -> Pulse:
-    pulse = pulse_of(run)
-    train(run, POLICY, config, steps, seed, pulse, stop or threading.Event())
-    return pulse
+    lifetime = lifetime_of(run, "trainer", stop)
+    train(lifetime, POLICY, config, steps, seed)
+    return lifetime.heartbeat
 
 
 def published(run: ObjectStore) -> list[int]:
@@ -238,12 +236,12 @@ def test_checkpoints_come_at_their_interval_and_at_the_last_step_and_old_ones_go
 
 
 def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
-    pulse, stop = pulse_of(memory_store), threading.Event()
-    trainer = threading.Thread(target=train, args=(memory_store, POLICY, CONFIG, 2, 0, pulse, stop))
+    lifetime = lifetime_of(memory_store, "trainer")
+    trainer = threading.Thread(target=train, args=(lifetime, POLICY, CONFIG, 2, 0))
     trainer.start()
-    while pulse.last.state != "waiting":
+    while lifetime.heartbeat.last.state != "waiting":
         time.sleep(0.01)
-    assert pulse.last.note == f"waits for the base model of {POLICY}"
+    assert lifetime.heartbeat.last.note == f"waits for the base model of {POLICY}"
     publisher.publish(memory_store, POLICY, 0, weight_of(0), extra_files={"config.json": b"{}"})
     add_batches(memory_store, 1)
     add_batches(memory_store, 2)
@@ -412,16 +410,16 @@ def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
     assert pulse.last.progress["step"] == 0
 
 
-def test_between_two_looks_for_the_end_of_the_run_lies_a_pause(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(departure, "LOOK_INTERVAL_S", 1e9)
+def test_a_trainer_reads_whether_the_run_ended_once_in_an_interval(run: ObjectStore) -> None:
     add_batches(run, 1, 2)
 
     def run_ends(given: Batch) -> None:
         request_stop(run, Stop("completed", "enough", 0.0))
 
     BEFORE_STEP[10] = run_ends
-    trained(run, steps=2, seed=10)
-    assert published(run) == [0, 1, 2]  # the first look was before the request, the second is not due
+    lifetime = Lifetime(run, pulse_of(run, "trainer"), threading.Event(), clock=lambda: 0.0)
+    train(lifetime, POLICY, CONFIG, steps=2, seed=10)
+    assert published(run) == [0, 1, 2]  # the first read was before the request, the second is not due
 
 
 def test_a_damaged_batch_ends_the_trainer_with_its_name(run: ObjectStore) -> None:
@@ -456,7 +454,6 @@ def with_tokens(engine: CountingEngine) -> tuple[dict[str, HostTensor], Json]:
 
 def test_a_store_that_is_away_only_delays_it(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
-    monkeypatch.setattr(patience, "PAUSE_S", 0.01)
     add_batches(run, 1, 2)
     backend = AwayBackend(run.backend)
 
@@ -483,7 +480,7 @@ def test_asked_to_leave_while_the_store_is_away_it_leaves_and_a_resumed_one_redo
 
     BEFORE_STEP[12] = goes_away
     pulse = trained(replace(run, backend=backend), steps=2, stop=stop, seed=12)
-    assert "left while the store was away" in pulse.last.note
+    assert "stopped while the store was away" in pulse.last.note
     assert published(run) == [0]
     trained(run, steps=2)
     assert published(run) == [0, 1, 2]

@@ -1,0 +1,37 @@
+"""Lifetimes of services for tests."""
+
+import threading
+from collections.abc import Callable
+
+from storage.coordination.heartbeats import Kind, Pulse
+from storage.coordination.lifetime import Lifetime
+from storage.store.object_store import ObjectStore
+
+
+def pulse_of(run: ObjectStore, kind: Kind, id: str = "") -> Pulse:
+    """A heartbeat that is never entered: it writes nothing, and `last` says what it would write."""
+    return Pulse(run, kind, id or kind, attempt=0, interval_s=3600.0)
+
+
+def lifetime_of(run: ObjectStore, kind: Kind, stop: threading.Event | None = None) -> Lifetime:
+    """A lifetime on the real clock."""
+    return Lifetime(run, pulse_of(run, kind), stop or threading.Event())
+
+
+class ScriptedLifetime(Lifetime):
+    """A lifetime whose pauses take no time: `on_wait(seconds)` is called in place of each.
+
+    A true answer of `on_wait` sets `stop`.
+    """
+
+    def __init__(self, run: ObjectStore, kind: Kind, on_wait: Callable[[float], object]) -> None:
+        super().__init__(run, pulse_of(run, kind), threading.Event())
+        self.waits_s: list[float] = []
+        """Every pause, in seconds, as it was asked for."""
+        self._on_wait = on_wait
+
+    def wait(self, seconds: float) -> bool:
+        self.waits_s.append(seconds)
+        if self._on_wait(seconds):
+            self.stop.set()
+        return self.should_stop()
