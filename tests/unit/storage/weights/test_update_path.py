@@ -323,6 +323,17 @@ def test_an_array_that_is_spare_twice_or_held_as_well_is_not_written_twice(memor
         assert weights_digest(held.tensors) == held.manifest.digest
 
 
+def test_a_digest_that_is_known_is_not_made_again(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (held,) = publish(memory_store, models(1, size=100))
+    digests = {name: info.digest for name, info in held.manifest.tensors.items()}
+    by_id = {id(tensor): digests[name] for name, tensor in held.tensors.items()}
+    monkeypatch.setattr(ways, "digest", None)
+    ways.check(held.manifest, held.tensors, digests, {})
+    ways.check(held.manifest, held.tensors, {}, by_id)
+    with pytest.raises(TypeError, match="not callable"):
+        ways.check(held.manifest, held.tensors, {}, {})
+
+
 def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(43, size=2000))
     for key in memory_store.list(layout.weights("solver", 21)):
