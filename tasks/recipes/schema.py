@@ -90,7 +90,7 @@ def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) 
         for key, condition in _conditions(model).items():
             if condition.key in above and not condition.holds(left):
                 keys.add(key)
-    return (keys & below.keys()) - above.keys()
+    return keys & below.keys()
 
 
 def without_tags(place: tuple[Any, ...]) -> KeyPath:

@@ -306,6 +306,20 @@ def test_a_field_of_a_variant_is_named_like_any_other() -> None:
     assert complaint(RECIPE, **{"policies.solver.model.tiny.hidden": 1}).endswith("must be greater than or equal to 2, not 1")
 
 
+def test_a_field_of_an_item_of_a_list_is_suggested_for_the_variant_that_the_item_selects() -> None:
+    assert complaint(RECIPE, **{"data.filter": [{"name": "zero_advantage", "arg": 1}]}).endswith("known keys here: name")
+    assert complaint(RECIPE, **{"data.filter": ["edf:Edf", {"name": "a.b:C", "arg": 1}]}).endswith("did you mean args?")
+
+
+def test_a_setting_without_effect_of_a_base_is_refused_with_its_line(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(with_line("    batch_size: 32", "    train:", "      loss:", "        constant_length: 9"))
+    assert complaint(f"extends: {base}\npolicies: {{solver: {{train: {{loss: {{dual_clip: 3}}}}}}}}\n") == (
+        f"{base}, line 9: policies.solver.train.loss.constant_length: has no effect with aggregate: token_mean; "
+        "leave it out, or set aggregate: constant"
+    )
+
+
 def test_null_is_no_setting_of_a_variant_that_is_not_selected(tmp_path: Path) -> None:
     text = with_line("    batch_size: 32", "    train: {loss: {name: ppo_clip, m2_threshold: null, dual_clip: null}}")
     assert load(text).policies["solver"].train.loss == PpoClip()

@@ -54,7 +54,8 @@ def test_an_old_run_is_resumed_with_its_recipe_and_refused_with_another(memory_s
 
 
 def test_only_settings_of_variants_that_are_not_selected_are_removed() -> None:
-    before, after = stored(), migrated(stored())
+    before = stored()
+    after = migrated(before)
     solver, verifier = (after["policies"][name]["train"]["loss"] for name in ("solver", "verifier"))
     assert solver == {
         "name": "ppo_clip", "clip_low": 0.1, "clip_high": 0.2, "dual_clip": 3.0, "aggregate": "token_mean",
