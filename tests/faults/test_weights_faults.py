@@ -36,12 +36,13 @@ AWAY_S = 30.0
 
 PUBLISHER = """
 import os, signal, sys
-from storage import delta_files, tensor_folders, weights
+from storage.formats import tensor_set
 from storage.store.object_store import open_store
+from storage.weights import delta_store, publisher, reader
 from dataclasses import replace
 from tests.unit.storage.weights.test_update_path import models
 url, kill_at, version = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-delta_files.FILE_BYTES_MAX = tensor_folders.FILE_BYTES_MAX = 1  # a file for each tensor
+delta_store.FILE_BYTES_MAX = tensor_set.FILE_BYTES_MAX = 1  # a file for each tensor
 store, writes = open_store(url), []
 
 class Dies:
@@ -53,8 +54,8 @@ class Dies:
         return getattr(store.backend, verb)
 
 tensors = models(version + 1, size=3000)
-held = weights.read(store, "solver", version - 1)
-weights.publish(replace(store, backend=Dies()), "solver", version, tensors[version], base=held, anchor=True)
+held = reader.read(store, "solver", version - 1)
+publisher.publish(replace(store, backend=Dies()), "solver", version, tensors[version], base=held, anchor=True)
 print(len(writes))
 """
 

@@ -310,6 +310,12 @@ def test_during_a_retry_the_heartbeat_and_the_log_say_what_is_waited_for(
     assert lifetime.heartbeat.last.note == ""  # it is read by now
 
 
+def test_after_one_failure_the_heartbeat_no_longer_names_it(memory_store: ObjectStore) -> None:
+    lifetime = at(Time(), memory_store)
+    lifetime.retry("reading a batch", Flaky(1))
+    assert lifetime.heartbeat.last.note == ""
+
+
 def test_a_call_that_succeeds_leaves_the_heartbeat_as_it_is(memory_store: ObjectStore) -> None:
     lifetime = at(Time(), memory_store)
     lifetime.heartbeat.update(note="builds the engine")
@@ -411,3 +417,4 @@ async def test_what_must_stop_does_not_pause_its_event_loop(memory_store: Object
 def test_the_promised_times_are_short() -> None:
     assert lifetime_module.SLEEP_MAX_S <= 0.1
     assert lifetime_module.CHECK_INTERVAL_S <= 1.0
+    assert lifetime_module.CHECK_PATIENCE_S <= 1.0
