@@ -7,6 +7,8 @@ from storage.coordination.heartbeats import Kind, Pulse
 from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import ObjectStore
 
+WAITS_MAX = 1000
+
 
 def pulse_of(run: ObjectStore, kind: Kind, id: str = "") -> Pulse:
     """A heartbeat that is never entered: it writes nothing, and `last` says what it would write."""
@@ -31,6 +33,7 @@ class ScriptedLifetime(Lifetime):
         self._on_wait = on_wait
 
     def wait(self, seconds: float) -> bool:
+        assert len(self.waits_s) < WAITS_MAX, "the service never stops"
         self.waits_s.append(seconds)
         if self._on_wait(seconds):
             self.stop.set()

@@ -27,6 +27,7 @@ from tests.dataflow_world import Flicker
 from tests.lifetimes import pulse_of
 from tests.patience import PATIENCE_S
 
+PAUSES_MAX = 1000
 CANCELLED = Stop("cancelled", "a person asked", 0.0)
 
 
@@ -46,6 +47,7 @@ class Time(threading.Event):
         return self.now_s
 
     def pause(self, seconds: float) -> None:
+        assert len(self.pauses_s) < PAUSES_MAX, "it never stops"
         self.now_s += seconds
         self.pauses_s.append(seconds)
         self._script.get(len(self.pauses_s) - 1, lambda: None)()
