@@ -11,6 +11,8 @@ from typing import Final
 
 BASE: Final = r"((?:\\[a-zA-Z]{1,20}|[a-zA-Z])(?:_(?:\w|\{[^{}]{0,20}\}))?)"
 """A function: `v`, `v_o`, `\\theta_{max}`."""
+INDEX: Final = r"(_\w|_\{[^{}]{0,20}\})?"
+"""Behind the dots or the primes: `\\dot{x}_0`."""
 ORDER: Final = r"(?:\^ ?(?:(\d)|\{ ?(\d) ?\}))?"
 VARIABLE: Final = r"(\\[a-zA-Z]{1,20}|[a-zA-Z])"
 
@@ -22,9 +24,12 @@ FRACTION: Final = re.compile(
     + r" ?\}"
 )
 SLASH: Final = re.compile(rf"(?<![a-zA-Z\\])d ?{BASE} ?/ ?d ?{VARIABLE}(?![a-zA-Z])")
-DOTS: Final = re.compile(rf"\\(d{{1,4}})ot(?![a-zA-Z]) ?(?:\{{ ?{BASE} ?\}}|{BASE})(\([a-zA-Z\d]\))?")
+DOTS: Final = re.compile(rf"\\(d{{1,4}})ot(?![a-zA-Z]) ?(?:\{{ ?{BASE} ?\}}|{BASE}){INDEX}(\([a-zA-Z\d]\))?")
 PRIMES: Final = re.compile(
-    BASE + r"(?:('{1,4})|\^ ?(?:\{ ?((?:(?:\\prime|') ?){1,4})\}|(\\prime(?![a-zA-Z]))|\{ ?\((\d{1,2})\) ?\}))(\([a-zA-Z\d]\))?"
+    BASE
+    + r"(?:('{1,4})|\^ ?(?:\{ ?((?:(?:\\prime|') ?){1,4})\}|(\\prime(?![a-zA-Z]))|\{ ?\((\d{1,2})\) ?\}))"
+    + INDEX
+    + r"(\([a-zA-Z\d]\))?"
 )
 UNKNOWN_TO: Final = re.compile(r"[^0-9A-Za-z]")
 
@@ -36,7 +41,9 @@ def derivatives_as_symbols(text: str) -> str:
     """
     text = FRACTION.sub(_fraction, text)
     text = SLASH.sub(lambda found: _symbol("d", "1", found[1], found[2]), text)
-    text = DOTS.sub(lambda found: _symbol("o", str(len(found[1])), found[2] or found[3], found[4] or ""), text)
+    text = DOTS.sub(
+        lambda found: _symbol("o", str(len(found[1])), (found[2] or found[3]) + (found[4] or ""), found[5] or ""), text
+    )
     return PRIMES.sub(_primed, text)
 
 
@@ -49,7 +56,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 def _primed(found: re.Match[str]) -> str:
     order = found[5] or str((found[2] or found[3] or found[4]).replace("\\prime", "'").count("'"))
-    return _symbol("p", order, found[1], found[6] or "")
+    return _symbol("p", order, found[1] + (found[6] or ""), found[7] or "")
 
 
 def _symbol(notation: str, order: str, *names: str) -> str:

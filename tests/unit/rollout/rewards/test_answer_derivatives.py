@@ -1,7 +1,7 @@
 import pytest
 
 from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
-from rollout.rewards.math_judge import algebraically_equal
+from rollout.rewards.math_judge import judge
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,9 @@ from rollout.rewards.math_judge import algebraically_equal
         ("y^\\prime", " Q_{p1,y}"),
         ("y^{\\prime\\prime}(t)", " Q_{p2,y,t}"),
         ("f^{(4)}(x)", " Q_{p4,f,x}"),
+        ("\\dot{x}_{0}t", " Q_{o1,x0}t"),
+        ("\\dot{x_0}t", " Q_{o1,x0}t"),
+        ("x_0'+x'_0", " Q_{p1,x0}+ Q_{p1,x0}"),
         ("\\dot{x}+\\ddot\\theta(t)", " Q_{o1,x}+ Q_{o2,theta,t}"),
     ],
 )
@@ -48,9 +51,11 @@ def test_what_is_no_derivative_of_one_function_stays(text: str) -> None:
         ("\\frac{(1+i)e^{2it}}{4}", "\\frac{e^{2 i t}}{(2+2 i)}", False),
         ("|x+iy|", "\\sqrt{x^2+y^2}", True),
         ("x-iy", "x+iy", False),
+        ("x_{0}c+\\dot{x}_{0} s+0", "\\dot{x}_{0}s+x_{0}c", True),
+        ("x_{0}c+x_{0} s", "\\dot{x}_{0}s+x_{0}c", False),
         ("\\sum_{i=1}^{n}i", "\\sum_{k=1}^{n}k", True),
         ("\\sum_{i=1}^{n}i", "\\sum_{k=1}^{n}2k", False),
     ],
 )
 def test_derivatives_functions_and_the_imaginary_unit_in_algebra(answer: str, reference: str, equal: bool) -> None:
-    assert algebraically_equal(answer, reference) is equal
+    assert judge(answer, reference) is equal
