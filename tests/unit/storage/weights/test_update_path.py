@@ -327,11 +327,11 @@ def test_a_digest_that_is_known_is_not_made_again(memory_store: ObjectStore, mon
     (held,) = publish(memory_store, models(1, size=100))
     digests = {name: info.digest for name, info in held.manifest.tensors.items()}
     by_id = {id(tensor): digests[name] for name, tensor in held.tensors.items()}
-    monkeypatch.setattr(ways, "digest", None)
-    ways.check(held.manifest, held.tensors, digests, {})
-    ways.check(held.manifest, held.tensors, {}, by_id)
+    monkeypatch.setattr(update_path, "digest", None)
+    update_path.check(held.manifest, held.tensors, digests, {})
+    update_path.check(held.manifest, held.tensors, {}, by_id)
     with pytest.raises(TypeError, match="not callable"):
-        ways.check(held.manifest, held.tensors, {}, {})
+        update_path.check(held.manifest, held.tensors, {}, {})
 
 
 def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: ObjectStore) -> None:
