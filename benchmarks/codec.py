@@ -1,18 +1,21 @@
-"""The delta codec against two papers' formats: size, CPU time and exactness on the same bf16 bits, in one run.
+"""The delta codec against two papers' formats: size, CPU time and exactness on the same bf16 bits,
+in one run.
 
-`ours` is the project's codec; `astraflow_format` is u32 index and u16 value of every changed element; `pulse_format` is index
-deltas within rows, raw values, zstd and SHA-256 (benchmarks/delta_formats.py). These two are formats, written anew in NumPy in
-the cheapest way: programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same bytes: it
-reads them from a file, sorts the indices, and scatters two bytes a change into the model's memory-mapped safetensors file
-(not counted: the process of its own in which it does so, and what the engine does with the file afterwards). The entropy bound
-is that of a code that does not use the weights: positions of independent changes plus the distribution of the steps. All
-run on one thread, tensor by tensor, the worker over the whole model; `ours` runs once more on two.
+`ours` is the project's codec; `astraflow_format` is u32 index and u16 value of every changed
+element; `pulse_format` is index deltas within rows, raw values, zstd and SHA-256
+(benchmarks/delta_formats.py). These two are formats, written anew in NumPy in the cheapest way:
+programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same
+bytes: it reads them from a file, sorts the indices, and scatters two bytes a change into the
+model's memory-mapped safetensors file (not counted: the process of its own in which it does so, and
+what the engine does with the file afterwards). The entropy bound is that of a code that does not
+use the weights: positions of independent changes plus the distribution of the steps. All run on one
+thread, tensor by tensor, the worker over the whole model; `ours` runs once more on two.
 
-CPU seconds count (process time of all threads); GB are those of the model in bf16. `apply` changes the old bits in place and
-proves nothing; `renew` is what a rollout worker does, who goes on generating with the old weights: the new ones are made beside
-them, in memory that was used before, and digested. `scan` is the codec's first loop alone,
-`read_gb_per_s` the machine's own speed at reading memory on one thread, so `scan`, which reads old and new bits, can at best
-reach half of it.
+CPU seconds count (process time of all threads); GB are those of the model in bf16. `apply` changes
+the old bits in place and proves nothing; `renew` is what a rollout worker does, who goes on
+generating with the old weights: the new ones are made beside them, in memory that was used before,
+and digested. `scan` is the codec's first loop alone, `read_gb_per_s` the machine's own speed at
+reading memory on one thread, so `scan`, which reads old and new bits, can at best reach half of it.
 """
 
 import argparse
@@ -41,7 +44,9 @@ from storage.weights.codec import delta_loops, deltas
 from storage.weights.codec.delta_blocks import BLOCK_ELEMENTS
 
 TENSOR_ELEMENTS = 2**26
-"""Made-up weights are cut into tensors of this size: 134 MB of bf16, an embedding of a mid-sized model."""
+"""Made-up weights are cut into tensors of this size: 134 MB of bf16, an embedding of a mid-sized
+model.
+"""
 MEMORY_FOLDER = Path("/dev/shm")
 """Where AstraFlow's worker keeps the model, too."""
 Pair = tuple[Any, Any]
@@ -56,7 +61,9 @@ class Ours:
     def encode(self, old: Any, new: Any) -> list[bytes]:
         base, tensors = self._cut(old), self._cut(new)
         sources = {name: name for name in base}
-        return [change.blob for change in deltas.encode(base, tensors, sources, threads=self.threads)]
+        return [
+            change.blob for change in deltas.encode(base, tensors, sources, threads=self.threads)
+        ]
 
     def apply(self, bits: Any, blobs: list[bytes]) -> None:
         def apply(tensor: HostTensor, blob: bytes) -> None:
@@ -77,7 +84,8 @@ class Ours:
     def _cut(self, bits: Any) -> dict[str, HostTensor]:
         """A tensor for each thread: what is applied side by side are tensors."""
         return {
-            str(number): HostTensor("BF16", part.shape, part) for number, part in enumerate(np.array_split(bits, self.threads))
+            str(number): HostTensor("BF16", part.shape, part)
+            for number, part in enumerate(np.array_split(bits, self.threads))
         }
 
 
@@ -88,7 +96,7 @@ def renew_in_turn(format: Any, old: Any, new: Any, blobs: list[bytes]) -> list[s
     return [digest(HostTensor("BF16", new.shape, new))]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Measured:
     num_bytes: int = 0
     encode_cpu_s: float = 0.0
@@ -111,15 +119,21 @@ def measure(pairs: Mapping[str, Pair], format: Any, progress: Callable[[], None]
         found.apply_cpu_s, found.apply_s = found.apply_cpu_s + cpu_s, found.apply_s + wall_s
         found.bit_exact &= bool((bits == new).all())
         bits[:] = 0
-        _, cpu_s, _ = _timed(partial(getattr(format, "renew", partial(renew_in_turn, format)), old, bits, blob))
+        _, cpu_s, _ = _timed(
+            partial(getattr(format, "renew", partial(renew_in_turn, format)), old, bits, blob)
+        )
         found.renew_cpu_s += cpu_s
         found.bit_exact &= bool((bits == new).all())
         progress()
     return found
 
 
-def measure_worker(pairs: Mapping[str, Pair], folder: Path, progress: Callable[[], None]) -> Measured:
-    """AstraFlow's worker updates the whole model at once, in its file; there is no other `renew`. Who encodes is another."""
+def measure_worker(
+    pairs: Mapping[str, Pair], folder: Path, progress: Callable[[], None]
+) -> Measured:
+    """AstraFlow's worker updates the whole model at once, in its file; there is no other `renew`.
+    Who encodes is another.
+    """
     worker, found = AstraFlowWorker(folder), Measured()
     old, new = (np.concatenate([pair[which] for pair in pairs.values()]) for which in (0, 1))
     blob = worker.encode(old, new)
@@ -133,7 +147,9 @@ def measure_worker(pairs: Mapping[str, Pair], folder: Path, progress: Callable[[
 
 
 def report(pairs: Mapping[str, Pair], progress: Callable[[], None], folder: Path) -> Json:
-    """Everything that is printed. The compiled loops are warm before anything is measured. `folder` is in memory."""
+    """Everything that is printed. The compiled loops are warm before anything is measured. `folder`
+    is in memory.
+    """
     elements = sum(old.size for old, _ in pairs.values())
     gb = 2 * elements / 1e9
     num_changes = sum(int(np.count_nonzero(old != new)) for old, new in pairs.values())
@@ -158,7 +174,9 @@ def report(pairs: Mapping[str, Pair], progress: Callable[[], None], folder: Path
         "changed": num_changes / elements,
         "entropy_bound": entropy_bound(pairs, num_changes, elements),
         "bytes_per_change": {name: each.num_bytes / num_changes for name, each in found.items()},
-        "encode_gb_per_cpu_s": {name: gb / each.encode_cpu_s for name, each in found.items() if each.encode_cpu_s},
+        "encode_gb_per_cpu_s": {
+            name: gb / each.encode_cpu_s for name, each in found.items() if each.encode_cpu_s
+        },
         "apply_gb_per_cpu_s": {name: gb / each.apply_cpu_s for name, each in found.items()},
         "renew_gb_per_cpu_s": {name: gb / each.renew_cpu_s for name, each in found.items()},
         "scan_gb_per_cpu_s": gb / scan_cpu_s,
@@ -213,25 +231,36 @@ def load(old: Path, new: Path) -> dict[str, Pair]:
     pairs = {
         name: (tensor.bits.reshape(-1), after[name].bits.reshape(-1))
         for name, tensor in before.items()
-        if tensor.dtype in ("BF16", "F16") and name in after and after[name].shape == tensor.shape and tensor.bits.size
+        if tensor.dtype in ("BF16", "F16")
+        and name in after
+        and after[name].shape == tensor.shape
+        and tensor.bits.size
     }
     if not any((old != new).any() for old, new in pairs.values()):
-        sys.exit(f"{old} and {new} have no 16-bit tensor in common that differs: nothing to measure")
+        sys.exit(
+            f"{old} and {new} have no 16-bit tensor in common that differs: nothing to measure"
+        )
     return pairs
 
 
 def cut(old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
     for start in range(0, old.size, TENSOR_ELEMENTS):
-        yield f"{start}", (old[start : start + TENSOR_ELEMENTS], new[start : start + TENSOR_ELEMENTS])
+        yield (
+            f"{start}",
+            (old[start : start + TENSOR_ELEMENTS], new[start : start + TENSOR_ELEMENTS]),
+        )
 
 
 def show(found: Json) -> None:
     print(
-        f"{found['elements']:,} elements in {found['tensors']} tensors, {found['changed']:.3%} changed "
+        f"{found['elements']:,} elements in {found['tensors']} tensors, {found['changed']:.3%} "
+        "changed "
         f"({found['made_by']}); entropy bound {found['entropy_bound']:.3f} bytes a change; "
         f"load average {found['load_before']:.1f} before, {found['load_after']:.1f} after"
     )
-    print(f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}{'apply GB/CPU s':>18}{'renew GB/CPU s':>18}")
+    print(
+        f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}{'apply GB/CPU s':>18}{'renew GB/CPU s':>18}"
+    )
     for name in found["bytes_per_change"]:
         print(
             f"{name:18}{found['bytes_per_change'][name]:14.3f}"
@@ -239,8 +268,14 @@ def show(found: Json) -> None:
             f"{found['renew_gb_per_cpu_s'][name]:18.2f}"
         )
     faster = found["two_threads"]
-    print(f"\nscan alone {found['scan_gb_per_cpu_s']:.1f} GB per CPU s; memory is read at {found['read_gb_per_s']:.1f} GB/s")
-    print(f"two threads: encode {faster['encode']:.2f} times, apply {faster['apply']:.2f} times as fast")
+    print(
+        f"\nscan alone {found['scan_gb_per_cpu_s']:.1f} GB per CPU s; memory is read at "
+        f"{found['read_gb_per_s']:.1f} GB/s"
+    )
+    print(
+        f"two threads: encode {faster['encode']:.2f} times, apply {faster['apply']:.2f} times as "
+        "fast"
+    )
     print(f"bit exact: {found['bit_exact']}")
 
 
@@ -248,14 +283,22 @@ def main() -> None:
     arguments = parse()
     load_before = os.getloadavg()[0]
     if arguments.old:
-        pairs, made_by = load(Path(arguments.old), Path(arguments.new)), f"{arguments.old} and {arguments.new}"
+        pairs, made_by = (
+            load(Path(arguments.old), Path(arguments.new)),
+            f"{arguments.old} and {arguments.new}",
+        )
     elif arguments.train:
         old, new = weight_steps.trained(arguments.train, arguments.seed)
-        pairs, made_by = dict(cut(old, new)), f"a real step of AdamW at learning rate {arguments.train:g}"
+        pairs, made_by = (
+            dict(cut(old, new)),
+            f"a real step of AdamW at learning rate {arguments.train:g}",
+        )
     else:
         old, new, lr = weight_steps.synthetic(arguments.elements, arguments.changed, arguments.seed)
         pairs, made_by = dict(cut(old, new)), f"a made-up step at learning rate {lr:.2g}"
-    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    ) as folder:
         found = report(pairs, lambda: print(".", end="", flush=True, file=sys.stderr), Path(folder))
     print(file=sys.stderr)
     found |= {"made_by": made_by, "load_before": load_before, "load_after": os.getloadavg()[0]}
@@ -266,14 +309,35 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = command_line.parser("codec", __doc__, "--elements 500000000 --changed 0.01 --seed 0 --json")
-    parser.add_argument("--elements", type=int, default=500_000_000, help="made-up weights (default: 500000000: 2 GB)")
-    parser.add_argument("--changed", type=float, default=0.01, help="share of them that a step changes (default: 0.01)")
-    parser.add_argument("--train", type=float, metavar="LR", help="really train a model of 20 million weights, at this rate")
+    parser = command_line.parser(
+        "codec", __doc__, "--elements 500000000 --changed 0.01 --seed 0 --json"
+    )
+    parser.add_argument(
+        "--elements",
+        type=int,
+        default=500_000_000,
+        help="made-up weights (default: 500000000: 2 GB)",
+    )
+    parser.add_argument(
+        "--changed",
+        type=float,
+        default=0.01,
+        help="share of them that a step changes (default: 0.01)",
+    )
+    parser.add_argument(
+        "--train",
+        type=float,
+        metavar="LR",
+        help="really train a model of 20 million weights, at this rate",
+    )
     parser.add_argument("--old", metavar="FILE", help="safetensors file with weights of your own …")
-    parser.add_argument("--new", metavar="FILE", help="… and one with the same weights after a step")
+    parser.add_argument(
+        "--new", metavar="FILE", help="… and one with the same weights after a step"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     arguments = parser.parse_args()
     if bool(arguments.old) != bool(arguments.new):
         parser.error("--old and --new go together")

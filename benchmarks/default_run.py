@@ -1,15 +1,19 @@
-"""Where the CPU time and the wall-clock of the default run go, and how long a finished shard waits for its batch.
+"""Where the CPU time and the wall-clock of the default run go, and how long a finished shard waits
+for its batch.
 
-Starts `astraflow run` with a stack of its own (a fresh home, free ports), looks at every process of the stack once a second,
-and stops the stack again. All shares are of the time between the first batch and the last version: what installation, the
-base models and the start of services cost is not in them.
+Starts `astraflow run` with a stack of its own (a fresh home, free ports), looks at every process of
+the stack once a second, and stops the stack again. All shares are of the time between the first
+batch and the last version: what installation, the base models and the start of services cost is not
+in them.
 
-What counts as control plane: the Prefect server and its workers, the MLflow server, and the whole processes of the
-supervisor (with the tracking) and of the dataflow (with the Prefect client and its part of the store). The store has no
-process of its own here; the rest of its work is done inside the processes that call it. The live view, `astraflow run`
-itself, is listed beside the shares and is no part of them: a run goes on without it.
+What counts as control plane: the Prefect server and its workers, the MLflow server, and the whole
+processes of the supervisor (with the tracking) and of the dataflow (with the Prefect client and its
+part of the store). The store has no process of its own here; the rest of its work is done inside
+the processes that call it. The live view, `astraflow run` itself, is listed beside the shares and
+is no part of them: a run goes on without it.
 
-CPU seconds hardly depend on what else the machine does; the wall-clock numbers do, so the load average is printed with them.
+CPU seconds hardly depend on what else the machine does; the wall-clock numbers do, so the load
+average is printed with them.
 """
 
 import argparse
@@ -71,7 +75,9 @@ class Observed:
 
 
 def play(home: Home, steps: int, seed: int) -> Observed:
-    """Runs the default recipe to its end. Raises AstraFlowError with the end of what it printed when it fails."""
+    """Runs the default recipe to its end. Raises AstraFlowError with the end of what it printed
+    when it fails.
+    """
     home.create()
     log = home.logs / "benchmark.log"
     command = [sys.executable, "-m", "deployments.cli.app", "run", "--run-id", RUN_ID]
@@ -79,7 +85,11 @@ def play(home: Home, steps: int, seed: int) -> Observed:
     own = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
     with log.open("ab") as output:
         playing = subprocess.Popen(
-            command, env={**own, "ASTRAFLOW_HOME": str(home.root)}, stdout=output, stderr=output, start_new_session=True
+            command,
+            env={**own, "ASTRAFLOW_HOME": str(home.root)},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     observed = Observed(Meter(str(home.root), (playing.pid,)))
     run = object_store.open_store(home.store.as_uri()).sub(layout.run_prefix(RUN_ID))
@@ -87,7 +97,9 @@ def play(home: Home, steps: int, seed: int) -> Observed:
     try:
         while playing.poll() is None:
             if time.monotonic() > deadline_s:
-                raise AstraFlowError(f"the run did not end within {TIMEOUT_S:.0f} s; {log} has its output")
+                raise AstraFlowError(
+                    f"the run did not end within {TIMEOUT_S:.0f} s; {log} has its output"
+                )
             observed.look(run)
             time.sleep(LOOK_INTERVAL_S)
     finally:
@@ -101,8 +113,14 @@ def report(home: Home, observed: Observed) -> Json:
     """Everything that is printed, as JSON. The stack must still run."""
     run = runs.open_run(object_store.open_store(home.store.as_uri()), RUN_ID)
     config = RunConfig.model_validate(runs.run_config(run))
-    made = [batches.read(run, policy, step) for policy in config.policies for step in range(1, config.steps + 1)]
-    last_s = [manifests.read_manifest(run, policy, config.steps).created_s for policy in config.policies]
+    made = [
+        batches.read(run, policy, step)
+        for policy in config.policies
+        for step in range(1, config.steps + 1)
+    ]
+    last_s = [
+        manifests.read_manifest(run, policy, config.steps).created_s for policy in config.policies
+    ]
     start_s, end_s = run_figures.window(made, last_s)
     standing = state.load(home)
     if standing is None:
@@ -115,7 +133,9 @@ def report(home: Home, observed: Observed) -> Json:
     live_view_s = cpu_s.pop(LIVE_VIEW, 0.0)
     num_tasks = count_tasks(home, standing, start_s, end_s)
     environment.adopt(up_down.settings(home, standing))
-    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "ERROR"  # only on the terminal; the server is told as ever
+    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = (
+        "ERROR"  # only on the terminal; the server is told as ever
+    )
     cost = task_cost.measure(started[SERVER]) if SERVER in started else None
     finished_s = _finished_s(run, made)
     waits = run_figures.latency(finished_s, made)
@@ -141,7 +161,9 @@ def count_tasks(home: Home, standing: Stack, start_s: float, end_s: float) -> in
     between = {"after_": _iso(start_s), "before_": _iso(end_s)}
     wanted = {"task_runs": {"name": {"like_": "take in"}, "start_time": between}}
     headers = {"Authorization": auth.basic(auth.known(home))}
-    answer = httpx.post(f"{standing.prefect_url}/task_runs/count", json=wanted, headers=headers, trust_env=False)
+    answer = httpx.post(
+        f"{standing.prefect_url}/task_runs/count", json=wanted, headers=headers, trust_env=False
+    )
     return int(answer.raise_for_status().json())
 
 
@@ -157,11 +179,20 @@ def _finished_s(run: ObjectStore, made: Sequence[Batch]) -> dict[int, float]:
 
 
 def _take_in(num_tasks: int, cost: TaskCost | None, num_shards: int, num_batches: int) -> Json:
-    known = {"num_tasks": num_tasks, "num_shards": num_shards, "tasks_per_batch": num_tasks / num_batches}
+    known = {
+        "num_tasks": num_tasks,
+        "num_shards": num_shards,
+        "tasks_per_batch": num_tasks / num_batches,
+    }
     if cost is None:
         return known
     per_batch_ms = cost.total_ms * num_tasks / num_batches
-    return {**known, **asdict(cost), "cpu_ms_per_batch": per_batch_ms, "tasks_per_cpu_s": 1000 / cost.total_ms}
+    return {
+        **known,
+        **asdict(cost),
+        "cpu_ms_per_batch": per_batch_ms,
+        "tasks_per_cpu_s": 1000 / cost.total_ms,
+    }
 
 
 def _ended_s(latest: Sequence[Heartbeat]) -> float:
@@ -175,29 +206,47 @@ def _iso(time_s: float) -> str:
 def show(found: Json) -> None:
     """The report as tables."""
     print(
-        f"default run: {found['steps']} steps, seed {found['seed']}; {found['window_s']:.0f} s from the first batch to the "
-        f"last version, {found['whole_run_s']:.0f} s in all; {found['cores']} cores, {found['cores_busy']:.2f} "
-        f"of them busy with the run, load average {found['load_before']:.1f} before and {found['load_after']:.1f} after"
+        f"default run: {found['steps']} steps, seed {found['seed']}; {found['window_s']:.0f} s "
+        "from the first batch to the "
+        f"last version, {found['whole_run_s']:.0f} s in all; {found['cores']} cores, "
+        f"{found['cores_busy']:.2f} "
+        f"of them busy with the run, load average {found['load_before']:.1f} before and "
+        f"{found['load_after']:.1f} after"
     )
     print(f"\n{'component':18}{'CPU s':>9}{'share':>9}")
     for name, seconds in found["cpu_s"].items():
-        print(f"{name:18}{seconds:9.2f}{found['share'][name]:9.1%}{'  control plane' if name in CONTROL_PLANE else ''}")
-    print(f"{'control plane':27}{found['control_plane_share']:9.1%}  (target: at most {TARGET_SHARE:.0%})")
+        print(
+            f"{name:18}{seconds:9.2f}{found['share'][name]:9.1%}{'  control plane' if name in CONTROL_PLANE else ''}"
+        )
+    print(
+        f"{'control plane':27}{found['control_plane_share']:9.1%}  (target: at most "
+        f"{TARGET_SHARE:.0%})"
+    )
     print(f"beside it: {LIVE_VIEW} {found['live_view_cpu_s']:.2f} CPU s")
     print("\nwall-clock of each service, share of the window")
     for member, spans in found["wall_clock_s"].items():
-        print(f"{member:20}" + "  ".join(f"{name} {seconds / found['window_s']:.1%}" for name, seconds in spans.items()))
+        print(
+            f"{member:20}"
+            + "  ".join(
+                f"{name} {seconds / found['window_s']:.1%}" for name, seconds in spans.items()
+            )
+        )
     if waits := found["shard_to_batch"]:
         print(
             f"\nfinished shard to batch: p50 {waits['p50_s']:.2f} s, p99 {waits['p99_s']:.2f} s, "
             f"at most {waits['max_s']:.2f} s, of {waits['num_shards']} shards"
         )
     take_in = found["take_in"]
-    print(f"take-in: {take_in['num_tasks']} tasks for {take_in['num_shards']} shards, {take_in['tasks_per_batch']:.2f} a batch")
+    print(
+        f"take-in: {take_in['num_tasks']} tasks for {take_in['num_shards']} shards, "
+        f"{take_in['tasks_per_batch']:.2f} a batch"
+    )
     if "client_ms" in take_in:
         print(
-            f"an empty task costs {take_in['client_ms']:.1f} ms of CPU in the dataflow and {take_in['server_ms']:.1f} ms "
-            f"in the server, {take_in['tasks_per_cpu_s']:.0f} tasks a CPU second; {take_in['cpu_ms_per_batch']:.1f} ms a batch"
+            f"an empty task costs {take_in['client_ms']:.1f} ms of CPU in the dataflow and "
+            f"{take_in['server_ms']:.1f} ms "
+            f"in the server, {take_in['tasks_per_cpu_s']:.0f} tasks a CPU second; "
+            f"{take_in['cpu_ms_per_batch']:.1f} ms a batch"
         )
 
 
@@ -227,9 +276,13 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = command_line.parser("default_run", __doc__, "--steps 40 --home /tmp/benchmark --json")
-    parser.add_argument("--steps", type=int, default=80, help="training steps of each policy (default: 80)")
+    parser.add_argument(
+        "--steps", type=int, default=80, help="training steps of each policy (default: 80)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of tables"
+    )
     parser.add_argument(
         "--home",
         metavar="DIR",

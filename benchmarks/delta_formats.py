@@ -1,7 +1,8 @@
-"""What the delta codec is measured against: the formats of two papers, written anew from what the papers say, in NumPy, and
-what one of the programs does with such bytes.
+"""What the delta codec is measured against: the formats of two papers, written anew from what the
+papers say, in NumPy, and what one of the programs does with such bytes.
 
-All take flat uint16 arrays of one tensor. `encode` returns the bytes that would travel, `apply` changes `bits` in place.
+All take flat uint16 arrays of one tensor. `encode` returns the bytes that would travel, `apply`
+changes `bits` in place.
 """
 
 import hashlib
@@ -23,7 +24,9 @@ _ZSTD = pa.Codec("zstd", compression_level=1)
 
 
 class AstraFlowFormat:
-    """AstraFlow's own transfer (arXiv 2605.15565): u32 index and u16 value of every changed element, as they are."""
+    """AstraFlow's own transfer (arXiv 2605.15565): u32 index and u16 value of every changed
+    element, as they are.
+    """
 
     def encode(self, old: Bits, new: Bits) -> list[bytes]:
         indices = np.flatnonzero(old != new).astype(np.uint32)
@@ -34,9 +37,11 @@ class AstraFlowFormat:
 
 
 class AstraFlowWorker:
-    """What AstraFlow's program does with its format, as its public code of 2026 has it (raas/server/apply_delta_worker.py),
-    written anew: the model is a safetensors file in memory; indices and values come as one file, are cut out of its
-    bytes, sorted, and scattered, two bytes a change, into the mapped model."""
+    """What AstraFlow's program does with its format, as its public code of 2026 has it
+    (raas/server/apply_delta_worker.py), written anew: the model is a safetensors file in memory;
+    indices and values come as one file, are cut out of its bytes, sorted, and scattered, two bytes
+    a change, into the mapped model.
+    """
 
     HEADER = struct.Struct("<QHHi")
     """Number of changes, bytes of an element, flags, nothing."""
@@ -46,7 +51,11 @@ class AstraFlowWorker:
 
     def encode(self, old: Bits, new: Bits) -> list[bytes]:
         indices = np.flatnonzero(old != new).astype(np.uint32)
-        return [self.HEADER.pack(len(indices), old.itemsize, 0, 0) + indices.tobytes() + new[indices].tobytes()]
+        return [
+            self.HEADER.pack(len(indices), old.itemsize, 0, 0)
+            + indices.tobytes()
+            + new[indices].tobytes()
+        ]
 
     def store(self, bits: Bits, blob: list[bytes]) -> None:
         """The state in which `update` finds the machine: the model as a file, and the change."""
@@ -59,7 +68,9 @@ class AstraFlowWorker:
         count, width, _, _ = self.HEADER.unpack_from(change)
         middle = self.HEADER.size + 4 * count
         indices = np.frombuffer(change[self.HEADER.size : middle], dtype=np.uint32)
-        values = np.frombuffer(change[middle : middle + width * count], dtype=np.uint8).reshape(count, width)
+        values = np.frombuffer(change[middle : middle + width * count], dtype=np.uint8).reshape(
+            count, width
+        )
         with self._model.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
             start = 8 + int.from_bytes(mapped[:8], "little")
             rows = np.frombuffer(mapped, dtype=np.uint8, offset=start).reshape(-1, width)
@@ -78,8 +89,9 @@ class AstraFlowWorker:
 
 
 class PulseFormat:
-    """PULSE: index deltas within each row, u8 where a row allows it and u16 elsewhere, raw values, all under zstd, and the
-    SHA-256 of the resulting tensor."""
+    """PULSE: index deltas within each row, u8 where a row allows it and u16 elsewhere, raw values,
+    all under zstd, and the SHA-256 of the resulting tensor.
+    """
 
     def encode(self, old: Bits, new: Bits) -> list[bytes]:
         positions = np.flatnonzero(old != new)
@@ -98,13 +110,20 @@ class PulseFormat:
             new[positions],
         )
         packed = [_ZSTD.compress(stream.tobytes(), asbytes=True) for stream in streams]
-        return [*packed, hashlib.sha256(new.data).digest(), np.array([len(stream) for stream in streams]).tobytes()]
+        return [
+            *packed,
+            hashlib.sha256(new.data).digest(),
+            np.array([len(stream) for stream in streams]).tobytes(),
+        ]
 
     def apply(self, bits: Bits, blob: list[bytes]) -> None:
         sizes = np.frombuffer(blob[6], dtype=np.int64)
         kinds: tuple[Any, ...] = (np.uint16, np.uint8, np.uint8, np.uint16, np.uint16)
         counts, flags, narrow, broad, values = (
-            np.frombuffer(_ZSTD.decompress(part, decompressed_size=int(size) * np.dtype(kind).itemsize), dtype=kind)
+            np.frombuffer(
+                _ZSTD.decompress(part, decompressed_size=int(size) * np.dtype(kind).itemsize),
+                dtype=kind,
+            )
             for part, size, kind in zip(blob[:5], sizes, kinds, strict=True)
         )
         per_row = counts.astype(np.int64)

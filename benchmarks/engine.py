@@ -1,14 +1,17 @@
-"""Tokens per second of the torch engine against `transformers.generate`: same model, prompts, output lengths, run and thread.
+"""Tokens per second of the torch engine against `transformers.generate`: same model, prompts,
+output lengths, run and thread.
 
-What is compared. Both sample at temperature 1 from the same random-weight Qwen3 model in float32. Each request wants its own
-number of tokens (log-normal, as answers of a policy are), forced by disabling stop ids. The baseline is what a normal user
-writes: batches of `--concurrency` left-padded prompts through `generate` with its default dynamic cache. `generate` knows one
-length a batch, so it runs to the longest answer in it; only wanted tokens are counted, for both sides. The engine receives all
-requests at once and additionally returns the log-probability and version of every token; the baseline is not asked for them.
-A second table gives every request the same length, where batching brings nothing and only the cost of a step counts.
+What is compared. Both sample at temperature 1 from the same random-weight Qwen3 model in float32.
+Each request wants its own number of tokens (log-normal, as answers of a policy are), forced by
+disabling stop ids. The baseline is what a normal user writes: batches of `--concurrency`
+left-padded prompts through `generate` with its default dynamic cache. `generate` knows one length a
+batch, so it runs to the longest answer in it; only wanted tokens are counted, for both sides. The
+engine receives all requests at once and additionally returns the log-probability and version of
+every token; the baseline is not asked for them. A second table gives every request the same length,
+where batching brings nothing and only the cost of a step counts.
 
-CPU seconds are those of the whole process and robust on a busy machine; wall-clock seconds are not. The best of `--repeats`
-passes counts, the two sides taking turns.
+CPU seconds are those of the whole process and robust on a busy machine; wall-clock seconds are not.
+The best of `--repeats` passes counts, the two sides taking turns.
 """
 
 import argparse
@@ -32,7 +35,7 @@ ANSWER_TOKENS_MAX = 256
 MEDIAN_ANSWER_TOKENS = 48
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rate:
     """The best pass of one side."""
 
@@ -52,10 +55,17 @@ class Work:
 
 
 def make_work(requests: int, vocab: int, spread: float, seed: int) -> Work:
-    """`spread` is the standard deviation of the logarithm of the answer length; 0 makes all equal."""
+    """`spread` is the standard deviation of the logarithm of the answer length; 0 makes all
+    equal.
+    """
     rng = np.random.default_rng(seed)
-    prompts = [rng.integers(0, vocab, rng.integers(*PROMPT_TOKENS, endpoint=True)).tolist() for _ in range(requests)]
-    lengths = np.clip(rng.lognormal(np.log(MEDIAN_ANSWER_TOKENS), spread, requests), 1, ANSWER_TOKENS_MAX).round()
+    prompts = [
+        rng.integers(0, vocab, rng.integers(*PROMPT_TOKENS, endpoint=True)).tolist()
+        for _ in range(requests)
+    ]
+    lengths = np.clip(
+        rng.lognormal(np.log(MEDIAN_ANSWER_TOKENS), spread, requests), 1, ANSWER_TOKENS_MAX
+    ).round()
     return Work(prompts, lengths.astype(int).tolist())
 
 
@@ -88,9 +98,17 @@ def with_transformers(model: Any, concurrency: int) -> Callable[[Work], None]:
             prompts = work.prompts[first : first + concurrency]
             width = max(map(len, prompts))
             tokens = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
-            mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+            mask = torch.tensor(
+                [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+            )
             wanted = max(work.lengths[first : first + concurrency])
-            sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
+            sampling = {
+                "do_sample": True,
+                "temperature": 1.0,
+                "top_k": 0,
+                "top_p": 1.0,
+                "pad_token_id": 0,
+            }
             answer = model.generate(tokens, attention_mask=mask, max_new_tokens=wanted, **sampling)
             assert answer.shape[1] == width + wanted
 
@@ -102,7 +120,9 @@ def with_engine(model: Any, concurrency: int) -> tuple[Callable[[Work], None], C
     from rollout.config import EngineConfig
     from rollout.engines.engine import SamplingParams, make_engine
 
-    config = EngineConfig(max_concurrent=concurrency, max_tokens=PROMPT_TOKENS[1] + ANSWER_TOKENS_MAX)
+    config = EngineConfig(
+        max_concurrent=concurrency, max_tokens=PROMPT_TOKENS[1] + ANSWER_TOKENS_MAX
+    )
     engine = make_engine(config, model.config.to_dict())
     loop = asyncio.new_event_loop()
     arrays = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
@@ -110,7 +130,9 @@ def with_engine(model: Any, concurrency: int) -> tuple[Callable[[Work], None], C
     loop.run_until_complete(engine.load(0, tensors))
 
     async def all_of(work: Work) -> None:
-        asked = [SamplingParams(max_new_tokens=length, seed=i) for i, length in enumerate(work.lengths)]
+        asked = [
+            SamplingParams(max_new_tokens=length, seed=i) for i, length in enumerate(work.lengths)
+        ]
         answers = await asyncio.gather(*map(engine.generate, work.prompts, asked))
         assert [len(answer.tokens) for answer in answers] == work.lengths
 
@@ -127,11 +149,19 @@ def measure(generate: Callable[[Work], None], work: Work) -> Rate:
     generate(work)
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     tokens = sum(work.lengths)
-    return Rate(tokens, cpu_s, wall_s, tokens / cpu_s, tokens / wall_s)
+    return Rate(
+        tokens=tokens,
+        cpu_s=cpu_s,
+        wall_s=wall_s,
+        tokens_per_cpu_s=tokens / cpu_s,
+        tokens_per_s=tokens / wall_s,
+    )
 
 
 def compare(arguments: argparse.Namespace, spread: float) -> Json:
-    """Both sides on the same work: `{"transformers": Rate, "engine": Rate, "ratio_cpu": …, "ratio_wall": …}`."""
+    """Both sides on the same work:
+    `{"transformers": Rate, "engine": Rate, "ratio_cpu": …, "ratio_wall": …}`.
+    """
     model = make_model(arguments.hidden, arguments.layers, arguments.vocab, arguments.seed)
     work = make_work(arguments.requests, arguments.vocab, spread, arguments.seed)
     baseline = with_transformers(model, arguments.concurrency)
@@ -146,7 +176,8 @@ def compare(arguments: argparse.Namespace, spread: float) -> Json:
         "transformers": asdict(theirs),
         "engine": asdict(ours),
         "ratio_cpu": ours.tokens_per_cpu_s / theirs.tokens_per_cpu_s,
-        "ratio_wall": max(o.tokens_per_s for _, o in passes) / max(t.tokens_per_s for t, _ in passes),
+        "ratio_wall": max(o.tokens_per_s for _, o in passes)
+        / max(t.tokens_per_s for t, _ in passes),
         "answer_tokens": {"mean": float(np.mean(work.lengths)), "max": max(work.lengths)},
     }
 
@@ -164,11 +195,15 @@ def main() -> None:
     for name, result in results.items():
         lengths = result["answer_tokens"]
         print(
-            f"{name} lengths: {arguments.requests} requests, {lengths['mean']:.0f} tokens on average, {lengths['max']} at most"
+            f"{name} lengths: {arguments.requests} requests, {lengths['mean']:.0f} tokens on "
+            f"average, {lengths['max']} at most"
         )
         for side in ("transformers", "engine"):
             rate = result[side]
-            print(f"  {side:13} {rate['tokens_per_cpu_s']:9,.0f} tokens/CPU s {rate['tokens_per_s']:9,.0f} tokens/s")
+            print(
+                f"  {side:13} {rate['tokens_per_cpu_s']:9,.0f} tokens/CPU s "
+                f"{rate['tokens_per_s']:9,.0f} tokens/s"
+            )
         print(f"  {'ratio':13} {result['ratio_cpu']:9.2f}              {result['ratio_wall']:9.2f}")
 
 
@@ -183,14 +218,18 @@ def parse() -> argparse.Namespace:
         ("repeats", 3, "passes of each side; the best counts"),
         ("seed", 0, "of the weights, prompts and lengths"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
+        parser.add_argument(
+            f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})"
+        )
     parser.add_argument(
         "--spread",
         type=float,
         default=0.8,
         help="standard deviation of the logarithm of the answer length (default: 0.8)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     return parser.parse_args()
 
 

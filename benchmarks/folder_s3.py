@@ -1,11 +1,15 @@
-"""A server that speaks as much of S3 as a benchmark needs, on a folder. For benchmarks only: it trusts whoever reaches it.
+"""A server that speaks as much of S3 as a benchmark needs, on a folder. For benchmarks only: it
+trusts whoever reaches it.
 
-GET (with Range), HEAD, PUT (with `If-None-Match: *`), DELETE and multipart uploads; no signatures are checked, nothing is
-listed, and every bucket exists. Connections stay open between requests and bodies go out by sendfile, so that a benchmark of
-a slow link measures the link: moto's server closes the connection after every answer. Needs aiohttp, which s3fs brings along.
+GET (with Range), HEAD, PUT (with `If-None-Match: *`), DELETE and multipart uploads; no signatures
+are checked, nothing is listed, and every bucket exists. Connections stay open between requests and
+bodies go out by sendfile, so that a benchmark of a slow link measures the link: moto's server
+closes the connection after every answer. Needs aiohttp, which s3fs brings along.
 
-It writes one line of JSON when it listens. For every line on its standard input it answers with the requests served since the
-line before, `[start_s, end_s, peer's port, peer, method, key, status, bytes]` on the monotonic clock; it ends with its input.
+It writes one line of JSON when it listens. For every line on its standard input it answers with the
+requests served since the line before,
+`[start_s, end_s, peer's port, peer, method, key, status, bytes]` on the monotonic clock; it ends
+with its input.
 """
 
 import asyncio
@@ -40,7 +44,9 @@ class Log(AbstractAccessLogger):
 
 
 class Folder:
-    """Objects as files below a folder: `bucket/key` is the path, unfinished ones lie in `.unfinished`."""
+    """Objects as files below a folder: `bucket/key` is the path, unfinished ones lie in
+    `.unfinished`.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -53,9 +59,15 @@ class Folder:
             return _error(400, "InvalidArgument")
         match request.method:
             case "GET" | "HEAD":
-                return web.FileResponse(path, chunk_size=CHUNK_BYTES) if path.is_file() else _error(404, "NoSuchKey")
+                return (
+                    web.FileResponse(path, chunk_size=CHUNK_BYTES)
+                    if path.is_file()
+                    else _error(404, "NoSuchKey")
+                )
             case "PUT" if "uploadId" in request.query:
-                await _store(request, self._part(request.query["uploadId"], int(request.query["partNumber"])))
+                await _store(
+                    request, self._part(request.query["uploadId"], int(request.query["partNumber"]))
+                )
                 return web.Response(headers={"ETag": '"part"'})
             case "PUT":
                 return await self._put(request, path)
@@ -111,7 +123,11 @@ def _error(status: int, code: str) -> web.Response:
 
 
 def _xml(name: str, inner: str, status: int = 200) -> web.Response:
-    return web.Response(text=f'<?xml version="1.0"?><{name}>{inner}</{name}>', content_type="application/xml", status=status)
+    return web.Response(
+        text=f'<?xml version="1.0"?><{name}>{inner}</{name}>',
+        content_type="application/xml",
+        status=status,
+    )
 
 
 async def serve(root: Path, port: int) -> None:

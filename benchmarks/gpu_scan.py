@@ -1,13 +1,16 @@
-"""The scan of a trainer on a GPU against a copy of all weights to the host, for models of 1.7 and 8 billion weights.
+"""The scan of a trainer on a GPU against a copy of all weights to the host, for models of 1.7 and 8
+billion weights.
 
-The weights are made up, fp32 masters on the device, normal with deviation 0.02; a step is one of Adam (as in
-benchmarks/weight_steps.py), so large that a wanted share of the bf16 weights changes. Both ways give the same host tensors:
+The weights are made up, fp32 masters on the device, normal with deviation 0.02; a step is one of
+Adam (as in benchmarks/weight_steps.py), so large that a wanted share of the bf16 weights changes.
+Both ways give the same host tensors:
 
     whole   every tensor is rounded to bf16 on the device and copied to the host
     scan    it is compared on the device with what was published last; only positions and steps cross
 
-Seconds are wall-clock, of the fastest of the repeats; `compare` is the device's part of the scan, in which nothing crosses.
-Memory is the device's peak beside the masters; `kept` of it stays between publications: the bits that were published last.
+Seconds are wall-clock, of the fastest of the repeats; `compare` is the device's part of the scan,
+in which nothing crosses. Memory is the device's peak beside the masters; `kept` of it stays between
+publications: the bits that were published last.
 """
 
 import argparse
@@ -34,7 +37,9 @@ MODELS_GB = (3.4, 16.4)
 """Qwen3's of 1.7 and of 8 billion weights, in bf16."""
 LAYERS = 32
 LAYER_PARTS = (("q", 8), ("k", 4), ("v", 4), ("o", 8), ("gate", 24), ("up", 24), ("down", 24))
-"""Matrices of a layer and their sizes among each other, those of Qwen3 1.7B; each layer has two norms, too."""
+"""Matrices of a layer and their sizes among each other, those of Qwen3 1.7B; each layer has two
+norms, too.
+"""
 EMBEDDING_SHARE = 0.1
 WARM_GB = 0.01
 DRAWN = 2**26
@@ -42,7 +47,9 @@ DRAWN = 2**26
 
 
 def sizes(elements: int) -> dict[str, int]:
-    """The tensors of a model of just so many weights: LAYERS layers, a norm, and an embedding that takes what is left."""
+    """The tensors of a model of just so many weights: LAYERS layers, a norm, and an embedding that
+    takes what is left.
+    """
     layer = int(elements * (1 - EMBEDDING_SHARE)) // LAYERS
     unit = layer / (1.01 * sum(share for _, share in LAYER_PARTS))
     norm = max(1, int(layer**0.5) // 4)
@@ -62,7 +69,11 @@ def model(elements: int, device: torch.device, draw: torch.Generator) -> dict[st
 
 def step(masters: dict[str, Tensor], lr: float, draw: torch.Generator) -> None:
     for chunk in chunks(masters):
-        update = torch.empty_like(chunk).normal_(0, UPDATE_DEVIATION, generator=draw).clamp_(-UPDATE_MAX, UPDATE_MAX)
+        update = (
+            torch.empty_like(chunk)
+            .normal_(0, UPDATE_DEVIATION, generator=draw)
+            .clamp_(-UPDATE_MAX, UPDATE_MAX)
+        )
         chunk.sub_(update, alpha=lr)
 
 
@@ -119,8 +130,12 @@ def measure(gb: float, device: torch.device, lr: float, repeats: int, seed: int)
     }
 
 
-def compared(masters: dict[str, Tensor], lr: float, device: torch.device, draw: torch.Generator) -> tuple[float, int]:
-    """Seconds in which the device alone compares all tensors with those a step before, and how many elements differ."""
+def compared(
+    masters: dict[str, Tensor], lr: float, device: torch.device, draw: torch.Generator
+) -> tuple[float, int]:
+    """Seconds in which the device alone compares all tensors with those a step before, and how many
+    elements differ.
+    """
     seconds, num_changed = 0.0, 0
     for name, tensor in masters.items():
         bits = tensor.to(torch.bfloat16).view(torch.int16)
@@ -135,7 +150,9 @@ def compare(tensor: Tensor, bits: Tensor) -> int:
 
 
 def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float, int]:
-    """What it returns, its seconds, and the device's peak memory in it: 0 on a CPU, where nobody counts."""
+    """What it returns, its seconds, and the device's peak memory in it: 0 on a CPU, where nobody
+    counts.
+    """
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)
@@ -144,18 +161,36 @@ def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float, in
     result = call()
     if on_gpu:
         torch.cuda.synchronize(device)
-    return result, time.perf_counter() - start_s, torch.cuda.max_memory_allocated(device) if on_gpu else 0
+    return (
+        result,
+        time.perf_counter() - start_s,
+        torch.cuda.max_memory_allocated(device) if on_gpu else 0,
+    )
 
 
 def show(found: Json) -> None:
     print(f"{found['device']}, torch {found['torch']}")
     for each in found["models"]:
-        crossed, seconds, taken = each["bytes_crossed"], each["seconds"], each["device_memory_bytes"]
-        print(f"\n{each['gb']:.2f} GB of bf16 weights in {each['tensors']} tensors, {each['changed']:.3%} changed")
-        print(f"{'':12}{'MB crossed':>14}{'seconds':>12}{'peak MB on the device beside the masters':>44}")
+        crossed, seconds, taken = (
+            each["bytes_crossed"],
+            each["seconds"],
+            each["device_memory_bytes"],
+        )
+        print(
+            f"\n{each['gb']:.2f} GB of bf16 weights in {each['tensors']} tensors, "
+            f"{each['changed']:.3%} changed"
+        )
+        print(
+            f"{'':12}{'MB crossed':>14}{'seconds':>12}{'peak MB on the device beside the masters':>44}"
+        )
         for name in ("whole", "scan"):
-            print(f"{name:12}{crossed[name] / 1e6:14.1f}{seconds[name]:12.3f}{taken[name] / 1e6:44.0f}")
-        print(f"comparing alone {seconds['compare']:.3f} s; the first scan, which copies all, {seconds['first_scan']:.3f} s")
+            print(
+                f"{name:12}{crossed[name] / 1e6:14.1f}{seconds[name]:12.3f}{taken[name] / 1e6:44.0f}"
+            )
+        print(
+            f"comparing alone {seconds['compare']:.3f} s; the first scan, which copies all, "
+            f"{seconds['first_scan']:.3f} s"
+        )
         print(f"bit exact: {each['bit_exact']}")
 
 
@@ -180,20 +215,36 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = command_line.parser("gpu_scan", __doc__, "--json --gb 3.4")
     parser.add_argument(
-        "--gb", type=float, nargs="+", default=list(MODELS_GB), help="models to measure, GB of bf16 weights (default: 3.4 16.4)"
+        "--gb",
+        type=float,
+        nargs="+",
+        default=list(MODELS_GB),
+        help="models to measure, GB of bf16 weights (default: 3.4 16.4)",
     )
-    parser.add_argument("--changed", type=float, default=0.01, help="share of them that a step changes (default: 0.01)")
-    parser.add_argument("--repeats", type=int, default=3, help="steps that are measured (default: 3)")
     parser.add_argument(
-        "--device", default="cuda", help="cuda, cuda:1, …; cpu runs everything, but measures no bus (default: cuda)"
+        "--changed",
+        type=float,
+        default=0.01,
+        help="share of them that a step changes (default: 0.01)",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="steps that are measured (default: 3)"
+    )
+    parser.add_argument(
+        "--device",
+        default="cuda",
+        help="cuda, cuda:1, …; cpu runs everything, but measures no bus (default: cuda)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         parser.error(
-            f"torch finds no {device} here: run it on a machine with a GPU, or with --device cpu, which measures no bus"
+            f"torch finds no {device} here: run it on a machine with a GPU, or with --device cpu, "
+            "which measures no bus"
         )
     if not 0 < arguments.changed < 1:
         parser.error(f"--changed {arguments.changed} is no share between 0 and 1")

@@ -1,14 +1,17 @@
-"""How often the math judge is wrong, and how fast it is, beside plain math-verify on the same answers.
+"""How often the math judge is wrong, and how fast it is, beside plain math-verify on the same
+answers.
 
-Answers with a known label are made out of the golds of real problem sets: rewritten so that they stay right (other
-spelling, units, thousands, scientific notation, equations, …), or changed so that they are wrong (off by one, other
-exponent, something left to compute, other order, …). `forms` are pairs in the forms that golds of MATH and of olympiads
-have. Both judges get each pair; a right answer that is refused is a false negative, a wrong one that is accepted a false
-positive, and a pair without a verdict counts as neither, but as a timeout.
+Answers with a known label are made out of the golds of real problem sets: rewritten so that they
+stay right (other spelling, units, thousands, scientific notation, equations, …), or changed so that
+they are wrong (off by one, other exponent, something left to compute, other order, …). `forms` are
+pairs in the forms that golds of MATH and of olympiads have. Both judges get each pair; a right
+answer that is refused is a false negative, a wrong one that is accepted a false positive, and a
+pair without a verdict counts as neither, but as a timeout.
 
-`judge` is what a worker does: a comparison at sight, and math-verify in a child process for what that leaves open.
-`math-verify` is the library as its users call it, gold and answer in a box, with its own timeouts. CPU seconds count,
-those of children too. A last line gives what a worker needs for groups of answers that are all the same.
+`judge` is what a worker does: a comparison at sight, and math-verify in a child process for what
+that leaves open. `math-verify` is the library as its users call it, gold and answer in a box, with
+its own timeouts. CPU seconds count, those of children too. A last line gives what a worker needs
+for groups of answers that are all the same.
 """
 
 import argparse
@@ -40,8 +43,8 @@ Verdict = bool | None
 """None for a timeout."""
 
 
-@dataclass
-class Score:
+@dataclass(kw_only=True)
+class Agreement:
     """One judge on one set."""
 
     false_negatives: int = 0
@@ -76,14 +79,24 @@ def golds_of(data: Path) -> dict[str, list[str]]:
         "svamp": ("math_eval/svamp/test.jsonl", lambda row: str(row["Answer"])),
         "aime24": ("math_eval/aime24/test.jsonl", lambda row: str(row["answer"])),
         "amc23": ("math_eval/amc23/test.jsonl", lambda row: str(row["answer"])),
-        "minerva_math": ("math_eval/minerva_math/test.jsonl", lambda row: last_box(row["solution"]) or ""),
+        "minerva_math": (
+            "math_eval/minerva_math/test.jsonl",
+            lambda row: last_box(row["solution"]) or "",
+        ),
         "gsm8k": ("gsm8k/test.jsonl", lambda row: row["answer"].rpartition("####")[2].strip()),
     }
-    return {name: sorted({read(row) for row in _rows(data / file)}) for name, (file, read) in sources.items()}
+    return {
+        name: sorted({read(row) for row in _rows(data / file)})
+        for name, (file, read) in sources.items()
+    }
 
 
 def _rows(file: Path) -> list[Json]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    return (
+        [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        if file.is_file()
+        else []
+    )
 
 
 def forms() -> list[Labelled]:
@@ -121,7 +134,10 @@ def with_math_verify(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
 
     def verdict(pair: Labelled) -> Verdict:
         try:
-            gold, answer = (parse(f"\\boxed{{{text}}}", latex, raise_on_error=True) for text in (pair.gold, pair.answer))
+            gold, answer = (
+                parse(f"\\boxed{{{text}}}", latex, raise_on_error=True)
+                for text in (pair.gold, pair.answer)
+            )
             return bool(verify(gold, answer, raise_on_error=True))
         except TimeoutException:
             return None
@@ -131,8 +147,10 @@ def with_math_verify(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
     return [verdict(pair) for pair in pairs], 0
 
 
-def measure(judge: Callable[[Sequence[Labelled]], tuple[list[Verdict], int]], pairs: Sequence[Labelled]) -> tuple[Score, int]:
-    score = Score()
+def measure(
+    judge: Callable[[Sequence[Labelled]], tuple[list[Verdict], int]], pairs: Sequence[Labelled]
+) -> tuple[Agreement, int]:
+    score = Agreement()
     before_s = _cpu_s()
     verdicts, at_sight = judge(pairs)
     score.cpu_s = _cpu_s() - before_s
@@ -162,13 +180,21 @@ def compare(name: str, golds: int, pairs: Sequence[Labelled]) -> Json:
 
 
 def groups(golds: Iterable[str], samples: int) -> Json:
-    """A worker's reward for golds that need algebra, each answered `samples` times in the same other spelling."""
-    texts = [(gold, f"so \\boxed{{{gold}+0}}") for gold in golds if equal(f"{gold}+0", gold) is None]
+    """A worker's reward for golds that need algebra, each answered `samples` times in the same
+    other spelling.
+    """
+    texts = [
+        (gold, f"so \\boxed{{{gold}+0}}") for gold in golds if equal(f"{gold}+0", gold) is None
+    ]
 
     async def score() -> None:
         reward = MathReward(TIMEOUT_S)
         try:
-            prompts = [(Prompt("p", {"question": "", "answer": gold}), text) for gold, text in texts for _ in range(samples)]
+            prompts = [
+                (Prompt("p", {"question": "", "answer": gold}), text)
+                for gold, text in texts
+                for _ in range(samples)
+            ]
             await asyncio.gather(*(reward.score(text, prompt) for prompt, text in prompts))
         finally:
             reward.close()
@@ -176,7 +202,12 @@ def groups(golds: Iterable[str], samples: int) -> Json:
     before_s = _cpu_s()
     asyncio.run(score())
     cpu_s = _cpu_s() - before_s
-    return {"golds": len(texts), "samples": samples, "cpu_s": cpu_s, "answers_per_cpu_s": len(texts) * samples / cpu_s}
+    return {
+        "golds": len(texts),
+        "samples": samples,
+        "cpu_s": cpu_s,
+        "answers_per_cpu_s": len(texts) * samples / cpu_s,
+    }
 
 
 def main() -> None:
@@ -188,34 +219,56 @@ def main() -> None:
         drawn = random.sample(golds, min(arguments.golds, len(golds)))
         sets[name] = len(drawn), [pair for gold in drawn for pair in labelled(gold)]
     results = [compare(name, golds, pairs) for name, (golds, pairs) in sets.items() if pairs]
-    same = groups([gold for gold in found["minerva_math"] if "\\frac" in gold][: arguments.golds], arguments.samples)
+    same = groups(
+        [gold for gold in found["minerva_math"] if "\\frac" in gold][: arguments.golds],
+        arguments.samples,
+    )
     if arguments.json:
         print(json.dumps({"arguments": vars(arguments), "sets": results, "groups": same}, indent=2))
         return
     for result in results:
-        print(f"{result['set']}: {result['golds']} golds, {result['right']} right and {result['wrong']} wrong answers")
+        print(
+            f"{result['set']}: {result['golds']} golds, {result['right']} right and "
+            f"{result['wrong']} wrong answers"
+        )
         for side in ("judge", "math-verify"):
             score = result[side]
             print(
-                f"  {side:12} {score['false_negatives']:6,} false negatives {score['false_positives']:6,} false positives "
+                f"  {side:12} {score['false_negatives']:6,} false negatives "
+                f"{score['false_positives']:6,} false positives "
                 f"{score['timeouts']:4} timeouts {score['pairs_per_cpu_s']:9,.0f} pairs/CPU s"
             )
             if side == "judge" or arguments.errors:
                 for change, count in score["errors"].items():
-                    examples = "; ".join(f"{answer} for {gold}" for answer, gold in score["examples"][change])
+                    examples = "; ".join(
+                        f"{answer} for {gold}" for answer, gold in score["examples"][change]
+                    )
                     print(f"    {count:5} {change}: {examples}")
         print(f"  decided at sight: {result['at_sight'] / (result['right'] + result['wrong']):.1%}")
-    print(f"groups of {same['samples']} same answers, algebra needed: {same['answers_per_cpu_s']:,.0f} answers/CPU s")
+    print(
+        f"groups of {same['samples']} same answers, algebra needed: "
+        f"{same['answers_per_cpu_s']:,.0f} answers/CPU s"
+    )
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = command_line.parser("math_judge", __doc__, "--golds 50 --json")
-    parser.add_argument("--data", default=str(DATA), help="folder with the problem sets (default: ../shared/data)")
-    parser.add_argument("--golds", type=int, default=150, help="golds drawn from each set (default: 150)")
-    parser.add_argument("--samples", type=int, default=8, help="same answers in a group (default: 8)")
+    parser.add_argument(
+        "--data", default=str(DATA), help="folder with the problem sets (default: ../shared/data)"
+    )
+    parser.add_argument(
+        "--golds", type=int, default=150, help="golds drawn from each set (default: 150)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=8, help="same answers in a group (default: 8)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
-    parser.add_argument("--errors", action="store_true", help="show what math-verify gets wrong too")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument(
+        "--errors", action="store_true", help="show what math-verify gets wrong too"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
     return parser.parse_args()
 
 

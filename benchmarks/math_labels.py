@@ -1,4 +1,6 @@
-"""Answers with a known label, made out of golds: rewritten so that they stay right, or changed so that they are wrong."""
+"""Answers with a known label, made out of golds: rewritten so that they stay right, or changed so
+that they are wrong.
+"""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +25,12 @@ class Labelled:
 def labelled(gold: str) -> Iterator[Labelled]:
     """All answers made out of one gold."""
     number = NUMERAL.fullmatch(gold)
-    right = {"as it is": [gold], "dollars": [f"${gold}$"], "brackets": [f"\\({gold}\\)"], "full stop": [f"{gold}."]}
+    right = {
+        "as it is": [gold],
+        "dollars": [f"${gold}$"],
+        "brackets": [f"\\({gold}\\)"],
+        "full stop": [f"{gold}."],
+    }
     wrong: dict[str, list[str]] = {}
     if number:
         right |= _right_numbers(number)
@@ -38,7 +45,9 @@ def labelled(gold: str) -> Iterator[Labelled]:
 
 def value_of(number: re.Match[str]) -> Fraction:
     sign, digits, part, exponent = number.groups()
-    value = Fraction(digits.replace(",", "") + (part or "").rstrip(".")) * Fraction(10) ** int(exponent or 0)
+    value = Fraction(digits.replace(",", "") + (part or "").rstrip(".")) * Fraction(10) ** int(
+        exponent or 0
+    )
     return -value if sign == "-" else value
 
 
@@ -47,18 +56,29 @@ def _right_numbers(number: re.Match[str]) -> dict[str, list[str]]:
     made = {
         "x =": [f"x = {gold}", f"\\text{{Answer}} = {gold}"],
         "money": [f"\\${gold}", f"€{gold}"],
-        "unit": [f"{gold} dollars", f"{gold} apples", f"{gold}\\text{{ cm}}", f"{gold}\\,\\mathrm{{kg}}", f"{gold}^\\circ"],
+        "unit": [
+            f"{gold} dollars",
+            f"{gold} apples",
+            f"{gold}\\text{{ cm}}",
+            f"{gold}\\,\\mathrm{{kg}}",
+            f"{gold}^\\circ",
+        ],
         "percent": [f"{gold}\\%", f"{gold} percent"],
         "parentheses": [f"\\left({gold}\\right)", f"{{{gold}}}"],
         "true equation": [f"{_decimal(value - 3)}+3={gold}" if _is_short(value) else f"x={gold}"],
-        "fraction": [f"\\dfrac{{{value.numerator}}}{{{value.denominator}}}"] if 1 < value.denominator < 10**9 else [],
+        "fraction": [f"\\dfrac{{{value.numerator}}}{{{value.denominator}}}"]
+        if 1 < value.denominator < 10**9
+        else [],
         "scientific": _scientific(value),
     }
     if value.denominator == 1 and "e" not in gold and not number[3]:
         made["decimal zeros"] = [f"{gold}.0", f"{gold}.00"]
     if abs(value) >= 1000 and value.denominator == 1 and "e" not in gold:
         grouped = f"{int(value):,}"
-        made["thousands"] = [grouped, *(grouped.replace(",", mark) for mark in ("{,}", ",\\!", "\\,"))]
+        made["thousands"] = [
+            grouped,
+            *(grouped.replace(",", mark) for mark in ("{,}", ",\\!", "\\,")),
+        ]
     return made
 
 
@@ -74,8 +94,14 @@ def _wrong_numbers(number: re.Match[str]) -> dict[str, list[str]]:
         "sign": [_decimal(-value)] if value else [],
         "power of ten": [_decimal(value * 10), _decimal(value / 10)] if value else [],
         "longer digits": [f"{plain}{part or '.'}1{tail}"],
-        "shorter digits": [f"{plain}{part[:-1]}{tail}"] if part and len(part) > 1 and part[-1] != "0" else [],
-        "left to compute": [f"{_decimal(value - 3)}+3", f"{_decimal(value + 7)}-7", f"2\\times{_decimal(value / 2)}"],
+        "shorter digits": [f"{plain}{part[:-1]}{tail}"]
+        if part and len(part) > 1 and part[-1] != "0"
+        else [],
+        "left to compute": [
+            f"{_decimal(value - 3)}+3",
+            f"{_decimal(value + 7)}-7",
+            f"2\\times{_decimal(value / 2)}",
+        ],
         "false equation": [f"{_decimal(2 * value)}={gold}" if value else f"1={gold}"],
         "two answers": [f"{gold}, {_decimal(value + 1)}", f"{gold} or {_decimal(value + 1)}"],
         "variable": [f"{gold}x", f"{gold}\\pi"] if value else [],
@@ -99,8 +125,13 @@ def _wrong_numbers(number: re.Match[str]) -> dict[str, list[str]]:
 
 
 def _right_expressions(gold: str) -> dict[str, list[str]]:
-    made = {"spaces": [gold.replace("+", " + ").replace(",", ", ")], "dfrac": [gold.replace("\\frac", "\\dfrac")]}
-    made["left and right"] = [gold.replace("(", "\\left(").replace(")", "\\right)")] if "\\left" not in gold else []
+    made = {
+        "spaces": [gold.replace("+", " + ").replace(",", ", ")],
+        "dfrac": [gold.replace("\\frac", "\\dfrac")],
+    }
+    made["left and right"] = (
+        [gold.replace("(", "\\left(").replace(")", "\\right)")] if "\\left" not in gold else []
+    )
     if is_expression(gold):
         made["parentheses"] = [f"\\left({gold}\\right)"]
         made["name"] = [f"Q = {gold}"]
@@ -116,7 +147,9 @@ def _wrong_expressions(gold: str) -> dict[str, list[str]]:
         made["factor"] = [f"2\\left({gold}\\right)"]
         made["other variable"] = [f"{gold}+w"]
     if digit := re.search(r"\d", gold):
-        made["other digit"] = [gold[: digit.start()] + str((int(digit[0]) + 1) % 10) + gold[digit.end() :]]
+        made["other digit"] = [
+            gold[: digit.start()] + str((int(digit[0]) + 1) % 10) + gold[digit.end() :]
+        ]
     return made
 
 
@@ -125,7 +158,22 @@ def is_expression(gold: str) -> bool:
     return (
         not any(
             mark in gold
-            for mark in ("=", "<", ">", ",", "\\{", "[", "]", "\\text", "\\cup", "\\pm", "\\ge", "\\le", "_3", "_2")
+            for mark in (
+                "=",
+                "<",
+                ">",
+                ",",
+                "\\{",
+                "[",
+                "]",
+                "\\text",
+                "\\cup",
+                "\\pm",
+                "\\ge",
+                "\\le",
+                "_3",
+                "_2",
+            )
         )
         and not (gold.isalpha() and len(gold) > 1)
         and "begin" not in gold
@@ -142,7 +190,12 @@ def _scientific(value: Fraction) -> list[str]:
     if Fraction(digits) * Fraction(10) ** int(exponent) != abs(value):
         return []
     sign, power = "-" if value < 0 else "", int(exponent)
-    times = (f"\\times10^{{{power}}}", f" \\times {{10}}^{{{power}}}", f"\\cdot 10^{{{power}}}", f"e{power}")
+    times = (
+        f"\\times10^{{{power}}}",
+        f" \\times {{10}}^{{{power}}}",
+        f"\\cdot 10^{{{power}}}",
+        f"e{power}",
+    )
     return [f"{sign}{digits}{each}" for each in times]
 
 

@@ -1,4 +1,5 @@
-"""Pairs of an answer and a reference in the forms that golds of MATH and of olympiads have, written for this project.
+"""Pairs of an answer and a reference in the forms that golds of MATH and of olympiads have, written
+for this project.
 
 Read by `benchmarks/math_judge.py` and by the tests of the judge. Each pair is (answer, reference).
 """

@@ -1,4 +1,5 @@
-"""CPU seconds of the processes of a stack, told apart by what each of them is to the stack. Starts and stops nothing.
+"""CPU seconds of the processes of a stack, told apart by what each of them is to the stack. Starts
+and stops nothing.
 
     every second:  pid ─▶ (seconds since 1970, CPU seconds so far)      at the end:  pid ─▶ component, by name or by ancestor
 
@@ -23,7 +24,9 @@ YOUNG_S = 2.0
 
 @dataclass(frozen=True)
 class Seen:
-    """One process. Example: `Seen(pid=4711, parent=4700, series=[(1763690000.0, 0.0), (1763690001.0, 0.8)])`."""
+    """One process. Example:
+    `Seen(pid=4711, parent=4700, series=[(1763690000.0, 0.0), (1763690001.0, 0.8)])`.
+    """
 
     pid: int
     parent: int
@@ -61,15 +64,19 @@ class Meter:
 
 
 def between(series: Series, start_s: float, end_s: float) -> float:
-    """How much a growing total grew between two times. What lies between two looks is taken to grow evenly.
+    """How much a growing total grew between two times. What lies between two looks is taken to grow
+    evenly.
 
-    Example: `between([(0, 0), (2, 4)], 1, 9)` is 2.0: half of the growth came after second 1, nothing after second 2.
+    Example: `between([(0, 0), (2, 4)], 1, 9)` is 2.0: half of the growth came after second 1,
+    nothing after second 2.
     """
     return max(0.0, _at(series, end_s) - _at(series, start_s))
 
 
 def components(seen: Iterable[Seen], names: Mapping[int, str]) -> dict[int, str]:
-    """pid → component. `names` names some pids; each other process belongs to its nearest named ancestor, else to `OTHER`."""
+    """pid → component. `names` names some pids; each other process belongs to its nearest named
+    ancestor, else to `OTHER`.
+    """
     parents = {one.pid: one.parent for one in seen}
     found: dict[int, str] = {}
     for pid in parents:
@@ -81,7 +88,9 @@ def components(seen: Iterable[Seen], names: Mapping[int, str]) -> dict[int, str]
     return found
 
 
-def spent(seen: Iterable[Seen], names: Mapping[int, str], start_s: float, end_s: float) -> dict[str, float]:
+def spent(
+    seen: Iterable[Seen], names: Mapping[int, str], start_s: float, end_s: float
+) -> dict[str, float]:
     """component → CPU seconds of all its processes between two times."""
     seen = list(seen)
     of = components(seen, names)

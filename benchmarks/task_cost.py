@@ -1,7 +1,8 @@
-"""What one Prefect task costs in CPU: in the process that submits it, and in the server. Needs a server that runs nothing else.
+"""What one Prefect task costs in CPU: in the process that submits it, and in the server. Needs a
+server that runs nothing else.
 
-Two flows run in turn, one with few tasks and one with many, and each is watched for the same time: the difference is the
-tasks' alone, since whatever server and flow do anyway cancels.
+Two flows run in turn, one with few tasks and one with many, and each is watched for the same time:
+the difference is the tasks' alone, since whatever server and flow do anyway cancels.
 """
 
 import time
@@ -37,13 +38,19 @@ class Spent:
 
 
 def cost(few: Spent, many: Spent) -> TaskCost:
-    """Of one task, from two flows. Example: 10 tasks in 1 s and 110 tasks in 2 s make 10 ms a task."""
+    """Of one task, from two flows. Example: 10 tasks in 1 s and 110 tasks in 2 s make 10 ms a
+    task.
+    """
     tasks = many.tasks - few.tasks
-    return TaskCost(1000 * (many.client_s - few.client_s) / tasks, 1000 * (many.server_s - few.server_s) / tasks)
+    return TaskCost(
+        1000 * (many.client_s - few.client_s) / tasks, 1000 * (many.server_s - few.server_s) / tasks
+    )
 
 
 def measure(server_pid: int) -> TaskCost:
-    """Runs the two flows. This process must already know the server's address (`deployments.stack.environment.adopt`)."""
+    """Runs the two flows. This process must already know the server's address
+    (`deployments.stack.environment.adopt`).
+    """
     run = _flow()
     run(FEW)  # imports, connections, caches
     time.sleep(SPAN_S / 5)
@@ -63,7 +70,12 @@ def _flow() -> Callable[[int], None]:
     from prefect import flow, task
     from prefect.cache_policies import NO_CACHE
 
-    @task(name="nothing", task_run_name="nothing {orders}", cache_policy=NO_CACHE, persist_result=False)
+    @task(
+        name="nothing",
+        task_run_name="nothing {orders}",
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
     def nothing(orders: list[int]) -> int:
         return len(orders)
 

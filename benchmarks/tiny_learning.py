@@ -1,11 +1,13 @@
-"""Do the tiny models learn together? The parts of AstraFlow in one synchronous loop, without flows, services or processes.
+"""Do the tiny models learn together? The parts of AstraFlow in one synchronous loop, without flows,
+services or processes.
 
     play (workflow, engines) ──▶ take in (filters, advantages) ──▶ step (train engines) ──▶ weights, `--lag` versions late
 
-Base models, workflow, engines, data algorithms and train engines are the product's own, configured by a recipe; only who runs
-when is simpler. A run of the product must reach what this prints; where it does not, the fault lies between the parts.
-`--batches exact` forms batches as the dataflow does: `batch_size` sequences in the order of arrival, each policy at its own
-pace. `--batches whole` trains on all that is kept of a round of 16 prompts, as its learning rates were found.
+Base models, workflow, engines, data algorithms and train engines are the product's own, configured
+by a recipe; only who runs when is simpler. A run of the product must reach what this prints; where
+it does not, the fault lies between the parts. `--batches exact` forms batches as the dataflow does:
+`batch_size` sequences in the order of arrival, each policy at its own pace. `--batches whole`
+trains on all that is kept of a round of 16 prompts, as its learning rates were found.
 
     python -m benchmarks.tiny_learning --steps 80 --seed 0 --lag 8
 """
@@ -25,9 +27,9 @@ from data_ops.algorithms import filters
 from data_ops.algorithms.policy_groups import route
 from data_ops.dataflow.shard_ingest import take_in
 from data_ops.prompts.stream import PromptStream
-from rollout.service.agent_pool import open_cast
+from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import play_prompts
-from storage.records.batches import Batch, Row
+from storage.records.batches import Batch, BatchRow
 from storage.records.rollouts import Episode, Group, Shard
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -44,8 +46,8 @@ ROUNDS_MAX = 5_000
 """A run that has not made its batches after so many rounds never will."""
 
 
-@dataclass(frozen=True)
-class Score:
+@dataclass(frozen=True, kw_only=True)
+class EvaluationScore:
     """One evaluation, all values shares of 1."""
 
     versions: dict[str, int]
@@ -59,7 +61,7 @@ class Score:
     """Wrong first attempts that were not rejected."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Learner:
     """One policy: its train engine, what waits for it, and its last versions."""
 
@@ -69,14 +71,16 @@ class Learner:
     kept: deque[dict[str, HostTensor]]
     """The newest weights last; rollouts use the oldest."""
     version: int = 0
-    waiting: list[Row] = field(default_factory=list)
+    waiting: list[BatchRow] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
     def rollout_version(self) -> int:
         return self.version - len(self.kept) + 1
 
-    def next_rows(self, steps: int, max_staleness: int, whole: bool) -> list[Row]:
-        """Rows of the next batch, those that expire first; none when there are too few, or when all steps are done."""
+    def next_rows(self, steps: int, max_staleness: int, whole: bool) -> list[BatchRow]:
+        """Rows of the next batch, those that expire first; none when there are too few, or when all
+        steps are done.
+        """
         fresh = [row for row in self.waiting if self.version - row.min_version <= max_staleness]
         self.counts["expired"] += len(self.waiting) - len(fresh)
         self.waiting = sorted(fresh, key=lambda row: row.min_version)
@@ -86,11 +90,20 @@ class Learner:
         taken, self.waiting = self.waiting[:size], self.waiting[size:]
         return taken
 
-    def train(self, rows: Sequence[Row]) -> None:
+    def train(self, rows: Sequence[BatchRow]) -> None:
         self.counts["rows"] += len(rows)
         self.counts["staleness"] += sum(self.version - row.min_version for row in rows)
         self.version += 1
-        batch = Batch(self.policy, self.version, tuple(rows), (), (), (), 0, ())
+        batch = Batch(
+            policy=self.policy,
+            step=self.version,
+            rows=tuple(rows),
+            ledger=(),
+            waiting=(),
+            shards=(),
+            closed_below=0,
+            closed=(),
+        )
         self.counts["tokens"] += round(self.engine.step(batch)["trainer/tokens"])
         self.kept.append(self.engine.weights())
 
@@ -98,7 +111,14 @@ class Learner:
 class Loop:
     """One run of a recipe, everything in turn."""
 
-    def __init__(self, store: ObjectStore, config: RunConfig, evaluation: EvaluationConfig, lag: int, whole: bool) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        config: RunConfig,
+        evaluation: EvaluationConfig,
+        lag: int,
+        whole: bool,
+    ) -> None:
         self.config, self.evaluation, self.whole = config, evaluation, whole
         self.cpu_s: defaultdict[str, float] = defaultdict(float)
         run = open_store(f"memory://tiny-learning/{time.time_ns()}")
@@ -106,16 +126,20 @@ class Loop:
             models = {policy: spec.model for policy, spec in config.policies.items()}
             publish_base_models(store, run, models, lambda stage, share: None)
         sampling = {policy: spec.sampling for policy, spec in config.policies.items()}
-        engine = config.rollout.engine.model_copy(update={"max_concurrent": evaluation.max_concurrent})
-        self.training = open_cast(run, config.rollout, sampling)
-        self.evaluating = open_cast(run, config.rollout.model_copy(update={"engine": engine}), sampling)
+        engine = config.rollout.engine.model_copy(
+            update={"max_concurrent": evaluation.max_concurrent}
+        )
+        self.training = open_agent_pool(run, config.rollout, sampling)
+        self.evaluating = open_agent_pool(
+            run, config.rollout.model_copy(update={"engine": engine}), sampling
+        )
         self.learners = {policy: _learner(run, policy, config, lag) for policy in config.policies}
         self.order = 0
         self.cursor: Json = {}
 
-    async def play(self) -> list[Score]:
+    async def play(self) -> list[EvaluationScore]:
         """Train every policy for all its steps; the evaluations on the way."""
-        scores: list[Score] = []
+        scores: list[EvaluationScore] = []
         stream = self.config.data.prompts.stream()
         while True:
             if self._all_at(self.evaluation.every * len(scores)):
@@ -124,7 +148,9 @@ class Loop:
             if self._all_at(self.config.steps):
                 break
             if self.order == ROUNDS_MAX:
-                raise RuntimeError(f"{ROUNDS_MAX} rounds did not fill {self.config.steps} batches of each policy")
+                raise RuntimeError(
+                    f"{ROUNDS_MAX} rounds did not fill {self.config.steps} batches of each policy"
+                )
             self._take_in(await self._roll_out(stream))
             self._train()
         await self.training.close()
@@ -143,7 +169,16 @@ class Loop:
 
     def _take_in(self, groups: tuple[Group, ...]) -> None:
         with self._measured("data"):
-            shard = Shard(self.order, 0, "benchmark", "here", groups, {}, 0.0, 0.0)
+            shard = Shard(
+                order=self.order,
+                attempt=0,
+                worker="benchmark",
+                region="here",
+                groups=groups,
+                weights={},
+                started_s=0.0,
+                finished_s=0.0,
+            )
             chain = filters(self.config.data.filter)
             for policy, routed in route(shard, list(self.learners)).items():
                 self.learners[policy].waiting += take_in(routed, self.config.data, chain).rows
@@ -152,10 +187,12 @@ class Loop:
     def _train(self) -> None:
         with self._measured("training"):
             for learner in self.learners.values():
-                while rows := learner.next_rows(self.config.steps, self.config.data.max_staleness, self.whole):
+                while rows := learner.next_rows(
+                    self.config.steps, self.config.data.max_staleness, self.whole
+                ):
                     learner.train(rows)
 
-    async def _evaluate(self) -> Score:
+    async def _evaluate(self) -> EvaluationScore:
         with self._measured("evaluation"):
             for policy, learner in self.learners.items():
                 await self.evaluating.engines[policy].load(learner.version, learner.kept[-1])
@@ -176,17 +213,21 @@ class Loop:
 
 def _learner(run: ObjectStore, policy: str, config: RunConfig, lag: int) -> Learner:
     spec = config.policies[policy]
-    engine = make_engine(spec.train, json.loads(reader.fetch_files(run, policy)["config.json"]), config.seed)
+    engine = make_engine(
+        spec.train, json.loads(reader.fetch_files(run, policy)["config.json"]), config.seed
+    )
     base = reader.fetch(run, policy, 0)
     engine.set_weights(base)
-    return Learner(policy, engine, spec.batch_size, deque([base], maxlen=lag + 1))
+    return Learner(
+        policy=policy, engine=engine, batch_size=spec.batch_size, kept=deque([base], maxlen=lag + 1)
+    )
 
 
-def _score(versions: dict[str, int], episodes: Sequence[Episode]) -> Score:
+def _score(versions: dict[str, int], episodes: Sequence[Episode]) -> EvaluationScore:
     metrics = [episode.metrics for episode in episodes if episode.error is None]
     wrong = [each for each in metrics if not each["first_attempt"]]
-    return Score(
-        versions,
+    return EvaluationScore(
+        versions=versions,
         solver=sum(each["first_attempt"] for each in metrics) / len(episodes),
         team=sum(each["final"] for each in metrics) / len(episodes),
         verifier=sum(each["verdict_correct"] for each in metrics) / len(episodes),
@@ -194,7 +235,7 @@ def _score(versions: dict[str, int], episodes: Sequence[Episode]) -> Score:
     )
 
 
-def _report(loop: Loop, scores: Sequence[Score]) -> Json:
+def _report(loop: Loop, scores: Sequence[EvaluationScore]) -> Json:
     policies = {
         learner.policy: {
             "rows": learner.counts["rows"],
@@ -212,10 +253,11 @@ def _report(loop: Loop, scores: Sequence[Score]) -> Json:
     }
 
 
-def _line(score: Score) -> str:
+def _line(score: EvaluationScore) -> str:
     reached = "/".join(str(version) for version in score.versions.values())
     return (
-        f"versions {reached}: solver {score.solver:.3f}  team {score.team:.3f}  verifier {score.verifier:.3f}  "
+        f"versions {reached}: solver {score.solver:.3f}  team {score.team:.3f}  verifier "
+        f"{score.verifier:.3f}  "
         f"false approvals {score.false_approvals:.2f}"
     )
 
@@ -223,7 +265,9 @@ def _line(score: Score) -> str:
 def _summary(report: Json) -> Iterator[str]:
     for policy, counts in report["policies"].items():
         yield f"{policy}: " + "  ".join(f"{name} {value:.4g}" for name, value in counts.items())
-    seconds = "  ".join(f"{component} {seconds:.1f}" for component, seconds in report["cpu_s"].items())
+    seconds = "  ".join(
+        f"{component} {seconds:.1f}" for component, seconds in report["cpu_s"].items()
+    )
     yield f"CPU seconds: {seconds}; rounds {report['rounds']}"
 
 
@@ -231,20 +275,34 @@ def main() -> None:
     """Read the command line, run once, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--recipe", default="multi_policy_tiny")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value of the recipe")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a value of the recipe",
+    )
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lag", type=int, default=0, help="rollouts use weights this many versions old")
+    parser.add_argument(
+        "--lag", type=int, default=0, help="rollouts use weights this many versions old"
+    )
     parser.add_argument("--batches", choices=("whole", "exact"), default="whole")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     overrides = dict(each.split("=", 1) for each in arguments.set)
-    overrides |= {"steps": arguments.steps, "seed": arguments.seed, "data.prompts.seed": arguments.seed}
+    overrides |= {
+        "steps": arguments.steps,
+        "seed": arguments.seed,
+        "data.prompts.seed": arguments.seed,
+    }
     config = load(arguments.recipe, overrides)
     if config.evaluation is None:
         parser.error(f"the recipe {arguments.recipe} has no evaluation to measure learning with")
-    loop = Loop(default_store(), config, config.evaluation, arguments.lag, arguments.batches == "whole")
+    loop = Loop(
+        default_store(), config, config.evaluation, arguments.lag, arguments.batches == "whole"
+    )
     report = _report(loop, asyncio.run(loop.play()))
     print(json.dumps(report) if arguments.json else "\n".join(_summary(report)))
 

@@ -1,7 +1,9 @@
-"""Weights before and after one training step, for the benchmarks of deltas: made up in any size, or really trained.
+"""Weights before and after one training step, for the benchmarks of deltas: made up in any size, or
+really trained.
 
-A made-up step is one of Adam on fp32 masters whose bf16 roundings are published: normal weights of deviation 0.02, updates of
-lr · clip(N(0, 0.6), ±1.5). The learning rate is chosen so that a wanted share of the elements changes.
+A made-up step is one of Adam on fp32 masters whose bf16 roundings are published: normal weights of
+deviation 0.02, updates of lr · clip(N(0, 0.6), ±1.5). The learning rate is chosen so that a wanted
+share of the elements changes.
 """
 
 import math
@@ -15,7 +17,9 @@ DEVIATION, UPDATE_DEVIATION, UPDATE_MAX = 0.02, 0.6, 1.5
 
 
 def synthetic(elements: int, changed: float, seed: int) -> tuple[Any, Any, float]:
-    """bf16 bits [elements] before and after, and the learning rate that changed about the share `changed` of them."""
+    """bf16 bits [elements] before and after, and the learning rate that changed about the share
+    `changed` of them.
+    """
     lr = _lr_for(changed, seed)
     old, new = np.empty(elements, dtype=np.uint16), np.empty(elements, dtype=np.uint16)
     for number, start in enumerate(range(0, elements, CHUNK)):
@@ -30,9 +34,13 @@ def bf16(values: Any) -> Any:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def trained(lr: float, seed: int, hidden: int = 512, layers: int = 6, steps: int = 24, batch: int = 32) -> tuple[Any, Any]:
-    """bf16 bits of all parameters, one after the other, before and after the last of `steps` AdamW steps of a Qwen3 model with
-    fp32 masters on chained additions. The first half of the steps is at 3e-4, so that the model has left its random start."""
+def trained(
+    lr: float, seed: int, hidden: int = 512, layers: int = 6, steps: int = 24, batch: int = 32
+) -> tuple[Any, Any]:
+    """bf16 bits of all parameters, one after the other, before and after the last of `steps` AdamW
+    steps of a Qwen3 model with fp32 masters on chained additions. The first half of the steps is at
+    3e-4, so that the model has left its random start.
+    """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -63,14 +71,23 @@ def trained(lr: float, seed: int, hidden: int = 512, layers: int = 6, steps: int
         model(input_ids=tokens, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        old, new = new, np.concatenate([bf16(parameter.detach().numpy().reshape(-1)) for parameter in model.parameters()])
+        old, new = (
+            new,
+            np.concatenate(
+                [bf16(parameter.detach().numpy().reshape(-1)) for parameter in model.parameters()]
+            ),
+        )
     return old, new
 
 
 def _step(size: int, lr: float, seed: list[int]) -> tuple[Any, Any]:
     draw = np.random.default_rng(seed)
     masters = draw.standard_normal(size, dtype=np.float32) * np.float32(DEVIATION)
-    update = np.clip(draw.standard_normal(size, dtype=np.float32) * np.float32(UPDATE_DEVIATION), -UPDATE_MAX, UPDATE_MAX)
+    update = np.clip(
+        draw.standard_normal(size, dtype=np.float32) * np.float32(UPDATE_DEVIATION),
+        -UPDATE_MAX,
+        UPDATE_MAX,
+    )
     return bf16(masters), bf16(masters - np.float32(lr) * update)
 
 

@@ -19,7 +19,9 @@ class DataConfig(Frozen):
     prompts_per_order: Count = 4
     """Prompts in one order, the unit that a worker leases and a shard answers."""
     max_staleness: CountOrNone = 8
-    """A sequence of batch n is at most this many versions older than version n−1; 0 is synchronous training."""
+    """A sequence of batch n is at most this many versions older than version n−1; 0 is synchronous
+    training.
+    """
     batches_ahead: CountOrNone = 1
     """How many batches may be ready beyond the one the trainer works on."""
     curate: list[CurateConfig] = [AcceptAll()]
@@ -32,11 +34,17 @@ class DataConfig(Frozen):
     keep_partial_groups: bool = True
     """When an episode of a group failed: keep the others (True) or drop the group (False)."""
     poll_interval_s: Seconds = 0.2
-    """Pause between two looks at the store while a trainer waits for a batch and there is nothing to do."""
+    """Pause between two looks at the store while a trainer waits for a batch and there is nothing
+    to do.
+    """
     gather_interval_s: Seconds = 2.0
-    """Pause between two looks while no trainer waits: shards gather, and one task takes in several of them."""
+    """Pause between two looks while no trainer waits: shards gather, and one task takes in several
+    of them.
+    """
     shards_per_task: Count = 16
-    """Shards that one parallel task takes in at most; more shards in a task amortize the task's own cost."""
+    """Shards that one parallel task takes in at most; more shards in a task amortize the task's own
+    cost.
+    """
 
 
 class PolicyData(Frozen):

@@ -1,5 +1,5 @@
-"""Where the local stack keeps what it needs: one folder, named by ASTRAFLOW_HOME, `.astraflow` in the project by
-default. Nothing else here spells a path below it.
+"""Where the local stack keeps what it needs: one folder, named by ASTRAFLOW_HOME, `.astraflow` in
+the project by default. Nothing else here spells a path below it.
 
     .astraflow/
       auth                          the secret that both servers ask for, while the stack is up
@@ -9,8 +9,8 @@ default. Nothing else here spells a path below it.
       store/                        the object store, unless ASTRAFLOW_STORE names another
       logs/                         every log; `logs/flows/` has one file for each flow run's process
 
-A person may delete any of it while the stack is down; only `store/` holds what cannot be made again. Only its owner may read
-any of it: folders have mode 0700, and files 0600.
+A person may delete any of it while the stack is down; only `store/` holds what cannot be made
+again. Only its owner may read any of it: folders have mode 0700, and files 0600.
 """
 
 import contextlib
@@ -69,14 +69,18 @@ class Home:
 
     @property
     def prefect_toml(self) -> Path:
-        """Where Prefect's own commands look for the server's address: the folder they are called in. The clone has the
-        file when the stack is the clone's own; any other home keeps it to itself."""
+        """Where Prefect's own commands look for the server's address: the folder they are called
+        in. The clone has the file when the stack is the clone's own; any other home keeps it to
+        itself.
+        """
         return (PROJECT if self.root == PROJECT / ".astraflow" else self.root) / "prefect.toml"
 
     def create(self) -> None:
-        """Makes the folders and takes away what other users may do with them and with the files in them.
+        """Makes the folders and takes away what other users may do with them and with the files in
+        them.
 
-        Raises ConfigError when that is not allowed, when the disk is full, or when the root is a folder of other users too.
+        Raises ConfigError when that is not allowed, when the disk is full, or when the root is a
+        folder of other users too.
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,15 +92,26 @@ class Home:
                     path.chmod(path.stat().st_mode & ~OTHERS)
         except OSError as error:
             raise ConfigError(
-                f"{self.root} cannot hold the stack ({error.strerror}); set ASTRAFLOW_HOME to a writable folder of your own"
+                f"{self.root} cannot hold the stack ({error.strerror}); set ASTRAFLOW_HOME to a "
+                "writable folder of your own"
             ) from None
 
     def exposed(self) -> Iterator[Path]:
-        """Folders and files that other users have any access to. A private folder hides the files in it."""
+        """Folders and files that other users have any access to. A private folder hides the files
+        in it.
+        """
         folders = (self.root, self.prefect, self.mlflow, self.store, self.logs, self.flow_logs)
         databases = [*self.prefect.glob("*.db*"), *self.mlflow.glob("*.db*")]
         logs = [*self.logs.glob("*.*"), *self.flow_logs.glob("*.log")]
-        for path in (*folders, self.auth, self.record, self.lock, self.prefect_toml, *databases, *logs):
+        for path in (
+            *folders,
+            self.auth,
+            self.record,
+            self.lock,
+            self.prefect_toml,
+            *databases,
+            *logs,
+        ):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mode & OTHERS:
                     yield path
@@ -112,20 +127,30 @@ class Home:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Opens a file that only its owner may read, as an `opener` of `open` or by itself. Returns its descriptor."""
+    """Opens a file that only its owner may read, as an `opener` of `open` or by itself. Returns its
+    descriptor.
+    """
     descriptor = os.open(path, flags, 0o600)
     os.fchmod(descriptor, 0o600)
     return descriptor
 
 
 def home() -> Home:
-    """The home that ASTRAFLOW_HOME names, else the default. ConfigError where that can be no folder."""
+    """The home that ASTRAFLOW_HOME names, else the default. ConfigError where that can be no
+    folder.
+    """
     named = os.environ.get("ASTRAFLOW_HOME")
     try:
         root = Path(named).expanduser().resolve() if named else PROJECT / ".astraflow"
         if root.exists() and not root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         return Home(root)
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a user that is not there, a name that is none
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # a loop of links, a user that is not there, a name that is none
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ConfigError(f"ASTRAFLOW_HOME={named} can be no folder ({why}); name a writable one") from None
+        raise ConfigError(
+            f"ASTRAFLOW_HOME={named} can be no folder ({why}); name a writable one"
+        ) from None

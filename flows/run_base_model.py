@@ -8,5 +8,7 @@ from tasks.services import run_service
 
 @flow(name="prepare", flow_run_name="{member} · {run_id}")
 def prepare(run_id: str, member: str = "base-model", attempt: int = 0) -> State[None] | None:
-    """Build (once, then cached by content hash) or load the base models of a run and publish version 0 of every policy."""
+    """Build (once, then cached by content hash) or load the base models of a run and publish
+    version 0 of every policy.
+    """
     return run_service.run_base_model(run_id, member, attempt)

@@ -1,4 +1,6 @@
-"""The flow `dataflow`: prompts become orders, shards become batches; shards are taken in by parallel tasks."""
+"""The flow `dataflow`: prompts become orders, shards become batches; shards are taken in by
+parallel tasks.
+"""
 
 from typing import Literal
 
@@ -10,15 +12,20 @@ from tasks.services.sigterm import drained
 
 
 @flow(name="dataflow-window", flow_run_name="window {window} · {run_id}")
-def window_of_dataflow(run_id: str, member: str, attempt: int, window: int) -> Literal["done", "full", "stopped"]:
-    """Serve for a bounded number of shards. A flow's memory grows with every task, so each window is a flow run of its own
-    and starts again from the store."""
+def window_of_dataflow(
+    run_id: str, member: str, attempt: int, window: int
+) -> Literal["done", "full", "stopped"]:
+    """Serve for a bounded number of shards. A flow's memory grows with every task, so each window
+    is a flow run of its own and starts again from the store.
+    """
     return run_service.run_dataflow_window(run_id, member, attempt)
 
 
 @flow(name="dataflow", flow_run_name="{member} · {run_id}")
 def dataflow(run_id: str, member: str = "dataflow", attempt: int = 0) -> State[None] | None:
-    """Decide which prompts are rolled out, and make every policy's batches until each has all of its steps."""
+    """Decide which prompts are rolled out, and make every policy's batches until each has all of
+    its steps.
+    """
     window = 0
     while (ended := window_of_dataflow(run_id, member, attempt, window)) == "full":
         window += 1

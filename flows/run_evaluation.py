@@ -1,4 +1,6 @@
-"""The flow `evaluate`: plays the held-out prompts with exact versions, before, during and after training."""
+"""The flow `evaluate`: plays the held-out prompts with exact versions, before, during and after
+training.
+"""
 
 from prefect import flow
 from prefect.client.schemas.objects import State

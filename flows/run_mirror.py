@@ -8,5 +8,7 @@ from tasks.services import run_service
 
 @flow(name="mirror", flow_run_name="{member} · {run_id}")
 def mirror(run_id: str, region: str, member: str = "", attempt: int = 0) -> State[None] | None:
-    """Copy every version of every policy to the region's store as it appears, once, until the last one is there."""
+    """Copy every version of every policy to the region's store as it appears, once, until the last
+    one is there.
+    """
     return run_service.run_mirror(run_id, member or f"mirror-{region}", attempt, region)

@@ -1,4 +1,6 @@
-"""The flow `astraflow`: one training run, from a recipe to a report. Starts the other flows and watches them."""
+"""The flow `astraflow`: one training run, from a recipe to a report. Starts the other flows and
+watches them.
+"""
 
 from typing import Annotated, Any
 
@@ -9,14 +11,17 @@ from prefect.states import Cancelled, Failed
 from pydantic import Field
 
 from storage.errors import AstraFlowError
-from tasks.supervision.lifecycle import conduct
+from tasks.supervision.lifecycle import run_training
 
 
 @flow(name="astraflow", flow_run_name="{run_id}", validate_parameters=True)
 async def astraflow(
     run_id: Annotated[
         str | None,
-        Field(description="Name of the run; taken up again when it exists. Empty: a name is made up.", max_length=80),
+        Field(
+            description="Name of the run; taken up again when it exists. Empty: a name is made up.",
+            max_length=80,
+        ),
     ] = None,
     recipe: Annotated[
         str, Field(description="Name of a file in recipes/, a path, or the YAML text itself.")
@@ -25,18 +30,26 @@ async def astraflow(
     seed: Annotated[int | None, Field(description="Seed of everything random.", ge=0)] = None,
     max_staleness: Annotated[
         int | None,
-        Field(description="How many versions older than the trainer's a trained sequence may be; 0 is synchronous.", ge=0),
+        Field(
+            description="How many versions older than the trainer's a trained sequence may be; 0 is synchronous.",
+            ge=0,
+        ),
     ] = None,
-    samples_per_prompt: Annotated[int | None, Field(description="Episodes of each prompt.", ge=1)] = None,
+    samples_per_prompt: Annotated[
+        int | None, Field(description="Episodes of each prompt.", ge=1)
+    ] = None,
     overrides: Annotated[
         dict[str, Any] | None,
-        Field(description='Any other value of the recipe by dotted key, such as {"policies.solver.train.lr": 1e-4}.'),
+        Field(
+            description='Any other value of the recipe by dotted key, such as {"policies.solver.train.lr": 1e-4}.'
+        ),
     ] = None,
 ) -> State[str] | str:
     """Train the policies of a recipe together.
 
-    Rollout workers, the dataflow, one trainer per policy and the evaluation are started on their work pools, watched, and
-    replaced when they die. The run lives in the object store: running this again with the same run id goes on with it.
+    Rollout workers, the dataflow, one trainer per policy and the evaluation are started on their
+    work pools, watched, and replaced when they die. The run lives in the object store: running this
+    again with the same run id goes on with it.
     """
     named = {
         "steps": steps,
@@ -46,8 +59,10 @@ async def astraflow(
     }
     given = {key: value for key, value in named.items() if value is not None}
     try:
-        outcome = await conduct(run_id, recipe, {**(overrides or {}), **given})
-    except AstraFlowError as error:  # a sentence for a person, who has no use for where it was raised
+        outcome = await run_training(run_id, recipe, {**(overrides or {}), **given})
+    except (
+        AstraFlowError
+    ) as error:  # a sentence for a person, who has no use for where it was raised
         get_run_logger().error(str(error))
         return Failed(message=str(error))
     if outcome.state == "cancelled":

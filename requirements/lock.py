@@ -4,8 +4,9 @@
                                            ├▶ cuda.txt    the same for what only a build of torch with CUDA needs
                                            └▶ torch.txt   torch's version alone: its files differ from index to index
 
-One resolution holds for Linux and macOS and for every Python that pyproject.toml allows. A version stays as it is in the
-files until pyproject.toml excludes it; remove its line, or give `--upgrade`, to get a newer one.
+One resolution holds for Linux and macOS and for every Python that pyproject.toml allows. A version
+stays as it is in the files until pyproject.toml excludes it; remove its line, or give `--upgrade`,
+to get a newer one.
 """
 
 import re
@@ -33,12 +34,33 @@ HEADERS = {
 def main(options: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         wanted, resolved = Path(folder) / "build.in", Path(folder) / "resolved.txt"
-        wanted.write_text("\n".join(tomllib.loads(PYPROJECT.read_text())["build-system"]["requires"]))
+        wanted.write_text(
+            "\n".join(tomllib.loads(PYPROJECT.read_text())["build-system"]["requires"])
+        )
         resolved.write_text("".join((FOLDER / name).read_text() for name in FILES))
         extras = [part for extra in EXTRAS for part in ("--extra", extra)]
-        command = ["uv", "pip", "compile", "--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes", "--no-header"]
-        command += ["--no-annotate", "--only-binary", ":all:", *extras, *options, "--output-file", str(resolved)]
-        subprocess.run([*command, str(PYPROJECT), str(wanted)], check=True, stdout=subprocess.DEVNULL)
+        command = [
+            "uv",
+            "pip",
+            "compile",
+            "--universal",
+            "--python-version",
+            OLDEST_PYTHON,
+            "--generate-hashes",
+            "--no-header",
+        ]
+        command += [
+            "--no-annotate",
+            "--only-binary",
+            ":all:",
+            *extras,
+            *options,
+            "--output-file",
+            str(resolved),
+        ]
+        subprocess.run(
+            [*command, str(PYPROJECT), str(wanted)], check=True, stdout=subprocess.DEVNULL
+        )
         entries = re.split(r"^(?=[A-Za-z])", resolved.read_text(), flags=re.MULTILINE)
     for name, text in split(entry for entry in entries if entry).items():
         (FOLDER / name).write_text(HEADERS[name] + text)

@@ -24,7 +24,9 @@ class SamplingConfig(Frozen):
     temperature: Temperature = 1.0
     """0 is greedy; such tokens have log-probability 0 and cannot be trained on."""
     top_p: Share = 1.0
-    """1 turns it off. Of a policy that is trained it must be off: its log-probabilities are those of the kept tokens alone."""
+    """1 turns it off. Of a policy that is trained it must be off: its log-probabilities are those
+    of the kept tokens alone.
+    """
     top_k: CountOrNone = 0
     """0 turns it off; the same holds."""
     max_new_tokens: Tokens = 256
@@ -42,7 +44,9 @@ class WorkflowConfig(Frozen):
     reward: str = "math"
     """How an answer is judged: a built-in's name or an import path."""
     reward_timeout_s: Seconds = 5.0
-    """CPU seconds that judging one answer may take; an answer that takes longer has no reward, and its episode has failed."""
+    """CPU seconds that judging one answer may take; an answer that takes longer has no reward, and
+    its episode has failed.
+    """
 
 
 class EngineConfig(Frozen):
@@ -67,9 +71,11 @@ class RegionConfig(Frozen):
     """The Prefect deployment that starts a worker there; empty: `rollout/worker`, in the work queue
     of the region's name."""
     mirror: str = ""
-    """URL of a store in the region (`s3://bucket-eu/prefix?endpoint=https://host&profile=eu`, a path) that keeps a copy of the
-    weights for its workers; empty: they read from the run's own store. What the URL does not say comes from the environment, as
-    for that one; it holds no credentials, since it is stored with the run."""
+    """URL of a store in the region (`s3://bucket-eu/prefix?endpoint=https://host&profile=eu`, a
+    path) that keeps a copy of the weights for its workers; empty: they read from the run's own
+    store. What the URL does not say comes from the environment, as for that one; it holds no
+    credentials, since it is stored with the run.
+    """
 
 
 class RolloutConfig(Frozen):
@@ -82,12 +88,15 @@ class RolloutConfig(Frozen):
     lease_ttl_s: Seconds = 20.0
     """A lease that was not renewed for so long is open to others."""
     lease_attempts_max: int = Field(default=5, ge=1, le=9_999)
-    """After so many lost leases an order is answered with failed episodes instead of being tried for ever."""
+    """After so many lost leases an order is answered with failed episodes instead of being tried
+    for ever.
+    """
     drain_s: SecondsOrNone = 15.0
     """On SIGTERM: time to finish leased orders before they are given back."""
     poll_interval_s: Seconds = 0.2
     """Pause between two looks for orders when there are none."""
     refresh_memory_mb: Megabytes = 1024
-    """Host memory that fetching weights may take beside the version held and the one that is made."""
+    """Host memory that fetching weights may take beside the version held and the one that is made.
+    """
     refresh_interval_s: Seconds = 0.2
     """Pause between two looks for new weights."""

@@ -1,6 +1,7 @@
 """The base class of every configuration model, and the number types of its fields. Free of torch.
 
-A bound is far beyond any real use: it rejects what would overflow, fill the memory or never end, and coarse typing errors.
+A bound is far beyond any real use: it rejects what would overflow, fill the memory or never end,
+and coarse typing errors.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 class Frozen(BaseModel):
     """Frozen, every float finite, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 GIVEN: Final = None
@@ -26,7 +29,8 @@ class OnlyWith:
 
     Example: `constant_length: Annotated[Tokens | None, OnlyWith("aggregate", "constant")] = None`.
     A recipe that sets the one without the other is refused (`tasks/recipes/checks.py`). Fields that
-    belong to one of several alternatives as a whole are a union instead (`storage/config_union.py`).
+    belong to one of several alternatives as a whole are a union instead
+    (`storage/config_union.py`).
     """
 
     key: str
@@ -61,8 +65,9 @@ TEMPERATURE_MIN, TEMPERATURE_MAX = 1e-12, 1e12
 _Number = BeforeValidator(_no_truth)
 
 Steps: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000)]
-"""Training steps or versions. A million steps of ten seconds take four months, and the eight digits in the names of objects
-leave room for a hundred orders to each step."""
+"""Training steps or versions. A million steps of ten seconds take four months, and the eight digits
+in the names of objects leave room for a hundred orders to each step.
+"""
 Count: TypeAlias = Annotated[int, _Number, Field(ge=1, le=1_000_000)]
 """How many of something; at least one."""
 CountOrNone: TypeAlias = Annotated[int, _Number, Field(ge=0, le=1_000_000)]
@@ -86,7 +91,9 @@ SecondsOrNone: TypeAlias = Annotated[float, _Number, Field(ge=0, le=2_592_000)]
 Positive: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1e12)]
 """A factor or a limit."""
 NotNegative: TypeAlias = Annotated[float, _Number, Field(ge=0, le=1e12)]
-Temperature: TypeAlias = Annotated[float, _Number, Field(ge=0, le=TEMPERATURE_MAX), AfterValidator(_no_tiny_temperature)]
+Temperature: TypeAlias = Annotated[
+    float, _Number, Field(ge=0, le=TEMPERATURE_MAX), AfterValidator(_no_tiny_temperature)
+]
 AnySign: TypeAlias = Annotated[float, _Number, Field(ge=-1e12, le=1e12)]
 Share: TypeAlias = Annotated[float, _Number, Field(gt=0, le=1)]
 Decay: TypeAlias = Annotated[float, _Number, Field(ge=0, lt=1)]

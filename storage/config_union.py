@@ -5,9 +5,9 @@
         Discriminator(ByName(default="m2po")),
     ]
 
-A section of a recipe selects one variant, and only the fields of this variant may be in it. A selector
-states how a section selects: by the value of its key `name`, by a name or an import path, or by which one
-of several keys it has.
+A section of a recipe selects one variant, and only the fields of this variant may be in it. A
+selector states how a section selects: by the value of its key `name`, by a name or an import path,
+or by which one of several keys it has.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,8 @@ class ByName:
 
 @dataclass(frozen=True)
 class ByPath(ByName):
-    """Select by a name, or the variant `custom` by an import path: `[edf, "my_package.my_module:Name"]`.
+    """Select by a name, or the variant `custom` by an import path:
+    `[edf, "my_package.my_module:Name"]`.
 
     An entry may be the name alone.
     """
@@ -72,7 +73,9 @@ class ByPath(ByName):
 
 @dataclass(frozen=True)
 class ByKey:
-    """Select by which one of several keys is there: `prompts: {path: train.jsonl}`. Null is no value."""
+    """Select by which one of several keys is there: `prompts: {path: train.jsonl}`. Null is no
+    value.
+    """
 
     keys: tuple[str, ...]
 
@@ -116,7 +119,9 @@ class Choice:
     selector: Selector
 
     def foreign(self, tag: str) -> dict[str, list[str]]:
-        """Return the fields that the variant `tag` lacks: field → tags of the variants that have it."""
+        """Return the fields that the variant `tag` lacks: field → tags of the variants that have
+        it.
+        """
         fields: dict[str, list[str]] = {}
         for other, model in self.variants.items():
             for name in model.model_fields.keys() - self.variants[tag].model_fields.keys():

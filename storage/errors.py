@@ -7,7 +7,8 @@
     ├── CorruptError       quarantine: the bytes are not what their name promises
     └── ConfigError        stop, and tell the person what to change
 
-A rollout's own failure is none of these: it is data on the episode (`storage.records.Episode.error`).
+A rollout's own failure is none of these: it is data on the episode
+(`storage.records.Episode.error`).
 """
 
 
@@ -16,7 +17,9 @@ class AstraFlowError(Exception):
 
 
 class TransientError(AstraFlowError):
-    """The store did not answer as it should; the same call may succeed later. The only kind that is retried."""
+    """The store did not answer as it should; the same call may succeed later. The only kind that is
+    retried.
+    """
 
 
 class ConflictError(AstraFlowError):
@@ -32,8 +35,12 @@ class CorruptError(AstraFlowError):
 
 
 class ConfigError(AstraFlowError):
-    """Something a person wrote, or the environment they set up, cannot work. Says what, where, and the fix."""
+    """Something a person wrote, or the environment they set up, cannot work. Says what, where, and
+    the fix.
+    """
 
 
 UNREADABLE = (CorruptError, ConfigError)
-"""What reading one object of a listing raises when it is damaged, or is not for this reader: named, and the others go on."""
+"""What reading one object of a listing raises when it is damaged, or is not for this reader: named,
+and the others go on.
+"""

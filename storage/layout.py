@@ -1,4 +1,5 @@
-"""Where the objects of a run lie. The only module that spells a key; everything is relative to the run's prefix.
+"""Where the objects of a run lie. The only module that spells a key; everything is relative to the
+run's prefix.
 
 runs/{run id}/                       models/{build digest}/          (shared by runs)
   run.json  stop.json                  manifest.json  model.safetensors  config.json  …
@@ -25,7 +26,13 @@ MODELS = "models"
 RUN = "run.json"
 STOP = "stop.json"
 ORDERS, SHARDS, BATCHES, WEIGHTS = "orders", "shards", "batches", "weights"
-LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = "leases", "checkpoints", "evals", "heartbeats", "quarantine"
+LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = (
+    "leases",
+    "checkpoints",
+    "evals",
+    "heartbeats",
+    "quarantine",
+)
 TAGS = "tags"
 REPORT = "report.html"
 FROZEN = "frozen.json"
@@ -42,7 +49,8 @@ def run_prefix(run_id: str) -> str:
     """ConfigError for what cannot be a run id."""
     if not plain_names.RUN_ID.fullmatch(run_id):
         raise ConfigError(
-            f"{plain_names.shown(run_id)} cannot be a run id; use up to 100 letters, digits, '.', '_' and '-', "
+            f"{plain_names.shown(run_id)} cannot be a run id; use up to 100 letters, digits, '.', "
+            "'_' and '-', "
             "a letter or digit first"
         )
     return f"{RUNS}/{run_id}"
@@ -57,7 +65,9 @@ def order(number: int) -> str:
 
 
 def orders_end() -> str:
-    """Created once by the dataflow when it needs no further shard; workers leave when they see it."""
+    """Created once by the dataflow when it needs no further shard; workers leave when they see
+    it.
+    """
     return f"{ORDERS}/end.json"
 
 
@@ -91,7 +101,11 @@ def is_shard(key: str) -> bool:
 def version_of(folder: str, policy: str) -> int | None:
     """The version of the policy whose folder this is; None when it is none's."""
     number = folder.rpartition("/")[2]
-    return int(number) if _NUMBER.fullmatch(number) and folder == weights(policy, int(number)) else None
+    return (
+        int(number)
+        if _NUMBER.fullmatch(number) and folder == weights(policy, int(number))
+        else None
+    )
 
 
 def retired(policy: str, version: int) -> str:
@@ -136,7 +150,9 @@ def tag(name: str) -> str:
 
 
 def quarantine(key: str) -> str:
-    """Where a copy of the unreadable object `key` goes; its reason stands beside it in `{this}.json`."""
+    """Where a copy of the unreadable object `key` goes; its reason stands beside it in
+    `{this}.json`.
+    """
     return f"{QUARANTINE}/{key}"
 
 
@@ -144,11 +160,21 @@ def _named(name: str) -> str:
     """The name, fit to be a part of a key; ConfigError when it is not."""
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{plain_names.shown(name)} cannot name a policy, a member or a tag; use up to 100 letters, digits, '_' and '-'"
+            f"{plain_names.shown(name)} cannot name a policy, a member or a tag; use up to 100 "
+            "letters, digits, '_' and '-'"
         )
     return name
 
 
 def numbers(keys: Iterable[str], spell: Callable[[int], str]) -> list[int]:
-    """The numbers n, ascending, whose key `spell(n)` is among `keys`; whatever else lies there is no object of the run."""
-    return sorted({number for key in keys for number in map(int, _NUMBER.findall(key)) if spell(number) == key})
+    """The numbers n, ascending, whose key `spell(n)` is among `keys`; whatever else lies there is
+    no object of the run.
+    """
+    return sorted(
+        {
+            number
+            for key in keys
+            for number in map(int, _NUMBER.findall(key))
+            if spell(number) == key
+        }
+    )

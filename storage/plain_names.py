@@ -1,12 +1,14 @@
-"""Names in stored objects that become parts of keys or of local paths. They are checked where an object is parsed.
+"""Names in stored objects that become parts of keys or of local paths. They are checked where an
+object is parsed.
 
     PartName       a policy, a member, a tag     letters, digits, '-' and '_'
     RunId          a run                         the same and '.'
     DataFileName   a file of a tensor folder     {write id}.{name}, the name a plain file name of a kind that is data
 
-Each is a type of a record's field, so that no record with another name is ever built: `json_objects.unseal` raises
-CorruptError for it. Whoever writes one raises ConfigError. All other text of stored objects (ids of prompts, names of
-tensors, notes, regions) is free, and never becomes a part of a path.
+Each is a type of a record's field, so that no record with another name is ever built:
+`json_objects.unseal` raises CorruptError for it. Whoever writes one raises ConfigError. All other
+text of stored objects (ids of prompts, names of tensors, notes, regions) is free, and never becomes
+a part of a path.
 """
 
 import re
@@ -22,12 +24,22 @@ RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BYTES_MAX = 255
 """Longest name of a file on the usual file systems, as UTF-8."""
 MODEL_SUFFIXES = (".json", ".jinja", ".txt", ".model")
-"""Kinds of files that belong to a model beside its tensors: configuration, chat template, tokenizer. None of them is code."""
+"""Kinds of files that belong to a model beside its tensors: configuration, chat template,
+tokenizer. None of them is code.
+"""
 TENSOR_SUFFIX = ".safetensors"
 _DATA_FILE = re.compile(r"[0-9a-f]{32}\.(.+)", re.DOTALL)
 _SEPARATORS = frozenset("/\\")
 _FORBIDDEN = frozenset('<>:"|?*')
-_DEVICES = frozenset({"CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(1, 10))})
+_DEVICES = frozenset(
+    {
+        "CON",
+        "PRN",
+        "AUX",
+        "NUL",
+        *(f"{port}{number}" for port in ("COM", "LPT") for number in range(1, 10)),
+    }
+)
 """Windows opens a device for such a name, whatever its suffix."""
 _SHOWN_MAX = 80
 
@@ -61,7 +73,9 @@ def fault(name: str) -> str:
 def model_file_fault(name: str) -> str:
     """Why a file beside a model's tensors cannot be called `name`; empty where it can."""
     if PurePosixPath(name).suffix not in MODEL_SUFFIXES:
-        return fault(name) or f"is of no kind that is data; those end with {', '.join(MODEL_SUFFIXES)}"
+        return (
+            fault(name) or f"is of no kind that is data; those end with {', '.join(MODEL_SUFFIXES)}"
+        )
     return fault(name)
 
 
@@ -78,10 +92,15 @@ def shown(name: str) -> str:
 @lru_cache(maxsize=2**16)  # every tensor of a manifest names its file
 def _data_file(name: str) -> str:
     if (found := _DATA_FILE.fullmatch(name)) is None:
-        raise ValueError(f"{shown(name)} is not the name of a data file, which begins with 32 hex digits and a dot")
+        raise ValueError(
+            f"{shown(name)} is not the name of a data file, which begins with 32 hex digits and a "
+            "dot"
+        )
     own = found[1]
     wrong = fault(own) if own.endswith(TENSOR_SUFFIX) else model_file_fault(own)
-    if wrong := wrong or (f"is longer than {BYTES_MAX} bytes" if len(name.encode()) > BYTES_MAX else ""):
+    if wrong := wrong or (
+        f"is longer than {BYTES_MAX} bytes" if len(name.encode()) > BYTES_MAX else ""
+    ):
         raise ValueError(f"{shown(name)} is not the name of a data file: {shown(own)} {wrong}")
     return name
 
@@ -98,7 +117,9 @@ def _part(name: str) -> str:
 
 def _run_id(name: str) -> str:
     if not RUN_ID.fullmatch(name):
-        raise ValueError(f"{shown(name)} is not a run id of up to 100 letters, digits, '.', '_' and '-'")
+        raise ValueError(
+            f"{shown(name)} is not a run id of up to 100 letters, digits, '.', '_' and '-'"
+        )
     return name
 
 

@@ -1,7 +1,9 @@
-"""What evaluations of a run say, and which are still to be made. Their stored form is `storage/run/evaluations.py`'s.
+"""What evaluations of a run say, and which are still to be made. Their stored form is
+`storage/run/evaluations.py`'s.
 
-One play of `actor_and_verify` on the held-out set gives two numbers on the same first attempts: the solver alone
-(`first_attempt`) and the team (`final`). Who plays it stands in `evaluation.py`; nothing here imports a model.
+One play of `actor_and_verify` on the held-out set gives two numbers on the same first attempts: the
+solver alone (`first_attempt`) and the team (`final`). Who plays it stands in `evaluation.py`;
+nothing here imports a model.
 """
 
 from dataclasses import dataclass
@@ -9,7 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.records.types import Float32
-from storage.run.evaluations import Evaluation, Evaluations, commit, decode, encode, exists, keys, look, read
+from storage.run.evaluations import (
+    Evaluation,
+    Evaluations,
+    commit,
+    decode,
+    encode,
+    exists,
+    keys,
+    look,
+    read,
+)
 from storage.store.object_store import ObjectStore
 from tasks.recipes.run_config import RunConfig
 
@@ -26,12 +38,13 @@ __all__ = [  # the stored form, under the name by which it is used beside the sc
 ]
 
 SOLO_WORKFLOW = "single_turn"
-"""The name under which first attempts are reported: the answering policy alone, without the others."""
+"""The name under which first attempts are reported: the answering policy alone, without the others.
+"""
 
 
 @dataclass(frozen=True)
-class Score:
-    """One number of an evaluation. Example: `Score("single_turn", 0.5, 2)`."""
+class Accuracy:
+    """One number of an evaluation. Example: `Accuracy("single_turn", 0.5, 2)`."""
 
     workflow: str
     accuracy: float
@@ -39,12 +52,14 @@ class Score:
     n: int
 
 
-def scores(evaluation: Evaluation) -> tuple[Score, ...]:
-    """The answering policy alone on its first attempts, then, for a workflow of several turns, the whole team."""
-    alone = Score(SOLO_WORKFLOW, _share(evaluation.first_attempt), len(evaluation.rows))
+def scores(evaluation: Evaluation) -> tuple[Accuracy, ...]:
+    """The answering policy alone on its first attempts, then, for a workflow of several turns, the
+    whole team.
+    """
+    alone = Accuracy(SOLO_WORKFLOW, _share(evaluation.first_attempt), len(evaluation.rows))
     if evaluation.workflow == SOLO_WORKFLOW:
         return (alone,)
-    return alone, Score(evaluation.workflow, _share(evaluation.final), len(evaluation.rows))
+    return alone, Accuracy(evaluation.workflow, _share(evaluation.final), len(evaluation.rows))
 
 
 def pending(run: ObjectStore, config: RunConfig) -> list[dict[str, int]]:

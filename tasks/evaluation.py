@@ -1,7 +1,8 @@
 """Evaluation: the fixed held-out prompts, played by an exact vector of versions.
 
-One play of `actor_and_verify` gives both numbers on the same first attempts: `first_attempt` is the solver alone, `final`
-the team. Knows nothing of Prefect or MLflow; what it finds is an object in the store, created once.
+One play of `actor_and_verify` gives both numbers on the same first attempts: `first_attempt` is the
+solver alone, `final` the team. Knows nothing of Prefect or MLflow; what it finds is an object in
+the store, created once.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rollout.service.agent_pool import open_cast
+from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import play_prompts
 from storage.coordination.lifetime import Lifetime, StoppedError
 from storage.errors import ConflictError
@@ -35,13 +36,18 @@ Evaluate = Callable[[Mapping[str, int]], bool]
 
 
 def evaluate_versions(
-    run: ObjectStore, config: RunConfig, versions: Mapping[str, int], seen: Callable[[Episode], None] | None = None
+    run: ObjectStore,
+    config: RunConfig,
+    versions: Mapping[str, int],
+    seen: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """Play every held-out prompt once with these versions and store what came out; the first result of a vector stands.
+    """Play every held-out prompt once with these versions and store what came out; the first result
+    of a vector stands.
 
     Raises:
         ConfigError: the recipe has no evaluation, or its prompts cannot be read.
-        NotFoundError, CorruptError: a version does not exist, or its bytes are not what its manifest says.
+        NotFoundError, CorruptError: a version does not exist, or its bytes are not what its
+        manifest says.
     """
     assert config.evaluation is not None, "no vector is due without an evaluation"
     started_s = time.time()
@@ -90,7 +96,13 @@ def follow(
             if not as_task(evaluate)(versions):
                 return
         for score in evals.scores(evals.read(run, versions)):
-            log.info("%s: %s %.1f %% of %d", _spelled(versions), score.workflow, 100 * score.accuracy, score.n)
+            log.info(
+                "%s: %s %.1f %% of %d",
+                _spelled(versions),
+                score.workflow,
+                100 * score.accuracy,
+                score.n,
+            )
 
 
 class _Progress:
@@ -110,13 +122,19 @@ def _wait_for(lifetime: Lifetime, versions: Mapping[str, int]) -> None:
     run = lifetime.run
 
     def missing() -> list[str]:
-        return [policy for policy, version in versions.items() if not manifests.exists(run, policy, version)]
+        return [
+            policy
+            for policy, version in versions.items()
+            if not manifests.exists(run, policy, version)
+        ]
 
     lifetime.check()
     while policies := lifetime.retry("looking for versions", missing):
         newest = max(versions.values())
         what = f"version {newest}" if newest else "the base model"
-        lifetime.heartbeat.update(state="waiting", note=f"waits for {what} of {', '.join(policies)}")
+        lifetime.heartbeat.update(
+            state="waiting", note=f"waits for {what} of {', '.join(policies)}"
+        )
         lifetime.wait(POLL_INTERVAL_S)
         lifetime.check()
 
@@ -131,10 +149,11 @@ async def _play(
     engine = config.rollout.engine.model_copy(update={"max_concurrent": evaluation.max_concurrent})
     rollout = config.rollout.model_copy(update={"engine": engine})
     sampling = {
-        name: spec.sampling.model_copy(update={"temperature": evaluation.temperature}) for name, spec in config.policies.items()
+        name: spec.sampling.model_copy(update={"temperature": evaluation.temperature})
+        for name, spec in config.policies.items()
     }
     prompts = evaluation.prompts.stream().all(evaluation.prompts.limit)
-    cast = open_cast(run, rollout, sampling)
+    cast = open_agent_pool(run, rollout, sampling)
     try:
         await cast.load(run, {policy: versions[policy] for policy in cast.engines})
         return await play_prompts(cast, prompts, 1, EVALUATION_SEED, seen)
@@ -164,8 +183,13 @@ def _evaluation(
 
 
 def _metric(episodes: Sequence[Episode], name: str) -> Float32:
-    """[N] the metric of every episode in [0, 1]; NaN where the play failed. Workflows without it are judged by their reward."""
-    values = [np.nan if play.error else play.metrics.get(name, float(play.reward > 0)) for play in episodes]
+    """[N] the metric of every episode in [0, 1]; NaN where the play failed. Workflows without it
+    are judged by their reward.
+    """
+    values = [
+        np.nan if play.error else play.metrics.get(name, float(play.reward > 0))
+        for play in episodes
+    ]
     return np.clip(np.asarray(values, np.float32), 0.0, 1.0)
 
 

@@ -1,4 +1,6 @@
-"""A version of a policy as a folder that `AutoModelForCausalLM.from_pretrained` loads. Verified on the way out."""
+"""A version of a policy as a folder that `AutoModelForCausalLM.from_pretrained` loads. Verified on
+the way out.
+"""
 
 from pathlib import Path
 
@@ -12,20 +14,28 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
-    """Writes the weights of `version` (None: the newest) and the base model's other files into `folder`; returns the version.
+    """Writes the weights of `version` (None: the newest) and the base model's other files into
+    `folder`; returns the version.
 
-    Raises ConfigError when there is no such version or the folder cannot be written, CorruptError when digests differ or the
-    manifest lists a file that is no plain name of data.
+    Raises ConfigError when there is no such version or the folder cannot be written, CorruptError
+    when digests differ or the manifest lists a file that is no plain name of data.
     """
     newest = manifests.latest(run, policy)
     if newest is None:
-        raise ConfigError(f"{policy} has no published weights in {run.url}; name a policy of the run, or wait for version 0")
+        raise ConfigError(
+            f"{policy} has no published weights in {run.url}; name a policy of the run, or wait "
+            "for version 0"
+        )
     wanted = newest if version is None else version
     try:
         tensors = reader.fetch(run, policy, wanted)
         files = reader.fetch_files(run, policy, 0)
     except NotFoundError as error:
-        why = f"has no version {wanted}" if not 0 <= wanted <= newest else f"cannot give version {wanted}: {error}"
+        why = (
+            f"has no version {wanted}"
+            if not 0 <= wanted <= newest
+            else f"cannot give version {wanted}: {error}"
+        )
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
     try:
         for name, body in files.items():
@@ -33,5 +43,7 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
         # transformers refuses a file that does not say which framework's tensors it holds
         write_inside(folder, WEIGHTS_FILE, to_safetensors(tensors, {"format": "pt"}))
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}; choose another folder") from error
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror or error}; choose another folder"
+        ) from error
     return wanted

@@ -1,5 +1,5 @@
-"""What `gc` does with a run, for the command and for the flow: weights that no kept version needs go at home, then in the
-regions' mirrors, then what killed writers left.
+"""What `gc` does with a run, for the command and for the flow: weights that no kept version needs
+go at home, then in the regions' mirrors, then what killed writers left.
 
     survey   what stays and why, what would go ──▶ remove   it goes
     collect  both for many runs; one that is damaged is told, and the others go on
@@ -17,7 +17,7 @@ from storage.errors import AstraFlowError, NotFoundError
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import orphans, replication, retention
-from storage.weights.retention import Plan, Retention
+from storage.weights.retention import Retention, RetirementPlan
 from tasks import evals, sizes, terminal_text
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
@@ -29,14 +29,14 @@ MIRROR_PATIENCE_S = 10.0
 """A call on a mirror gives up after so long."""
 
 
-@dataclass(frozen=True)
-class Place:
+@dataclass(frozen=True, kw_only=True)
+class SurveyedStore:
     """One store of a run: its own, or a mirror."""
 
     name: str
     """`home`, or the regions that the mirror serves."""
     store: ObjectStore
-    plans: tuple[Plan, ...]
+    plans: tuple[RetirementPlan, ...]
     """One for each policy."""
     orphans: tuple[str, ...]
     """Keys of data files that nothing names."""
@@ -54,13 +54,13 @@ class Survey:
     """What of one run stays, and what would go."""
 
     run_id: str
-    home: Place
-    mirrors: tuple[Place, ...]
+    home: SurveyedStore
+    mirrors: tuple[SurveyedStore, ...]
     away: Mapping[str, str]
     """Mirrors that do not answer: their regions → why."""
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[SurveyedStore, ...]:
         return self.home, *self.mirrors
 
     @property
@@ -80,34 +80,55 @@ class Collected:
     """Runs that could not be worked on → why."""
 
 
-def survey(run: ObjectStore, run_id: str, config: RunConfig, wanted: Retention, now_s: float | None = None) -> Survey:
-    """Look at home and at every mirror; changes nothing. Versions that are still to be evaluated stay. Raises what
-    `storage.weights.retention.plan` raises."""
+def survey(
+    run: ObjectStore, run_id: str, config: RunConfig, wanted: Retention, now_s: float | None = None
+) -> Survey:
+    """Look at home and at every mirror; changes nothing. Versions that are still to be evaluated
+    stay. Raises what `storage.weights.retention.plan` raises.
+    """
     now = time.time() if now_s is None else now_s
     versions = {policy: set(named) for policy, named in (wanted.versions or {}).items()}
     for vector in evals.pending(run, config):
         for policy, version in vector.items():
             versions.setdefault(policy, set()).add(version)
-    plans = tuple(retention.plan(run, policy, replace(wanted, versions=versions), now) for policy in config.policies)
+    plans = tuple(
+        retention.plan(run, policy, replace(wanted, versions=versions), now)
+        for policy in config.policies
+    )
     going = {key for plan in plans for keys in plan.retired.values() for key in keys}
     unlisted = [key for policy in config.policies for key in orphans.orphans(run, policy, now)]
-    home = Place(HOME, run, plans, tuple(key for key in unlisted if key not in going), orphans.unfinished(run, now))
-    found: list[Place] = []
+    home = SurveyedStore(
+        name=HOME,
+        store=run,
+        plans=plans,
+        orphans=tuple(key for key in unlisted if key not in going),
+        unfinished=orphans.unfinished(run, now),
+    )
+    found: list[SurveyedStore] = []
     away: dict[str, str] = {}
     for name, url in _mirrors(config):
         try:
             mirror = replication.of_run(run, url)
             mirror = replace(mirror, patience_s=min(mirror.patience_s, MIRROR_PATIENCE_S))
             there = tuple(retention.plan_mirror(run, mirror, plan) for plan in plans)
-            found.append(Place(name, mirror, there, (), orphans.unfinished(mirror, now)))
+            found.append(
+                SurveyedStore(
+                    name=name,
+                    store=mirror,
+                    plans=there,
+                    orphans=(),
+                    unfinished=orphans.unfinished(mirror, now),
+                )
+            )
         except AstraFlowError as error:
             away[name] = str(error)
     return Survey(run_id, home, tuple(found), away)
 
 
 def remove(found: Survey) -> dict[str, str]:
-    """Let go of what the survey says may go. Returns the mirrors that are not finished: their regions → why. ConfigError when
-    the run is frozen; whatever else fails at home is raised too."""
+    """Let go of what the survey says may go. Returns the mirrors that are not finished: their
+    regions → why. ConfigError when the run is frozen; whatever else fails at home is raised too.
+    """
     home, unfinished = found.home, dict(found.away)
     for plan in home.plans:
         retention.retire(home.store, plan)
@@ -133,11 +154,12 @@ def collect(
     apply: bool,
     say: Callable[[str], None] = log.info,
 ) -> Collected:
-    """Survey the runs named, or all that are not frozen, and where `apply` says so let go. A line for each policy is said.
+    """Survey the runs named, or all that are not frozen, and where `apply` says so let go. A line
+    for each policy is said.
 
-    A word of `keep` (POLICY@VERSION) speaks of every run that has the policy, and to one that lacks the version it says
-    nothing; ConfigError, before anything is done, when no run has the policy. Runs that cannot be worked on are told and
-    skipped.
+    A word of `keep` (POLICY@VERSION) speaks of every run that has the policy, and to one that lacks
+    the version it says nothing; ConfigError, before anything is done, when no run has the policy.
+    Runs that cannot be worked on are told and skipped.
     """
     done = Collected(apply)
     configs = dict(_configs(store, run_ids, done))
@@ -145,7 +167,12 @@ def collect(
     named = retention.named(keep, policies) if configs else {}
     for run_id, config in configs.items():
         try:
-            found = survey(store.sub(layout.run_prefix(run_id)), run_id, config, replace(wanted, versions=named))
+            found = survey(
+                store.sub(layout.run_prefix(run_id)),
+                run_id,
+                config,
+                replace(wanted, versions=named),
+            )
             away = remove(found) if apply else found.away
         except AstraFlowError as error:
             _skip(done, run_id, error)
@@ -159,9 +186,11 @@ def collect(
     return done
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of what is shown: one policy's weights in one store, or what killed writers left there."""
+@dataclass(frozen=True, kw_only=True)
+class SummaryRow:
+    """A line of what is shown: one policy's weights in one store, or what killed writers left
+    there.
+    """
 
     run_id: str
     what: str
@@ -175,26 +204,56 @@ class Row:
         return sizes.spelled(self.num_bytes)
 
     def words(self, applied: bool) -> str:
-        """Example: `tiny-1 solver: keeps 0 (the base model), 76–80 (one of the newest 5); lets go of 1–75, 3.2 MB`."""
+        """Example: `tiny-1 solver: keeps 0 (the base model), 76–80 (one of the newest 5); lets go
+        of 1–75, 3.2 MB`.
+        """
         keeps = ", ".join(f"{versions} ({why})" for versions, why in self.keeps)
-        goes = f"{'lets go' if applied else 'would let go'} of {self.goes}, {self.size}" if self.goes else "lets go of nothing"
+        goes = (
+            f"{'lets go' if applied else 'would let go'} of {self.goes}, {self.size}"
+            if self.goes
+            else "lets go of nothing"
+        )
         return f"{self.run_id} {self.what}: {f'keeps {keeps}; ' if keeps else ''}{goes}"
 
 
-def rows(found: Survey) -> Iterator[Row]:
+def rows(found: Survey) -> Iterator[SummaryRow]:
     """Every policy at home; of mirrors and leftovers those that are there."""
     for place in found.places:
         for plan in place.plans:
             whys = dict.fromkeys(plan.kept.values())
-            keeps = [(ranges([v for v, own in plan.kept.items() if own == why]), why) for why in whys]
-            going = sorted(plan.retired) if place is found.home else [version for version, keys in plan.retired.items() if keys]
+            keeps = [
+                (ranges([v for v, own in plan.kept.items() if own == why]), why) for why in whys
+            ]
+            going = (
+                sorted(plan.retired)
+                if place is found.home
+                else [version for version, keys in plan.retired.items() if keys]
+            )
             if place is found.home or going:
-                yield Row(found.run_id, f"{plan.policy}{_where(found, place)}", keeps, ranges(going), plan.num_bytes)
+                yield SummaryRow(
+                    run_id=found.run_id,
+                    what=f"{plan.policy}{_where(found, place)}",
+                    keeps=keeps,
+                    goes=ranges(going),
+                    num_bytes=plan.num_bytes,
+                )
         if place.orphans:
-            yield Row(found.run_id, f"files that nothing names{_where(found, place)}", [], _files(place.orphans), 0)
+            yield SummaryRow(
+                run_id=found.run_id,
+                what=f"files that nothing names{_where(found, place)}",
+                keeps=[],
+                goes=_files(place.orphans),
+                num_bytes=0,
+            )
         if place.unfinished:
             num_bytes = sum(place.unfinished.values())
-            yield Row(found.run_id, f"unfinished files{_where(found, place)}", [], _files(place.unfinished), num_bytes)
+            yield SummaryRow(
+                run_id=found.run_id,
+                what=f"unfinished files{_where(found, place)}",
+                keeps=[],
+                goes=_files(place.unfinished),
+                num_bytes=num_bytes,
+            )
 
 
 def markdown(done: Collected) -> str:
@@ -227,7 +286,9 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join("–".join(map(str, span)) for span in spans)
 
 
-def _configs(store: ObjectStore, run_ids: Sequence[str], done: Collected) -> Iterator[tuple[str, RunConfig]]:
+def _configs(
+    store: ObjectStore, run_ids: Sequence[str], done: Collected
+) -> Iterator[tuple[str, RunConfig]]:
     """Of the runs named; else of all but the frozen ones. Those that cannot be read are skipped."""
     for run_id in run_ids or store.folders(layout.RUNS):
         try:
@@ -250,10 +311,13 @@ def _skip(done: Collected, run_id: str, error: AstraFlowError) -> None:
 def _mirrors(config: RunConfig) -> list[tuple[str, str]]:
     """Names of regions, and the mirror they share."""
     urls = {name: spec.mirror for name, spec in config.rollout.regions.items() if spec.mirror}
-    return [(", ".join(name for name, own in urls.items() if own == url), url) for url in dict.fromkeys(urls.values())]
+    return [
+        (", ".join(name for name, own in urls.items() if own == url), url)
+        for url in dict.fromkeys(urls.values())
+    ]
 
 
-def _where(found: Survey, place: Place) -> str:
+def _where(found: Survey, place: SurveyedStore) -> str:
     return "" if place is found.home else f", mirror in {place.name}"
 
 
@@ -267,7 +331,10 @@ def _told(title: str, troubles: Mapping[str, str]) -> list[str]:
             "",
             f"**{title}**",
             "",
-            *(f"- {terminal_text.markdown(name)}: {terminal_text.markdown(why)}" for name, why in troubles.items()),
+            *(
+                f"- {terminal_text.markdown(name)}: {terminal_text.markdown(why)}"
+                for name, why in troubles.items()
+            ),
         ]
         if troubles
         else []

@@ -1,8 +1,9 @@
-"""Stored text made fit to be shown: in a terminal, in a page, in Markdown. Whoever writes to a store chooses such text.
+"""Stored text made fit to be shown: in a terminal, in a page, in Markdown. Whoever writes to a
+store chooses such text.
 
-A control character can move a terminal's cursor, rename its window or clear it; a bidirectional override shows text in another
-order than it has. Both are taken out of whatever is shown. Markup (of a page, of a terminal, of Markdown) is escaped where it
-would mean something.
+A control character can move a terminal's cursor, rename its window or clear it; a bidirectional
+override shows text in another order than it has. Both are taken out of whatever is shown. Markup
+(of a page, of a terminal, of Markdown) is escaped where it would mean something.
 """
 
 import re
@@ -20,7 +21,9 @@ _MARKDOWN = re.compile(r"[\\`*_{}\[\]()<>#!|~&]|^[-+]|(?<=^\d)[.)]|(?<=^\d\d)[.)
 
 
 def plain(text: str) -> str:
-    """The text without control characters, but for tabs and line ends, and without what changes the direction of text."""
+    """The text without control characters, but for tabs and line ends, and without what changes the
+    direction of text.
+    """
     return _INVISIBLE.sub("", text)
 
 
@@ -30,5 +33,7 @@ def one_line(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """`one_line`, with every character escaped that Markdown could take for its own: it is text in a cell or a paragraph."""
+    """`one_line`, with every character escaped that Markdown could take for its own: it is text in
+    a cell or a paragraph.
+    """
     return _MARKDOWN.sub(r"\\\g<0>", one_line(text).strip())

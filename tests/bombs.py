@@ -1,7 +1,8 @@
-"""Small objects with true digests that ask for much memory, each read under a limit of address space.
+"""Small objects with true digests that ask for much memory, each read under a limit of address
+space.
 
-`python -m tests.bombs` reads every one of them and prints a JSON object: name → [kind of error, its message]. It is a process
-of its own, because the limit is.
+`python -m tests.bombs` reads every one of them and prints a JSON object: name → [kind of error, its
+message]. It is a process of its own, because the limit is.
 """
 
 import json
@@ -38,13 +39,23 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import delta_store, manifests, publisher, reader, update_path
 from storage.weights.codec import delta_blocks
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from tests import builders
-from tests.resealed import ZEROS, arrow_file, of_bytes, replace_file, resealed, resealed_text, rewritten, safetensors_file
+from tests.resealed import (
+    ZEROS,
+    arrow_file,
+    of_bytes,
+    replace_file,
+    resealed,
+    resealed_text,
+    rewritten,
+    safetensors_file,
+)
 
 SPACE = 2**28
-"""Bytes of address space that reading one object may take beside what the process has. The objects are smaller than 100 KB,
-but for those of whose values there are too many."""
+"""Bytes of address space that reading one object may take beside what the process has. The objects
+are smaller than 100 KB, but for those of whose values there are too many.
+"""
 Read = Callable[[], object]
 NUMBERS = schema_of({"n": pa.int32()})
 
@@ -61,8 +72,15 @@ def shards_that_claim() -> Iterator[tuple[str, Read]]:
     def change(count: int, header: Json) -> None:
         header["groups"][0]["episodes"][0]["num_sequences"] = count
 
-    for name, count in {"2e7": 2 * 10**7, "2^63 - 1": 2**63 - 1, "-1": -1, "10^400": 10**400}.items():
-        body = rewritten(shards.encode(builders.shard()), shards.SCHEMA, shards.KIND, partial(change, count))
+    for name, count in {
+        "2e7": 2 * 10**7,
+        "2^63 - 1": 2**63 - 1,
+        "-1": -1,
+        "10^400": 10**400,
+    }.items():
+        body = rewritten(
+            shards.encode(builders.shard()), shards.SCHEMA, shards.KIND, partial(change, count)
+        )
         yield f"a shard of {name} sequences", partial(shards.decode, body)
 
 
@@ -70,18 +88,32 @@ def arrow_files_that_claim() -> Iterator[tuple[str, Read]]:
     def read(body: bytes) -> Read:
         return partial(arrow_files.read, body, NUMBERS, "test")
 
-    yield "columns of zeros under zstd", read(arrow_file(NUMBERS, [numbers(2**25)], "test", {}, "zstd"))
-    yield "rows of zeros under zstd", read(arrow_file(NUMBERS, [numbers(2**20)], "test", {}, "zstd"))
-    yield "too many record batches", read(arrow_file(NUMBERS, [numbers(1)] * 5000, "test", {}, None))
+    yield (
+        "columns of zeros under zstd",
+        read(arrow_file(NUMBERS, [numbers(2**25)], "test", {}, "zstd")),
+    )
+    yield (
+        "rows of zeros under zstd",
+        read(arrow_file(NUMBERS, [numbers(2**20)], "test", {}, "zstd")),
+    )
+    yield (
+        "too many record batches",
+        read(arrow_file(NUMBERS, [numbers(1)] * 5000, "test", {}, None)),
+    )
 
     def one_block_for_all(body: bytearray) -> None:
-        """Every block in the footer, a struct of 24 bytes, becomes the first, which is the largest."""
+        """Every block in the footer, a struct of 24 bytes, becomes the first, which is the
+        largest.
+        """
         first = body.rindex(struct.pack("<I", len(many))) + 4
         for block in range(first, first + 24 * len(many), 24):
             body[block : block + 24] = body[first : first + 24]
 
     many = [numbers(300_000), *[numbers(1)] * 2000]
-    yield "one record batch named two thousand times", read(arrow_file(NUMBERS, many, "test", {}, "lz4", one_block_for_all))
+    yield (
+        "one record batch named two thousand times",
+        read(arrow_file(NUMBERS, many, "test", {}, "lz4", one_block_for_all)),
+    )
 
 
 def deltas_that_claim() -> Iterator[tuple[str, Read]]:
@@ -89,23 +121,46 @@ def deltas_that_claim() -> Iterator[tuple[str, Read]]:
     header = delta_blocks._RUN.pack
     bits = np.zeros(1000, dtype=np.uint16)
     for name, body in {
-        "a change of 2^29 elements": header(2**29, 0, len(zeros), 0, 0, len(zeros), 0, 0) + zeros + zeros,
-        "a change of 2^32 elements": header(2**32 - 1, 0, len(zeros), 0, 0, len(zeros), 0, 0) + zeros + zeros,
-        "a stream that is longer than its block": header(1000, 0, len(zeros), 0, 0, len(zeros), 0, 0) + zeros + zeros,
+        "a change of 2^29 elements": header(2**29, 0, len(zeros), 0, 0, len(zeros), 0, 0)
+        + zeros
+        + zeros,
+        "a change of 2^32 elements": header(2**32 - 1, 0, len(zeros), 0, 0, len(zeros), 0, 0)
+        + zeros
+        + zeros,
+        "a stream that is longer than its block": header(
+            1000, 0, len(zeros), 0, 0, len(zeros), 0, 0
+        )
+        + zeros
+        + zeros,
     }.items():
-        block = delta_blocks._BLOCK.pack(delta_blocks._BLOCK.size + len(body), 0, delta_blocks.STEPS, 1, 0) + body
+        block = (
+            delta_blocks._BLOCK.pack(
+                delta_blocks._BLOCK.size + len(body), 0, delta_blocks.STEPS, 1, 0
+            )
+            + body
+        )
         yield name, partial(delta_blocks.apply, bits.copy(), memoryview(block))
     planes = len(zeros).to_bytes(4, "little") + zeros
-    block = delta_blocks._BLOCK.pack(delta_blocks._BLOCK.size + 2 * len(planes), 0, delta_blocks.PLANES, 1, 0) + 2 * planes
-    yield "planes that are longer than their block", partial(delta_blocks.apply, bits.copy(), memoryview(block))
+    block = (
+        delta_blocks._BLOCK.pack(
+            delta_blocks._BLOCK.size + 2 * len(planes), 0, delta_blocks.PLANES, 1, 0
+        )
+        + 2 * planes
+    )
+    yield (
+        "planes that are longer than their block",
+        partial(delta_blocks.apply, bits.copy(), memoryview(block)),
+    )
 
 
 def versions_that_claim() -> Iterator[tuple[str, Read]]:
     """Each is version 1 of a policy whose version 0 is one tensor of a mebibyte."""
 
-    def second(change: Callable[[Manifest], Manifest], body: bytes = b"") -> tuple[ObjectStore, Held]:
+    def second(
+        change: Callable[[Manifest], Manifest], body: bytes = b""
+    ) -> tuple[ObjectStore, LoadedWeights]:
         run, tensors = store(), {"w": HostTensor("U8", (2**20,), np.arange(2**20, dtype=np.uint8))}
-        held = Held(publisher.publish(run, "p", 0, tensors), tensors)
+        held = LoadedWeights(publisher.publish(run, "p", 0, tensors), tensors)
         moved = tensors["w"].bits.copy()
         moved[5] += 1
         publisher.publish(run, "p", 1, {"w": HostTensor("U8", moved.shape, moved)}, base=held)
@@ -114,23 +169,27 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
         run.put(manifest_key, seal(replace(manifest, digest=weights_digest(manifest.tensors))))
         return run, held
 
-    def go(run: ObjectStore, held: Held) -> object:
+    def go(run: ObjectStore, held: LoadedWeights) -> object:
         manifest = manifests.read_manifest(run, "p", 1)
-        return reader.go(run, manifest, update_path.legs(manifest), held)
+        return reader.apply_path(run, manifest, update_path.legs(manifest), held)
 
     def many_changes(manifest: Manifest) -> Manifest:
         info = manifest.tensors["w"]
         return replace(manifest, tensors={name: replace(info, entry=name) for name in names})
 
     def file_of(size: int) -> Callable[[Manifest], Manifest]:
-        return lambda manifest: replace(manifest, files=(replace(manifest.files[0], num_bytes=size),))
+        return lambda manifest: replace(
+            manifest, files=(replace(manifest.files[0], num_bytes=size),)
+        )
 
     def shape_of(shape: object) -> Callable[[Json], None]:
         return lambda fields: fields["tensors"]["w"].update(shape=shape)
 
     manifest_key = layout.manifest(layout.weights("p", 1))
     names = [f"w{number}" for number in range(2000)]
-    found = second(many_changes, to_safetensors({name: of_bytes(b"") for name in names}, delta_store.CODEC))
+    found = second(
+        many_changes, to_safetensors({name: of_bytes(b"") for name in names}, delta_store.CODEC)
+    )
     yield "two thousand changes of one tensor", partial(go, *found)
     for size in (2**60, 2**63 - 1):
         yield f"a file of {size} bytes", partial(go, *second(file_of(size)))
@@ -157,18 +216,34 @@ def safetensors_that_claim() -> Iterator[tuple[str, Read]]:
         ("a hundred thousand dimensions", f'{{"x":{entry(str([2**62] * 10**5))}}}', b"1"),
         ("a size of 2^70", f'{{"x":{entry(f"[{2**70}]")}}}', b"1"),
         ("an empty tensor of 2^70", f'{{"x":{entry(f"[0,{2**70}]", "[0,0]")}}}', b""),
-        ("an empty tensor of 2^62 x 2^62", f'{{"x":{entry(f"[0,{2**62},{2**62}]", "[0,0]")}}}', b""),
+        (
+            "an empty tensor of 2^62 x 2^62",
+            f'{{"x":{entry(f"[0,{2**62},{2**62}]", "[0,0]")}}}',
+            b"",
+        ),
         ("booleans as offsets", f'{{"x":{entry("[1]", "[false,true]")}}}', b"1"),
         ("a boolean as size", f'{{"x":{entry("[true]")}}}', b"1"),
         ("nesting", f'{{"x":{"[" * 200_000}{"]" * 200_000}}}', b""),
         ("nested objects", '{"a":' * 50_000 + "1" + "}" * 50_000, b""),
         ("nesting that is nearly read", f'{{"x":{{"shape":{"[" * 900}{"]" * 900}}}}}', b""),
         ("a size of four thousand digits", f'{{"x":{entry("[" + "9" * 4000 + "]")}}}', b"1"),
-        ("an offset of five thousand digits", f'{{"x":{entry("[1]", "[0," + "9" * 5000 + "]")}}}', b"1"),
+        (
+            "an offset of five thousand digits",
+            f'{{"x":{entry("[1]", "[0," + "9" * 5000 + "]")}}}',
+            b"1",
+        ),
         ("a name that is there twice", f'{{"x":{entry()},"x":{entry()}}}', b"1"),
-        ("overlapping tensors", f'{{"x":{entry("[2]", "[0,2]")},"y":{entry("[2]", "[1,3]")}}}', b"123"),
+        (
+            "overlapping tensors",
+            f'{{"x":{entry("[2]", "[0,2]")},"y":{entry("[2]", "[1,3]")}}}',
+            b"123",
+        ),
         ("a gap", f'{{"x":{entry()},"y":{entry("[1]", "[2,3]")}}}', b"123"),
-        ("the same bytes many times", "{" + ",".join(f'"{n}":{entry("[9]", "[0,9]")}' for n in range(2000)) + "}", b"1" * 9),
+        (
+            "the same bytes many times",
+            "{" + ",".join(f'"{n}":{entry("[9]", "[0,9]")}' for n in range(2000)) + "}",
+            b"1" * 9,
+        ),
         ("a number that is none", f'{{"x":{entry("[NaN]")}}}', b"1"),
         ("half a character", f'{{"\\ud800":{entry("[2]")}}}', b"1"),
     ]:
@@ -178,7 +253,9 @@ def safetensors_that_claim() -> Iterator[tuple[str, Read]]:
 def json_that_claims() -> Iterator[tuple[str, Read]]:
     def order(fields: str) -> bytes:
         head = f'{{"format":1,"write_id":"{ZEROS}","checksum":"{ZEROS}","number":0,"prompts":[]'
-        return resealed_text(f'{head},"seen":[],"cursor":{{}},"seed":0,"samples_per_prompt":1,{fields}}}')
+        return resealed_text(
+            f'{head},"seen":[],"cursor":{{}},"seed":0,"samples_per_prompt":1,{fields}}}'
+        )
 
     for name, fields in {
         "nested lists": '"x":' + "[" * 100_000 + "]" * 100_000,
@@ -194,10 +271,24 @@ def json_that_claims() -> Iterator[tuple[str, Read]]:
         yield f"JSON with {name}", partial(unseal, Order, order(fields), "orders/00000000.json")
     end = f'{{"format":1,"write_id":"{ZEROS}","checksum":{"1" * 32}}}'.encode()
     yield "a checksum that is a number", partial(unseal, OrdersEnd, end, "orders/end.json")
-    beat = f'{{"format":1,"write_id":"{ZEROS}","progress":{{"closed_below":{"9" * 4000}}}}}'.encode()
+    beat = (
+        f'{{"format":1,"write_id":"{ZEROS}","progress":{{"closed_below":{"9" * 4000}}}}}'.encode()
+    )
     yield "a heartbeat of a long number", partial(decode, Heartbeat, beat, "heartbeats/x")
     run = store()
-    run.put(layout.order(0), seal(Order(0, (Prompt("p", {"question": "?"}),), 10**9, 0, (), {})))
+    run.put(
+        layout.order(0),
+        seal(
+            Order(
+                number=0,
+                prompts=(Prompt("p", {"question": "?"}),),
+                samples_per_prompt=10**9,
+                seed=0,
+                seen=(),
+                cursor={},
+            )
+        ),
+    )
     yield "an order of 10^9 episodes", partial(orders.read, run, 0)
     nested = f'{{"format":1,"write_id":"{ZEROS}","checksum":"{ZEROS}","x":{"[" * 999}{"]" * 999}}}'
     run.put(layout.manifest(layout.checkpoint("p", 3)), resealed_text(nested))
@@ -218,7 +309,11 @@ def bombs() -> Iterator[tuple[str, Read]]:
 def runs_that_claim() -> Iterator[tuple[str, Read]]:
     """A run whose only batch says that every order below 10^9 has been taken in."""
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"), samples_per_prompt=2)
-    fields = {"steps": 4, "policies": {"solver": {"batch_size": 1}}, "data": config.model_dump(mode="json")}
+    fields = {
+        "steps": 4,
+        "policies": {"solver": {"batch_size": 1}},
+        "data": config.model_dump(mode="json"),
+    }
     run = runs.create_run(store(), "r", fields)
     batches.commit(run, builders.batch(policy="solver", step=1, shards=(), closed_below=10**9))
 
@@ -227,7 +322,10 @@ def runs_that_claim() -> Iterator[tuple[str, Read]]:
 
     yield "verify of a batch that closes 10^9 orders", judged
     policies = {"solver": PolicyData(batch_size=1, steps=4)}
-    yield "the dataflow after a batch that closes 10^9 orders", partial(Dataflow, run, config, policies, seed=0)
+    yield (
+        "the dataflow after a batch that closes 10^9 orders",
+        partial(Dataflow, run, config, policies, seed=0),
+    )
 
 
 def limited(read: Read) -> object:
@@ -246,7 +344,10 @@ def limited(read: Read) -> object:
 
 def told(found: object) -> list[str]:
     is_corrupt = isinstance(found, CorruptError)
-    return ["CorruptError" if is_corrupt else type(found).__name__, str(found)[:500] if isinstance(found, Exception) else ""]
+    return [
+        "CorruptError" if is_corrupt else type(found).__name__,
+        str(found)[:500] if isinstance(found, Exception) else "",
+    ]
 
 
 def main() -> None:

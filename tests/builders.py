@@ -1,10 +1,12 @@
-"""Small whole records for tests: every argument has a default, so that a test says only what it is about."""
+"""Small whole records for tests: every argument has a default, so that a test says only what it is
+about.
+"""
 
 from collections.abc import Sequence as Many
 
 import numpy as np
 
-from storage.records.batches import Batch, Entry, Fate, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, Entry, Fate, SequenceKey
 from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
@@ -25,7 +27,9 @@ def sequence(
     starts_episode: bool = True,
     name: str = "attempt",
 ) -> Sequence:
-    """A prompt that nobody sampled, and an answer that `policy` sampled at `version`, every token with `logprob`."""
+    """A prompt that nobody sampled, and an answer that `policy` sampled at `version`, every token
+    with `logprob`.
+    """
     p, a = len(prompt), len(answer)
     return Sequence(
         tokens=np.array([*prompt, *answer], dtype=np.int32),
@@ -40,10 +44,14 @@ def sequence(
     )
 
 
-def episode(*sequences: Sequence, reward: float = 1.0, error: str | None = None, **metrics: float) -> Episode:
-    """One play of `sequences` (one default sequence when there is neither a sequence nor an error)."""
+def episode(
+    *sequences: Sequence, reward: float = 1.0, error: str | None = None, **metrics: float
+) -> Episode:
+    """One play of `sequences` (one default sequence when there is neither a sequence nor an
+    error).
+    """
     own = sequences or (() if error else (sequence(reward=reward),))
-    return Episode(own, reward, metrics, error, seconds=0.25)
+    return Episode(sequences=own, reward=reward, metrics=metrics, error=error, seconds=0.25)
 
 
 def group(*episodes: Episode, prompt_id: str = "chained_addition/train/17") -> Group:
@@ -52,7 +60,9 @@ def group(*episodes: Episode, prompt_id: str = "chained_addition/train/17") -> G
     return Group(prompt, episodes or (episode(reward=1.0), episode(reward=0.0)))
 
 
-def shard(*groups: Group, order: int = 0, weights: dict[str, dict[int, str]] | None = None) -> Shard:
+def shard(
+    *groups: Group, order: int = 0, weights: dict[str, dict[int, str]] | None = None
+) -> Shard:
     """The result of one order, by default one group of two episodes."""
     return Shard(
         order=order,
@@ -76,10 +86,10 @@ def row(
     advantage: float = 1.0,
     reward: float = 1.0,
     replay: bool = False,
-) -> Row:
+) -> BatchRow:
     """A sequence of a batch: prompt tokens carry nothing, answer tokens all the same values."""
     p, a = len(prompt), len(answer)
-    return Row(
+    return BatchRow(
         key=key,
         prompt_id="chained_addition/train/17",
         tokens=np.array([*prompt, *answer], dtype=np.int32),
@@ -99,7 +109,7 @@ def entry(key: SequenceKey, fate: Fate = "filtered", reason: str = "zero_advanta
 
 
 def batch(
-    *rows: Row,
+    *rows: BatchRow,
     policy: str = "solver",
     step: int = 1,
     ledger: tuple[Entry, ...] = (),
@@ -110,18 +120,33 @@ def batch(
     metrics: dict[str, float] | None = None,
 ) -> Batch:
     """What `policy` trains on in `step`, by default one row."""
-    return Batch(policy, step, rows or (row(),), ledger, waiting, shards, closed_below, closed, metrics or {}, 1700000000.0)
+    return Batch(
+        policy=policy,
+        step=step,
+        rows=rows or (row(),),
+        ledger=ledger,
+        waiting=waiting,
+        shards=shards,
+        closed_below=closed_below,
+        closed=closed,
+        metrics=metrics or {},
+        created_s=1700000000.0,
+    )
 
 
 def tensors(value: int = 0) -> dict[str, HostTensor]:
     """Two small tensors of different dtypes whose bits depend on `value`."""
     return {
-        "model.weight": HostTensor("BF16", (2, 3), (np.arange(6, dtype=np.uint16) + value).reshape(2, 3)),
+        "model.weight": HostTensor(
+            "BF16", (2, 3), (np.arange(6, dtype=np.uint16) + value).reshape(2, 3)
+        ),
         "model.scale": HostTensor("F32", (), np.array(value, dtype=np.uint32)),
     }
 
 
-def mirror_next(home: ObjectStore, mirror: ObjectStore, policy: str = "solver") -> replication.Copied | None:
+def mirror_next(
+    home: ObjectStore, mirror: ObjectStore, policy: str = "solver"
+) -> replication.Copied | None:
     """Copies the first version that the mirror does not show."""
     newest = manifests.latest(mirror, policy)
     return replication.copy_version(home, mirror, policy, 0 if newest is None else newest + 1)

@@ -1,7 +1,8 @@
-"""A real decoder whose next-token distribution depends on the newest token alone, so that answers can be worked out by hand.
+"""A real decoder whose next-token distribution depends on the newest token alone, so that answers
+can be worked out by hand.
 
-Embeddings are one-hot and every layer adds nothing: after the final norm, token t is √V · e_t, and column t of the output
-projection holds the logits that follow t.
+Embeddings are one-hot and every layer adds nothing: after the final norm, token t is √V · e_t, and
+column t of the output projection holds the logits that follow t.
 """
 
 from collections.abc import Callable
@@ -41,12 +42,17 @@ LAYER: dict[str, tuple[int, ...]] = {
 
 
 def host_tensor(array: Float32) -> HostTensor:
-    return HostTensor("F32", array.shape, np.ascontiguousarray(array, dtype=np.float32).view(np.uint32))
+    return HostTensor(
+        "F32", array.shape, np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    )
 
 
 def chain(logits: Callable[[int], list[float]]) -> dict[str, HostTensor]:
     """Weights after which token t is followed by tokens with the `VOCAB` logits of `logits(t)`."""
-    arrays = {f"model.layers.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in LAYER.items()}
+    arrays = {
+        f"model.layers.0.{name}.weight": np.zeros(shape, np.float32)
+        for name, shape in LAYER.items()
+    }
     arrays["model.embed_tokens.weight"] = np.eye(VOCAB, dtype=np.float32)
     arrays["model.norm.weight"] = np.ones(VOCAB, np.float32)
     columns = [np.array(logits(token), np.float32) / VOCAB**0.5 for token in range(VOCAB)]
@@ -56,7 +62,9 @@ def chain(logits: Callable[[int], list[float]]) -> dict[str, HostTensor]:
 
 def counting(stride: int) -> dict[str, HostTensor]:
     """Token t is followed by t + stride (mod VOCAB), as good as certainly."""
-    return chain(lambda token: [60.0 if to == (token + stride) % VOCAB else 0.0 for to in range(VOCAB)])
+    return chain(
+        lambda token: [60.0 if to == (token + stride) % VOCAB else 0.0 for to in range(VOCAB)]
+    )
 
 
 def memoryless(probabilities: list[float]) -> dict[str, HostTensor]:

@@ -4,4 +4,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
-"""Real data sets, which are no part of the project; a test that needs one skips where it is missing."""
+"""Real data sets, which are no part of the project; a test that needs one skips where it is
+missing.
+"""

@@ -1,4 +1,6 @@
-"""Stores for tests, each empty: in memory, in a folder, and on an S3 server that runs on a free port here."""
+"""Stores for tests, each empty: in memory, in a folder, and on an S3 server that runs on a free
+port here.
+"""
 
 import os
 from collections.abc import Iterator
@@ -10,10 +12,14 @@ from hypothesis import HealthCheck, settings
 
 from storage.store.object_store import ObjectStore, open_store
 
-os.environ["PREFECT_API_URL"] = ""  # no server, whatever a `prefect.toml` or a profile of the developer names
+os.environ["PREFECT_API_URL"] = (
+    ""  # no server, whatever a `prefect.toml` or a profile of the developer names
+)
 BUCKET = "astraflow-tests"
 
-settings.register_profile("astraflow", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no clock decides
+settings.register_profile(
+    "astraflow", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # no clock decides
 settings.load_profile("astraflow")
 
 
@@ -29,7 +35,9 @@ def local_store(tmp_path: Path) -> ObjectStore:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of a server process's worth of S3, with the environment set for it and one empty bucket."""
+    """The address of a server process's worth of S3, with the environment set for it and one empty
+    bucket.
+    """
     import boto3  # type: ignore[import-untyped]  # the package has no types
     from moto.server import ThreadedMotoServer
 

@@ -20,4 +20,4 @@ def damages_first_reads(store: ObjectStore) -> ObjectStore:
             damaged.add(key)
             return body[:-1] + bytes([body[-1] ^ 1])
 
-    return ObjectStore(store.url, DamagesFirstReads(), store.prefix)  # type: ignore[arg-type]  # the rest is delegated
+    return ObjectStore(url=store.url, backend=DamagesFirstReads(), prefix=store.prefix)  # type: ignore[arg-type]  # the rest is delegated

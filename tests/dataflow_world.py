@@ -1,7 +1,9 @@
-"""Everything around a dataflow, reduced to what it sees of it: workers that answer orders, trainers that publish versions.
+"""Everything around a dataflow, reduced to what it sees of it: workers that answer orders, trainers
+that publish versions.
 
-Two policies share every rollout, as in `actor_and_verify`: each episode holds one solver and one verifier sequence. Rewards
-are drawn from the order's seed, so that some groups are equal and are filtered.
+Two policies share every rollout, as in `actor_and_verify`: each episode holds one solver and one
+verifier sequence. Rewards are drawn from the order's seed, so that some groups are equal and are
+filtered.
 """
 
 import threading
@@ -24,16 +26,21 @@ from storage.verify.verify import verify
 from storage.weights import publisher
 from tests.builders import episode, group, sequence, shard, tensors
 
-POLICIES = {"solver": PolicyData(batch_size=6, steps=4), "verifier": PolicyData(batch_size=4, steps=4)}
+POLICIES = {
+    "solver": PolicyData(batch_size=6, steps=4),
+    "verifier": PolicyData(batch_size=4, steps=4),
+}
 
 
 class Killed(BaseException):
     """The process died here."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class DyingBackend:
-    """Passes everything on, until the `dies_at`-th write (from 1), which dies before or after it takes effect."""
+    """Passes everything on, until the `dies_at`-th write (from 1), which dies before or after it
+    takes effect.
+    """
 
     backend: Backend
     dies_at: int
@@ -63,7 +70,9 @@ class World:
     digests: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def dataflow(self, run: ObjectStore | None = None) -> Dataflow:
-        return Dataflow(run or self.run, self.config, self.policies, seed=5, clock=lambda: 1700000100.0)
+        return Dataflow(
+            run or self.run, self.config, self.policies, seed=5, clock=lambda: 1700000100.0
+        )
 
     def publish(self, policy: str, version: int) -> None:
         manifest = publisher.publish(self.run, policy, version, tensors(version))
@@ -83,10 +92,16 @@ class World:
             versions = {policy: max(0, self.version(policy) - behind) for policy in self.policies}
             draw = np.random.default_rng(order.seed)
             groups = [
-                group(*(_episode(draw, versions) for _ in range(order.samples_per_prompt)), prompt_id=prompt.id)
+                group(
+                    *(_episode(draw, versions) for _ in range(order.samples_per_prompt)),
+                    prompt_id=prompt.id,
+                )
                 for prompt in order.prompts
             ]
-            held = {policy: {version: self.digests[policy][version]} for policy, version in versions.items()}
+            held = {
+                policy: {version: self.digests[policy][version]}
+                for policy, version in versions.items()
+            }
             shards.commit(self.run, shard(*groups, order=number, weights=held))
 
     def train(self, policy: str) -> bool:
@@ -129,13 +144,22 @@ class World:
             assert len(keys) == len(set(keys)) == data.steps * data.batch_size
 
 
-def world(store: ObjectStore, policies: Mapping[str, PolicyData] = POLICIES, **config: object) -> World:
+def world(
+    store: ObjectStore, policies: Mapping[str, PolicyData] = POLICIES, **config: object
+) -> World:
     """A run in which version 0 of every policy exists and nothing else does."""
-    settings = {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 2, "prompts_per_order": 2, **config}
+    settings = {
+        "prompts": {"builtin": "chained_addition"},
+        "samples_per_prompt": 2,
+        "prompts_per_order": 2,
+        **config,
+    }
     data = DataConfig.model_validate(settings)
     sizes = {policy: {"batch_size": wanted.batch_size} for policy, wanted in policies.items()}
     steps = max(wanted.steps for wanted in policies.values())
-    run = runs.create_run(store, "r", {"steps": steps, "policies": sizes, "data": data.model_dump(mode="json")})
+    run = runs.create_run(
+        store, "r", {"steps": steps, "policies": sizes, "data": data.model_dump(mode="json")}
+    )
     made = World(run, data, policies)
     for policy in policies:
         made.publish(policy, 0)
@@ -146,7 +170,9 @@ def _episode(draw: np.random.Generator, versions: Mapping[str, int]) -> Episode:
     correct, verdict = (float(draw.random() < 0.5) for _ in range(2))
     return episode(
         sequence(reward=correct, version=versions["solver"]),
-        sequence(reward=verdict, version=versions["verifier"], policy="verifier", starts_episode=False),
+        sequence(
+            reward=verdict, version=versions["verifier"], policy="verifier", starts_episode=False
+        ),
         reward=correct,
         first_attempt=correct,
         final=correct,

@@ -1,4 +1,5 @@
-"""A policy without a model: an engine that says what a script tells it, and the base model's files that go with it.
+"""A policy without a model: an engine that says what a script tells it, and the base model's files
+that go with it.
 
     config.json {"script": "tests.fakes:solve", "delay_s": 0.0}  ──▶  ScriptedEngine  ──▶  text of the script, as tokens
 
@@ -19,7 +20,7 @@ from rollout.agents.workflow import Player, Workflow
 from rollout.config import EngineConfig, SamplingConfig
 from rollout.engines.engine import NO_VERSION, Generation, SamplingParams, VersionSpan
 from rollout.rewards.math_reward import MathReward, Reward
-from rollout.service.agent_pool import Cast
+from rollout.service.agent_pool import AgentPool
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -57,7 +58,9 @@ def total(prompt: str) -> int:
 
 
 class ScriptedEngine:
-    """`rollout.engines.engine.Engine`. A swap that comes while it "generates" takes effect in the middle of the answer."""
+    """`rollout.engines.engine.Engine`. A swap that comes while it "generates" takes effect in the
+    middle of the answer.
+    """
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
         script = model_config.get("script", solve)
@@ -82,9 +85,13 @@ class ScriptedEngine:
     async def generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
         self.asked.append((tuple(tokens), sampling))
         first = self._version
-        said = self.script(tokenizer().decode(list(tokens), skip_special_tokens=False), sampling.seed)
+        said = self.script(
+            tokenizer().decode(list(tokens), skip_special_tokens=False), sampling.seed
+        )
         await asyncio.sleep(self.delay_s)
-        answer = tokenizer().encode(said + END, add_special_tokens=False).ids[: sampling.max_new_tokens]
+        answer = (
+            tokenizer().encode(said + END, add_special_tokens=False).ids[: sampling.max_new_tokens]
+        )
         count, half = len(answer), len(answer) // 2
         spans: tuple[VersionSpan, ...] = (VersionSpan(first, 0, count),)
         if self._version != first:
@@ -110,7 +117,12 @@ def base_files(script: str = "tests.fakes:solve", delay_s: float = 0.0) -> dict[
     return {**tokenizer_files(), "config.json": json.dumps(config).encode()}
 
 
-def publish_base(run: ObjectStore, policies: Sequence[str], script: str = "tests.fakes:solve", delay_s: float = 0.0) -> None:
+def publish_base(
+    run: ObjectStore,
+    policies: Sequence[str],
+    script: str = "tests.fakes:solve",
+    delay_s: float = 0.0,
+) -> None:
     """Version 0 of every policy."""
     for policy in policies:
         publisher.publish(run, policy, 0, tensors(0), extra_files=base_files(script, delay_s))
@@ -121,11 +133,15 @@ def tiny_chat() -> Chat:
     return load_chat(base_files())
 
 
-def scripted_player(policy: str, script: Script, version: int = 0, *, temperature: float = 1.0, delay_s: float = 0.0) -> Player:
+def scripted_player(
+    policy: str, script: Script, version: int = 0, *, temperature: float = 1.0, delay_s: float = 0.0
+) -> Player:
     """A player whose engine holds `version` already."""
     engine = ScriptedEngine(EngineConfig(), {"script": script, "delay_s": delay_s})
     engine._version = version
-    return Player(policy, engine, tiny_chat(), SamplingConfig(temperature=temperature, max_new_tokens=64))
+    return Player(
+        policy, engine, tiny_chat(), SamplingConfig(temperature=temperature, max_new_tokens=64)
+    )
 
 
 def lines(*answers: str) -> Script:
@@ -134,7 +150,9 @@ def lines(*answers: str) -> Script:
     return lambda _prompt, _seed: next(left)
 
 
-def cast_of(workflow: Workflow, reward: Reward | None = None, timeout_s: float = 60.0, **players: Player) -> Cast:
+def cast_of(
+    workflow: Workflow, reward: Reward | None = None, timeout_s: float = 60.0, **players: Player
+) -> AgentPool:
     """A cast by role."""
     engines = {player.policy: player.engine for player in players.values()}
-    return Cast(workflow, reward or MathReward(5.0), players, engines, timeout_s)
+    return AgentPool(workflow, reward or MathReward(5.0), players, engines, timeout_s)

@@ -1,4 +1,6 @@
-"""A store whose process dies at a chosen change: nothing that it would have done afterwards happens."""
+"""A store whose process dies at a chosen change: nothing that it would have done afterwards
+happens.
+"""
 
 import threading
 from dataclasses import dataclass, field, replace
@@ -12,15 +14,18 @@ class Killed(BaseException):
     """The process died here."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class KilledBackend:
-    """Passes everything on, until its `dies_at`-th create, write or delete (from 1), before or `after` which it dies."""
+    """Passes everything on, until its `dies_at`-th create, write or delete (from 1), before or
+    `after` which it dies.
+    """
 
     inner: Backend
     dies_at: int
     after: bool = False
     changes: list[str] = field(default_factory=list)
-    """Verb and key of each change that was asked for. Example: `delete weights/solver/00000001/a`."""
+    """Verb and key of each change that was asked for. Example: `delete weights/solver/00000001/a`.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def create(self, key: str, body: bytes) -> bool:
@@ -46,7 +51,9 @@ class KilledBackend:
                 raise Killed
 
 
-def killed_at(store: ObjectStore, number: int, after: bool = False) -> tuple[ObjectStore, KilledBackend]:
+def killed_at(
+    store: ObjectStore, number: int, after: bool = False
+) -> tuple[ObjectStore, KilledBackend]:
     """The same store for a process that dies at its `number`-th change."""
-    backend = KilledBackend(store.backend, number, after)
+    backend = KilledBackend(inner=store.backend, dies_at=number, after=after)
     return replace(store, backend=backend), backend

@@ -3,16 +3,16 @@
 import threading
 from collections.abc import Callable
 
-from storage.coordination.heartbeats import Kind, Pulse
+from storage.coordination.heartbeats import HeartbeatWriter, Kind
 from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import ObjectStore
 
 WAITS_MAX = 1000
 
 
-def pulse_of(run: ObjectStore, kind: Kind, id: str = "") -> Pulse:
+def pulse_of(run: ObjectStore, kind: Kind, id: str = "") -> HeartbeatWriter:
     """A heartbeat that is never entered: it writes nothing, and `last` says what it would write."""
-    return Pulse(run, kind, id or kind, attempt=0, interval_s=3600.0)
+    return HeartbeatWriter(run, kind, id or kind, attempt=0, interval_s=3600.0)
 
 
 def lifetime_of(run: ObjectStore, kind: Kind, stop: threading.Event | None = None) -> Lifetime:

@@ -1,4 +1,6 @@
-"""Runs a part of a test without root's rights: in a child process of another user where the tests run as root."""
+"""Runs a part of a test without root's rights: in a child process of another user where the tests
+run as root.
+"""
 
 import os
 import traceback
@@ -9,8 +11,9 @@ NOBODY = 65534
 
 
 def as_ordinary_user(folder: Path, work: Callable[[], None]) -> None:
-    """Calls `work`, which may fail as in a test and may use `folder`. As root it does so in a forked child, which owns `folder`
-    and can do no more than any user."""
+    """Calls `work`, which may fail as in a test and may use `folder`. As root it does so in a
+    forked child, which owns `folder` and can do no more than any user.
+    """
     if os.geteuid() != 0:
         work()
         return

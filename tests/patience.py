@@ -1,10 +1,14 @@
-"""Waiting in tests for what should come at once: until it comes, for a machine may be slow. Only a failing test waits long."""
+"""Waiting in tests for what should come at once: until it comes, for a machine may be slow. Only a
+failing test waits long.
+"""
 
 import time
 from collections.abc import Callable
 
 PATIENCE_S = 900.0
-"""Less than the timeout of a test (`pyproject.toml`), so that a failing one says what it waited for."""
+"""Less than the timeout of a test (`pyproject.toml`), so that a failing one says what it waited
+for.
+"""
 
 
 def until(true: Callable[[], bool], pause_s: float = 0.01) -> None:

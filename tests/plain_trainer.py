@@ -1,6 +1,8 @@
-"""Training by the plainest computation: one row at a time, no padding, every formula written out, in float64.
+"""Training by the plainest computation: one row at a time, no padding, every formula written out,
+in float64.
 
-What a train engine must agree with up to float32. Written from `docs/train_engine.md`; shares no code with `trainer/`.
+What a train engine must agree with up to float32. Written from `docs/train_engine.md`; shares no
+code with `trainer/`.
 """
 
 import math
@@ -11,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from storage.records.batches import Batch, Row
+from storage.records.batches import Batch, BatchRow
 from storage.records.weights import HostTensor
 from tests.trainer_cases import reference_model
 from trainer.config import TrainConfig
 from trainer.losses import LossConfig, M2po, PpoClip
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Token:
     """One loss token of a minibatch."""
 
@@ -80,7 +82,9 @@ def masked(tokens: list[Token], threshold: float) -> set[int]:
     return set(range(len(tokens))) - set(left)
 
 
-def token_loss(token: Token, bounds: tuple[float, float] | None, dual_clip: float | None) -> tuple[Tensor, bool]:
+def token_loss(
+    token: Token, bounds: tuple[float, float] | None, dual_clip: float | None
+) -> tuple[Tensor, bool]:
     """(loss, whether a bound took its gradient away)."""
     ratio, A = torch.exp(token.logprob - token.behaviour), token.advantage
     loss, silenced = -ratio * A, False
@@ -122,8 +126,16 @@ class PlainTrainer:
                 for token in self._tokens(batch.rows[number], advantages[number], place)
             ]
             loss, bounds, num_silenced = self._loss(tokens)
-            gradients = dict(zip(self.parameters, torch.autograd.grad(loss, list(self.parameters.values())), strict=True))
-            norms.append(math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values())))
+            gradients = dict(
+                zip(
+                    self.parameters,
+                    torch.autograd.grad(loss, list(self.parameters.values())),
+                    strict=True,
+                )
+            )
+            norms.append(
+                math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+            )
             self._adam(gradients, min(1.0, (self.config.grad_clip or math.inf) / norms[-1]), lr)
             losses.append(loss.item())
             silenced += num_silenced
@@ -163,15 +175,25 @@ class PlainTrainer:
         std = math.sqrt(mean([(each - mean(every)) ** 2 for each in every]))
         return [[(each - mean(every)) / (std + 1e-5) for each in row] for row in given]
 
-    def _tokens(self, row: Row, advantages: list[float], place: int) -> list[Token]:
-        logits = self.model(input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False).logits[0]
+    def _tokens(self, row: BatchRow, advantages: list[float], place: int) -> list[Token]:
+        logits = self.model(
+            input_ids=torch.from_numpy(row.tokens).long()[None], use_cache=False
+        ).logits[0]
         positions = np.flatnonzero(row.loss_mask)
         found = []
         for position, advantage in zip(positions, advantages, strict=True):
             logprobs = torch.log_softmax(logits[position - 1] / row.temperature, dim=-1)
             entropy = -(logprobs.exp() * logprobs).sum().item()
             token = logprobs[int(row.tokens[position])]
-            found.append(Token(token, entropy, float(row.logprobs[position]), advantage, place))
+            found.append(
+                Token(
+                    logprob=token,
+                    entropy=entropy,
+                    behaviour=float(row.logprobs[position]),
+                    advantage=advantage,
+                    row=place,
+                )
+            )
         return found
 
     def _loss(self, tokens: list[Token]) -> tuple[Tensor, tuple[float, float] | None, int]:

@@ -1,4 +1,6 @@
-"""Small transformers models whose every parameter is random, norms and biases too: what our own decoder is compared with."""
+"""Small transformers models whose every parameter is random, norms and biases too: what our own
+decoder is compared with.
+"""
 
 from typing import Any
 
@@ -34,4 +36,7 @@ def random_model(config: Json, seed: int = 0) -> Any:
 
 def host_tensors(model: Any) -> dict[str, HostTensor]:
     arrays = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    return {name: HostTensor("F32", a.shape, np.ascontiguousarray(a).view(np.uint32)) for name, a in arrays.items()}
+    return {
+        name: HostTensor("F32", a.shape, np.ascontiguousarray(a).view(np.uint32))
+        for name, a in arrays.items()
+    }

@@ -1,4 +1,6 @@
-"""Objects whose content was changed by somebody who writes true digests: what they hold is all that can be wrong with them."""
+"""Objects whose content was changed by somebody who writes true digests: what they hold is all that
+can be wrong with them.
+"""
 
 import json
 import struct
@@ -23,7 +25,9 @@ Change = Callable[[Any], object]
 
 
 def resealed_text(text: str) -> bytes:
-    """The JSON text of a created-once object, which has ZEROS as its checksum, with the true one."""
+    """The JSON text of a created-once object, which has ZEROS as its checksum, with the true
+    one.
+    """
     digits = xxhash.xxh3_128_hexdigest(text.encode())
     return text.replace(f'"checksum":"{ZEROS}"', f'"checksum":"{digits}"', 1).encode()
 
@@ -52,7 +56,9 @@ def arrow_file(
     compression: str | None = "lz4",
     alter: Change = lambda body: None,
 ) -> bytes:
-    """An Arrow file with a true digest, and whatever else its writer likes; `alter` changes its bytes before that."""
+    """An Arrow file with a true digest, and whatever else its writer likes; `alter` changes its
+    bytes before that.
+    """
     place = b"f" * 31 + b"e"
     metadata = {
         b"astraflow.format": b"1",
@@ -61,7 +67,11 @@ def arrow_file(
         b"astraflow.digest": place,
     }
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema.with_metadata(metadata), options=pa.ipc.IpcWriteOptions(compression=compression)) as file:
+    with pa.ipc.new_file(
+        sink,
+        schema.with_metadata(metadata),
+        options=pa.ipc.IpcWriteOptions(compression=compression),
+    ) as file:
         for batch in batches:
             file.write_batch(batch)
     body = bytearray(sink.getvalue().to_pybytes())
@@ -75,23 +85,35 @@ def safetensors_file(header: str, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(header.encode())) + header.encode() + data
 
 
-def replace_file(run: ObjectStore, policy: str, version: int, change: Callable[[bytes], bytes]) -> Manifest:
-    """The first data file of a version becomes another, with true digests of it and of the manifest."""
+def replace_file(
+    run: ObjectStore, policy: str, version: int, change: Callable[[bytes], bytes]
+) -> Manifest:
+    """The first data file of a version becomes another, with true digests of it and of the
+    manifest.
+    """
     manifest = manifests.read_manifest(run, policy, version)
     folder, (file, *others) = layout.weights(policy, version), manifest.files
     body = change(run.get(f"{folder}/{file.name}"))
     run.put(f"{folder}/{file.name}", body)
-    changed = replace(manifest, files=(replace(file, num_bytes=len(body), digest=file_digest(body)), *others))
+    changed = replace(
+        manifest, files=(replace(file, num_bytes=len(body), digest=file_digest(body)), *others)
+    )
     run.put(layout.manifest(folder), seal(changed))
     return changed
 
 
-def replace_blob(run: ObjectStore, version: int, change: Callable[[bytes], bytes], policy: str = "solver") -> None:
+def replace_blob(
+    run: ObjectStore, version: int, change: Callable[[bytes], bytes], policy: str = "solver"
+) -> None:
     """The same for every change in a version's first file."""
 
     def file(body: bytes) -> bytes:
-        blobs = {name: change(entry.bits.tobytes()) for name, entry in from_safetensors(body).items()}
-        return to_safetensors({name: of_bytes(blob) for name, blob in blobs.items()}, delta_store.CODEC)
+        blobs = {
+            name: change(entry.bits.tobytes()) for name, entry in from_safetensors(body).items()
+        }
+        return to_safetensors(
+            {name: of_bytes(blob) for name, blob in blobs.items()}, delta_store.CODEC
+        )
 
     replace_file(run, policy, version, file)
 

@@ -1,4 +1,6 @@
-"""An S3 server as a process of its own, on a free port of this machine: moto's, empty, gone with its block."""
+"""An S3 server as a process of its own, on a free port of this machine: moto's, empty, gone with
+its block.
+"""
 
 import socket
 import subprocess
@@ -28,8 +30,12 @@ def s3_process(buckets: Sequence[str]) -> Iterator[str]:
     try:
         deadline_s = time.monotonic() + PATIENCE_S
         while not _answers(address):
-            assert process.poll() is None, f"moto's server ended at its start with {process.returncode}"
-            assert time.monotonic() < deadline_s, f"moto's server did not answer within {PATIENCE_S:.0f} s"
+            assert process.poll() is None, (
+                f"moto's server ended at its start with {process.returncode}"
+            )
+            assert time.monotonic() < deadline_s, (
+                f"moto's server did not answer within {PATIENCE_S:.0f} s"
+            )
             time.sleep(0.1)
         for bucket in buckets:
             boto3.client("s3", endpoint_url=address).create_bucket(Bucket=bucket)

@@ -1,4 +1,6 @@
-"""A small run with two policies in a memory store, written through the project's own writers, for tests of read models."""
+"""A small run with two policies in a memory store, written through the project's own writers, for
+tests of read models.
+"""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -44,12 +46,18 @@ class SmallRun:
     def __init__(self, name: str, recipe: str = RECIPE) -> None:
         self.store: ObjectStore = open_store(f"memory://{name}")
         self.config: RunConfig = load(recipe)
-        self.run = runs.create_run(self.store, RUN_ID, self.config.model_dump(mode="json"), "astraflow/multi-policy")
+        self.run = runs.create_run(
+            self.store, RUN_ID, self.config.model_dump(mode="json"), "astraflow/multi-policy"
+        )
         self.created_s = runs.read_run(self.run).created_s
 
-    def version(self, policy: str, version: int, files: Mapping[str, bytes] | None = None, **metrics: float) -> None:
+    def version(
+        self, policy: str, version: int, files: Mapping[str, bytes] | None = None, **metrics: float
+    ) -> None:
         named = {f"trainer/{name}": value for name, value in metrics.items()}
-        publisher.publish(self.run, policy, version, TENSORS, metrics=named, extra_files=files or {})
+        publisher.publish(
+            self.run, policy, version, TENSORS, metrics=named, extra_files=files or {}
+        )
 
     def batch(self, policy: str, step: int, closed_below: int = 1, **metrics: float) -> None:
         """Two rows of versions `step − 1` and 0, one filtered and one waiting sequence."""
@@ -66,7 +74,17 @@ class SmallRun:
 
     def order(self, number: int) -> None:
         prompt = Prompt(f"chained_addition/train/{number}", {"question": "7+8-3=?", "answer": "12"})
-        orders.commit(self.run, Order(number, (prompt,), 2, 0, (), {"next": number + 1}))
+        orders.commit(
+            self.run,
+            Order(
+                number=number,
+                prompts=(prompt,),
+                samples_per_prompt=2,
+                seed=0,
+                seen=(),
+                cursor={"next": number + 1},
+            ),
+        )
 
     def shard(self, number: int) -> None:
         """One group of two episodes with three sampled tokens each."""
@@ -76,7 +94,10 @@ class SmallRun:
         versions = dict.fromkeys(self.config.policies, version)
         rows = tuple(f"chained_addition/test/{index}" for index in range(len(first)))
         a, b = np.array(first, np.float32), np.array(final, np.float32)
-        evals.commit(self.run, Evaluation(versions, "chained_addition", "actor_and_verify", rows, a, b, 5.0, 1.0))
+        evals.commit(
+            self.run,
+            Evaluation(versions, "chained_addition", "actor_and_verify", rows, a, b, 5.0, 1.0),
+        )
 
     def beat(
         self,
@@ -93,10 +114,12 @@ class SmallRun:
         versions: Mapping[str, int] | None = None,
     ) -> None:
         beat = Heartbeat(
-            kind, member, 0, 9, at_s, at_s - 60, 1, "host", state, region, progress or {}, rates or {}, seconds or {},
-            versions or {}, note,
+            kind=kind, id=member, attempt=0, beats=9, beat_s=at_s, started_s=at_s - 60, pid=1, host="host", state=state, region=region, progress=progress or {}, rates=rates or {}, seconds=seconds or {},
+            versions=versions or {}, note=note,
         )  # fmt: skip
         self.run.put(layout.heartbeat(kind, member), dump({"format": FORMAT, **vars(beat)}))
 
-    def stop(self, state: Literal["completed", "cancelled", "failed"], reason: str, at_s: float) -> None:
+    def stop(
+        self, state: Literal["completed", "cancelled", "failed"], reason: str, at_s: float
+    ) -> None:
         runs.request_stop(self.run, Stop(state, reason, at_s))

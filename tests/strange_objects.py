@@ -1,4 +1,6 @@
-"""What can stand in a local store where an object belongs, and is no file that this user may read."""
+"""What can stand in a local store where an object belongs, and is no file that this user may
+read.
+"""
 
 import os
 import shutil

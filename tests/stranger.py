@@ -1,4 +1,5 @@
-"""Somebody who has `docs/format.md` and nothing else of the project: the page in code, on its reading and writing side.
+"""Somebody who has `docs/format.md` and nothing else of the project: the page in code, on its
+reading and writing side.
 
 Nothing of the project's own decoding is used here.
 """
@@ -24,7 +25,9 @@ OVERWRITTEN = ("leases/", "heartbeats/")
 
 @dataclass(frozen=True)
 class Stranger:
-    """Somebody who reads a store's folder with the page, json, Arrow, xxhash, hashlib and NumPy, and checks every digest."""
+    """Somebody who reads a store's folder with the page, json, Arrow, xxhash, hashlib and NumPy,
+    and checks every digest.
+    """
 
     root: Path
 
@@ -56,7 +59,10 @@ class Stranger:
     def folder(self, key: str) -> tuple[Any, dict[str, NDArray[np.uint8]], dict[str, bytes]]:
         """Manifest, the bytes of every tensor, and the model's other files."""
         manifest = self.json(f"{key}/manifest.json")
-        bodies = {info["name"]: (self.root / key / info["name"]).read_bytes() for info in manifest["files"]}
+        bodies = {
+            info["name"]: (self.root / key / info["name"]).read_bytes()
+            for info in manifest["files"]
+        }
         for info in manifest["files"]:
             body = bodies[info["name"]]
             assert info["name"].startswith(manifest["write_id"] + ".")
@@ -65,13 +71,18 @@ class Stranger:
         found: dict[str, NDArray[np.uint8]] = {}
         for name, info in manifest["tensors"].items():
             (length,) = struct.unpack_from("<Q", bodies[info["file"]])
-            header, data = json.loads(bodies[info["file"]][8 : 8 + length]), bodies[info["file"]][8 + length :]
+            header, data = (
+                json.loads(bodies[info["file"]][8 : 8 + length]),
+                bodies[info["file"]][8 + length :],
+            )
             assert (header[name]["dtype"], header[name]["shape"]) == (info["dtype"], info["shape"])
             start, end = header[name]["data_offsets"]
             assert info["digest"] == "xxh3_128:" + xxhash.xxh3_128_hexdigest(data[start:end])
             found[name] = np.frombuffer(data[start:end], np.uint8)
         holders = {info["file"] for info in manifest["tensors"].values()}
-        others = {name.split(".", 1)[1]: body for name, body in bodies.items() if name not in holders}
+        others = {
+            name.split(".", 1)[1]: body for name, body in bodies.items() if name not in holders
+        }
         return manifest, found, others
 
     def write(self, key: str, body: bytes) -> None:
@@ -90,7 +101,9 @@ def weights_digest(manifest: Any) -> str:
 
 
 def sealed(fields: dict[str, Any]) -> bytes:
-    """A created-once JSON object of `fields`, with a true checksum in place of one that stands there."""
+    """A created-once JSON object of `fields`, with a true checksum in place of one that stands
+    there.
+    """
     others = {name: value for name, value in fields.items() if name != "checksum"}
     told = {"format": 1, "write_id": WRITE_ID, **others, "checksum": ZEROS.decode()}
     before, after = json.dumps(told).encode().rsplit(ZEROS, 1)

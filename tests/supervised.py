@@ -1,4 +1,6 @@
-"""A supervised run for tests: a hand-written launcher, a store that can be away, and a clock that only moves when told."""
+"""A supervised run for tests: a hand-written launcher, a store that can be away, and a clock that
+only moves when told.
+"""
 
 import asyncio
 import threading
@@ -6,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from storage import layout
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import encode
 from storage.records.control import Heartbeat, Stop
@@ -17,7 +19,7 @@ from tasks.recipes.run_config import RunConfig
 from tasks.supervision import supervisor
 from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
-from tasks.supervision.members import Member, Phase
+from tasks.supervision.members import FlowRunPhase, Member
 
 
 class ScriptedLauncher:
@@ -39,7 +41,9 @@ class ScriptedLauncher:
         if self.away or self.refuses:
             return None
         self.launched.append((member.id, attempt))
-        self.runs[member.id] = Launched(attempt, Phase.SCHEDULED, f"{member.id}-{attempt}", "Scheduled")
+        self.runs[member.id] = Launched(
+            attempt, FlowRunPhase.SCHEDULED, f"{member.id}-{attempt}", "Scheduled"
+        )
         return self.runs[member.id]
 
     async def newest(self) -> Mapping[str, Launched] | None:
@@ -51,13 +55,13 @@ class ScriptedLauncher:
     async def cancel(self, launched: Launched) -> None:
         self.cancelled.append(launched.flow_run_id)
         for member, found in self.runs.items():
-            if found == launched and found.phase is not Phase.RUNNING:
-                self.set(member, Phase.ENDED)
+            if found == launched and found.phase is not FlowRunPhase.RUNNING:
+                self.set(member, FlowRunPhase.ENDED)
 
     async def bury(self, ended: Sequence[Launched]) -> None:
         self.buried += [launched.flow_run_id for launched in ended]
 
-    def set(self, member: str, phase: Phase) -> None:
+    def set(self, member: str, phase: FlowRunPhase) -> None:
         self.runs[member] = replace(self.runs[member], phase=phase, state_name=phase.value)
 
 
@@ -86,7 +90,9 @@ class Interrupted:
 
 
 class World:
-    """One supervised run over a launcher that the test changes, and a clock that only moves when told."""
+    """One supervised run over a launcher that the test changes, and a clock that only moves when
+    told.
+    """
 
     def __init__(self, store: ObjectStore, **changes: object) -> None:
         overrides = {
@@ -108,11 +114,18 @@ class World:
         self.supervisor = self.restarted()
 
     def restarted(self) -> supervisor.Supervisor:
-        pulse = Pulse(self.run, "supervisor", "supervisor", 0, 60.0)
+        pulse = HeartbeatWriter(self.run, "supervisor", "supervisor", 0, 60.0)
         run = replace(self.run, backend=self.backend, patience_s=0.01)  # type: ignore[arg-type]  # it passes every verb on
         clock = lambda: self.now_s  # noqa: E731 - two objects share it
         processes = FlowProcesses(self.cpu_s.get, clock, lambda: 1.0, self.terminated.append)
-        return supervisor.Supervisor(run, self.config, pulse, self.launcher, clock, processes)
+        return supervisor.Supervisor(
+            run=run,
+            config=self.config,
+            pulse=pulse,
+            launcher=self.launcher,
+            clock=clock,
+            processes=processes,
+        )
 
     def look(self, rounds: int = 1, seconds: float = 1.0) -> Stop | None:
         stop = None
@@ -123,10 +136,20 @@ class World:
 
     def run_all(self) -> None:
         for member in self.launcher.runs:
-            self.launcher.set(member, Phase.RUNNING)
+            self.launcher.set(member, FlowRunPhase.RUNNING)
 
     def beat(self, beats: int, *members: str, attempt: int = 0) -> None:
         for member in members or self.launcher.runs:
             kind = self.supervisor.watches[member].member.kind
-            heartbeat = Heartbeat(kind, member, attempt, beats, 1.0, 1.0, 1, "here", "working")
+            heartbeat = Heartbeat(
+                kind=kind,
+                id=member,
+                attempt=attempt,
+                beats=beats,
+                beat_s=1.0,
+                started_s=1.0,
+                pid=1,
+                host="here",
+                state="working",
+            )
             self.run.put(layout.heartbeat(kind, member), encode(heartbeat))

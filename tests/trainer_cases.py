@@ -1,4 +1,6 @@
-"""A model of a few thousand parameters, batches for it, and log-probabilities by the plainest possible computation."""
+"""A model of a few thousand parameters, batches for it, and log-probabilities by the plainest
+possible computation.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +9,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from storage.records.batches import Batch, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tests.builders import batch, row
@@ -33,11 +35,15 @@ LINEAR = TrainConfig(
     loss=PPO, lr=1e4, eps=1e4, betas=(0.0, 0.0), weight_decay=0.0, grad_clip=1e9, publish_dtype="F32",
     normalize_advantages=False, micro_batch_tokens=4096,
 )  # fmt: skip
-"""Adam that is plain gradient descent to a relative 1e-4 (10⁴·g / (|g| + 10⁴)): weights show gradients."""
+"""Adam that is plain gradient descent to a relative 1e-4 (10⁴·g / (|g| + 10⁴)): weights show
+gradients.
+"""
 
 
 def base_weights(seed: int = 0, config: Json = MODEL_CONFIG) -> dict[str, HostTensor]:
-    """Random published weights (BF16), the tied head once, large enough that predictions are far from uniform."""
+    """Random published weights (BF16), the tied head once, large enough that predictions are far
+    from uniform.
+    """
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     weights = {}
@@ -47,7 +53,9 @@ def base_weights(seed: int = 0, config: Json = MODEL_CONFIG) -> dict[str, HostTe
     return weights
 
 
-def reference_model(weights: Mapping[str, HostTensor], config: Json = MODEL_CONFIG) -> torch.nn.Module:
+def reference_model(
+    weights: Mapping[str, HostTensor], config: Json = MODEL_CONFIG
+) -> torch.nn.Module:
     """The same model, run by transformers as it comes."""
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
     state = {name: to_torch(tensor).float() for name, tensor in weights.items()}
@@ -55,7 +63,7 @@ def reference_model(weights: Mapping[str, HostTensor], config: Json = MODEL_CONF
     return model
 
 
-def reference_logprobs(model: torch.nn.Module, sample: Row) -> torch.Tensor:
+def reference_logprobs(model: torch.nn.Module, sample: BatchRow) -> torch.Tensor:
     """[L−1] log-probability of each token but the first: one row, no padding, every logit."""
     tokens = torch.from_numpy(sample.tokens).long()
     logits = model(input_ids=tokens[None], use_cache=False).logits[0, :-1]
@@ -63,9 +71,15 @@ def reference_logprobs(model: torch.nn.Module, sample: Row) -> torch.Tensor:
 
 
 def sampled_batch(
-    model: torch.nn.Module, step: int = 1, num_rows: int = 6, noise: float = 0.0, temperature: float = 1.0
+    model: torch.nn.Module,
+    step: int = 1,
+    num_rows: int = 6,
+    noise: float = 0.0,
+    temperature: float = 1.0,
 ) -> Batch:
-    """Rows of 4 to 14 random tokens whose behaviour is `model`, up to `noise` in each log-probability."""
+    """Rows of 4 to 14 random tokens whose behaviour is `model`, up to `noise` in each
+    log-probability.
+    """
     generator = np.random.default_rng([step, num_rows])
     rows = []
     for number in range(num_rows):

@@ -1,4 +1,6 @@
-"""A whole run in a store, made by the real dataflow with scripted answers and weights: something to verify and to damage."""
+"""A whole run in a store, made by the real dataflow with scripted answers and weights: something to
+verify and to damage.
+"""
 
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.service import Dataflow
@@ -18,7 +20,9 @@ ROUNDS_MAX = 200
 
 
 def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -> ObjectStore:
-    """A run whose two policies both reached version `steps`: contiguous, balanced, every digest true."""
+    """A run whose two policies both reached version `steps`: contiguous, balanced, every digest
+    true.
+    """
     data = DataConfig(
         prompts=BuiltinPrompts(builtin="chained_addition"),
         samples_per_prompt=4,
@@ -34,8 +38,12 @@ def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -
     versions = dict.fromkeys(POLICIES, 0)
     digests: dict[str, dict[int, str]] = {policy: {} for policy in POLICIES}
     for policy in POLICIES:
-        digests[policy][0] = publisher.publish(run, policy, 0, tensors(0), extra_files={"config.json": b"{}"}).digest
-    dataflow = Dataflow(run, data, dict.fromkeys(POLICIES, PolicyData(batch_size=BATCH_SIZE, steps=steps)), seed=0)
+        digests[policy][0] = publisher.publish(
+            run, policy, 0, tensors(0), extra_files={"config.json": b"{}"}
+        ).digest
+    dataflow = Dataflow(
+        run, data, dict.fromkeys(POLICIES, PolicyData(batch_size=BATCH_SIZE, steps=steps)), seed=0
+    )
     answered = 0
     for _ in range(ROUNDS_MAX):
         if min(versions.values()) == steps:
@@ -47,27 +55,49 @@ def finished_run(store: ObjectStore, run_id: str = "true", steps: int = STEPS) -
         for policy in POLICIES:
             version = versions[policy] + 1
             if version <= steps and batches.exists(run, policy, version):
-                digests[policy][version] = publisher.publish(run, policy, version, tensors(version)).digest
+                digests[policy][version] = publisher.publish(
+                    run, policy, version, tensors(version)
+                ).digest
                 versions[policy] = version
     raise AssertionError("the run does not end")
 
 
 def _answer(order: Order, versions: dict[str, int], digests: dict[str, dict[int, str]]) -> Shard:
-    """Rewards differ within every group, but for the second prompt of every third order, which the filter drops."""
+    """Rewards differ within every group, but for the second prompt of every third order, which the
+    filter drops.
+    """
     groups = []
     for at, prompt in enumerate(order.prompts):
         same = at == 1 and order.number % 3 == 0
-        plays = [_play(order.number, at, sample, versions, same) for sample in range(order.samples_per_prompt)]
+        plays = [
+            _play(order.number, at, sample, versions, same)
+            for sample in range(order.samples_per_prompt)
+        ]
         groups.append(Group(prompt, tuple(plays)))
     held = {policy: {versions[policy]: digests[policy][versions[policy]]} for policy in POLICIES}
-    return Shard(order.number, 0, "rollout-us-east-0", "us-east", tuple(groups), held, 1700000000.0, 1700000001.0)
+    return Shard(
+        order=order.number,
+        attempt=0,
+        worker="rollout-us-east-0",
+        region="us-east",
+        groups=tuple(groups),
+        weights=held,
+        started_s=1700000000.0,
+        finished_s=1700000001.0,
+    )
 
 
 def _play(number: int, at: int, sample: int, versions: dict[str, int], same: bool) -> Episode:
     right = 0.0 if same else float(sample % 2)
     answer = (40 + sample, 50 + at, 2 + number % 30)
-    attempt: Sequence = sequence(answer=answer, policy="solver", version=versions["solver"], reward=right)
+    attempt: Sequence = sequence(
+        answer=answer, policy="solver", version=versions["solver"], reward=right
+    )
     verdict = sequence(
-        answer=(60 + sample, 2), policy="verifier", version=versions["verifier"], reward=right, starts_episode=False
+        answer=(60 + sample, 2),
+        policy="verifier",
+        version=versions["verifier"],
+        reward=right,
+        starts_episode=False,
     )
     return episode(attempt, verdict, reward=right, first_attempt=right, final=right)

@@ -1,4 +1,6 @@
-"""Rollout workers with scripted engines for tests: in a thread of the test, on a run that the test writes."""
+"""Rollout workers with scripted engines for tests: in a thread of the test, on a run that the test
+writes.
+"""
 
 import threading
 from collections.abc import Callable
@@ -6,7 +8,7 @@ from typing import Any
 
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
 from rollout.service.worker import end_reason, work
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.records.control import Heartbeat
 from storage.records.rollouts import Order, Prompt
@@ -14,24 +16,47 @@ from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tests.patience import PATIENCE_S
 
-SAMPLING = {"solver": SamplingConfig(max_new_tokens=64), "verifier": SamplingConfig(max_new_tokens=64)}
+SAMPLING = {
+    "solver": SamplingConfig(max_new_tokens=64),
+    "verifier": SamplingConfig(max_new_tokens=64),
+}
 
 
 def config(workflow: str = "single_turn", **settings: Any) -> RolloutConfig:
     """Workers with scripted engines that look for everything often."""
-    quick = {"poll_interval_s": 0.02, "refresh_interval_s": 0.02, "drain_s": 30.0, "lease_ttl_s": 30.0}
+    quick = {
+        "poll_interval_s": 0.02,
+        "refresh_interval_s": 0.02,
+        "drain_s": 30.0,
+        "lease_ttl_s": 30.0,
+    }
     engine = EngineConfig(name="tests.fakes:ScriptedEngine")
-    return RolloutConfig(engine=engine, workflow=WorkflowConfig(name=workflow), **{**quick, **settings})
+    return RolloutConfig(
+        engine=engine, workflow=WorkflowConfig(name=workflow), **{**quick, **settings}
+    )
 
 
 def write_orders(run: ObjectStore, count: int, start: int = 0, samples: int = 2) -> None:
     """Orders of two prompts each, whose answers the script `solve` knows."""
     for number in range(start, start + count):
         prompts = tuple(
-            Prompt(f"p/{number}/{index}", {"question": f"{number}+{index}=?", "answer": str(number + index)})
+            Prompt(
+                f"p/{number}/{index}",
+                {"question": f"{number}+{index}=?", "answer": str(number + index)},
+            )
             for index in range(2)
         )
-        orders.commit(run, Order(number, prompts, samples, seed=number, seen=(), cursor={}))
+        orders.commit(
+            run,
+            Order(
+                number=number,
+                prompts=prompts,
+                samples_per_prompt=samples,
+                seed=number,
+                seen=(),
+                cursor={},
+            ),
+        )
 
 
 def answered(run: ObjectStore, count: int) -> Callable[[], bool]:
@@ -42,10 +67,14 @@ def answered(run: ObjectStore, count: int) -> Callable[[], bool]:
 class RunningWorker:
     """`rollout.service.worker.work` in a thread."""
 
-    def __init__(self, run: ObjectStore, settings: RolloutConfig, name: str = "rollout-us-east-0") -> None:
+    def __init__(
+        self, run: ObjectStore, settings: RolloutConfig, name: str = "rollout-us-east-0"
+    ) -> None:
         self.error: BaseException | None = None
         self._stop = threading.Event()
-        self._pulse = Pulse(run, "rollout", name, attempt=0, interval_s=60.0, region="us-east")
+        self._pulse = HeartbeatWriter(
+            run, "rollout", name, attempt=0, interval_s=60.0, region="us-east"
+        )
         self._thread = threading.Thread(target=self._work, args=(run, settings), name=name)
         self._thread.start()
 

@@ -27,7 +27,9 @@ class TrainConfig(Frozen):
     loss: LossConfig = M2po()
     """`name` selects one of `trainer/losses/`; m2po where it is left out."""
     lr: NotNegative = 5e-6
-    """0 leaves the weights as they are, bit for bit: a policy that is played and not trained, or a baseline."""
+    """0 leaves the weights as they are, bit for bit: a policy that is played and not trained, or a
+    baseline.
+    """
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.01
@@ -45,7 +47,9 @@ class TrainConfig(Frozen):
     """Recompute activations in the backward pass: less memory, more compute."""
     publish_dtype: Literal["BF16", "F32"] = "BF16"
     anchor_every: Steps = 20
-    """Every so-manieth version is published whole, the others as deltas to the one before; 1: all of them whole."""
+    """Every so-manieth version is published whole, the others as deltas to the one before; 1: all
+    of them whole.
+    """
     publish_memory_mb: Megabytes = 1024
     """Host memory that publishing may take beside the two versions it compares."""
     device: str = "cpu"
@@ -60,12 +64,15 @@ class TrainConfig(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _without_compact_deltas(cls, settings: Any) -> Any:
-        """Earlier releases stored the setting `compact_deltas` with every run: without effect where it is false."""
+        """Earlier releases stored the setting `compact_deltas` with every run: without effect where
+        it is false.
+        """
         if not isinstance(settings, dict) or "compact_deltas" not in settings:
             return settings
         if settings["compact_deltas"] is not False:
             raise ValueError(
-                "compact_deltas was removed: leave it out; a run that set it is read and resumed by the release that wrote it "
+                "compact_deltas was removed: leave it out; a run that set it is read and resumed "
+                "by the release that wrote it "
                 "(docs/decisions/0010-deltas-are-steps.md)"
             )
         return {name: value for name, value in settings.items() if name != "compact_deltas"}

@@ -1,10 +1,11 @@
-"""An emulated ocean: two network namespaces joined by a link that delays and paces. Needs Linux and root.
+"""An emulated ocean: two network namespaces joined by a link that delays and paces. Needs Linux and
+root.
 
     astra-far 10.99.0.1 ──────── half the round trip each way ──────── 10.99.0.2 astra-home
 
-Where the kernel has netem, the link is a veth pair with `tc … netem` at both ends; this way was written on a machine without
-netem and has not been run. Elsewhere a script makes the same two namespaces: `SCRIPT up ONEWAY_MS GBPS QUEUE_MB` and
-`SCRIPT down`. Knows nothing of what crosses.
+Where the kernel has netem, the link is a veth pair with `tc … netem` at both ends; this way was
+written on a machine without netem and has not been run. Elsewhere a script makes the same two
+namespaces: `SCRIPT up ONEWAY_MS GBPS QUEUE_MB` and `SCRIPT down`. Knows nothing of what crosses.
 """
 
 import json
@@ -39,7 +40,8 @@ def emulated(rtt_ms: float, gbps: float, script: Path) -> Iterator[None]:
         down = _up_by_script(script, rtt_ms / 2, gbps)
     else:
         raise LinkError(
-            f"this kernel has no netem, and {script} is no file; name a script that makes the namespaces with --wan"
+            f"this kernel has no netem, and {script} is no file; name a script that makes the "
+            "namespaces with --wan"
         )
     try:
         yield
@@ -59,7 +61,9 @@ def bytes_arrived() -> int:
 
 
 def _refuse_standing() -> None:
-    standing = {line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()}
+    standing = {
+        line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()
+    }
     if taken := sorted(standing & {FAR, HOME}):
         raise LinkError(
             f"the namespace {taken[0]} exists already: another benchmark runs, or one was killed; "
@@ -70,16 +74,38 @@ def _refuse_standing() -> None:
 def _try_netem(oneway_ms: float, gbps: float) -> bool:
     """False, and nothing stays, where the kernel has no netem."""
     in_flight = int(gbps * 1e9 / 8 * oneway_ms / 1e3 + QUEUE_MB * 2**20)
-    shape = ["netem", "delay", f"{oneway_ms}ms", "rate", f"{gbps}gbit", "limit", str(max(1000, in_flight // 1500))]
+    shape = [
+        "netem",
+        "delay",
+        f"{oneway_ms}ms",
+        "rate",
+        f"{gbps}gbit",
+        "limit",
+        str(max(1000, in_flight // 1500)),
+    ]
     try:
         for namespace in (FAR, HOME):
             _run(["ip", "netns", "add", namespace])
             _run(["ip", "-n", namespace, "link", "set", "lo", "up"])
-        ends = ["name", _DEVICES[FAR], "netns", FAR, "type", "veth", "peer", "name", _DEVICES[HOME], "netns", HOME]
+        ends = [
+            "name",
+            _DEVICES[FAR],
+            "netns",
+            FAR,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            _DEVICES[HOME],
+            "netns",
+            HOME,
+        ]
         _run(["ip", "link", "add", *ends])
         for namespace, device in _DEVICES.items():
             _run(["ip", "-n", namespace, "link", "set", device, "mtu", str(MTU), "up"])
-            _run(["ip", "-n", namespace, "addr", "add", f"{ADDRESSES[namespace]}/24", "dev", device])
+            _run(
+                ["ip", "-n", namespace, "addr", "add", f"{ADDRESSES[namespace]}/24", "dev", device]
+            )
             _run(["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape])
     except LinkError:
         _remove()
@@ -100,13 +126,23 @@ def _up_by_script(script: Path, oneway_ms: float, gbps: float) -> Callable[[], o
 
 def _remove() -> None:
     for namespace in (FAR, HOME):
-        subprocess.run(["ip", "netns", "del", namespace], capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        subprocess.run(
+            ["ip", "netns", "del", namespace],
+            capture_output=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
 
 
 def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LinkError(f"{' '.join(command)} cannot be run: {error}") from error

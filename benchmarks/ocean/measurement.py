@@ -1,4 +1,6 @@
-"""Measures the ocean: every format in every setting, each in a run of its own, by processes on both sides of the link."""
+"""Measures the ocean: every format in every setting, each in a run of its own, by processes on both
+sides of the link.
+"""
 
 import argparse
 import json
@@ -18,21 +20,22 @@ from typing import Any
 import psutil
 
 from benchmarks.ocean import figures, link
-from benchmarks.ocean.figures import TARGET_S, Step
+from benchmarks.ocean.figures import TARGET_S, VersionTimes
 from benchmarks.ocean.link import ADDRESSES, FAR, HOME
 from benchmarks.ocean.process import Process, running
 from storage.records.types import Json
 
 MIRRORS = {"no": (False,), "yes": (True,), "both": (False, True)}
 WARM_UPS = {"anchor": 0, "delta": 2, "plain": 1}
-"""Versions of each format that are not measured. Version 0 is one for the anchors; a worker has memory to reuse from the
-third delta on after an anchor."""
+"""Versions of each format that are not measured. Version 0 is one for the anchors; a worker has
+memory to reuse from the third delta on after an anchor.
+"""
 PORT = 9000
 BUCKET = "ocean"
 SERVICES = "benchmarks.ocean.services"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Ocean:
     """What all settings share: both servers, the trainer and its model."""
 
@@ -52,25 +55,32 @@ class Ocean:
         with ExitStack() as stack:
             if has_mirror:
                 stack.enter_context(running(FAR, SERVICES, json.dumps({**spec, "role": "mirror"})))
-            workers = [stack.enter_context(running(FAR, SERVICES, json.dumps(worker))) for _ in range(num_workers)]
+            workers = [
+                stack.enter_context(running(FAR, SERVICES, json.dumps(worker)))
+                for _ in range(num_workers)
+            ]
             version = 0
             self._step(workers, run, version, "anchor", has_mirror)
-            # Anchors first: version 0 has warmed them up. Plain last: what is held afterwards has no manifest.
+            # Anchors first: version 0 has warmed them up. Plain last: what is held afterwards has
+            # no manifest.
             for format in ("anchor", "delta", "plain"):
                 if format not in self.settings.formats or (format == "plain" and has_mirror):
                     continue
-                steps: list[Step] = []
+                steps: list[VersionTimes] = []
                 while len(steps) < self.settings.steps + WARM_UPS[format]:
                     version += 1
                     steps.append(self._step(workers, run, version, format, has_mirror))
                     self._forget(run, version - 1)
                 yield figures.case(
-                    {"format": format, "workers": num_workers, "mirror": has_mirror}, steps[-self.settings.steps :]
+                    {"format": format, "workers": num_workers, "mirror": has_mirror},
+                    steps[-self.settings.steps :],
                 )
         self._forget(run)
 
     def _forget(self, run: str, version: int | None = None) -> None:
-        """Delete a version's data, which all workers hold, or all of a run: memory is short where everybody shares it."""
+        """Delete a version's data, which all workers hold, or all of a run: memory is short where
+        everybody shares it.
+        """
         for server in ("home", "near"):
             place = self.folder / server / BUCKET / run
             if version is None:
@@ -79,13 +89,18 @@ class Ocean:
             for file in place.glob(f"weights/*/{version:08d}/*.safetensors"):
                 file.unlink()
 
-    def _step(self, workers: Sequence[Process], run: str, version: int, format: str, has_mirror: bool) -> Step:
+    def _step(
+        self, workers: Sequence[Process], run: str, version: int, format: str, has_mirror: bool
+    ) -> VersionTimes:
         self._served()
         crossed = link.bytes_arrived()
         for worker in workers:
             worker.tell(do="follow", version=version, format=format)
         draw = random.Random(f"{self.settings.seed} {run} {version}")
-        time.sleep(self.settings.pause_s + draw.uniform(1, 1.5) * (self.settings.interval_s + 4 * self.settings.rtt_ms / 1e3))
+        time.sleep(
+            self.settings.pause_s
+            + draw.uniform(1, 1.5) * (self.settings.interval_s + 4 * self.settings.rtt_ms / 1e3)
+        )
         cpu_before = psutil.cpu_times()
         published = self.trainer.ask(run=run, version=version, format=format)
         held = [worker.answer() for worker in workers]
@@ -97,7 +112,7 @@ class Ocean:
         requests, connections = figures.over_the_ocean(at_home, start_s, self.known)
         slowest = max(held, key=lambda worker: float(worker["held_s"]))
         digests = {worker.ask(do="digest")["digest"] for worker in workers}
-        step = Step(
+        step = VersionTimes(
             seconds=slowest["held_s"] - start_s,
             stages=figures.stages(start_s, published_s, shown_s, slowest),
             bytes_crossed=crossed,
@@ -122,9 +137,15 @@ def measure(settings: argparse.Namespace) -> Json:
     load_before = os.getloadavg()[0]
     with ExitStack() as stack:
         stack.enter_context(link.emulated(settings.rtt_ms, settings.gbps, settings.wan))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="astraflow-ocean-", dir=_in_memory())))
+        folder = Path(
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="astraflow-ocean-", dir=_in_memory())
+            )
+        )
         home, near = (
-            stack.enter_context(running(namespace, "benchmarks.folder_s3", str(folder / name), str(PORT)))
+            stack.enter_context(
+                running(namespace, "benchmarks.folder_s3", str(folder / name), str(PORT))
+            )
             for namespace, name in ((HOME, "home"), (FAR, "near"))
         )
         elements = int(settings.model_gb * 1e9 / 2)
@@ -132,7 +153,9 @@ def measure(settings: argparse.Namespace) -> Json:
         model = {"elements": elements, "changed": settings.changed, "seed": settings.seed}
         spec = {"role": "trainer", "home": _url(HOME), **model}
         trainer = stack.enter_context(running(HOME, SERVICES, json.dumps(spec)))
-        ocean = Ocean(settings, folder, home, near, trainer, set())
+        ocean = Ocean(
+            settings=settings, folder=folder, home=home, near=near, trainer=trainer, known=set()
+        )
         cases = [
             found
             for has_mirror in MIRRORS[settings.mirror]
@@ -141,10 +164,18 @@ def measure(settings: argparse.Namespace) -> Json:
         ]
     return {
         "cases": cases,
-        "target": {"seconds": TARGET_S, "met": [found["seconds"] <= TARGET_S for found in cases if found["format"] == "delta"]},
+        "target": {
+            "seconds": TARGET_S,
+            "met": [found["seconds"] <= TARGET_S for found in cases if found["format"] == "delta"],
+        },
         "bit_exact": all(found["bit_exact"] for found in cases),
         "settings": shown(settings),
-        "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "cpu": _cpu_name(), "load_before": load_before},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "kernel": platform.release(),
+            "cpu": _cpu_name(),
+            "load_before": load_before,
+        },
     }
 
 
@@ -158,13 +189,18 @@ def _url(namespace: str) -> str:
 
 
 def _in_memory() -> str | None:
-    """Where the servers keep their objects: a disk that cannot keep up would be measured in the ocean's place."""
+    """Where the servers keep their objects: a disk that cannot keep up would be measured in the
+    ocean's place.
+    """
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "unknown",
+    )
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,6 @@
-"""A process in one of the namespaces, asked and answering in lines of JSON. Knows nothing of what is asked."""
+"""A process in one of the namespaces, asked and answering in lines of JSON. Knows nothing of what
+is asked.
+"""
 
 import json
 import os
@@ -25,7 +27,12 @@ class Process:
         command = link.inside(namespace, [sys.executable, "-m", module, *arguments])
         self._name = f"{module} in {namespace}"
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment(), start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment(),
+            start_new_session=True,
         )
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._pump, daemon=True).start()
@@ -41,7 +48,9 @@ class Process:
         try:
             line = self._lines.get(timeout=ANSWER_TIMEOUT_S)
         except queue.Empty:
-            raise LinkError(f"{self._name} did not answer within {ANSWER_TIMEOUT_S:.0f} s") from None
+            raise LinkError(
+                f"{self._name} did not answer within {ANSWER_TIMEOUT_S:.0f} s"
+            ) from None
         if not line:
             raise LinkError(f"{self._name} ended; what it said stands above")
         answer: Json = json.loads(line)
@@ -79,5 +88,9 @@ def running(namespace: str, module: str, *arguments: str) -> Iterator[Process]:
 
 def _environment() -> dict[str, str]:
     """Keys that the servers do not check, and no proxy between the namespaces."""
-    keys = {"AWS_ACCESS_KEY_ID": "benchmark", "AWS_SECRET_ACCESS_KEY": "benchmark", "AWS_DEFAULT_REGION": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "benchmark",
+        "AWS_SECRET_ACCESS_KEY": "benchmark",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     return {**os.environ, **keys, "NO_PROXY": "*", "no_proxy": "*"}

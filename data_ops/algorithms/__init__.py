@@ -1,7 +1,7 @@
 """The data algorithms: the one table of each place, and how the lists of a recipe become objects.
 
-A model of these unions is both the settings of an algorithm and, for a built-in one, the algorithm. An
-entry of a recipe selects by its name; a name with a colon is the import path of a class.
+A model of these unions is both the settings of an algorithm and, for a built-in one, the algorithm.
+An entry of a recipe selects by its name; a name with a colon is the import path of a class.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,9 @@ FilterConfig: TypeAlias = Annotated[
 ]
 """After rollout: which (prompt, policy) groups are kept."""
 SampleConfig: TypeAlias = Annotated[
-    Annotated[Edf, Tag("edf")] | Annotated[Fifo, Tag("fifo")] | Annotated[CustomSampler, Tag("custom")],
+    Annotated[Edf, Tag("edf")]
+    | Annotated[Fifo, Tag("fifo")]
+    | Annotated[CustomSampler, Tag("custom")],
     Discriminator(ByPath()),
 ]
 """When a batch is assembled: in which order waiting sequences are used."""
@@ -44,7 +46,9 @@ def curators(configs: Sequence[CurateConfig]) -> tuple[Curate, ...]:
 
 def filters(configs: Sequence[FilterConfig]) -> tuple[tuple[str, Filter], ...]:
     """Make (name, filter) for each entry of `data.filter`; the name is the reason in the books."""
-    return tuple((config.name, config.make(f"data.filter.{at}")) for at, config in enumerate(configs))
+    return tuple(
+        (config.name, config.make(f"data.filter.{at}")) for at, config in enumerate(configs)
+    )
 
 
 def samplers(configs: Sequence[SampleConfig]) -> tuple[Sample, ...]:

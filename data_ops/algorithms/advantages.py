@@ -1,8 +1,8 @@
 """Rewards of one group to advantages, as a pure function in float64.
 
-Shape legend: G sequences of one (prompt, policy) group, first attempts and retries of all samples mixed. This module
-knows nothing of tokens: every token that the policy owns in a sequence gets the sequence's one value, which is what
-GAE with γ = λ = 1 and no critic gives.
+Shape legend: G sequences of one (prompt, policy) group, first attempts and retries of all samples
+mixed. This module knows nothing of tokens: every token that the policy owns in a sequence gets the
+sequence's one value, which is what GAE with γ = λ = 1 and no critic gives.
 """
 
 from typing import Annotated, Literal
@@ -16,12 +16,13 @@ from storage.config_model import AnySign, Frozen, OnlyWith, Positive, TokensOrNo
 STD_EPS = 1e-5
 """Added to the standard deviation, so that a group with (almost) equal rewards does not explode."""
 EQUAL_REWARDS_TOLERANCE = 1e-6
-"""Rewards are equal when they differ by no more than this share of the largest absolute value among them.
+"""Rewards are equal when they differ by no more than this share of the largest absolute value among
+them.
 
-Above the rounding of float32 scores (6e-8 for each operation), and below what `STD_EPS` treats as a difference: with
-rewards of about 1 a spread of 1e-6 is divided by some 1e-5 and gives advantages below 0.1. With large rewards (and
-`reward_clip` above them) `STD_EPS` damps nothing: scores of about 1000 that differ by rounding alone (6e-5) would get
-advantages of ±0.6.
+Above the rounding of float32 scores (6e-8 for each operation), and below what `STD_EPS` treats as a
+difference: with rewards of about 1 a spread of 1e-6 is divided by some 1e-5 and gives advantages
+below 0.1. With large rewards (and `reward_clip` above them) `STD_EPS` damps nothing: scores of
+about 1000 that differ by rounding alone (6e-5) would get advantages of ±0.6.
 """
 
 Float64 = NDArray[np.float64]
@@ -39,7 +40,9 @@ class AdvantageConfig(Frozen):
     reward_clip: Positive = 20.0
     """Rewards are clipped to ± this after bias and scale."""
     overlong_tokens: TokensOrNone = 0
-    """DAPO's soft overlong penalty: width T of the window before `overlong_max_tokens`; 0 turns it off."""
+    """DAPO's soft overlong penalty: width T of the window before `overlong_max_tokens`; 0 turns it
+    off.
+    """
     overlong_max_tokens: Annotated[TokensOrNone, OnlyWith("overlong_tokens")] = 0
     """Tokens of an answer from which on the whole penalty counts."""
     overlong_factor: Annotated[AnySign, OnlyWith("overlong_tokens")] = 1.0
@@ -49,33 +52,43 @@ class AdvantageConfig(Frozen):
     def _window_within_the_limit(self) -> "AdvantageConfig":
         if self.overlong_tokens > self.overlong_max_tokens:
             raise ValueError(
-                f"overlong_tokens {self.overlong_tokens} is wider than overlong_max_tokens {self.overlong_max_tokens}: "
-                "every answer would be penalized; set overlong_max_tokens to the longest answer, such as "
+                f"overlong_tokens {self.overlong_tokens} is wider than overlong_max_tokens "
+                f"{self.overlong_max_tokens}: "
+                "every answer would be penalized; set overlong_max_tokens to the longest answer, "
+                "such as "
                 "sampling.max_new_tokens"
             )
         return self
 
 
-def group_advantages(rewards: Float64, lengths: NDArray[np.int64], config: AdvantageConfig) -> Float64:
+def group_advantages(
+    rewards: Float64, lengths: NDArray[np.int64], config: AdvantageConfig
+) -> Float64:
     """Advantages [G] of `rewards` [G] for sequences of `lengths` [G] generated tokens.
 
-    1. DAPO's soft overlong penalty (arXiv 2503.14476): r += min(−(len − (L_max − T)) / T · f, 0), where T > 0.
+    1. DAPO's soft overlong penalty (arXiv 2503.14476): r += min(−(len − (L_max − T)) / T · f, 0),
+       where T > 0.
     2. r = clip((r + bias) · scale, ± clip).
-    3. `mean` (GRPO, arXiv 2402.03300): r − mean(r). `leave_one_out` (RLOO, arXiv 2402.14740): r_i − mean of the others.
+    3. `mean` (GRPO, arXiv 2402.03300): r − mean(r). `leave_one_out` (RLOO, arXiv 2402.14740): r_i −
+       mean of the others.
     4. Divided by std(r) + 1e-5; not in Dr.GRPO (arXiv 2503.20783).
 
-    std is that of the G rewards around their mean, with divisor G − 1, for both baselines: the group is a sample of
-    what the policy would get for the prompt, of which G − 1 gives the unbiased variance. `leave_one_out` divided by it
-    is `mean` times G / (G − 1). The public AstraFlow implementation takes the deviation around the means of the others
-    there, which is larger by the same factor, so that both baselines give the same. RLOO as published divides by
-    nothing: `baseline: leave_one_out` with `divide_by_std: false`.
+    std is that of the G rewards around their mean, with divisor G − 1, for both baselines: the
+    group is a sample of what the policy would get for the prompt, of which G − 1 gives the unbiased
+    variance. `leave_one_out` divided by it is `mean` times G / (G − 1). The public AstraFlow
+    implementation takes the deviation around the means of the others there, which is larger by the
+    same factor, so that both baselines give the same. RLOO as published divides by nothing:
+    `baseline: leave_one_out` with `divide_by_std: false`.
 
-    Rewards that are equal after step 2 (`rewards_equal`), a single one among them, have nothing to be compared with:
-    advantage 0. Raises ValueError for other shapes.
+    Rewards that are equal after step 2 (`rewards_equal`), a single one among them, have nothing to
+    be compared with: advantage 0. Raises ValueError for other shapes.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     if rewards.ndim != 1 or not rewards.size or np.shape(lengths) != rewards.shape:
-        raise ValueError(f"rewards and lengths must both be [G] with G ≥ 1, not {rewards.shape} and {np.shape(lengths)}")
+        raise ValueError(
+            f"rewards and lengths must both be [G] with G ≥ 1, not {rewards.shape} and "
+            f"{np.shape(lengths)}"
+        )
     num_samples = rewards.size
     shaped = shape_rewards(rewards, lengths, config)
     if rewards_equal(shaped):
@@ -90,7 +103,8 @@ def group_advantages(rewards: Float64, lengths: NDArray[np.int64], config: Advan
 
 
 def rewards_equal(rewards: Float64) -> bool:
-    """Whether the rewards [G] are all the same up to rounding: max − min ≤ 1e-6 · max |r|. True for a single one.
+    """Whether the rewards [G] are all the same up to rounding: max − min ≤ 1e-6 · max |r|. True for
+    a single one.
 
     Relative, because the rewards' scale is the workflow's choice; `0.3` equals `0.1 + 0.2`.
     """
@@ -98,7 +112,9 @@ def rewards_equal(rewards: Float64) -> bool:
 
 
 def shape_rewards(rewards: Float64, lengths: NDArray[np.int64], config: AdvantageConfig) -> Float64:
-    """Rewards [G] after the overlong penalty, bias, scale and clip: steps 1 and 2 of `group_advantages`."""
+    """Rewards [G] after the overlong penalty, bias, scale and clip: steps 1 and 2 of
+    `group_advantages`.
+    """
     if config.overlong_tokens:
         over = np.asarray(lengths) - (config.overlong_max_tokens - config.overlong_tokens)
         rewards = rewards + np.minimum(-over / config.overlong_tokens * config.overlong_factor, 0.0)

@@ -1,4 +1,6 @@
-"""Data algorithms from outside of AstraFlow, by import path. `docs/data_algorithms.md` shows how to write one."""
+"""Data algorithms from outside of AstraFlow, by import path. `docs/data_algorithms.md` shows how to
+write one.
+"""
 
 from typing import Any, ClassVar
 
@@ -28,13 +30,17 @@ class CustomAlgorithm(Named):
         return made
 
     def build(self, key: str) -> Any:
-        """Import the class and build it. ConfigError, beginning with the recipe's `key`, where it is impossible."""
+        """Import the class and build it. ConfigError, beginning with the recipe's `key`, where it
+        is impossible.
+        """
         try:
             return self.find()(**self.args)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from error
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{key}: {self.name} does not take args {self.args} ({error}); correct them") from error
+            raise ConfigError(
+                f"{key}: {self.name} does not take args {self.args} ({error}); correct them"
+            ) from error
 
 
 class CustomCurator(CustomAlgorithm):

@@ -1,4 +1,6 @@
-"""Filters: which (prompt, policy) groups are kept after rollout. `protocols.Filter` is the contract."""
+"""Filters: which (prompt, policy) groups are kept after rollout. `protocols.Filter` is the
+contract.
+"""
 
 from typing import Literal
 
@@ -8,11 +10,12 @@ from data_ops.algorithms.policy_groups import PolicyGroup
 
 
 class ZeroAdvantage(Named):
-    """DAPO's dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal teaches nothing, and is dropped.
+    """DAPO's dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal teaches
+    nothing, and is dropped.
 
-    Equal up to rounding (`rewards_equal`), as in the advantages. Rewards are compared as the workflow gave them, before
-    any length penalty. A group of one is always dropped: its rewards are all equal, and its only sequence has nothing to
-    be better or worse than, so its advantage is 0.
+    Equal up to rounding (`rewards_equal`), as in the advantages. Rewards are compared as the
+    workflow gave them, before any length penalty. A group of one is always dropped: its rewards are
+    all equal, and its only sequence has nothing to be better or worse than, so its advantage is 0.
     """
 
     name: Literal["zero_advantage"] = "zero_advantage"

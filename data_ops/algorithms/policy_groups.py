@@ -2,8 +2,8 @@
 
     Shard ⊃ Group ──▶ for every policy that owns a token of it:  PolicyGroup ⊃ Row   (masked to that policy)
 
-A sequence goes to every policy that sampled at least one of its tokens, so it may go to several. This module knows
-nothing of filters, advantages or staleness: rows leave it with advantage 0.
+A sequence goes to every policy that sampled at least one of its tokens, so it may go to several.
+This module knows nothing of filters, advantages or staleness: rows leave it with advantage 0.
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.records.batches import Entry, Row, SequenceKey
+from storage.records.batches import BatchRow, Entry, SequenceKey
 from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
 
 FAILED_EPISODE = "failed_episode"
@@ -23,18 +23,20 @@ LOGPROB_MAX = 0.01
 """Rounding may make a log-probability a little larger than 0."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PolicyGroup:
-    """All sequences of one prompt in which one policy owns a token: first attempts and retries of every sample
-    together."""
+    """All sequences of one prompt in which one policy owns a token: first attempts and retries of
+    every sample together.
+    """
 
     policy: str
     prompt: Prompt
-    rows: tuple[Row, ...]
+    rows: tuple[BatchRow, ...]
     """In the order of their keys; advantages are still 0."""
     refused: tuple[Entry, ...]
-    """Sequences nobody can train on: of failed episodes, with a reward or log-probability that is not a finite number, or
-    untrainable otherwise."""
+    """Sequences nobody can train on: of failed episodes, with a reward or log-probability that is
+    not a finite number, or untrainable otherwise.
+    """
     num_failed: int
     """Episodes of the prompt that failed."""
 
@@ -50,8 +52,9 @@ class PolicyGroup:
 
 
 def route(shard: Shard, policies: Many[str]) -> dict[str, tuple[PolicyGroup, ...]]:
-    """Each policy's groups of the shard, in the shard's order; a group in which the policy owns no token is left
-    out."""
+    """Each policy's groups of the shard, in the shard's order; a group in which the policy owns no
+    token is left out.
+    """
     return {
         policy: tuple(
             routed
@@ -63,8 +66,10 @@ def route(shard: Shard, policies: Many[str]) -> dict[str, tuple[PolicyGroup, ...
 
 
 def route_group(order: int, index: int, group: Group, policy: str) -> PolicyGroup | None:
-    """The sequences of one group that `policy` owns a token of; None when there is no such sequence."""
-    rows: list[Row] = []
+    """The sequences of one group that `policy` owns a token of; None when there is no such
+    sequence.
+    """
+    rows: list[BatchRow] = []
     refused: list[Entry] = []
     for number, episode in enumerate(group.episodes):
         for place, sequence in enumerate(episode.sequences):
@@ -80,7 +85,13 @@ def route_group(order: int, index: int, group: Group, policy: str) -> PolicyGrou
     if not rows and not refused:
         return None
     num_failed = sum(episode.error is not None for episode in group.episodes)
-    return PolicyGroup(policy, group.prompt, tuple(rows), tuple(refused), num_failed)
+    return PolicyGroup(
+        policy=policy,
+        prompt=group.prompt,
+        rows=tuple(rows),
+        refused=tuple(refused),
+        num_failed=num_failed,
+    )
 
 
 def owned_by(sequence: Sequence, policy: str) -> NDArray[np.bool_]:
@@ -90,14 +101,17 @@ def owned_by(sequence: Sequence, policy: str) -> NDArray[np.bool_]:
     return np.asarray(sequence.owners == sequence.policies.index(policy))
 
 
-def mask_to(sequence: Sequence, own: NDArray[np.bool_], key: SequenceKey, prompt_id: str) -> Row:
-    """The sequence as one policy trains on it, `own` [L] marking its tokens: what others sampled is context.
+def mask_to(
+    sequence: Sequence, own: NDArray[np.bool_], key: SequenceKey, prompt_id: str
+) -> BatchRow:
+    """The sequence as one policy trains on it, `own` [L] marking its tokens: what others sampled is
+    context.
 
-    `min_version` is the oldest over all of the policy's tokens, also over those that the workflow masked: they are
-    context that an old version chose.
+    `min_version` is the oldest over all of the policy's tokens, also over those that the workflow
+    masked: they are context that an old version chose.
     """
     mask = sequence.loss_mask & own
-    return Row(
+    return BatchRow(
         key=key,
         prompt_id=prompt_id,
         tokens=sequence.tokens,

@@ -1,28 +1,31 @@
-"""How many orders may be outstanding: pure arithmetic on counts. Knows nothing of stores or prompts.
+"""How many orders may be outstanding: pure arithmetic on counts. Knows nothing of stores or
+prompts.
 
-AReaL's rule (arXiv 2505.24298), with S = max_staleness and B = batch_size. Work that is sampled at version v can be
-used up to batch v + 1 + S. Workers are l versions behind the newest one when they play an order, as measured on what
-came back, so an order that is admitted at version v brings rows for batches up to v − l + 1 + S. With b batches made
-and w rows waiting, a policy has use for
+AReaL's rule (arXiv 2505.24298), with S = max_staleness and B = batch_size. Work that is sampled at
+version v can be used up to batch v + 1 + S. Workers are l versions behind the newest one when they
+play an order, as measured on what came back, so an order that is admitted at version v brings rows
+for batches up to v − l + 1 + S. With b batches made and w rows waiting, a policy has use for
 
     room = (min(v + 1 + max(0, S − l), steps) − b) · B − w        sequences,
 
-and is *short* while the outstanding orders are expected to bring fewer than that:  outstanding groups · yield < room.
-The yield, sequences a group brings this policy, is measured after filtering. An order is admitted while any
-unfinished policy is short; since orders are indivisible the last one may overshoot, by less than one order.
+and is *short* while the outstanding orders are expected to bring fewer than that:  outstanding
+groups · yield < room. The yield, sequences a group brings this policy, is measured after filtering.
+An order is admitted while any unfinished policy is short; since orders are indivisible the last one
+may overshoot, by less than one order.
 
-**Several policies share every rollout**, so what is just enough for one is too much for another whose trainer is
-slower or whose groups are filtered less. Asking *all* policies to be short would tie the fast to the slow; asking
-*any* costs no rollout that was not needed anyway, and what the other cannot use expires by staleness. A policy whose
-trainer stands still expires nothing, though, and would hoard: nothing is admitted while any unfinished policy holds
-more than `HOARD_MAX` times the (S + 1) · B sequences that staleness could ever let it use. Its trainer, once it runs,
-always brings it below that again: it has batches to train on, and each one makes rows too old. So the bound delays,
-but never deadlocks.
+**Several policies share every rollout**, so what is just enough for one is too much for another
+whose trainer is slower or whose groups are filtered less. Asking *all* policies to be short would
+tie the fast to the slow; asking *any* costs no rollout that was not needed anyway, and what the
+other cannot use expires by staleness. A policy whose trainer stands still expires nothing, though,
+and would hoard: nothing is admitted while any unfinished policy holds more than `HOARD_MAX` times
+the (S + 1) · B sequences that staleness could ever let it use. Its trainer, once it runs, always
+brings it below that again: it has batches to train on, and each one makes rows too old. So the
+bound delays, but never deadlocks.
 
-**S = 0** needs nothing special: a policy has no room from the moment batch v + 1 is made until version v + 1 exists,
-so it never asks for an order before there are the weights to play it with. Rows that come of older weights all the
-same (a worker had not noticed the new version, or the order was admitted for another policy) expire, and expired rows
-make room for one more order.
+**S = 0** needs nothing special: a policy has no room from the moment batch v + 1 is made until
+version v + 1 exists, so it never asks for an order before there are the weights to play it with.
+Rows that come of older weights all the same (a worker had not noticed the new version, or the order
+was admitted for another policy) expire, and expired rows make room for one more order.
 """
 
 import math
@@ -30,23 +33,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 YIELD_WEIGHT = 0.1
-"""Weight of the newest shard in a policy's yield, once so many shards were seen that their mean gives it less."""
+"""Weight of the newest shard in a policy's yield, once so many shards were seen that their mean
+gives it less.
+"""
 YIELD_GUESS = 4
-"""Sequences an episode is expected to bring before any came back: too many rather than too few, because what is played too
-much at the first version is too old together. What is then missing is ordered when the first shards have told."""
+"""Sequences an episode is expected to bring before any came back: too many rather than too few,
+because what is played too much at the first version is too old together. What is then missing is
+ordered when the first shards have told.
+"""
 YIELD_GUESS_SHARDS = 3
-"""So many shards the guess counts for: one shard without a row to train on must not open the floodgates."""
+"""So many shards the guess counts for: one shard without a row to train on must not open the
+floodgates.
+"""
 YIELD_SHARE_MIN = 1 / 16
-"""Least yield that is reckoned with, as a share of `samples_per_prompt`: a bound for when nothing is kept."""
+"""Least yield that is reckoned with, as a share of `samples_per_prompt`: a bound for when nothing
+is kept.
+"""
 HOARD_MAX = 4
-"""Sequences that one policy may hold before others have to wait for it, in multiples of (S + 1) · B."""
+"""Sequences that one policy may hold before others have to wait for it, in multiples of (S + 1) ·
+B.
+"""
 
 
 LAG_WEIGHT = 0.1
 """Weight of the newest shard in a policy's lag."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Need:
     """Where one policy stands. Example: `Need(80, 3, 2, 128, 40, 8, 8.0)`."""
 
@@ -64,12 +77,16 @@ class Need:
     group_yield: float
     """Sequences a group is expected to bring, after filtering."""
     lag: int = 0
-    """Versions that an order's oldest token is expected to lie behind the newest version at the order's admission."""
+    """Versions that an order's oldest token is expected to lie behind the newest version at the
+    order's admission.
+    """
 
 
 @dataclass
 class Yield:
-    """Sequences per group that one policy keeps: the mean over the guess and the first shards, then an exponential average."""
+    """Sequences per group that one policy keeps: the mean over the guess and the first shards, then
+    an exponential average.
+    """
 
     samples_per_prompt: int
     _average: float = field(init=False)
@@ -92,8 +109,10 @@ class Yield:
 
 @dataclass
 class Lag:
-    """Versions between the weights that were newest when an order was admitted and the oldest that played it: an
-    exponential average over shards, rounded up, because a row that is too old by one version is lost as a whole."""
+    """Versions between the weights that were newest when an order was admitted and the oldest that
+    played it: an exponential average over shards, rounded up, because a row that is too old by one
+    version is lost as a whole.
+    """
 
     _average: float = 0.0
 
@@ -109,8 +128,8 @@ class Lag:
 def orders_to_admit(needs: Sequence[Need], max_staleness: int, prompts_per_order: int) -> int:
     """How many more orders to write now.
 
-    Example: one policy with room for 20 sequences, 1 outstanding group of yield 8, and 2 prompts an order: 1 more
-    order, after which 24 sequences are on the way.
+    Example: one policy with room for 20 sequences, 1 outstanding group of yield 8, and 2 prompts an
+    order: 1 more order, after which 24 sequences are on the way.
     """
     unfinished = [need for need in needs if need.batches < need.steps]
     if not unfinished or any(need.version is None for need in unfinished):
@@ -121,9 +140,12 @@ def orders_to_admit(needs: Sequence[Need], max_staleness: int, prompts_per_order
 
 
 def room(need: Need, max_staleness: int) -> int:
-    """Sequences sampled from now on that the policy has use for, whether they are on the way or not; may be
-    negative."""
-    usable = min((need.version or 0) + 1 + max(0, max_staleness - need.lag), need.steps) - need.batches
+    """Sequences sampled from now on that the policy has use for, whether they are on the way or
+    not; may be negative.
+    """
+    usable = (
+        min((need.version or 0) + 1 + max(0, max_staleness - need.lag), need.steps) - need.batches
+    )
     return usable * need.batch_size - need.waiting
 
 

@@ -1,4 +1,5 @@
-"""One policy's line from finished shards to committed batches: its books, yield, metrics and weights version.
+"""One policy's line from finished shards to committed batches: its books, yield, metrics and
+weights version.
 
     Prepared ──take_in──▶ books ──▶ make_batches ──▶ batches/{policy}/…
                                 └─▶ need ──▶ admission
@@ -18,11 +19,11 @@ from data_ops.algorithms.protocols import Sample
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import Lag, Need, Yield
 from data_ops.dataflow.batch_metrics import Intake, batch_metrics
-from data_ops.dataflow.ledger import Books
-from data_ops.dataflow.shard_ingest import PolicyIntake, Prepared, all_rows
+from data_ops.dataflow.ledger import Ledger
+from data_ops.dataflow.shard_ingest import IngestedShard, PolicyIntake, all_rows
 from storage import layout
 from storage.errors import CorruptError
-from storage.records.batches import Batch, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.records.rollouts import Shard
 from storage.run import batches
 from storage.store.object_store import ObjectStore
@@ -32,7 +33,9 @@ REPLAY_BATCHES_MAX = 64
 """How far back replay algorithms can look."""
 
 BARREN_GROUPS = 64
-"""So many groups in a row without a row to train on are worth a word to a person: the run may go on like this for ever."""
+"""So many groups in a row without a row to train on are worth a word to a person: the run may go on
+like this for ever.
+"""
 ERROR_CHARACTERS_MAX = 160
 EQUAL_REWARDS = "all of a group's rewards were equal; prompts of another difficulty or more samples_per_prompt may help"
 LEFT_OUT = "groups with a failed episode, or with equal rewards, are left out"
@@ -47,21 +50,24 @@ def no_span(component: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def complaint(assemblies: Iterable["Assembly"]) -> str:
-    """What a person should know of policies for which nothing that is played can be trained on, the same words once; empty
-    when there is none."""
+def complaint(assemblies: Iterable["BatchAssembly"]) -> str:
+    """What a person should know of policies for which nothing that is played can be trained on, the
+    same words once; empty when there is none.
+    """
     policies: dict[tuple[int, str], list[str]] = {}
     for assembly in assemblies:
-        if assembly.barren[0]:
-            policies.setdefault(assembly.barren, []).append(assembly.policy)
+        if assembly.untrainable_groups[0]:
+            policies.setdefault(assembly.untrainable_groups, []).append(assembly.policy)
     return "; ".join(
         f"the last {groups} groups held nothing to train {' or '.join(names)} on: {why}"
         for (groups, why), names in policies.items()
     )
 
 
-class Assembly:
-    """Batches of one policy. After an error of the store every method may simply be called again."""
+class BatchAssembly:
+    """Batches of one policy. After an error of the store every method may simply be called
+    again.
+    """
 
     def __init__(
         self,
@@ -75,7 +81,8 @@ class Assembly:
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
-        """Goes on from the policy's newest batch; `read_shard` finds the rows that wait after it again.
+        """Goes on from the policy's newest batch; `read_shard` finds the rows that wait after it
+        again.
 
         Raises CorruptError naming the batch when that cannot be read.
         """
@@ -90,7 +97,9 @@ class Assembly:
         self._yield = Yield(config.samples_per_prompt)
         self._lag = Lag()
         self._admitted: dict[int, int] = {}
-        """Orders on the way → the newest version at their admission; those of an earlier process are not known."""
+        """Orders on the way → the newest version at their admission; those of an earlier process
+        are not known.
+        """
         self._barren = 0
         """Groups taken in since one was kept."""
         self._episodes = 0
@@ -101,14 +110,14 @@ class Assembly:
         newest = self._newest_batch()
         self._intake = Intake(newest.metrics if newest else None)
 
-        def rows_of(order: int) -> Mapping[SequenceKey, Row]:
+        def rows_of(order: int) -> Mapping[SequenceKey, BatchRow]:
             shard = read_shard(order)
             if shard is None:
                 return {}
             self._finished_s[order] = shard.finished_s
             return all_rows(shard, policy, config)
 
-        self.books = Books.restore(policy, data.batch_size, config.max_staleness, newest, rows_of)
+        self.books = Ledger.restore(policy, data.batch_size, config.max_staleness, newest, rows_of)
 
     @property
     def done(self) -> bool:
@@ -116,13 +125,15 @@ class Assembly:
         return self.books.last_step >= self._data.steps
 
     @property
-    def hungry(self) -> bool:
+    def starved(self) -> bool:
         """Whether the trainer has used up every batch there is, or may have."""
         return not self.done and (self.version is None or self.version >= self.books.last_step)
 
     @property
-    def barren(self) -> tuple[int, str]:
-        """How many groups in a row held nothing to train on, when a person should know of it, and why; else 0."""
+    def untrainable_groups(self) -> tuple[int, str]:
+        """How many groups in a row held nothing to train on, when a person should know of it, and
+        why; else 0.
+        """
         if self._barren < BARREN_GROUPS:
             return 0, ""
         failed = self._failures.total()
@@ -140,7 +151,7 @@ class Assembly:
         """An order was written."""
         self._admitted[order] = self.version or 0
 
-    def take_in(self, prepared: Prepared) -> None:
+    def take_in(self, prepared: IngestedShard) -> None:
         """Enter a shard into the books; nothing happens when its order is closed already."""
         intake, shard = prepared.policies.get(self.policy), prepared.shard
         admitted = self._admitted.pop(prepared.order, None)
@@ -155,7 +166,9 @@ class Assembly:
                 self._lag.observe(admitted, min(row.min_version for row in intake.rows))
 
     def make_batches(self) -> int:
-        """Commit every batch that may be made now; how many. Raises ConflictError when another dataflow made one."""
+        """Commit every batch that may be made now; how many. Raises ConflictError when another
+        dataflow made one.
+        """
         made = 0
         self.books.expire()
         while self._may_make_batch() and self._make_batch():
@@ -207,14 +220,18 @@ class Assembly:
         self.totals.update("replayed" if row.replay else "trained" for row in batch.rows)
         return True
 
-    def _trained(self, count: int) -> tuple[Row, ...]:
-        """Up to `count` rows of the newest batches that were no replays there, the newest batch first."""
-        rows: list[Row] = []
+    def _trained(self, count: int) -> tuple[BatchRow, ...]:
+        """Up to `count` rows of the newest batches that were no replays there, the newest batch
+        first.
+        """
+        rows: list[BatchRow] = []
         last = self.books.last_step
         for step in range(last, max(0, last - REPLAY_BATCHES_MAX), -1):
             if len(rows) >= count:
                 break
-            rows.extend(row for row in batches.read(self._run, self.policy, step).rows if not row.replay)
+            rows.extend(
+                row for row in batches.read(self._run, self.policy, step).rows if not row.replay
+            )
         return tuple(rows[:count])
 
     def _newest_batch(self) -> Batch | None:
@@ -226,16 +243,20 @@ class Assembly:
             _refuse_orders_to_come(self._run, newest)
         except CorruptError as error:
             raise CorruptError(
-                f"{layout.batch(self.policy, step)} is unreadable, and the run cannot go on without its books; "
+                f"{layout.batch(self.policy, step)} is unreadable, and the run cannot go on "
+                "without its books; "
                 f"put a good copy of the object back ({error})"
             ) from error
-        # A policy that has all of its batches uses none of its waiting rows any more: spare reading them.
+        # A policy that has all of its batches uses none of its waiting rows any more: spare reading
+        # them.
         return newest if step < self._data.steps else replace(newest, waiting=())
 
 
 def _refuse_orders_to_come(run: ObjectStore, batch: Batch) -> None:
-    """CorruptError when the batch has taken in an order that does not exist: orders are written before anybody can answer them.
-    Every later order would count as taken in already, and the run would train on nothing more."""
+    """CorruptError when the batch has taken in an order that does not exist: orders are written
+    before anybody can answer them. Every later order would count as taken in already, and the run
+    would train on nothing more.
+    """
     last = max(batch.closed_below - 1, *batch.closed, -1)
     if last >= 0 and not run.exists(layout.order(last)):
         raise CorruptError(f"it has taken in order {last}, which does not exist")

@@ -1,7 +1,8 @@
 """The `dataflow/…` metrics of one policy's batches. Knows nothing of how rows were chosen.
 
-What was taken in since the batch before tells how the policy plays (`dataflow/reward/mean` is over every sequence,
-before any filter); the batch's rows tell what it is trained on (`dataflow/reward/batch_mean`).
+What was taken in since the batch before tells how the policy plays (`dataflow/reward/mean` is over
+every sequence, before any filter); the batch's rows tell what it is trained on
+(`dataflow/reward/batch_mean`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,8 +31,12 @@ class Intake:
     """Running sums over what one policy took in since its newest batch."""
 
     def __init__(self, newest: Metrics | None = None) -> None:
-        """`newest`: metrics of the newest batch, repeated while nothing new is taken in, so that no curve has holes."""
-        self._last = {name: value for name, value in (newest or {}).items() if name.startswith(_INTAKE_NAMES)}
+        """`newest`: metrics of the newest batch, repeated while nothing new is taken in, so that no
+        curve has holes.
+        """
+        self._last = {
+            name: value for name, value in (newest or {}).items() if name.startswith(_INTAKE_NAMES)
+        }
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
@@ -44,7 +49,11 @@ class Intake:
         self._count("dataflow/reward/mean", intake.rewards.sum(), len(intake.rewards))
         self._count("dataflow/groups_kept_share", intake.num_groups_kept, intake.num_groups)
         episodes = [episode for group in shard.groups for episode in group.episodes]
-        self._count("dataflow/episodes_failed_share", sum(e.error is not None for e in episodes), len(episodes))
+        self._count(
+            "dataflow/episodes_failed_share",
+            sum(e.error is not None for e in episodes),
+            len(episodes),
+        )
         for name in ACCURACIES:
             values = list(_measured(episodes, name))
             self._count(f"dataflow/accuracy/{name}", sum(values), len(values))
@@ -62,8 +71,9 @@ class Intake:
 def batch_metrics(batch: Batch, finished_s: Mapping[int, float], now_s: float) -> dict[str, float]:
     """What the rows and the ledger of a batch show.
 
-    `finished_s` is when the worker finished each order, by the worker's clock, and `now_s` this machine's time: where
-    clocks disagree, `dataflow/shard_to_batch_s` is off by as much (and never below 0).
+    `finished_s` is when the worker finished each order, by the worker's clock, and `now_s` this
+    machine's time: where clocks disagree, `dataflow/shard_to_batch_s` is off by as much (and never
+    below 0).
     """
     fresh = [row for row in batch.rows if not row.replay]
     staleness = [batch.step - 1 - row.min_version for row in fresh]
@@ -78,11 +88,15 @@ def batch_metrics(batch: Batch, finished_s: Mapping[int, float], now_s: float) -
         "dataflow/waiting": float(len(batch.waiting)),
         "dataflow/replayed": float(len(batch.rows) - len(fresh)),
         **_spread("dataflow/staleness", staleness, {"mean": np.mean, "max": np.max, "p90": _p90}),
-        **_spread("dataflow/shard_to_batch_s", latencies, {"min": np.min, "p50": np.median, "max": np.max}),
+        **_spread(
+            "dataflow/shard_to_batch_s", latencies, {"min": np.min, "p50": np.median, "max": np.max}
+        ),
     }
 
 
-def _spread(name: str, values: list[float] | list[int], stats: Mapping[str, Callable[[Any], Any]]) -> dict[str, float]:
+def _spread(
+    name: str, values: list[float] | list[int], stats: Mapping[str, Callable[[Any], Any]]
+) -> dict[str, float]:
     return {f"{name}/{stat}": float(of(values)) for stat, of in stats.items()} if values else {}
 
 
@@ -91,4 +105,8 @@ def _p90(values: list[float] | list[int]) -> float:
 
 
 def _measured(episodes: Iterable[Episode], name: str) -> Iterable[float]:
-    return (episode.metrics[name] for episode in episodes if episode.error is None and name in episode.metrics)
+    return (
+        episode.metrics[name]
+        for episode in episodes
+        if episode.error is None and name in episode.metrics
+    )

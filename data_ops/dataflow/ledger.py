@@ -1,11 +1,13 @@
-"""One policy's books: which orders were taken in, which rows wait, and what became of every other sequence.
+"""One policy's books: which orders were taken in, which rows wait, and what became of every other
+sequence.
 
     take_in ──▶ waiting ──draft──▶ assemble ──▶ Batch (committed by the caller) ──▶ advance
                    └── expire ──▶ ledger ──────────┘
 
-Every sequence enters once, because its order is closed from then on, and is always in exactly one place: waiting, in
-the ledger of a batch (made or still to be made), or a row of a batch. A batch carries all that the next books need,
-so books are rebuilt from the newest batch alone. This module does no I/O and knows nothing of rewards or rollouts.
+Every sequence enters once, because its order is closed from then on, and is always in exactly one
+place: waiting, in the ledger of a batch (made or still to be made), or a row of a batch. A batch
+carries all that the next books need, so books are rebuilt from the newest batch alone. This module
+does no I/O and knows nothing of rewards or rollouts.
 """
 
 import zlib
@@ -17,19 +19,21 @@ import numpy as np
 from data_ops.algorithms.protocols import Sample
 from data_ops.algorithms.samplers import Draft
 from storage.errors import ConfigError
-from storage.records.batches import Batch, Entry, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
 
 EXPIRED_REASON = "max_staleness"
 UNREADABLE_SHARD = "unreadable_shard"
 
-RowsOf = Callable[[int], Mapping[SequenceKey, Row]]
-"""All rows of this policy in the shard of an order, as `intake.all_rows` gives them; empty when the shard is
-unreadable."""
+RowsOf = Callable[[int], Mapping[SequenceKey, BatchRow]]
+"""All rows of this policy in the shard of an order, as `intake.all_rows` gives them; empty when the
+shard is unreadable.
+"""
 
 
-class Books:
-    """The ledger of one policy between two batches. Nothing changes in it when a commit fails: only `advance` moves
-    on."""
+class Ledger:
+    """The ledger of one policy between two batches. Nothing changes in it when a commit fails: only
+    `advance` moves on.
+    """
 
     def __init__(self, policy: str, batch_size: int, max_staleness: int) -> None:
         self.policy = policy
@@ -40,15 +44,19 @@ class Books:
         self.closed_below = 0
         """Every order below this one has been taken in."""
         self._closed: set[int] = set()
-        self._waiting: dict[SequenceKey, Row] = {}
+        self._waiting: dict[SequenceKey, BatchRow] = {}
         self._ledger: list[Entry] = []
         self._taken_in: list[int] = []
 
     @classmethod
-    def restore(cls, policy: str, batch_size: int, max_staleness: int, newest: Batch | None, rows_of: RowsOf) -> "Books":
-        """The books as they stood right after `newest` was made; only shards that its `waiting` names are read.
+    def restore(
+        cls, policy: str, batch_size: int, max_staleness: int, newest: Batch | None, rows_of: RowsOf
+    ) -> "Ledger":
+        """The books as they stood right after `newest` was made; only shards that its `waiting`
+        names are read.
 
-        A row that cannot be found again, because its shard became unreadable, is filtered as `unreadable_shard`.
+        A row that cannot be found again, because its shard became unreadable, is filtered as
+        `unreadable_shard`.
         """
         books = cls(policy, batch_size, max_staleness)
         if newest is None:
@@ -69,7 +77,7 @@ class Books:
         return self.last_step + 1
 
     @property
-    def waiting(self) -> tuple[Row, ...]:
+    def waiting(self) -> tuple[BatchRow, ...]:
         """In arrival order."""
         return tuple(self._waiting.values())
 
@@ -85,9 +93,12 @@ class Books:
     def is_closed(self, order: int) -> bool:
         return order < self.closed_below or order in self._closed
 
-    def take_in(self, order: int, rows: Iterable[Row] = (), entries: Iterable[Entry] = ()) -> bool:
-        """Close `order` with all of its sequences; an unreadable shard has none. False, and no change, when it was
-        closed."""
+    def take_in(
+        self, order: int, rows: Iterable[BatchRow] = (), entries: Iterable[Entry] = ()
+    ) -> bool:
+        """Close `order` with all of its sequences; an unreadable shard has none. False, and no
+        change, when it was closed.
+        """
         if self.is_closed(order):
             return False
         self._closed.add(order)
@@ -100,22 +111,40 @@ class Books:
         return True
 
     def expire(self) -> int:
-        """Drop the waiting rows that are too stale for the next batch, which is trained at version `last_step`."""
-        stale = [key for key, row in self._waiting.items() if self.last_step - row.min_version > self.max_staleness]
+        """Drop the waiting rows that are too stale for the next batch, which is trained at version
+        `last_step`.
+        """
+        stale = [
+            key
+            for key, row in self._waiting.items()
+            if self.last_step - row.min_version > self.max_staleness
+        ]
         for key in stale:
             del self._waiting[key]
             self._ledger.append(Entry(key, "expired", EXPIRED_REASON))
         return len(stale)
 
-    def draft(self, seed: int, trained: Callable[[int], tuple[Row, ...]]) -> Draft:
+    def draft(self, seed: int, trained: Callable[[int], tuple[BatchRow, ...]]) -> Draft:
         """What the next batch may be made of, after `expire`."""
         draw = np.random.default_rng([seed, zlib.crc32(self.policy.encode()), self.next_step])
-        return Draft(self.policy, self.next_step, self.batch_size, self.waiting, (), trained, draw)
+        return Draft(
+            policy=self.policy,
+            step=self.next_step,
+            size=self.batch_size,
+            rows=self.waiting,
+            replays=(),
+            trained=trained,
+            draw=draw,
+        )
 
-    def assemble(self, samplers: Sequence[Sample], seed: int, trained: Callable[[int], tuple[Row, ...]]) -> Batch | None:
-        """The next batch, of exactly `batch_size` rows, without metrics and time; None while there are not enough rows.
+    def assemble(
+        self, samplers: Sequence[Sample], seed: int, trained: Callable[[int], tuple[BatchRow, ...]]
+    ) -> Batch | None:
+        """The next batch, of exactly `batch_size` rows, without metrics and time; None while there
+        are not enough rows.
 
-        `trained(n)` finds rows of earlier batches for replay algorithms. Nothing is used up before `advance`.
+        `trained(n)` finds rows of earlier batches for replay algorithms. Nothing is used up before
+        `advance`.
         """
         self.expire()
         draft = self.draft(seed, trained)
@@ -139,9 +168,14 @@ class Books:
         )
 
     def advance(self, batch: Batch) -> None:
-        """The batch is committed: its rows and the ledger are in the store, and the next batch begins."""
+        """The batch is committed: its rows and the ledger are in the store, and the next batch
+        begins.
+        """
         if batch.step != self.next_step or batch.policy != self.policy:
-            raise ValueError(f"batch {batch.step} of {batch.policy} does not follow batch {self.last_step} of {self.policy}")
+            raise ValueError(
+                f"batch {batch.step} of {batch.policy} does not follow batch {self.last_step} of "
+                f"{self.policy}"
+            )
         for row in batch.rows:
             if not row.replay:
                 del self._waiting[row.key]
@@ -149,13 +183,17 @@ class Books:
         self._taken_in.clear()
         self.last_step = batch.step
 
-    def _check_choice(self, fresh: Sequence[Row], replays: Sequence[Row]) -> None:
-        """Whatever samplers do, no sequence is used twice unless the batch says so, and none that does not wait."""
+    def _check_choice(self, fresh: Sequence[BatchRow], replays: Sequence[BatchRow]) -> None:
+        """Whatever samplers do, no sequence is used twice unless the batch says so, and none that
+        does not wait.
+        """
         keys = [row.key for row in fresh]
         if len(set(keys)) < len(keys) or any(key not in self._waiting for key in keys):
             raise ConfigError(
-                f"data.sample put a row into batch {self.next_step} of {self.policy} twice, or one that does not wait; "
-                "a sampler may only reorder and leave out Draft.rows (replays go into Draft.replays)"
+                f"data.sample put a row into batch {self.next_step} of {self.policy} twice, or one "
+                "that does not wait; "
+                "a sampler may only reorder and leave out Draft.rows (replays go into "
+                "Draft.replays)"
             )
         if any(row.key in self._waiting for row in replays):
             raise ConfigError(
@@ -164,5 +202,5 @@ class Books:
             )
 
 
-def _as_replay(row: Row) -> Row:
+def _as_replay(row: BatchRow) -> BatchRow:
     return row if row.replay else replace(row, replay=True)

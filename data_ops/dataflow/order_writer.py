@@ -3,8 +3,9 @@
     PromptStream ──take(cursor)──▶ Curate.accept ──▶ Order n ──advance──▶ cursor, n + 1
     finished orders ──see──▶ Curate.observe ──▶ Order.seen
 
-All of it is a fold over the run's orders and the shards they list as seen, so a restart ends in the same state. This
-module knows nothing of policies or batches, nor of how many orders there should be.
+All of it is a fold over the run's orders and the shards they list as seen, so a restart ends in the
+same state. This module knows nothing of policies or batches, nor of how many orders there should
+be.
 """
 
 import logging
@@ -23,21 +24,29 @@ from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 
 REFUSALS_MAX = 256
-"""So many refusals in a row, and the next prompt is rolled out whatever the curators say: a run must not starve."""
+"""So many refusals in a row, and the next prompt is rolled out whatever the curators say: a run
+must not starve.
+"""
 READ_THREADS = 8
 """Orders read at once on a restart."""
 
 log = logging.getLogger(__name__)
 
 
-class Ordering:
+class OrderWriter:
     """The orders of a run, from the newest one on."""
 
     def __init__(
-        self, run: ObjectStore, stream: PromptStream, curators: Sequence[Curate], prompts_per_order: int, seed: int
+        self,
+        run: ObjectStore,
+        stream: PromptStream,
+        curators: Sequence[Curate],
+        prompts_per_order: int,
+        seed: int,
     ) -> None:
-        """Rebuilds the state from the store: `curators` must be new. Raises TransientError, or CorruptError naming
-        the key."""
+        """Rebuilds the state from the store: `curators` must be new. Raises TransientError, or
+        CorruptError naming the key.
+        """
         self._run = run
         self._stream = stream
         self._curators = curators
@@ -60,7 +69,9 @@ class Ordering:
         return number in self._seen
 
     def see(self, number: int, shard: Shard | None) -> None:
-        """An order is finished; `shard` is None when its bytes cannot be read. Does nothing the second time."""
+        """An order is finished; `shard` is None when its bytes cannot be read. Does nothing the
+        second time.
+        """
         if number in self._seen:
             return
         if shard is not None and self._fold_shards:
@@ -70,7 +81,10 @@ class Ordering:
 
     def draft(self, samples_per_prompt: int, now_s: float) -> Order:
         """The next order, still to be committed. Nothing changes before `advance`."""
-        draws = [np.random.default_rng([self._seed, self.next_number, place]) for place in range(len(self._curators))]
+        draws = [
+            np.random.default_rng([self._seed, self.next_number, place])
+            for place in range(len(self._curators))
+        ]
         prompts: list[Prompt] = []
         cursor, refusals = self._cursor, 0
         while len(prompts) < self._prompts_per_order:
@@ -81,9 +95,20 @@ class Ordering:
             else:
                 refusals += 1
                 if refusals == REFUSALS_MAX:
-                    log.warning("curators refused %d prompts in a row; rolling out the next one anyway", refusals)
+                    log.warning(
+                        "curators refused %d prompts in a row; rolling out the next one anyway",
+                        refusals,
+                    )
         seed = int(np.random.SeedSequence([self._seed, self.next_number]).generate_state(1)[0])
-        return Order(self.next_number, tuple(prompts), samples_per_prompt, seed, tuple(self._to_see), cursor, now_s)
+        return Order(
+            number=self.next_number,
+            prompts=tuple(prompts),
+            samples_per_prompt=samples_per_prompt,
+            seed=seed,
+            seen=tuple(self._to_see),
+            cursor=cursor,
+            created_s=now_s,
+        )
 
     def advance(self, order: Order) -> None:
         """The order is committed."""
@@ -94,7 +119,10 @@ class Ordering:
         self.next_number += 1
 
     def _is_wanted(self, prompt: Prompt, draws: Sequence[np.random.Generator]) -> bool:
-        return all(curator.accept(prompt, draw) for curator, draw in zip(self._curators, draws, strict=True))
+        return all(
+            curator.accept(prompt, draw)
+            for curator, draw in zip(self._curators, draws, strict=True)
+        )
 
     def _observe(self, order: Order, shard: Shard) -> None:
         for curator in self._curators:

@@ -1,11 +1,13 @@
-"""The dataflow: one plain function that turns finished shards into batches and writes orders within the budget.
+"""The dataflow: one plain function that turns finished shards into batches and writes orders within
+the budget.
 
     shards ──probe──▶ take in ──▶ one Assembly per policy ──▶ batches
     weights ─latest─▶ admission ──▶ Ordering ──▶ orders
 
-Everything it holds in memory can be rebuilt from the store, so it may be killed between any two writes; and because
-every write is created once, two dataflows on one run do no harm: the slower one sees a conflict and rebuilds. It
-knows nothing of Prefect, engines or losses. How shards are taken in (inline, or as parallel tasks) is handed in.
+Everything it holds in memory can be rebuilt from the store, so it may be killed between any two
+writes; and because every write is created once, two dataflows on one run do no harm: the slower one
+sees a conflict and rebuilds. It knows nothing of Prefect, engines or losses. How shards are taken
+in (inline, or as parallel tasks) is handed in.
 """
 
 import logging
@@ -17,9 +19,9 @@ from functools import cache
 from data_ops.algorithms import curators
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import orders_to_admit
-from data_ops.dataflow.batch_assembly import Assembly, Span, complaint, no_span
-from data_ops.dataflow.order_writer import Ordering
-from data_ops.dataflow.shard_ingest import Prepared, prepare
+from data_ops.dataflow.batch_assembly import BatchAssembly, Span, complaint, no_span
+from data_ops.dataflow.order_writer import OrderWriter
+from data_ops.dataflow.shard_ingest import IngestedShard, prepare
 from storage import layout
 from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.errors import ConflictError, CorruptError, TransientError
@@ -34,7 +36,7 @@ SHARDS_PER_ROUND_MAX = 64
 """Shards taken in in one round: bounds the memory that they need at once."""
 ORDERS_PER_ROUND_MAX = 64
 
-TakeIn = Callable[[Sequence[int]], Sequence[Prepared]]
+TakeIn = Callable[[Sequence[int]], Sequence[IngestedShard]]
 """`intake.prepare` for each of the orders, in any order and on any number of threads."""
 
 log = logging.getLogger(__name__)
@@ -54,8 +56,9 @@ class Dataflow:
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
-        """Raises ConfigError for prompts or algorithms that cannot be used, CorruptError naming an unreadable order
-        or batch."""
+        """Raises ConfigError for prompts or algorithms that cannot be used, CorruptError naming an
+        unreadable order or batch.
+        """
         self._run, self._config, self._policies, self._seed = run, config, policies, seed
         self._take_in = take_in or self._take_in_here
         self._clock, self._span = clock, span
@@ -68,13 +71,14 @@ class Dataflow:
         return not self._unfinished()
 
     @property
-    def hungry(self) -> bool:
+    def starved(self) -> bool:
         """Whether a trainer waits for a batch, as far as the last round saw."""
-        return any(assembly.hungry for assembly in self._assemblies)
+        return any(assembly.starved for assembly in self._assemblies)
 
     def round(self) -> bool:
-        """Do whatever can be done now; whether that was anything. Raises TransientError, and can then be called
-        again."""
+        """Do whatever can be done now; whether that was anything. Raises TransientError, and can
+        then be called again.
+        """
         try:
             taken_in = self._take_in_shards()
             made = self._feed()
@@ -86,7 +90,8 @@ class Dataflow:
             return True
 
     def feed(self) -> None:
-        """All of a round but the look at shards: batches of what waits already for the trainers, orders for the workers.
+        """All of a round but the look at shards: batches of what waits already for the trainers,
+        orders for the workers.
 
         Raises TransientError, and can then be called again.
         """
@@ -108,18 +113,26 @@ class Dataflow:
         self.restore()
 
     def restore(self) -> None:
-        """Rebuild the whole state from the store, as a new dataflow would; when that fails, the old state stands whole."""
+        """Rebuild the whole state from the store, as a new dataflow would; when that fails, the old
+        state stands whole.
+        """
         config, run, seed = self._config, self._run, self._seed
         # Several policies wait for rows of the same shards: each shard is read once.
         read_shard = cache(self._read_shard)
         with self._span("store"):
-            ordering = Ordering(run, self._stream, curators(config.curate), config.prompts_per_order, seed)
+            ordering = OrderWriter(
+                run, self._stream, curators(config.curate), config.prompts_per_order, seed
+            )
             assemblies = [
-                Assembly(run, policy, data, config, seed, read_shard, clock=self._clock, span=self._span)
+                BatchAssembly(
+                    run, policy, data, config, seed, read_shard, clock=self._clock, span=self._span
+                )
                 for policy, data in self._policies.items()
             ]
         self._ordering, self._assemblies = ordering, assemblies
-        self._outstanding = {number for number in range(self._ordering.next_number) if self._is_open(number)}
+        self._outstanding = {
+            number for number in range(self._ordering.next_number) if self._is_open(number)
+        }
         self._probed = -1
 
     @property
@@ -136,18 +149,26 @@ class Dataflow:
         for assembly in self._assemblies:
             counts[f"batches/{assembly.policy}"] = assembly.books.last_step
             counts[f"waiting/{assembly.policy}"] = assembly.books.num_waiting
-            counts.update((f"{fate}/{assembly.policy}", total) for fate, total in assembly.totals.items())
+            counts.update(
+                (f"{fate}/{assembly.policy}", total) for fate, total in assembly.totals.items()
+            )
         return counts
 
     def versions(self) -> dict[str, int]:
         """The newest weights known of each policy."""
-        return {assembly.policy: assembly.version for assembly in self._assemblies if assembly.version is not None}
+        return {
+            assembly.policy: assembly.version
+            for assembly in self._assemblies
+            if assembly.version is not None
+        }
 
-    def _unfinished(self) -> list[Assembly]:
+    def _unfinished(self) -> list[BatchAssembly]:
         return [assembly for assembly in self._assemblies if not assembly.done]
 
     def _is_open(self, number: int) -> bool:
-        """Whether anybody still has to hear of the order's shard: a policy that needs batches, or the curators."""
+        """Whether anybody still has to hear of the order's shard: a policy that needs batches, or
+        the curators.
+        """
         if not self._ordering.is_seen(number):
             return True
         return any(not assembly.books.is_closed(number) for assembly in self._unfinished())
@@ -162,11 +183,15 @@ class Dataflow:
                 self._fold(prepared)
         return True
 
-    def _take_in_here(self, numbers: Sequence[int]) -> list[Prepared]:
-        return [prepare(self._run, number, self._config, list(self._policies)) for number in numbers]
+    def _take_in_here(self, numbers: Sequence[int]) -> list[IngestedShard]:
+        return [
+            prepare(self._run, number, self._config, list(self._policies)) for number in numbers
+        ]
 
     def _find_shards(self) -> list[int]:
-        """Outstanding orders that have been answered, ascending; a bounded look that goes around in a ring."""
+        """Outstanding orders that have been answered, ascending; a bounded look that goes around in
+        a ring.
+        """
         ring = sorted(self._outstanding)
         start = bisect_right(ring, self._probed)
         found: list[int] = []
@@ -178,7 +203,7 @@ class Dataflow:
                 found.append(number)
         return sorted(found)
 
-    def _fold(self, prepared: Prepared) -> None:
+    def _fold(self, prepared: IngestedShard) -> None:
         """Enter one shard everywhere where its order is still open."""
         if prepared.shard is None:
             self._quarantine(prepared.order, prepared.problem)
@@ -190,7 +215,10 @@ class Dataflow:
     def _write_orders(self) -> bool:
         config = self._config
         needs = [assembly.need(self._outstanding) for assembly in self._assemblies]
-        number = min(orders_to_admit(needs, config.max_staleness, config.prompts_per_order), ORDERS_PER_ROUND_MAX)
+        number = min(
+            orders_to_admit(needs, config.max_staleness, config.prompts_per_order),
+            ORDERS_PER_ROUND_MAX,
+        )
         for _ in range(number):
             with self._span("algorithms"):
                 order = self._ordering.draft(config.samples_per_prompt, self._clock())
@@ -232,7 +260,9 @@ def serve(
     while not lifetime.should_stop():
         busy = False
         try:
-            dataflow = dataflow or Dataflow(lifetime.run, config, policies, seed, take_in=take_in, span=heartbeat.span)
+            dataflow = dataflow or Dataflow(
+                lifetime.run, config, policies, seed, take_in=take_in, span=heartbeat.span
+            )
             busy = dataflow.round()
             failures = 0
             heartbeat.update(
@@ -256,12 +286,12 @@ def serve(
 def _gather(dataflow: Dataflow, config: DataConfig, lifetime: Lifetime) -> bool:
     """Wait while shards gather, so that one task takes in several; returns whether it waited.
 
-    Meanwhile batches are made of the rows that are already there; a trainer that has no batch left ends
-    the wait. Raises TransientError.
+    Meanwhile batches are made of the rows that are already there; a trainer that has no batch left
+    ends the wait. Raises TransientError.
     """
     waited = False
     end_s = time.monotonic() + config.gather_interval_s
-    while not dataflow.hungry and (left_s := end_s - time.monotonic()) > 0:
+    while not dataflow.starved and (left_s := end_s - time.monotonic()) > 0:
         with lifetime.heartbeat.span("wait"):
             if lifetime.wait(min(left_s, config.poll_interval_s)):
                 break

@@ -1,9 +1,10 @@
-"""Taking in one shard: read it, route it, drop what the filters drop, and put advantages on the rest.
+"""Taking in one shard: read it, route it, drop what the filters drop, and put advantages on the
+rest.
 
     shards/00000007.arrow ──read──▶ route ──▶ per policy: filters ──▶ advantages ──▶ Prepared ──▶ books
 
-`prepare` is a pure function of stored objects and of the config: it may run anywhere, in parallel, and again after a
-crash. This module knows nothing of what was taken in before.
+`prepare` is a pure function of stored objects and of the config: it may run anywhere, in parallel,
+and again after a crash. This module knows nothing of what was taken in before.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from data_ops.algorithms.policy_groups import PolicyGroup, route
 from data_ops.algorithms.protocols import Filter
 from data_ops.config import DataConfig
 from storage.errors import CorruptError
-from storage.records.batches import Entry, Row, SequenceKey
+from storage.records.batches import BatchRow, Entry, SequenceKey
 from storage.records.rollouts import Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
@@ -27,24 +28,27 @@ PARTIAL_GROUP = "partial_group"
 NO_TRAINED_TOKEN = "no_trained_token"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PolicyIntake:
     """What one shard holds for one policy: every sequence is in `rows` or in `entries`."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[BatchRow, ...] = ()
     """Kept, with advantages."""
     entries: tuple[Entry, ...] = ()
     """Filtered, each with its reason."""
     rewards: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """[N] of every sequence that could be trained on, before filtering: what people want to watch."""
+    """[N] of every sequence that could be trained on, before filtering: what people want to watch.
+    """
     num_groups: int = 0
     num_groups_kept: int = 0
     """Groups of which at least one row is kept."""
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """One shard, ready for the books. An unreadable one has a `problem`, no `shard` and nothing for any policy."""
+class IngestedShard:
+    """One shard, ready for the books. An unreadable one has a `problem`, no `shard` and nothing for
+    any policy.
+    """
 
     order: int
     policies: Mapping[str, PolicyIntake]
@@ -52,21 +56,28 @@ class Prepared:
     problem: str = ""
 
 
-def prepare(run: ObjectStore, order: int, config: DataConfig, policies: Sequence[str]) -> Prepared:
-    """Take in the shard of `order`. Raises TransientError or NotFoundError of the store; unreadable bytes are an
-    answer."""
+def prepare(
+    run: ObjectStore, order: int, config: DataConfig, policies: Sequence[str]
+) -> IngestedShard:
+    """Take in the shard of `order`. Raises TransientError or NotFoundError of the store; unreadable
+    bytes are an answer.
+    """
     try:
         shard = shards.read(run, order)
     except CorruptError as error:
-        return Prepared(order, {}, None, str(error))
+        return IngestedShard(order, {}, None, str(error))
     chain = filters(config.filter)
     routed = route(shard, policies)
-    return Prepared(order, {policy: take_in(routed[policy], config, chain) for policy in policies}, shard)
+    return IngestedShard(
+        order, {policy: take_in(routed[policy], config, chain) for policy in policies}, shard
+    )
 
 
-def take_in(groups: Sequence[PolicyGroup], config: DataConfig, chain: Sequence[tuple[str, Filter]]) -> PolicyIntake:
+def take_in(
+    groups: Sequence[PolicyGroup], config: DataConfig, chain: Sequence[tuple[str, Filter]]
+) -> PolicyIntake:
     """Filter one policy's groups of a shard, and give advantages to what is kept."""
-    rows: list[Row] = []
+    rows: list[BatchRow] = []
     entries: list[Entry] = []
     num_groups_kept = 0
     for group in groups:
@@ -76,18 +87,28 @@ def take_in(groups: Sequence[PolicyGroup], config: DataConfig, chain: Sequence[t
             entries.extend(Entry(row.key, "filtered", reason) for row in group.rows)
             continue
         kept = [row for row in with_advantages(group, config.advantage) if row.loss_mask.any()]
-        entries.extend(Entry(row.key, "filtered", NO_TRAINED_TOKEN) for row in group.rows if not row.loss_mask.any())
+        entries.extend(
+            Entry(row.key, "filtered", NO_TRAINED_TOKEN)
+            for row in group.rows
+            if not row.loss_mask.any()
+        )
         num_groups_kept += bool(kept)
         rows.extend(kept)
     rewards = np.concatenate([group.rewards for group in groups]) if groups else np.zeros(0)
-    return PolicyIntake(tuple(rows), tuple(entries), rewards, len(groups), num_groups_kept)
+    return PolicyIntake(
+        rows=tuple(rows),
+        entries=tuple(entries),
+        rewards=rewards,
+        num_groups=len(groups),
+        num_groups_kept=num_groups_kept,
+    )
 
 
-def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[Row]:
+def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[BatchRow]:
     """The group's rows, each with its one advantage on every token that is trained on.
 
-    A row that is masked as a whole still counts in the group's mean and deviation: masking a cut answer must not make
-    its siblings look worse.
+    A row that is masked as a whole still counts in the group's mean and deviation: masking a cut
+    answer must not make its siblings look worse.
     """
     if not group.rows:
         return []
@@ -98,9 +119,15 @@ def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[Row]:
     ]
 
 
-def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey, Row]:
-    """Every row of one policy in the shard, whatever the filters say: what a restart finds its waiting rows in."""
-    return {row.key: row for group in route(shard, [policy])[policy] for row in with_advantages(group, config.advantage)}
+def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey, BatchRow]:
+    """Every row of one policy in the shard, whatever the filters say: what a restart finds its
+    waiting rows in.
+    """
+    return {
+        row.key: row
+        for group in route(shard, [policy])[policy]
+        for row in with_advantages(group, config.advantage)
+    }
 
 
 def _refusal(group: PolicyGroup, config: DataConfig, chain: Sequence[tuple[str, Filter]]) -> str:

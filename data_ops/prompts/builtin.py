@@ -17,4 +17,6 @@ class BuiltinPrompts(PromptSettings):
 
     def stream(self) -> PromptStream:
         """Make the problems as they are asked for."""
-        return PromptStream(lambda index: problem(index, self.split, self.seed), self.limit, self.seed)
+        return PromptStream(
+            lambda index: problem(index, self.split, self.seed), self.limit, self.seed
+        )

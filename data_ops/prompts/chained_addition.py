@@ -1,7 +1,9 @@
-"""Problems made on the spot: `7+8-3=?`, three to five operands from 1 to 9, every running value within 0 and 99.
+"""Problems made on the spot: `7+8-3=?`, three to five operands from 1 to 9, every running value
+within 0 and 99.
 
-A problem is a pure function of its index, split and seed. A hash of the expression itself decides which split it belongs
-to, so `train` and `test` never share a problem, whatever the seeds. Knows nothing of models or tokens.
+A problem is a pure function of its index, split and seed. A hash of the expression itself decides
+which split it belongs to, so `train` and `test` never share a problem, whatever the seeds. Knows
+nothing of models or tokens.
 """
 
 import re
@@ -27,13 +29,18 @@ def problem(index: int, split: str, seed: int) -> Prompt:
     An unknown split is a ConfigError.
     """
     if split not in SPLITS:
-        raise ConfigError(f"the split {split!r} of chained_addition does not exist; set prompts.split to train or test")
+        raise ConfigError(
+            f"the split {split!r} of chained_addition does not exist; set prompts.split to train "
+            "or test"
+        )
     for attempt in range(ATTEMPTS_MAX):
         expression, value = _draw(f"{seed}/{split}/{index}/{attempt}")
         if split_of(expression) == split:
             fields = {"question": f"{expression}=?", "answer": str(value)}
             return Prompt(f"chained_addition/{split}/{seed}/{index}", fields)
-    raise AssertionError(f"no expression of split {split} in {ATTEMPTS_MAX} draws: the hash is broken")
+    raise AssertionError(
+        f"no expression of split {split} in {ATTEMPTS_MAX} draws: the hash is broken"
+    )
 
 
 def split_of(expression: str) -> str:
@@ -45,7 +52,8 @@ def split_of(expression: str) -> str:
 def steps(question: str) -> list[tuple[int, str, int, int]]:
     """The additions a question asks for, as (left, op, right, value).
 
-    `7+8-3=?` → `[(7, "+", 8, 15), (15, "-", 3, 12)]`. Anything else than such a question is a ValueError.
+    `7+8-3=?` → `[(7, "+", 8, 15), (15, "-", 3, 12)]`. Anything else than such a question is a
+    ValueError.
     """
     expression = question.removesuffix("=?")
     if not _EXPRESSION.fullmatch(expression):
@@ -59,7 +67,9 @@ def steps(question: str) -> list[tuple[int, str, int, int]]:
 
 
 def _draw(key: str) -> tuple[str, int]:
-    """An expression and its value from a key. From a hash, not `random`, whose draws may change with a Python release."""
+    """An expression and its value from a key. From a hash, not `random`, whose draws may change
+    with a Python release.
+    """
     draws = iter(blake2b(key.encode(), digest_size=64).digest())
 
     def below(limit: int) -> int:
@@ -71,7 +81,9 @@ def _draw(key: str) -> tuple[str, int]:
     for _ in range(num_operands - 1):
         right, minus = 1 + below(9), below(2) == 1
         if right > value:
-            minus = False  # running values stay at or above zero; five operands up to 9 never pass 99
+            minus = (
+                False  # running values stay at or above zero; five operands up to 9 never pass 99
+            )
         value = value - right if minus else value + right
         expression += f"{'-' if minus else '+'}{right}"
     return expression, value

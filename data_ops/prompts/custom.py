@@ -1,4 +1,6 @@
-"""Prompts from outside of AstraFlow, by import path. `docs/sources.md` shows how to write a source."""
+"""Prompts from outside of AstraFlow, by import path. `docs/sources.md` shows how to write a
+source.
+"""
 
 from typing import Any, Final, Protocol
 
@@ -37,7 +39,9 @@ class CustomPrompts(PromptSettings):
         except ConfigError as error:
             raise ConfigError(f"prompts.custom: {error}") from error
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"prompts.args: {self.custom} refuses {self.args}: {error}") from error
+            raise ConfigError(
+                f"prompts.args: {self.custom} refuses {self.args}: {error}"
+            ) from error
         sizes = [size for size in (self.limit, source.size()) if size is not None]
         return PromptStream(source.prompt, min(sizes, default=None), self.seed)
 
@@ -48,5 +52,7 @@ class CustomPrompts(PromptSettings):
         """
         made: Any = resolve(self.custom, {}, PROMPTS)
         if wrong := unfit(made, PROMPTS, self.args):
-            raise ConfigError(f"{self.custom} does not take args {self.args} ({wrong}); correct them")
+            raise ConfigError(
+                f"{self.custom} does not take args {self.args} ({wrong}); correct them"
+            )
         return made

@@ -25,39 +25,57 @@ class HubPrompts(Columns):
     """`train`, `test`, or another split of the data set."""
 
     def stream(self) -> PromptStream:
-        """Fetch the data set. ConfigError where it cannot be loaded, or has rows that are no prompts."""
+        """Fetch the data set. ConfigError where it cannot be loaded, or has rows that are no
+        prompts.
+        """
         return PromptStream.of(read_hub(self)[: self.limit], self.seed)
 
 
 def read_hub(source: HubPrompts) -> list[Prompt]:
-    """A data set of the Hugging Face hub; row n (from 1) becomes the prompt `{data set}/{split}/{n - 1}`."""
+    """A data set of the Hugging Face hub; row n (from 1) becomes the prompt
+    `{data set}/{split}/{n - 1}`.
+    """
     try:
         import datasets
     except ImportError as error:
         raise ConfigError(
-            f"prompts.hub={source.hub} needs the package `datasets`: pip install datasets, or name a JSONL or Parquet "
+            f"prompts.hub={source.hub} needs the package `datasets`: pip install datasets, or name "
+            "a JSONL or Parquet "
             "file with prompts.path"
         ) from error
     try:
         rows = datasets.load_dataset(source.hub, source.hub_config, split=source.split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        # The hub's own errors (no network, no such set, no such configuration) are OSError or ValueError underneath.
+        # The hub's own errors (no network, no such set, no such configuration) are OSError or
+        # ValueError underneath.
         raise ConfigError(
-            f"prompts.hub={source.hub} (configuration {source.hub_config}, split {source.split}) cannot be loaded "
-            f"({type(error).__name__}: {error}); check the names and the network, or name a file with prompts.path"
+            f"prompts.hub={source.hub} (configuration {source.hub_config}, split {source.split}) "
+            "cannot be loaded "
+            f"({type(error).__name__}: {error}); check the names and the network, or name a file "
+            "with prompts.path"
         ) from error
     what = f"data set {source.hub}"
-    return collect(source, what, f"{source.hub}/{source.split}", enumerate(_plain_rows(rows, what), start=1), "row")
+    return collect(
+        source,
+        what,
+        f"{source.hub}/{source.split}",
+        enumerate(_plain_rows(rows, what), start=1),
+        "row",
+    )
 
 
 def _plain_rows(rows: Iterable[Json], what: str) -> Iterator[Json]:
-    """The rows without the columns that JSON has no type for (images, times, …); each such column is logged once."""
+    """The rows without the columns that JSON has no type for (images, times, …); each such column
+    is logged once.
+    """
     left_out: set[str] = set()
     for row in rows:
         strange = {name for name, value in row.items() if not json_values.is_plain(value)}
         if strange - left_out:
             log.warning(
-                "%s: columns %s are left out, because JSON cannot hold their types", what, ", ".join(sorted(strange - left_out))
+                "%s: columns %s are left out, because JSON cannot hold their types",
+                what,
+                ", ".join(sorted(strange - left_out)),
             )
             left_out |= strange
         yield {name: value for name, value in row.items() if name not in strange}

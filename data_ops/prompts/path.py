@@ -16,7 +16,8 @@ from storage.records.types import Json
 
 ROWS_PER_BATCH = 1_000
 LINE_BYTES_MAX = 2**24
-"""Of a JSONL file. One large JSON value in place of prompts is refused before the memory is full."""
+"""Of a JSONL file. One large JSON value in place of prompts is refused before the memory is full.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +35,24 @@ class FilePrompts(Columns):
         elif self.path.endswith(".parquet"):
             prompts = read_parquet(self)
         else:
-            raise ConfigError(f"prompts.path {self.path} is neither .jsonl nor .parquet; convert the file to one of the two")
+            raise ConfigError(
+                f"prompts.path {self.path} is neither .jsonl nor .parquet; convert the file to one "
+                "of the two"
+            )
         return PromptStream.of(prompts[: self.limit], self.seed)
 
 
 def read_jsonl(source: FilePrompts) -> list[Prompt]:
-    """One JSON object a line, blank lines skipped; line n becomes the prompt `{file stem}/{n - 1}`. ConfigError for a line that
-    is longer than LINE_BYTES_MAX."""
+    """One JSON object a line, blank lines skipped; line n becomes the prompt `{file stem}/{n - 1}`.
+    ConfigError for a line that is longer than LINE_BYTES_MAX.
+    """
     path = _existing(source)
     with path.open("rb") as file:
-        rows = ((number, line) for number, line in enumerate(_lines(file, path), start=1) if line.strip())
+        rows = (
+            (number, line)
+            for number, line in enumerate(_lines(file, path), start=1)
+            if line.strip()
+        )
         return collect(source, str(path), path.stem, rows, "line")
 
 
@@ -51,7 +60,8 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
     for number, line in enumerate(iter(partial(file.readline, LINE_BYTES_MAX + 1), b""), start=1):
         if len(line) > LINE_BYTES_MAX:
             raise ConfigError(
-                f"prompts.path {path}, line {number}: has more than {LINE_BYTES_MAX:,} bytes; write one JSON object a line"
+                f"prompts.path {path}, line {number}: has more than {LINE_BYTES_MAX:,} bytes; "
+                "write one JSON object a line"
             )
         yield line
 
@@ -65,14 +75,20 @@ def read_parquet(source: FilePrompts) -> list[Prompt]:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"prompts.path {path} cannot be read as Parquet ({error}); write the file again") from error
-    return collect(source, str(path), path.stem, enumerate(_rows(_plain(table, path)), start=1), "row")
+        raise ConfigError(
+            f"prompts.path {path} cannot be read as Parquet ({error}); write the file again"
+        ) from error
+    return collect(
+        source, str(path), path.stem, enumerate(_rows(_plain(table, path)), start=1), "row"
+    )
 
 
 def _existing(source: FilePrompts) -> Path:
     path = Path(source.path).expanduser()
     if not os.path.isfile(path):  # False also for what can be no path
-        raise ConfigError(f"prompts.path {path} is not a file (looked in {Path.cwd()}); correct the path")
+        raise ConfigError(
+            f"prompts.path {path} is not a file (looked in {Path.cwd()}); correct the path"
+        )
     return path
 
 
@@ -98,12 +114,18 @@ def _plain(table: Any, path: Path) -> Any:
 
     left_out = [column.name for column in table.schema if not plain(column.type)]
     if left_out:
-        log.warning("%s: columns %s are left out, because JSON cannot hold their types", path, ", ".join(left_out))
+        log.warning(
+            "%s: columns %s are left out, because JSON cannot hold their types",
+            path,
+            ", ".join(left_out),
+        )
     return table.drop_columns(left_out)
 
 
 def _rows(table: Any) -> Iterator[Json | Unreadable]:
-    """The table's rows as plain data, a thousand at a time; a row that Arrow cannot convert is the reason why."""
+    """The table's rows as plain data, a thousand at a time; a row that Arrow cannot convert is the
+    reason why.
+    """
     for batch in table.to_batches(ROWS_PER_BATCH):
         try:
             yield from batch.to_pylist()

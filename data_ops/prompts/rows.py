@@ -1,8 +1,9 @@
-"""Rows of a file or of a data set as prompts, with errors that name the rows that cannot be used, and why.
+"""Rows of a file or of a data set as prompts, with errors that name the rows that cannot be used,
+and why.
 
-A row's named columns become `fields["question"]` and `fields["answer"]`; its other columns are kept beside
-them. All of it is stored with the orders, as JSON: a row that JSON cannot represent exactly is refused
-here, where its line number is available.
+A row's named columns become `fields["question"]` and `fields["answer"]`; its other columns are kept
+beside them. All of it is stored with the orders, as JSON: a row that JSON cannot represent exactly
+is refused here, where its line number is available.
 """
 
 import json
@@ -29,12 +30,19 @@ class Unreadable(str):
 
 
 def collect(
-    source: Columns, what: str, stem: str, rows: Iterable[tuple[int, bytes | Json | Unreadable]], unit: str
+    source: Columns,
+    what: str,
+    stem: str,
+    rows: Iterable[tuple[int, bytes | Json | Unreadable]],
+    unit: str,
 ) -> list[Prompt]:
-    """Prompts of the numbered rows; raises ConfigError that names the broken ones when there are any, or when there
-    is none."""
+    """Prompts of the numbered rows; raises ConfigError that names the broken ones when there are
+    any, or when there is none.
+    """
     if wrong := json_values.fault(stem):
-        raise ConfigError(f"{what!r} becomes part of every prompt's id, but it {wrong[1]}; rename it")
+        raise ConfigError(
+            f"{what!r} becomes part of every prompt's id, but it {wrong[1]}; rename it"
+        )
     prompts: list[Prompt] = []
     broken: list[tuple[int, str]] = []
     for number, row in rows:
@@ -69,10 +77,15 @@ def _fields(row: bytes | Json | Unreadable, source: Columns) -> Json:
     if source.answer_after is not None:
         _, mark, answer = answer.rpartition(source.answer_after)
         if not mark:
-            raise BrokenRowError(f"column {source.answer!r} has no {source.answer_after!r} (prompts.answer_after)")
+            raise BrokenRowError(
+                f"column {source.answer!r} has no {source.answer_after!r} (prompts.answer_after)"
+            )
         answer = answer.strip()
         if not answer:
-            raise BrokenRowError(f"column {source.answer!r} has nothing after {source.answer_after!r} (prompts.answer_after)")
+            raise BrokenRowError(
+                f"column {source.answer!r} has nothing after {source.answer_after!r} "
+                "(prompts.answer_after)"
+            )
     return {**columns, "question": question, "answer": answer}
 
 
@@ -98,13 +111,17 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def _whole(digits: str) -> int:
-    """The number; one with too many digits to be read becomes another that is too long, and is refused with its column."""
+    """The number; one with too many digits to be read becomes another that is too long, and is
+    refused with its column.
+    """
     return int(digits) if len(digits) <= json_values.DIGITS_MAX else 10**json_values.DIGITS_MAX
 
 
 def _text(columns: Json, name: str) -> str:
     if name not in columns:
-        raise BrokenRowError(f"no column {name!r}; found {', '.join(columns)[:COLUMNS_SHOWN] or 'none'}")
+        raise BrokenRowError(
+            f"no column {name!r}; found {', '.join(columns)[:COLUMNS_SHOWN] or 'none'}"
+        )
     value = columns[name]
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         held = "nothing" if value is None else type(value).__name__

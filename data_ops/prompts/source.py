@@ -1,4 +1,6 @@
-"""The settings that sources of prompts share. A source is a model with `stream() -> PromptStream`."""
+"""The settings that sources of prompts share. A source is a model with
+`stream() -> PromptStream`.
+"""
 
 from pydantic import Field
 
@@ -22,4 +24,5 @@ class Columns(PromptSettings):
     answer: str = "answer"
     """Column that holds the reference answer."""
     answer_after: str | None = Field(default=None, min_length=1)
-    """Keep only what follows the last occurrence of this text in the answer column (GSM8K: `####`)."""
+    """Keep only what follows the last occurrence of this text in the answer column (GSM8K: `####`).
+    """

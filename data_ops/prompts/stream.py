@@ -17,11 +17,14 @@ from storage.records.types import Json
 
 
 class PromptStream:
-    """Prompts without end. A finite source is gone through epoch by epoch, each epoch in its own seeded permutation."""
+    """Prompts without end. A finite source is gone through epoch by epoch, each epoch in its own
+    seeded permutation.
+    """
 
     def __init__(self, at: Callable[[int], Prompt], size: int | None, seed: int) -> None:
-        """`at(i)` makes or finds prompt i of the source, i < `size`; a `size` of None means that there is no last
-        one."""
+        """`at(i)` makes or finds prompt i of the source, i < `size`; a `size` of None means that
+        there is no last one.
+        """
         if size is not None and size < 1:
             raise ValueError(f"a prompt stream needs at least one prompt, not {size}")
         self._at = at
@@ -37,8 +40,9 @@ class PromptStream:
     def take(self, cursor: Json, count: int) -> tuple[list[Prompt], Json]:
         """The next `count` prompts after `cursor`, and the cursor behind them.
 
-        A cursor is `{"epoch": e, "position": p}`: p prompts of epoch e have been handed out. `{}` is the start. The
-        same cursor always gives the same prompts. Raises CorruptError for anything else.
+        A cursor is `{"epoch": e, "position": p}`: p prompts of epoch e have been handed out. `{}`
+        is the start. The same cursor always gives the same prompts. Raises CorruptError for
+        anything else.
         """
         epoch, position = _read_cursor(cursor)
         prompts = []
@@ -50,10 +54,13 @@ class PromptStream:
         return prompts, {"epoch": epoch, "position": position}
 
     def all(self, limit: int | None = None) -> list[Prompt]:
-        """The source's first `limit` prompts (or all) in its own order. Raises ConfigError for all of an endless
-        source."""
+        """The source's first `limit` prompts (or all) in its own order. Raises ConfigError for all
+        of an endless source.
+        """
         if limit is None and self._size is None:
-            raise ConfigError("the source of the prompts is endless; set prompts.limit, such as 512")
+            raise ConfigError(
+                "the source of the prompts is endless; set prompts.limit, such as 512"
+            )
         size = min(bound for bound in (limit, self._size) if bound is not None)
         return [self._at(index) for index in range(size)]
 
@@ -68,6 +75,10 @@ class PromptStream:
 
 def _read_cursor(cursor: Json) -> tuple[int, int]:
     epoch, position = cursor.get("epoch", 0), cursor.get("position", 0)
-    if set(cursor) - {"epoch", "position"} or not all(isinstance(n, int) and n >= 0 for n in (epoch, position)):
-        raise CorruptError(f'a prompt cursor is {{"epoch": e, "position": p}} with whole numbers, not {cursor}')
+    if set(cursor) - {"epoch", "position"} or not all(
+        isinstance(n, int) and n >= 0 for n in (epoch, position)
+    ):
+        raise CorruptError(
+            f'a prompt cursor is {{"epoch": e, "position": p}} with whole numbers, not {cursor}'
+        )
     return epoch, position

@@ -24,7 +24,9 @@ T = TypeVar("T")
 EXIT_CONFIG = 2
 """What a person can mend by writing something else."""
 WORD_SHOWN = 100
-"""Characters that are shown of a word that is longer than any path: a name of 100,000 letters is not repeated."""
+"""Characters that are shown of a word that is longer than any path: a name of 100,000 letters is
+not repeated.
+"""
 _ENDLESS = re.compile(r"\S{1000,}")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, run, cancel),
@@ -77,7 +79,9 @@ def _reported(function: Callable[P, T]) -> Callable[P, T]:
             if _debug:
                 traceback.print_exc()
             typer.secho(plain(_sentence(error)), fg="red", err=True)
-            raise typer.Exit(EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED) from None
+            raise typer.Exit(
+                EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+            ) from None
 
     return reported
 
@@ -95,7 +99,9 @@ def _words(error: Exception) -> str:
 
 
 @app.callback()
-def _options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False) -> None:
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
     from stamina import instrumentation
 
     global _debug
@@ -103,7 +109,9 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
     instrumentation.set_on_retry_hooks([])  # the store's own log has the retries
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII terminal shows ? for what it has no letter for
+            stream.reconfigure(
+                errors="replace"
+            )  # an ASCII terminal shows ? for what it has no letter for
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PlainFormatter())
 

@@ -1,4 +1,6 @@
-"""`astraflow doctor`: what this machine has, what it lacks, and what to do about it. Changes nothing."""
+"""`astraflow doctor`: what this machine has, what it lacks, and what to do about it. Changes
+nothing.
+"""
 
 import os
 import shutil
@@ -60,7 +62,9 @@ def _python() -> Check:
     words = f"{sys.version.split()[0]} at {sys.executable}"
     if oldest <= sys.version_info[:2] <= newest:
         return Check("python", "ok", words)
-    return Check("python", "fail", words, f"use Python {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}")
+    return Check(
+        "python", "fail", words, f"use Python {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+    )
 
 
 def _packages() -> Iterator[Check]:
@@ -86,27 +90,46 @@ def _packages() -> Iterator[Check]:
 
 
 def _cores() -> Check:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if count >= CORES_MIN:
         return Check("cores", "ok", str(count))
-    return Check("cores", "warn", str(count), f"the embedded run is made for {CORES_MIN} cores; it takes longer here")
+    return Check(
+        "cores",
+        "warn",
+        str(count),
+        f"the embedded run is made for {CORES_MIN} cores; it takes longer here",
+    )
 
 
 def _memory() -> Check:
     available = psutil.virtual_memory().available / 2**30
     if available >= MEMORY_MIN_GIB:
         return Check("memory", "ok", f"{available:.1f} GiB available")
-    return Check("memory", "warn", f"{available:.1f} GiB available", f"the embedded run takes up to {MEMORY_MIN_GIB:.0f} GiB")
+    return Check(
+        "memory",
+        "warn",
+        f"{available:.1f} GiB available",
+        f"the embedded run takes up to {MEMORY_MIN_GIB:.0f} GiB",
+    )
 
 
 def _disk(home: Home) -> Check:
     folder = next(parent for parent in (home.root, *home.root.parents) if parent.exists())
     free = shutil.disk_usage(folder).free / 2**30
     if not os.access(folder, os.W_OK):
-        return Check("disk", "fail", f"{folder} cannot be written", "set ASTRAFLOW_HOME to a writable folder")
+        return Check(
+            "disk", "fail", f"{folder} cannot be written", "set ASTRAFLOW_HOME to a writable folder"
+        )
     if free >= DISK_MIN_GIB:
         return Check("disk", "ok", f"{free:.0f} GiB free in {folder}")
-    return Check("disk", "warn", f"{free:.1f} GiB free in {folder}", "free some space, or move ASTRAFLOW_HOME")
+    return Check(
+        "disk",
+        "warn",
+        f"{free:.1f} GiB free in {folder}",
+        "free some space, or move ASTRAFLOW_HOME",
+    )
 
 
 def _ports(home: Home) -> Iterator[Check]:
@@ -117,22 +140,39 @@ def _ports(home: Home) -> Iterator[Check]:
         elif stack is not None and f":{port}" in stack.prefect_url + stack.mlflow_url:
             yield Check(f"port {port}", "ok", "used by the running stack")
         else:
-            yield Check(f"port {port}", "warn", "in use by another program", f"nothing: {name} takes the next free one")
+            yield Check(
+                f"port {port}",
+                "warn",
+                "in use by another program",
+                f"nothing: {name} takes the next free one",
+            )
 
 
 def _private(home: Home) -> Check:
-    """Whether the home is closed to other users of the machine, and the servers of a running stack ask for a secret."""
+    """Whether the home is closed to other users of the machine, and the servers of a running stack
+    ask for a secret.
+    """
     if not home.root.exists():
         return Check("private", "ok", f"`astraflow up` will make {home.root} for its owner only")
     if exposed := [str(path) for path in home.exposed()]:
         more = f" and {len(exposed) - 1} more" if len(exposed) > 1 else ""
-        return Check("private", "fail", f"other users have access to {exposed[0]}{more}", "`astraflow up` takes it away")
+        return Check(
+            "private",
+            "fail",
+            f"other users have access to {exposed[0]}{more}",
+            "`astraflow up` takes it away",
+        )
     try:
         auth_string = auth.read(home)
     except AstraFlowError as error:
         return Check("private", "fail", str(error), "astraflow down, then astraflow up")
     if auth_string is None and running(home) is not None:
-        return Check("private", "fail", f"the stack runs, and {home.auth} is missing", "astraflow down, then astraflow up")
+        return Check(
+            "private",
+            "fail",
+            f"the stack runs, and {home.auth} is missing",
+            "astraflow down, then astraflow up",
+        )
     return Check("private", "ok", f"{home.root} is its owner's only")
 
 
@@ -151,10 +191,25 @@ def _bf16() -> Check:
             return Check("bf16", "ok", "matrix products work on this CPU")
         if cpu_features.survives_bf16(cpu_features.SAFE_ISA):
             name, value = next(iter(cpu_features.SAFE_ISA.items()))
-            return Check("bf16", "warn", "this CPU announces AMX and refuses it", f"the stack sets {name}={value} by itself")
+            return Check(
+                "bf16",
+                "warn",
+                "this CPU announces AMX and refuses it",
+                f"the stack sets {name}={value} by itself",
+            )
     except subprocess.TimeoutExpired:
-        return Check("bf16", "warn", f"no answer within {cpu_features.PROBE_TIMEOUT_S:.0f} s", "try again on a quieter machine")
-    return Check("bf16", "fail", "a matrix product in bf16 ends the process", "set EngineConfig dtype to float32, the default")
+        return Check(
+            "bf16",
+            "warn",
+            f"no answer within {cpu_features.PROBE_TIMEOUT_S:.0f} s",
+            "try again on a quieter machine",
+        )
+    return Check(
+        "bf16",
+        "fail",
+        "a matrix product in bf16 ends the process",
+        "set EngineConfig dtype to float32, the default",
+    )
 
 
 def _store(home: Home) -> Check:
@@ -181,7 +236,12 @@ def _prefect(home: Home) -> Check:
         trouble = readiness.prefect_trouble(named)
         if trouble is None:
             return Check("prefect", "ok", f"{named} answers")
-        return Check("prefect", "fail", f"{named}: {trouble}", "start it, or unset PREFECT_API_URL for a local one")
+        return Check(
+            "prefect",
+            "fail",
+            f"{named}: {trouble}",
+            "start it, or unset PREFECT_API_URL for a local one",
+        )
     if stack is None:
         return Check("prefect", "ok", "no stack is up; `astraflow up` starts one")
     if readiness.answers(f"{stack.prefect_url}/health"):
@@ -195,10 +255,20 @@ def _gpu() -> Check:
         return Check("gpu", "ok", "none; the embedded recipes need none")
     try:
         listed = subprocess.run(
-            [command, "-L"], capture_output=True, text=True, errors="replace", timeout=GPU_TIMEOUT_S, check=False
+            [command, "-L"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GPU_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("gpu", "warn", f"nvidia-smi fails ({type(error).__name__})", "check the driver, if there should be one")
+        return Check(
+            "gpu",
+            "warn",
+            f"nvidia-smi fails ({type(error).__name__})",
+            "check the driver, if there should be one",
+        )
     names = [line.split(" (")[0] for line in listed.stdout.splitlines() if line.startswith("GPU")]
     if names:
         return Check("gpu", "ok", "; ".join(names))
@@ -208,4 +278,9 @@ def _gpu() -> Check:
 def _bubblewrap() -> Check:
     if shutil.which("bwrap"):
         return Check("bubblewrap", "ok", "found")
-    return Check("bubblewrap", "warn", "not found", "only sandboxed code workflows need it: install the package bubblewrap")
+    return Check(
+        "bubblewrap",
+        "warn",
+        "not found",
+        "only sandboxed code workflows need it: install the package bubblewrap",
+    )

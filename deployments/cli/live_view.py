@@ -1,4 +1,5 @@
-"""How a run under way is shown: as a picture that is redrawn in place, or as one line where there is no terminal.
+"""How a run under way is shown: as a picture that is redrawn in place, or as one line where there
+is no terminal.
 
 Only looks: what is shown comes in as a `View`, which `follow.py` gathers.
 """
@@ -29,9 +30,11 @@ STATE_STYLES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
-    """One look at a run. Example: `View("tiny-1", 12.5, "Pending", None)`, before its supervisor has begun."""
+    """One look at a run. Example: `View("tiny-1", 12.5, "Pending", None)`, before its supervisor
+    has begun.
+    """
 
     run_id: str
     elapsed_s: float
@@ -58,7 +61,9 @@ def picture(view: View) -> RenderableType:
     parts.append(_links(view.links))
     title = Text.assemble((view.run_id, "bold"), "  ", _state(view), "  ", clock(view.elapsed_s))
     panel = Panel(Group(*parts), title=title, title_align="left", border_style="dim")
-    return Group(panel, "")  # the terminal writes ^C on the last line: on one that is full it would move the picture
+    return Group(
+        panel, ""
+    )  # the terminal writes ^C on the last line: on one that is full it would move the picture
 
 
 def line(view: View) -> str:
@@ -88,16 +93,26 @@ def _words(view: View) -> str:
         f"{workers} worker{'' if workers == 1 else 's'} {tokens:,.0f} tokens/s",
         *_newest_scores(status.evals),
     ]
-    return "  ".join([*shown, status.reason] if status.state == "running" and status.reason else shown)
+    return "  ".join(
+        [*shown, status.reason] if status.state == "running" and status.reason else shown
+    )
 
 
 def closing_words(closing: Closing) -> str:
     """What is being done after the run's end. Example: `verifying shards 42%`."""
     match closing.step:
         case ClosingStep.LEAVING:
-            return f"waiting for members to leave: {closing.part}" if closing.part else "waiting for members to leave"
+            return (
+                f"waiting for members to leave: {closing.part}"
+                if closing.part
+                else "waiting for members to leave"
+            )
         case ClosingStep.VERIFYING:
-            return f"verifying {closing.part} {closing.share:.0%}" if closing.part else "verifying every invariant"
+            return (
+                f"verifying {closing.part} {closing.share:.0%}"
+                if closing.part
+                else "verifying every invariant"
+            )
         case ClosingStep.REPORTING:
             return "writing the report"
         case ClosingStep.TRACKING:
@@ -105,7 +120,15 @@ def closing_words(closing: Closing) -> str:
 
 
 def policies_table(status: Status) -> Table:
-    table = _table("policy", "step", "reward", "accuracy", "staleness mean/max", "trainer waits", "tokens trained")
+    table = _table(
+        "policy",
+        "step",
+        "reward",
+        "accuracy",
+        "staleness mean/max",
+        "trainer waits",
+        "tokens trained",
+    )
     for name, policy in status.policies.items():
         table.add_row(
             name,
@@ -122,7 +145,9 @@ def policies_table(status: Status) -> Table:
 def regions_table(status: Status) -> Table:
     table = _table("region", "workers", "tokens/s", "orders done")
     for name, region in status.regions.items():
-        table.add_row(name, str(region.workers), f"{region.tokens_per_s:,.0f}", str(region.orders_done))
+        table.add_row(
+            name, str(region.workers), f"{region.tokens_per_s:,.0f}", str(region.orders_done)
+        )
     return table
 
 
@@ -130,12 +155,21 @@ def trouble_lines(status: Status) -> list[str]:
     """What members of a run that goes on wait for, or why they are not there."""
     if status.state != "running":
         return []
-    troubled = [member for member in status.members if member.state in ("failed", "silent") or (member.note and _waits(member))]
-    return [f"{member.id}: {member.state}{f', {member.note}' if member.note else ''}" for member in troubled]
+    troubled = [
+        member
+        for member in status.members
+        if member.state in ("failed", "silent") or (member.note and _waits(member))
+    ]
+    return [
+        f"{member.id}: {member.state}{f', {member.note}' if member.note else ''}"
+        for member in troubled
+    ]
 
 
 def waiting_lines(status: Status) -> list[str]:
-    """What members of a run that is starting wait for, such as base models that are not there yet: one line for each."""
+    """What members of a run that is starting wait for, such as base models that are not there yet:
+    one line for each.
+    """
     if status.state != "starting":
         return []
     by_note: dict[str, list[str]] = {}
@@ -159,21 +193,32 @@ def traffic_lines(status: Status) -> list[str]:
             ("{} from its mirror", sum(region.weights_in_mirror.values())),
             ("{} copied into the mirror", sum(region.mirrored.values())),
         ]
-        read = ", ".join(words.format(sizes.spelled(num_bytes)) for words, num_bytes in parts if num_bytes)
+        read = ", ".join(
+            words.format(sizes.spelled(num_bytes)) for words, num_bytes in parts if num_bytes
+        )
         if read or region.shards_out:
-            lines.append(f"{name}: {read or 'no weights'}; {sizes.spelled(region.shards_out)} of shards")
+            lines.append(
+                f"{name}: {read or 'no weights'}; {sizes.spelled(region.shards_out)} of shards"
+            )
     return lines
 
 
 def evaluations_table(evals: list[EvalStatus]) -> Table:
-    """One row for each play of the held-out problems; columns are the workflows that played them."""
+    """One row for each play of the held-out problems; columns are the workflows that played
+    them.
+    """
     workflows = list(dict.fromkeys(score.workflow for score in evals))
-    table = _table("evaluated versions", *(_workflow_words(workflow) for workflow in workflows), "problems")
+    table = _table(
+        "evaluated versions", *(_workflow_words(workflow) for workflow in workflows), "problems"
+    )
     rows: dict[tuple[str, str], dict[str, EvalStatus]] = {}
     for score in evals:
         rows.setdefault((versions_words(score.versions), score.dataset), {})[score.workflow] = score
     for (versions, _), scores in rows.items():
-        accuracies = [percent(scores[workflow].accuracy) if workflow in scores else "–" for workflow in workflows]
+        accuracies = [
+            percent(scores[workflow].accuracy) if workflow in scores else "–"
+            for workflow in workflows
+        ]
         table.add_row(versions, *accuracies, str(next(iter(scores.values())).n))
     return table
 
@@ -201,12 +246,20 @@ def percent(value: float | None) -> str:
 
 def _progress(view: View) -> RenderableType:
     if view.status is None:
-        return Text(f"waiting for the supervisor to begin (Prefect: {view.flow_state})", style="dim")
+        return Text(
+            f"waiting for the supervisor to begin (Prefect: {view.flow_state})", style="dim"
+        )
     if view.base_model is not None and view.status.state == "starting":
-        return _bar(view.base_model, f"building the base models, {view.base_model:.0%}  {view.note}")
+        return _bar(
+            view.base_model, f"building the base models, {view.base_model:.0%}  {view.note}"
+        )
     policies = view.status.policies.values()
     done, planned = min(policy.step for policy in policies), view.status.steps
-    doing = closing_words(view.status.closing) if view.status.closing is not None else view.status.reason
+    doing = (
+        closing_words(view.status.closing)
+        if view.status.closing is not None
+        else view.status.reason
+    )
     return _bar(done / planned, f"{done} of {planned} steps  {doing}")
 
 
@@ -225,7 +278,11 @@ def _table(*headers: str) -> Table:
 
 
 def _links(links: dict[str, str]) -> RenderableType:
-    return Text("\n".join(f"{name:<8} {address}" for name, address in links.items()), style="dim", overflow="fold")
+    return Text(
+        "\n".join(f"{name:<8} {address}" for name, address in links.items()),
+        style="dim",
+        overflow="fold",
+    )
 
 
 def _state(view: View) -> Text:
@@ -239,7 +296,10 @@ def _policy_words(name: str, policy: PolicyStatus) -> str:
 
 def _newest_scores(evals: list[EvalStatus]) -> list[str]:
     newest = {_workflow_words(score.workflow): score for score in evals}
-    return [f"{words} {percent(score.accuracy)}@{max(score.versions.values())}" for words, score in newest.items()]
+    return [
+        f"{words} {percent(score.accuracy)}@{max(score.versions.values())}"
+        for words, score in newest.items()
+    ]
 
 
 def _workflow_words(workflow: str) -> str:

@@ -1,6 +1,8 @@
-"""Whether a run can be started: what its supervisor would refuse, or would notice only when members are on their way.
+"""Whether a run can be started: what its supervisor would refuse, or would notice only when members
+are on their way.
 
-Nothing here starts or changes anything; every refusal is a ConfigError with the sentence that says what to do.
+Nothing here starts or changes anything; every refusal is a ConfigError with the sentence that says
+what to do.
 """
 
 import importlib.util
@@ -18,13 +20,17 @@ from tasks.supervision.members import Member, members_of
 
 
 def refuse_restart(store: ObjectStore, run_id: str, config: RunConfig | None) -> Stop | None:
-    """The stop that starting an existing run again would lift. The configuration is compared when it is known."""
+    """The stop that starting an existing run again would lift. The configuration is compared when
+    it is known.
+    """
     wanted = None if config is None else config.model_dump(mode="json")
     return runs.check_restart(store, run_id, wanted, stored_config.filled)
 
 
 def refuse_missing_deployments(api_url: str, config: RunConfig) -> None:
-    """Every member is started through a deployment; one that the server lacks would be noticed when its turn comes."""
+    """Every member is started through a deployment; one that the server lacks would be noticed when
+    its turn comes.
+    """
     members = members_of(config)
     flows = {member.deployment.partition("/")[0] for member in members}
     registered = {flow: flow_runs.deployments_of(api_url, flow) for flow in flows}
@@ -67,11 +73,15 @@ def _lacks(config: RunConfig) -> Iterator[str]:
     for section, source in sources.items():
         if isinstance(source, HubPrompts) and importlib.util.find_spec("datasets") is None:
             yield (
-                f"{section}.prompts.hub: {source.hub} needs the package `datasets`, which is not installed "
+                f"{section}.prompts.hub: {source.hub} needs the package `datasets`, which is not "
+                "installed "
                 "here: pip install datasets"
             )
     devices = {"rollout.engine.device": config.rollout.engine.device}
-    devices |= {f"policies.{name}.train.device": policy.train.device for name, policy in config.policies.items()}
+    devices |= {
+        f"policies.{name}.train.device": policy.train.device
+        for name, policy in config.policies.items()
+    }
     on_gpu = [key for key, device in devices.items() if device.startswith("cuda")]
     if on_gpu and not _has_cuda():
         yield f"{', '.join(on_gpu)}: torch finds no CUDA device on this machine; set cpu, or run where there is one"

@@ -1,5 +1,6 @@
-"""The commands that read a run from its store, or change what the store keeps of it. Each reads its arguments, asks the module
-that knows, and prints; whatever takes long to import is imported inside the command that needs it.
+"""The commands that read a run from its store, or change what the store keeps of it. Each reads its
+arguments, asks the module that knows, and prints; whatever takes long to import is imported inside
+the command that needs it.
 """
 
 from pathlib import Path
@@ -7,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.terminal import EXIT_FAILED, AsJson, RunId, console, named, policies_of, say, show, store, warn, write_text
+from deployments.cli.terminal import (
+    EXIT_FAILED,
+    AsJson,
+    RunId,
+    console,
+    named,
+    policies_of,
+    say,
+    show,
+    store,
+    warn,
+    write_text,
+)
 from storage.errors import AstraFlowError, ConfigError
 
 
@@ -35,7 +48,10 @@ def runs(as_json: AsJson = False) -> None:
     if not found and not as_json:
         say(f"no runs yet in {store().address}; start one with `astraflow run`")
         return
-    show([one.model_dump(mode="json") for one in found] if as_json else tables.runs_table(found), as_json)
+    show(
+        [one.model_dump(mode="json") for one in found] if as_json else tables.runs_table(found),
+        as_json,
+    )
     for one in found:
         for why in [one.reason] if one.state == "unreadable" else one.problems:
             warn(f"{one.run_id}: {why}")
@@ -93,9 +109,12 @@ def export(
     run: Annotated[str, typer.Argument(help="Run id.")],
     policy: Annotated[str, typer.Argument(help="Name of the policy.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    version: Annotated[str | None, typer.Option(help="Which weights, by number or tag; the newest when left out.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Which weights, by number or tag; the newest when left out.")
+    ] = None,
 ) -> None:
-    """Write a policy's weights as a folder that transformers' `AutoModelForCausalLM.from_pretrained` loads.
+    """Write a policy's weights as a folder that transformers'
+    `AutoModelForCausalLM.from_pretrained` loads.
 
     Example:  astraflow export tiny-20260101-120000-ab12 solver --out ./solver
     """
@@ -103,16 +122,21 @@ def export(
     from tasks.export import export_model
 
     stored, _ = policies_of(run, policy)
-    written = export_model(stored, policy, None if version is None else tags.resolve(stored, policy, version), out)
+    written = export_model(
+        stored, policy, None if version is None else tags.resolve(stored, policy, version), out
+    )
     say(f"{policy} version {written} is in {out}")
 
 
 def weights(
     run: RunId = None,
-    policy: Annotated[str | None, typer.Argument(help="Name of the policy; all of them when left out.")] = None,
+    policy: Annotated[
+        str | None, typer.Argument(help="Name of the policy; all of them when left out.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the versions of a run's weights: how large, how made, how long under way, who serves them.
+    """List the versions of a run's weights: how large, how made, how long under way, who serves
+    them.
 
     Example:  astraflow weights tiny-20260101-120000-ab12 solver
     """
@@ -123,18 +147,26 @@ def weights(
     seen = [history(stored, name) for name in policies]
     found = [version for one in seen for version in one.found]
     width = console().width
-    show([one.model_dump(mode="json") for one in found] if as_json else tables.weights_table(found, width), as_json)
+    show(
+        [one.model_dump(mode="json") for one in found]
+        if as_json
+        else tables.weights_table(found, width),
+        as_json,
+    )
     for why in dict.fromkeys(why for one in seen for why in one.unreadable.values()):
         warn(f"left out, because it cannot be read: {why}")
 
 
 def tag(
     run: Annotated[str, typer.Argument(help="Run id.")],
-    version: Annotated[str | None, typer.Argument(help="POLICY@VERSION; all tags are listed when left out.")] = None,
+    version: Annotated[
+        str | None, typer.Argument(help="POLICY@VERSION; all tags are listed when left out.")
+    ] = None,
     name: Annotated[str | None, typer.Argument(help="Its name: letters, digits, - and _.")] = None,
     remove: Annotated[str | None, typer.Option(metavar="NAME", help="Take this name away.")] = None,
 ) -> None:
-    """Name a version: gc keeps a tagged one, with all that leads to it, and `export --version NAME` finds it.
+    """Name a version: gc keeps a tagged one, with all that leads to it, and `export --version NAME`
+    finds it.
 
     Example:  astraflow tag tiny-20260101-120000-ab12 solver@40 best
     """
@@ -143,14 +175,18 @@ def tag(
     from storage.weights import tags
 
     if version is not None and (name is None or remove is not None):
-        raise ConfigError(f"give {version} a name, in a call of its own: astraflow tag {run} {version} NAME")
+        raise ConfigError(
+            f"give {version} a name, in a call of its own: astraflow tag {run} {version} NAME"
+        )
     stored = stored_runs.open_run(store(), run)
     if remove is not None:
-        taken = tags.take(stored, remove)
-        whose = f"{taken.policy}@{taken.version}" if taken else "the version, which could not be read,"
+        taken = tags.delete(stored, remove)
+        whose = (
+            f"{taken.policy}@{taken.version}" if taken else "the version, which could not be read,"
+        )
         say(f"{whose} is not tagged {remove} any more")
     elif version is not None and name is not None:
-        tags.give(stored, name, *tags.parse(version))
+        tags.create(stored, name, *tags.parse(version))
         say(f"{version} is tagged {name}")
     else:
         tagged = tags.look(stored)
@@ -164,16 +200,27 @@ def tag(
 
 def gc(
     run: Annotated[str, typer.Argument(help="Run id.")],
-    last: Annotated[int, typer.Option(min=1, help="Keep the newest so many versions of each policy.")] = 5,
-    every: Annotated[int, typer.Option(min=0, help="Keep every so-manieth version; 0: none of them.")] = 20,
-    keep: Annotated[list[str] | None, typer.Option(help="Keep this version, as POLICY@VERSION. May be repeated.")] = None,
+    last: Annotated[
+        int, typer.Option(min=1, help="Keep the newest so many versions of each policy.")
+    ] = 5,
+    every: Annotated[
+        int, typer.Option(min=0, help="Keep every so-manieth version; 0: none of them.")
+    ] = 20,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Keep this version, as POLICY@VERSION. May be repeated."),
+    ] = None,
     grace_hours: Annotated[float, typer.Option(min=0, help="Keep what is younger.")] = 1.0,
-    delete: Annotated[bool, typer.Option("--delete", help="Do it; without this, only say what would go.")] = False,
-    freeze: Annotated[bool, typer.Option("--freeze", help="From now on nothing of the run is deleted.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Do it; without this, only say what would go.")
+    ] = False,
+    freeze: Annotated[
+        bool, typer.Option("--freeze", help="From now on nothing of the run is deleted.")
+    ] = False,
     thaw: Annotated[bool, typer.Option("--thaw", help="Take a freeze back.")] = False,
 ) -> None:
-    """Let go of weights that no kept version needs, at home and in mirrors, and of what killed writers left. Manifests stay, so
-    the run can still be verified and resumed.
+    """Let go of weights that no kept version needs, at home and in mirrors, and of what killed
+    writers left. Manifests stay, so the run can still be verified and resumed.
 
     Example:  astraflow gc tiny-20260101-120000-ab12 --last 3 --keep solver@40 --delete
     """
@@ -186,7 +233,10 @@ def gc(
     if freeze and thaw:
         raise ConfigError("--freeze and --thaw contradict each other; give one of them")
     if delete and (freeze or thaw):
-        raise ConfigError(f"{'--freeze' if freeze else '--thaw'} deletes nothing; give --delete in a call of its own")
+        raise ConfigError(
+            f"{'--freeze' if freeze else '--thaw'} deletes nothing; give --delete in a call of its "
+            "own"
+        )
     stored = stored_runs.open_run(store(), run)
     if freeze or thaw:
         (retention.freeze if freeze else retention.thaw)(stored)
@@ -205,6 +255,9 @@ def gc(
     if delete:
         say(f"{size} are deleted")
     elif retention.is_frozen(stored):
-        say(f"{size} would go if it were not frozen; `astraflow gc {run} --thaw` takes the freeze back")
+        say(
+            f"{size} would go if it were not frozen; `astraflow gc {run} --thaw` takes the freeze "
+            "back"
+        )
     else:
         say(f"{size} would go; nothing is deleted yet, add --delete to do it")

@@ -1,7 +1,8 @@
-"""Follows one run from a terminal until it has ended: gathers what is shown, asks on Ctrl-C, and tells the end.
+"""Follows one run from a terminal until it has ended: gathers what is shown, asks on Ctrl-C, and
+tells the end.
 
-The run does not depend on this: it goes on when its watcher leaves. What is shown of training comes from the store;
-only whether the supervisor's own flow run still lives is Prefect's to say.
+The run does not depend on this: it goes on when its watcher leaves. What is shown of training comes
+from the store; only whether the supervisor's own flow run still lives is Prefect's to say.
 """
 
 import math
@@ -33,11 +34,13 @@ FLOW_POLL_S = 3.0
 FINISH_TIMEOUT_S = 180.0
 """A supervisor that gave no sign of life for so long after the run's end is not waited for."""
 AWAY_LIMIT_S = 60.0
-"""A supervisor without a heartbeat has died when Prefect, too, does not answer for so long; either alone may be slow."""
+"""A supervisor without a heartbeat has died when Prefect, too, does not answer for so long; either
+alone may be slow.
+"""
 ENDED = ("completed", "cancelled", "failed")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Followed:
     """A run, and where its supervisor can be asked after."""
 
@@ -48,11 +51,14 @@ class Followed:
     links: dict[str, str]
     home: Home
     stood: Stop | None = None
-    """How an earlier start of the run ended; until the new supervisor lifts that, it has not begun."""
+    """How an earlier start of the run ended; until the new supervisor lifts that, it has not begun.
+    """
 
 
 class Follower:
-    """Looks at a run again and again. `ask` answers a question; `read_flow` asks Prefect after a flow run."""
+    """Looks at a run again and again. `ask` answers a question; `read_flow` asks Prefect after a
+    flow run.
+    """
 
     def __init__(
         self,
@@ -130,8 +136,9 @@ class Follower:
             self.prefect_away = True
 
     def _is_over(self, seen: Status | None) -> bool:
-        """Whether the supervisor has ended: its flow run is final, or neither it nor Prefect answers, or it gave no sign of
-        life since the run's end."""
+        """Whether the supervisor has ended: its flow run is final, or neither it nor Prefect
+        answers, or it gave no sign of life since the run's end.
+        """
         now = time.monotonic()
         lost = self.prefect_away and seen is not None and seen.state == "interrupted"
         self.lost_at = (self.lost_at or now) if lost else None
@@ -145,10 +152,14 @@ class Follower:
 
     def _has_begun(self, run: ObjectStore) -> bool:
         """Whether the store shows this start of the run, and not only an earlier one that ended."""
-        return run.exists(layout.RUN) and (self.followed.stood is None or runs.read_stop(run) != self.followed.stood)
+        return run.exists(layout.RUN) and (
+            self.followed.stood is None or runs.read_stop(run) != self.followed.stood
+        )
 
     def _last(self, seen: Status | None) -> Status:
-        """How the run ended. Raises AstraFlowError when only its supervisor did, with what that said."""
+        """How the run ended. Raises AstraFlowError when only its supervisor did, with what that
+        said.
+        """
         if seen is not None and seen.state in ENDED:
             return seen
         run_id, flow = self.followed.run_id, self.flow
@@ -156,9 +167,13 @@ class Follower:
             raise AstraFlowError(f"{run_id}: {flow.message}")
         if seen is None:
             what = "never began" if self.followed.stood is None else "was not taken up again"
-            raise AstraFlowError(f"the run {run_id} {what}: its flow run ended as {flow.state}. {last_words(self.followed)}")
+            raise AstraFlowError(
+                f"the run {run_id} {what}: its flow run ended as {flow.state}. "
+                f"{last_words(self.followed)}"
+            )
         raise AstraFlowError(
-            f"the supervisor of {run_id} ended before the run did; start the run again with `--run-id {run_id}` to go on. "
+            f"the supervisor of {run_id} ended before the run did; start the run again with "
+            f"`--run-id {run_id}` to go on. "
             f"{last_words(self.followed)}"
         )
 
@@ -192,8 +207,9 @@ def cancel(run: ObjectStore) -> Stop:
 
 
 def cancel_before_it_began(home: Home, run_id: str, stood: Stop | None = None) -> bool:
-    """Ends a start of the run whose supervisor has not lifted the stop `stood` yet, or not made the run; whether Prefect knows
-    of one."""
+    """Ends a start of the run whose supervisor has not lifted the stop `stood` yet, or not made the
+    run; whether Prefect knows of one.
+    """
     up = up_down.running(home)
     server = environment.given("PREFECT_API_URL") or (up.prefect_url if up else None)
     if server is None:
@@ -228,7 +244,9 @@ def _base_model(run: ObjectStore) -> tuple[float | None, str]:
 
 
 def _lines(console: Console) -> Callable[[View], None]:
-    """Prints the addresses once, then a line every few seconds and whenever the state changes, or the step after the end."""
+    """Prints the addresses once, then a line every few seconds and whenever the state changes, or
+    the step after the end.
+    """
     shown_at, shown_state = -math.inf, ("", "")
 
     def show(view: View) -> None:

@@ -1,5 +1,5 @@
-"""The commands for the stack and for what runs on it. Each reads its arguments, asks the module that knows, and prints;
-whatever takes long to import is imported inside the command that needs it.
+"""The commands for the stack and for what runs on it. Each reads its arguments, asks the module
+that knows, and prints; whatever takes long to import is imported inside the command that needs it.
 """
 
 import os
@@ -14,7 +14,8 @@ from storage.errors import ConfigError
 
 
 def up() -> None:
-    """Start the local stack: Prefect, MLflow, work pools, workers, deployments. Harmless when it runs.
+    """Start the local stack: Prefect, MLflow, work pools, workers, deployments. Harmless when it
+    runs.
 
     Example:  astraflow up
     """
@@ -38,12 +39,16 @@ def down() -> None:
 
 
 def deploy(
-    directory: Annotated[str, typer.Option(help="This project's folder on the workers' machines.")] = "",
+    directory: Annotated[
+        str, typer.Option(help="This project's folder on the workers' machines.")
+    ] = "",
     python: Annotated[str, typer.Option(help="The interpreter on the workers' machines.")] = "",
 ) -> None:
-    """Register work pools and deployments on the Prefect server that PREFECT_API_URL names, or on the local stack's.
+    """Register work pools and deployments on the Prefect server that PREFECT_API_URL names, or on
+    the local stack's.
 
-    Example:  PREFECT_API_URL=http://prefect.example:4200/api astraflow deploy --directory /opt/astraflow --python python
+    Example:  PREFECT_API_URL=http://prefect.example:4200/api astraflow deploy --directory
+    /opt/astraflow --python python
     """
     from deployments.paths import PROJECT
     from deployments.registration import deployments, work_pools
@@ -55,7 +60,9 @@ def deploy(
         environment.adopt(up_down.settings(home(), local))
     api_url = local.prefect_url if local else named
     if api_url is None:
-        raise ConfigError("no Prefect server is known; set PREFECT_API_URL to its address, or run `astraflow up`")
+        raise ConfigError(
+            "no Prefect server is known; set PREFECT_API_URL to its address, or run `astraflow up`"
+        )
     shared = environment.of_pool({**environment.UNTRACKED, **environment.FLOW_RUN, **os.environ})
     work_pools.create(api_url, python or sys.executable, shared)
     for name in deployments.register(api_url, directory=directory or str(PROJECT)):
@@ -63,13 +70,24 @@ def deploy(
 
 
 def run(
-    deployment: Annotated[str, typer.Argument(help="Which deployment to run.")] = "astraflow/multi-policy",
-    recipe: Annotated[str | None, typer.Option(help="A recipe's name or file, instead of the deployment's.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
+    deployment: Annotated[
+        str, typer.Argument(help="Which deployment to run.")
+    ] = "astraflow/multi-policy",
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe's name or file, instead of the deployment's.")
     ] = None,
-    run_id: Annotated[str | None, typer.Option(help="Name of the run; an existing run goes on.")] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return as soon as the run is started.")] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable."
+        ),
+    ] = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="Name of the run; an existing run goes on.")
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return as soon as the run is started.")
+    ] = False,
 ) -> None:
     """Train: bring the stack up if need be, start a run, and show it until it ends.
 
@@ -88,7 +106,8 @@ def run(
 
 
 def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
-    """End one run; the stack and every other run stay. Started again with the same run id, it goes on.
+    """End one run; the stack and every other run stay. Started again with the same run id, it goes
+    on.
 
     Example:  astraflow cancel tiny-20260101-120000-ab12
     """
@@ -109,11 +128,15 @@ def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
             say(f"{run} is {stood.state} already: {stood.reason}")
         return
     run_follower.cancel(stored)
-    say(f"{run} is told to end; `astraflow run --run-id {run}` with the same settings goes on with it")
+    say(
+        f"{run} is told to end; `astraflow run --run-id {run}` with the same settings goes on with "
+        "it"
+    )
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine has, what it lacks, and what to do; exit code 1 when something must be done.
+    """Say what this machine has, what it lacks, and what to do; exit code 1 when something must be
+    done.
 
     Example:  astraflow doctor
     """

@@ -31,28 +31,52 @@ def status_picture(status: Status) -> RenderableType:
         (status.state, live_view.STATE_STYLES.get(status.state, "bold cyan")),
         f"  {live_view.clock(status.elapsed_s)}  {status.reason}",
     )
-    parts: list[RenderableType] = [head, live_view.policies_table(status), live_view.regions_table(status)]
+    parts: list[RenderableType] = [
+        head,
+        live_view.policies_table(status),
+        live_view.regions_table(status),
+    ]
     if status.closing is not None:
         parts.insert(1, Text(live_view.closing_words(status.closing)))
-    parts += [Text(words, style="dim") for words in (*live_view.waiting_lines(status), *live_view.traffic_lines(status))]
-    parts += [Text(words, style="yellow") for words in (*live_view.trouble_lines(status), *status.problems)]
+    parts += [
+        Text(words, style="dim")
+        for words in (*live_view.waiting_lines(status), *live_view.traffic_lines(status))
+    ]
+    parts += [
+        Text(words, style="yellow")
+        for words in (*live_view.trouble_lines(status), *status.problems)
+    ]
     if status.evals:
         parts.append(live_view.evaluations_table(status.evals))
     return Group(*parts)
 
 
 def runs_table(runs: list[RunSummary]) -> Table:
-    """A run id is what people copy: the other columns give way to it, and only one that fits no terminal is folded."""
+    """A run id is what people copy: the other columns give way to it, and only one that fits no
+    terminal is folded.
+    """
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     longest = max((len(run.run_id) for run in runs), default=0)
     table.add_column("run", overflow="fold", no_wrap=longest <= ID_WHOLE_MAX)
     for header in ("state", "versions", "started", "took"):
         table.add_column(header, overflow="fold")
     for run in runs:
-        versions = ", ".join(f"{name} {'–' if v is None else v}/{run.steps}" for name, v in run.versions.items())
-        started = "–" if run.started is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+        versions = ", ".join(
+            f"{name} {'–' if v is None else v}/{run.steps}" for name, v in run.versions.items()
+        )
+        started = (
+            "–"
+            if run.started is None
+            else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started))
+        )
         state = Text(run.state, style=live_view.STATE_STYLES.get(run.state, ""))
-        table.add_row(run.run_id, state, versions, started, "–" if run.elapsed_s is None else live_view.clock(run.elapsed_s))
+        table.add_row(
+            run.run_id,
+            state,
+            versions,
+            started,
+            "–" if run.elapsed_s is None else live_view.clock(run.elapsed_s),
+        )
     return table
 
 
@@ -66,7 +90,18 @@ def weights_table(versions: list[Version], width: int) -> Table:
     table.add_column("policy", no_wrap=True)
     is_wide = width >= WIDE
     more = ("bytes", "delta", "encode", "upload", "waited")
-    headers = ("version", "kind", "bytes", "delta", "smaller", "changed", "encode", "upload", "visible", "waited")
+    headers = (
+        "version",
+        "kind",
+        "bytes",
+        "delta",
+        "smaller",
+        "changed",
+        "encode",
+        "upload",
+        "visible",
+        "waited",
+    )
     for header in headers:
         if is_wide or header not in more:
             table.add_column(header, justify="right", no_wrap=True)
@@ -84,8 +119,14 @@ def weights_table(versions: list[Version], width: int) -> Table:
             "visible": _seconds(one.publish_s),
             "waited": _seconds(one.publish_wait_s),
         }
-        served = ", ".join(name if took is None else f"{name} ({took:.2f} s)" for name, took in one.held_by.items())
-        table.add_row(one.policy, *(cells[header] for header in headers if is_wide or header not in more), served)
+        served = ", ".join(
+            name if took is None else f"{name} ({took:.2f} s)" for name, took in one.held_by.items()
+        )
+        table.add_row(
+            one.policy,
+            *(cells[header] for header in headers if is_wide or header not in more),
+            served,
+        )
     return table
 
 
@@ -98,7 +139,12 @@ def tags_table(found: Sequence[Tag]) -> Table:
     for header in ("policy", "version", "tag", "given"):
         table.add_column(header, justify="right" if header == "version" else "left", no_wrap=True)
     for tag in found:
-        table.add_row(tag.policy, str(tag.version), tag.name, f"{datetime.datetime.fromtimestamp(tag.at_s):%Y-%m-%d %H:%M}")
+        table.add_row(
+            tag.policy,
+            str(tag.version),
+            tag.name,
+            f"{datetime.datetime.fromtimestamp(tag.at_s):%Y-%m-%d %H:%M}",
+        )
     return table
 
 
@@ -110,25 +156,36 @@ def retention_table(found: Survey) -> Table:
     for row in garbage_collection.rows(found):
         goes = (row.goes or "–", row.size)
         for number, (kept, why) in enumerate(row.keeps or [("–", "")]):
-            table.add_row(*((row.what, kept, why, *goes) if number == 0 else ("", kept, why, "", "")))
+            table.add_row(
+                *((row.what, kept, why, *goes) if number == 0 else ("", kept, why, "", ""))
+            )
     return table
 
 
 def verdict_words(verdict: Verdict) -> str:
-    """One line for people. Example: `clean: 80 orders, 80 shards, 10,240 sequences; solver 5,120 trained, …`."""
+    """One line for people. Example:
+    `clean: 80 orders, 80 shards, 10,240 sequences; solver 5,120 trained, …`.
+    """
     books = "; ".join(
-        f"{name} {book.trained:,} trained, {book.filtered:,} filtered, {book.expired:,} expired, {book.waiting:,} waiting"
+        f"{name} {book.trained:,} trained, {book.filtered:,} filtered, {book.expired:,} expired, "
+        f"{book.waiting:,} waiting"
         for name, book in verdict.policies.items()
     )
     found = "clean" if verdict.ok else f"{len(verdict.violations)} violations"
-    counts = f"{verdict.orders:,} orders, {verdict.shards:,} shards, {verdict.sequences:,} sequences"
+    counts = (
+        f"{verdict.orders:,} orders, {verdict.shards:,} shards, {verdict.sequences:,} sequences"
+    )
     return f"{found}: {counts}; {books}" if books else f"{found}: {counts}"
 
 
 def violations_table(verdict: Verdict) -> Table:
     table = Table("invariant", "where", "what", box=None, header_style="dim")
     for violation in verdict.violations[:VIOLATIONS_SHOWN_MAX]:
-        table.add_row(str(violation.invariant), Text(violation.where, overflow="fold"), Text(violation.what, overflow="fold"))
+        table.add_row(
+            str(violation.invariant),
+            Text(violation.where, overflow="fold"),
+            Text(violation.what, overflow="fold"),
+        )
     if (more := len(verdict.violations) - VIOLATIONS_SHOWN_MAX) > 0:
         table.add_row("", "", f"and {more} more; --json lists all of them")
     return table
@@ -160,7 +217,9 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
 def checks_table(checks: list[Check]) -> Table:
     table = Table("", "check", "found", "what to do", box=None, header_style="dim")
     for check in checks:
-        table.add_row(Text(check.verdict, style=COLORS[check.verdict]), check.name, check.found, check.fix)
+        table.add_row(
+            Text(check.verdict, style=COLORS[check.verdict]), check.name, check.found, check.fix
+        )
     return table
 
 
@@ -172,7 +231,9 @@ def summary_lines(status: Status) -> list[str]:
         who = "the policy alone" if workflow == live_view.ALONE else f"the team ({workflow})"
         first, last = scores[0], scores[-1]
         lines.append(
-            f"{who}: {live_view.percent(first.accuracy)} → {live_view.percent(last.accuracy)} of {last.n} held-out problems "
-            f"(version {live_view.versions_words(first.versions)} → {live_view.versions_words(last.versions)})"
+            f"{who}: {live_view.percent(first.accuracy)} → {live_view.percent(last.accuracy)} of "
+            f"{last.n} held-out problems "
+            f"(version {live_view.versions_words(first.versions)} → "
+            f"{live_view.versions_words(last.versions)})"
         )
     return lines

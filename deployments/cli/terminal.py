@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 PIPED_WIDTH = 400
 
-RunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id; the newest run when left out.")]
+RunId = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="Run id; the newest run when left out.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")]
 
 
 def store() -> Any:
-    """The store that `run` would use: ASTRAFLOW_STORE, else the living stack's, else the home's own folder."""
+    """The store that `run` would use: ASTRAFLOW_STORE, else the living stack's, else the home's own
+    folder.
+    """
     from deployments.stack import environment, plan, state
 
     here: Home = home()
@@ -85,8 +89,9 @@ def warn(words: str) -> None:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file that a person asked for, in UTF-8 whatever the locale; ConfigError where that cannot be done. A pipe that
-    nobody reads is not waited for."""
+    """Write a file that a person asked for, in UTF-8 whatever the locale; ConfigError where that
+    cannot be done. A pipe that nobody reads is not waited for.
+    """
 
     def opened(path: str, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
@@ -98,4 +103,6 @@ def write_text(file: Path, text: str) -> None:
             written.write(text)
     except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"{file} cannot be written ({why}); name a file in a folder that can hold it") from None
+        raise ConfigError(
+            f"{file} cannot be written ({why}); name a file in a folder that can hold it"
+        ) from None

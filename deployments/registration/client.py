@@ -1,4 +1,6 @@
-"""Prefect's client for one server. A server that is not there, or an address that is none, is a sentence for a person."""
+"""Prefect's client for one server. A server that is not there, or an address that is none, is a
+sentence for a person.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +25,8 @@ def connected(api_url: str) -> Iterator[Any]:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"PREFECT_API_URL={shown} is no address of a Prefect server ({error}); write it as http://HOST:4200/api"
+            f"PREFECT_API_URL={shown} is no address of a Prefect server ({error}); write it as "
+            "http://HOST:4200/api"
         ) from error
     except httpx.TransportError as error:
         raise ConfigError(
@@ -34,6 +37,8 @@ def connected(api_url: str) -> Iterator[Any]:
         if error.response.status_code not in REFUSED:
             raise
         raise ConfigError(
-            f"the Prefect server at {shown} refuses this command ({error.response.status_code}); set PREFECT_API_AUTH_STRING, "
-            "or PREFECT_API_KEY, to what it asks for, or run `astraflow down` and `astraflow up` if it is the local stack's"
+            f"the Prefect server at {shown} refuses this command ({error.response.status_code}); "
+            "set PREFECT_API_AUTH_STRING, "
+            "or PREFECT_API_KEY, to what it asks for, or run `astraflow down` and `astraflow up` "
+            "if it is the local stack's"
         ) from error

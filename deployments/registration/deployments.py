@@ -1,8 +1,8 @@
 """The deployments, and how they get onto a Prefect server.
 
-Each flow file is imported once, in this process, for its parameters' types and descriptions, from which Prefect's web
-page makes a form. No deployment has a concurrency limit: such leases would end week-long runs when the server was
-away.
+Each flow file is imported once, in this process, for its parameters' types and descriptions, from
+which Prefect's web page makes a form. No deployment has a concurrency limit: such leases would end
+week-long runs when the server was away.
 """
 
 import hashlib
@@ -20,9 +20,11 @@ TAG = "astraflow"
 """On every deployment and so on every flow run: what the stack cancels before it stops."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """One deployment. Example: `Deployment("train", "trainer", "flows/run_trainer.py:train", "trainers", "…")`."""
+    """One deployment. Example:
+    `Deployment("train", "trainer", "flows/run_trainer.py:train", "trainers", "…")`.
+    """
 
     flow: str
     """The flow's name: what stands before the slash in `train/trainer`."""
@@ -33,8 +35,9 @@ class Deployment:
     description: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     cron: str = ""
-    """A schedule in UTC; it starts paused. It and the parameters of its runs stay as a person left them when the deployment is
-    registered again."""
+    """A schedule in UTC; it starts paused. It and the parameters of its runs stay as a person left
+    them when the deployment is registered again.
+    """
     cron_active: bool = False
 
 
@@ -42,88 +45,90 @@ _SUPERVISOR = "flows/run_supervisor.py:astraflow"
 
 DEPLOYMENTS = (
     Deployment(
-        "astraflow",
-        "multi-policy",
-        _SUPERVISOR,
-        "control",
-        "Trains a solver and a verifier together, in two regions, on this machine.",
-        {"recipe": "multi_policy_tiny"},
+        flow="astraflow",
+        name="multi-policy",
+        entrypoint=_SUPERVISOR,
+        pool="control",
+        description="Trains a solver and a verifier together, in two regions, on this machine.",
+        parameters={"recipe": "multi_policy_tiny"},
     ),
     Deployment(
-        "astraflow",
-        "single-policy",
-        _SUPERVISOR,
-        "control",
-        "Trains the solver alone.",
-        {"recipe": "single_policy_tiny"},
+        flow="astraflow",
+        name="single-policy",
+        entrypoint=_SUPERVISOR,
+        pool="control",
+        description="Trains the solver alone.",
+        parameters={"recipe": "single_policy_tiny"},
     ),
     Deployment(
-        "astraflow",
-        "nightly",
-        _SUPERVISOR,
-        "control",
-        "Trains both policies every night, once its schedule is switched on.",
-        {"recipe": "multi_policy_tiny"},
+        flow="astraflow",
+        name="nightly",
+        entrypoint=_SUPERVISOR,
+        pool="control",
+        description="Trains both policies every night, once its schedule is switched on.",
+        parameters={"recipe": "multi_policy_tiny"},
         cron="0 2 * * *",
     ),
     Deployment(
-        "prepare",
-        "base-model",
-        "flows/run_base_model.py:prepare",
-        "control",
-        "Builds or fetches the base models of a run. Started by its supervisor.",
+        flow="prepare",
+        name="base-model",
+        entrypoint="flows/run_base_model.py:prepare",
+        pool="control",
+        description="Builds or fetches the base models of a run. Started by its supervisor.",
     ),
     Deployment(
-        "dataflow",
-        "dataflow",
-        "flows/run_dataflow.py:dataflow",
-        "control",
-        "Turns prompts into orders and shards into batches. Started by a run's supervisor.",
+        flow="dataflow",
+        name="dataflow",
+        entrypoint="flows/run_dataflow.py:dataflow",
+        pool="control",
+        description="Turns prompts into orders and shards into batches. Started by a run's supervisor.",
     ),
     Deployment(
-        "rollout",
-        "worker",
-        "flows/run_rollout.py:rollout",
-        "rollout",
-        "A rollout worker. Started by a run's supervisor, in the work queue of its region.",
+        flow="rollout",
+        name="worker",
+        entrypoint="flows/run_rollout.py:rollout",
+        pool="rollout",
+        description="A rollout worker. Started by a run's supervisor, in the work queue of its region.",
     ),
     Deployment(
-        "mirror",
-        "mirror",
-        "flows/run_mirror.py:mirror",
-        "rollout",
-        "Copies the weights to a region's store. Started by a run's supervisor, in the region's work queue.",
+        flow="mirror",
+        name="mirror",
+        entrypoint="flows/run_mirror.py:mirror",
+        pool="rollout",
+        description="Copies the weights to a region's store. Started by a run's supervisor, in the region's work queue.",
     ),
     Deployment(
-        "train",
-        "trainer",
-        "flows/run_trainer.py:train",
-        "trainers",
-        "The trainer of one policy. Started by a run's supervisor.",
+        flow="train",
+        name="trainer",
+        entrypoint="flows/run_trainer.py:train",
+        pool="trainers",
+        description="The trainer of one policy. Started by a run's supervisor.",
     ),
     Deployment(
-        "evaluate",
-        "evaluation",
-        "flows/run_evaluation.py:evaluate",
-        "control",
-        "Plays the held-out prompts. Started by a run's supervisor.",
+        flow="evaluate",
+        name="evaluation",
+        entrypoint="flows/run_evaluation.py:evaluate",
+        pool="control",
+        description="Plays the held-out prompts. Started by a run's supervisor.",
     ),
     Deployment(
-        "gc",
-        "nightly",
-        "flows/run_gc.py:gc",
-        "control",
-        "Says every night what weights may go, once its schedule is switched on; with `apply` they go.",
+        flow="gc",
+        name="nightly",
+        entrypoint="flows/run_gc.py:gc",
+        pool="control",
+        description="Says every night what weights may go, once its schedule is switched on; with `apply` they go.",
         cron="0 4 * * *",
     ),
 )
 
 
-def register(api_url: str, deployments: Iterable[Deployment] = DEPLOYMENTS, directory: str = str(PROJECT)) -> list[str]:
+def register(
+    api_url: str, deployments: Iterable[Deployment] = DEPLOYMENTS, directory: str = str(PROJECT)
+) -> list[str]:
     """Creates or updates the deployments on a Prefect server; returns their full names.
 
-    `directory` is the project's folder on the workers' machines. Raises ConfigError when a flow file cannot be
-    imported, or when the server refuses a deployment.
+    `directory` is the project's folder on the workers' machines. Raises ConfigError when a flow
+    file cannot be imported, or when the server refuses a deployment.
     """
     from prefect.exceptions import PrefectHTTPStatusError
 
@@ -137,20 +142,25 @@ def register(api_url: str, deployments: Iterable[Deployment] = DEPLOYMENTS, dire
                 _create(client, deployment, flows[deployment.entrypoint], directory)
             except PrefectHTTPStatusError as error:
                 raise ConfigError(
-                    f"{api_url} refused the deployment {deployment.flow}/{deployment.name}: {error.response.text[:500]}"
+                    f"{api_url} refused the deployment {deployment.flow}/{deployment.name}: "
+                    f"{error.response.text[:500]}"
                 ) from error
             names.append(f"{deployment.flow}/{deployment.name}")
     return names
 
 
 def import_flows(deployments: Iterable[Deployment] = DEPLOYMENTS) -> None:
-    """Imports every flow file, which `register` then finds imported. Raises ConfigError for one that cannot be."""
+    """Imports every flow file, which `register` then finds imported. Raises ConfigError for one
+    that cannot be.
+    """
     for deployment in deployments:
         _flow(deployment)
 
 
 def digest(root: Path = PROJECT) -> str:
-    """Of everything a registration depends on; the same digest means that registering again changes nothing."""
+    """Of everything a registration depends on; the same digest means that registering again changes
+    nothing.
+    """
     patterns = ("flows/*.py", "deployments/**/*.py", "*/config.py", "tasks/*/*config.py")
     sources = [source for pattern in patterns for source in root.glob(pattern)]
     digest = hashlib.sha256()
@@ -164,23 +174,32 @@ def _flow(deployment: Deployment) -> Any:
     module = path.removesuffix(".py").replace("/", ".")
     try:
         flow = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever a broken flow file raises, a person must be told which file it was
+    except (
+        Exception
+    ) as error:  # whatever a broken flow file raises, a person must be told which file it was
         raise ConfigError(f"{path} cannot be deployed: {type(error).__name__}: {error}") from error
     if flow.name != deployment.flow:
         raise ConfigError(
-            f"{path}: the flow is named {flow.name!r}, but it is deployed as {deployment.flow!r}; make them equal"
+            f"{path}: the flow is named {flow.name!r}, but it is deployed as {deployment.flow!r}; "
+            "make them equal"
         )
     return flow
 
 
 def form(flow: Any) -> dict[str, Any]:
-    """The JSON schema of a flow's parameters, from which the web page makes its form. Prefect takes descriptions from
-    the docstring alone; those of `Annotated[…, Field(description=…)]` are added here."""
+    """The JSON schema of a flow's parameters, from which the web page makes its form. Prefect takes
+    descriptions from the docstring alone; those of `Annotated[…, Field(description=…)]` are added
+    here.
+    """
     from prefect.utilities.callables import parameter_schema
 
     schema = parameter_schema(flow).model_dump_for_openapi()
     for name, hint in get_type_hints(flow.fn, include_extras=True).items():
-        described = [one.description for one in getattr(hint, "__metadata__", ()) if getattr(one, "description", None)]
+        described = [
+            one.description
+            for one in getattr(hint, "__metadata__", ())
+            if getattr(one, "description", None)
+        ]
         if described and name in schema["properties"]:
             schema["properties"][name].setdefault("description", described[0])
     return schema
@@ -189,7 +208,11 @@ def form(flow: Any) -> dict[str, Any]:
 def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> None:
     standing = _standing(client, deployment) if deployment.cron else None
     schema = form(flow)
-    left = {name: value for name, value in (standing.parameters if standing else {}).items() if name in schema["properties"]}
+    left = {
+        name: value
+        for name, value in (standing.parameters if standing else {}).items()
+        if name in schema["properties"]
+    }
     client.create_deployment(
         flow_id=client.create_flow_from_name(flow.name),
         name=deployment.name,
@@ -221,6 +244,8 @@ def _schedules(deployment: Deployment, standing: Any) -> list[Any]:
 
     if not deployment.cron:
         return []
-    active = standing.schedules[0].active if standing and standing.schedules else deployment.cron_active
+    active = (
+        standing.schedules[0].active if standing and standing.schedules else deployment.cron_active
+    )
     schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
     return [DeploymentScheduleCreate(schedule=schedule, active=active, slug=deployment.name)]

@@ -1,5 +1,6 @@
-"""The few questions that the stack and the command line put to Prefect about flow runs: start one, how is it, what did
-it say, cancel them all."""
+"""The few questions that the stack and the command line put to Prefect about flow runs: start one,
+how is it, what did it say, cancel them all.
+"""
 
 import math
 import time
@@ -12,7 +13,9 @@ from deployments.registration.client import connected
 from storage.errors import ConfigError
 
 CANCEL_TIMEOUT_S = 45.0
-"""Longest time in which none of the cancelled flow runs ends. Prefect gives each 30 s before it kills it."""
+"""Longest time in which none of the cancelled flow runs ends. Prefect gives each 30 s before it
+kills it.
+"""
 POLL_S = 0.5
 PAGE = 200
 """Most rows the API returns at once."""
@@ -30,24 +33,34 @@ class FlowRun:
     message: str
 
 
-def start(api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]) -> FlowRun:
-    """Creates a flow run of a deployment; a worker picks it up. Raises ConfigError when there is no such deployment."""
+def start(
+    api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]
+) -> FlowRun:
+    """Creates a flow run of a deployment; a worker picks it up. Raises ConfigError when there is no
+    such deployment.
+    """
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
     with connected(api_url) as client:
         try:
             found = client.read_deployment_by_name(deployment)
         except ObjectNotFound:
-            known = ", ".join(deployments_of(api_url, deployment.partition("/")[0])) or "none of this flow"
+            known = (
+                ", ".join(deployments_of(api_url, deployment.partition("/")[0]))
+                or "none of this flow"
+            )
             raise ConfigError(
-                f"{api_url} has no deployment {deployment}; it has {known}; `astraflow deploy` registers ours"
+                f"{api_url} has no deployment {deployment}; it has {known}; `astraflow deploy` "
+                "registers ours"
             ) from None
         try:
             created = client.create_flow_run_from_deployment(
                 found.id, parameters={**found.parameters, **parameters}, name=name, tags=tags
             )
         except PrefectHTTPStatusError as error:
-            raise ConfigError(f"Prefect refused to start {deployment}: {error.response.text[:500]}") from error
+            raise ConfigError(
+                f"Prefect refused to start {deployment}: {error.response.text[:500]}"
+            ) from error
         return _seen(created)
 
 
@@ -56,7 +69,9 @@ def deployments_of(api_url: str, flow: str) -> list[str]:
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     with connected(api_url) as client:
-        found = client.read_deployments(flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])), limit=PAGE)
+        found = client.read_deployments(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])), limit=PAGE
+        )
     return sorted(f"{flow}/{row.name}" for row in found)
 
 
@@ -82,7 +97,9 @@ def cancel(api_url: str, flow_run_id: str) -> None:
 
     with connected(api_url) as client:
         waiting = client.read_flow_run(UUID(flow_run_id)).state.is_scheduled()
-        client.set_flow_run_state(UUID(flow_run_id), Cancelled() if waiting else Cancelling(), force=waiting)
+        client.set_flow_run_state(
+            UUID(flow_run_id), Cancelled() if waiting else Cancelling(), force=waiting
+        )
 
 
 def cancel_all(
@@ -92,11 +109,13 @@ def cancel_all(
     timeout_s: float = CANCEL_TIMEOUT_S,
     among: Callable[[Any], bool] = lambda flow_run: True,
 ) -> tuple[int, int]:
-    """Cancels every unfinished flow run with the tag, `among` those that are meant, and waits until they are gone, or none
-    has gone for `timeout_s`; runs that a schedule planned for later are left. Where no worker lives that could end them, they
-    are declared cancelled at once. So is, after the wait, one that never ran: a process that starts in a cancelled flow run
-    exits, and Prefect then leaves the flow run in Cancelling for ever. Returns how many were cancelled, and how many of them
-    had not ended by then."""
+    """Cancels every unfinished flow run with the tag, `among` those that are meant, and waits until
+    they are gone, or none has gone for `timeout_s`; runs that a schedule planned for later are
+    left. Where no worker lives that could end them, they are declared cancelled at once. So is,
+    after the wait, one that never ran: a process that starts in a cancelled flow run exits, and
+    Prefect then leaves the flow run in Cancelling for ever. Returns how many were cancelled, and
+    how many of them had not ended by then.
+    """
     from prefect.states import Cancelled, Cancelling
 
     moved_at, fewest = time.monotonic(), math.inf
@@ -108,7 +127,9 @@ def cancel_all(
                 if flow_run.id not in asked:
                     asked.add(flow_run.id)
                     at_once = flow_run.state.is_scheduled() or not processes_alive
-                    client.set_flow_run_state(flow_run.id, Cancelled() if at_once else Cancelling(), force=at_once)
+                    client.set_flow_run_state(
+                        flow_run.id, Cancelled() if at_once else Cancelling(), force=at_once
+                    )
         if len(unfinished) < fewest:
             moved_at, fewest = time.monotonic(), len(unfinished)
         if not unfinished or time.monotonic() - moved_at > timeout_s:
@@ -130,9 +151,16 @@ def _unfinished(api_url: str, tag: str) -> list[Any]:
     )
     from prefect.client.schemas.objects import StateType
 
-    living = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
+    living = [
+        StateType.SCHEDULED,
+        StateType.PENDING,
+        StateType.RUNNING,
+        StateType.CANCELLING,
+        StateType.PAUSED,
+    ]
     which = FlowRunFilter(
-        tags=FlowRunFilterTags(all_=[tag]), state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living))
+        tags=FlowRunFilterTags(all_=[tag]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living)),
     )
     found: list[Any] = []
     with connected(api_url) as client:

@@ -1,8 +1,8 @@
 """The work pools: one for rollout workers and mirrors, one for trainers, one for the control flows.
 
 A pool is a name and the way in which a flow run becomes a process. Prefect workers serve it from
-any machine that has this project installed (`docs/deploying.md`). A region is a work queue of the pool
-`rollout`: Prefect creates it with the first flow run that is launched into it
+any machine that has this project installed (`docs/deploying.md`). A region is a work queue of the
+pool `rollout`: Prefect creates it with the first flow run that is launched into it
 (`tasks/supervision/launcher.py`), so no region is registered.
 """
 
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from deployments.registration.client import connected
 
 ENGINE = "{python} -m deployments.registration.flow_entrypoint"
-"""Given a command, a worker starts it as it is: a third of the CPU time of preparing a workspace for each flow run."""
+"""Given a command, a worker starts it as it is: a third of the CPU time of preparing a workspace
+for each flow run.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,9 @@ POOLS = (
 
 
 def create(api_url: str, python: str, environment: Mapping[str, str]) -> None:
-    """Creates the pools on a Prefect server, or updates them. `python` is the interpreter on the workers' machines."""
+    """Creates the pools on a Prefect server, or updates them. `python` is the interpreter on the
+    workers' machines.
+    """
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
 
@@ -40,5 +44,10 @@ def create(api_url: str, python: str, environment: Mapping[str, str]) -> None:
     variables["env"]["default"] = dict(environment)
     with connected(api_url) as client:
         for pool in POOLS:
-            wanted = WorkPoolCreate(name=pool.name, type="process", description=pool.description, base_job_template=template)
+            wanted = WorkPoolCreate(
+                name=pool.name,
+                type="process",
+                description=pool.description,
+                base_job_template=template,
+            )
             client.create_work_pool(wanted, overwrite=True)

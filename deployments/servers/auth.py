@@ -1,12 +1,14 @@
-"""The auth string of the local stack: a random secret, which both of its servers ask for. `up` makes it, and `down` deletes it.
+"""The auth string of the local stack: a random secret, which both of its servers ask for. `up`
+makes it, and `down` deletes it.
 
     HOME/auth ─┬─▶ both servers, which compare it with what a request carries
                ├─▶ commands, workers and flow runs, in their environment; never in a work pool
                ├─▶ prefect.toml, for Prefect's own command
                └─▶ a ticket in each printed address of a page, for the browser
 
-It has the form `user:password` of HTTP's basic authentication, which Prefect and MLflow both use. A ticket is derived from it
-and ends after a day, so that the log of a terminal does not hold the secret.
+It has the form `user:password` of HTTP's basic authentication, which Prefect and MLflow both use. A
+ticket is derived from it and ends after a day, so that the log of a terminal does not hold the
+secret.
 """
 
 import base64
@@ -26,8 +28,9 @@ _MAC_BYTES = 12
 
 
 def read(home: Home) -> str | None:
-    """The home's auth string; None when none was made yet. ConfigError for a file that holds something else, or that another
-    user made: that user knows what it holds."""
+    """The home's auth string; None when none was made yet. ConfigError for a file that holds
+    something else, or that another user made: that user knows what it holds.
+    """
     try:
         with home.auth.open() as file:
             owner = os.fstat(file.fileno()).st_uid
@@ -35,17 +38,25 @@ def read(home: Home) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{home.auth} cannot be read ({error}); run `astraflow down`, then `astraflow up`") from None
+        raise ConfigError(
+            f"{home.auth} cannot be read ({error}); run `astraflow down`, then `astraflow up`"
+        ) from None
     if owner != os.geteuid():
-        raise ConfigError(f"{home.auth} belongs to another user; delete it, then run `astraflow up`")
+        raise ConfigError(
+            f"{home.auth} belongs to another user; delete it, then run `astraflow up`"
+        )
     user, _, password = found.partition(":")
     if user != USER or not password:
-        raise ConfigError(f"{home.auth} holds no auth string; run `astraflow down`, then `astraflow up`")
+        raise ConfigError(
+            f"{home.auth} holds no auth string; run `astraflow down`, then `astraflow up`"
+        )
     return found
 
 
 def known(home: Home) -> str:
-    """The home's auth string; empty where there is none that can be read, since `down` must work all the same."""
+    """The home's auth string; empty where there is none that can be read, since `down` must work
+    all the same.
+    """
     try:
         return read(home) or ""
     except ConfigError:
@@ -53,7 +64,9 @@ def known(home: Home) -> str:
 
 
 def create(home: Home) -> str:
-    """The home's auth string, which is made when there is none. ConfigError where something else is in its place."""
+    """The home's auth string, which is made when there is none. ConfigError where something else is
+    in its place.
+    """
     if (found := read(home)) is not None:
         return found
     made = f"{USER}:{secrets.token_urlsafe(32)}"
@@ -61,7 +74,9 @@ def create(home: Home) -> str:
         with os.fdopen(open_private(home.auth, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
             file.write(f"{made}\n")
     except FileExistsError:
-        raise ConfigError(f"{home.auth} is a link that leads nowhere; delete it, then run `astraflow up`") from None
+        raise ConfigError(
+            f"{home.auth} is a link that leads nowhere; delete it, then run `astraflow up`"
+        ) from None
     return made
 
 
@@ -76,15 +91,17 @@ def basic(auth_string: str) -> str:
 
 
 def cookie(auth_string: str) -> tuple[str, str]:
-    """Name and value of the cookie that opens MLflow's page, and nothing else. Browsers send cookies of 127.0.0.1 to all of
-    its ports, so that two stacks need different names."""
+    """Name and value of the cookie that opens MLflow's page, and nothing else. Browsers send
+    cookies of 127.0.0.1 to all of its ports, so that two stacks need different names.
+    """
     return f"astraflow-{_mac(auth_string, 'cookie name')[:8]}", _mac(auth_string, "cookie")
 
 
 def page(base_url: str, auth_string: str, target: str = "/", now_s: float | None = None) -> str:
     """The address of a page of a server of ours that logs the browser in and goes on to `target`.
 
-    Example: `http://127.0.0.1:4200/open#78a5c.3q2-7wAAB3RlLWt2/runs/flow-run/…`. Browsers do not send what follows the `#`.
+    Example: `http://127.0.0.1:4200/open#78a5c.3q2-7wAAB3RlLWt2/runs/flow-run/…`. Browsers do not
+    send what follows the `#`.
     """
     last_hour = int((time.time() if now_s is None else now_s) // _HOUR_S) + TICKET_HOURS
     return f"{base_url}/open#{last_hour:x}.{_mac(auth_string, f'ticket {last_hour:x}')}{target}"

@@ -3,10 +3,11 @@
     request ─▶ Host of this machine? ─▶ Origin of this server, or none? ─▶ authenticated? ─▶ application
                       └─ no: 403               └─ no: 403                        └─ no: 401
 
-A page of another site cannot reach the server under a name of its own (DNS rebinding: its Host is foreign) nor from its own
-address (its Origin is foreign). Prefect's application authenticates by itself; MLflow's does not, and is authenticated here.
-`/open` logs a browser in: the page reads the ticket after the `#` of its address, sends it back in a header, and goes on.
-Nothing of a request's body is read or buffered here.
+A page of another site cannot reach the server under a name of its own (DNS rebinding: its Host is
+foreign) nor from its own address (its Origin is foreign). Prefect's application authenticates by
+itself; MLflow's does not, and is authenticated here. `/open` logs a browser in: the page reads the
+ticket after the `#` of its address, sends it back in a header, and goes on. Nothing of a request's
+body is read or buffered here.
 """
 
 import base64
@@ -64,7 +65,9 @@ fetch("/open", {method: "POST", headers: {Authorization: `Ticket ${ticket}`}}).t
 """
 """Prefect's pages read the auth string, in base64, from the browser's storage for this address."""
 
-PAGE = f'<!doctype html><meta charset="utf-8"><title>AstraFlow</title><body><script>{SCRIPT}</script>'
+PAGE = (
+    f'<!doctype html><meta charset="utf-8"><title>AstraFlow</title><body><script>{SCRIPT}</script>'
+)
 _SCRIPT_HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 _PAGE_POLICY = (
     f"default-src 'none'; script-src 'sha256-{_SCRIPT_HASH}'; connect-src 'self'; "
@@ -79,7 +82,9 @@ POLICY = (
     b"frame-ancestors 'self'; connect-src 'self' data: blob: "
     b"http://127.0.0.1:* http://localhost:* ws://127.0.0.1:* ws://localhost:*",
 )
-"""For the applications' pages: they send nothing elsewhere, such as reports on their use, and no other page embeds them."""
+"""For the applications' pages: they send nothing elsewhere, such as reports on their use, and no
+other page embeds them.
+"""
 SAFE_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
@@ -91,9 +96,17 @@ SAFE_HEADERS = (
 class Guard:
     """The middleware of one server."""
 
-    def __init__(self, app: App, auth_string: str, authenticates: bool, clock: Callable[[], float] = time.time) -> None:
-        """`authenticates`: the application asks for the auth string by itself, and its pages want it from the browser's
-        storage. Otherwise this guard asks, and takes the header or the cookie."""
+    def __init__(
+        self,
+        app: App,
+        auth_string: str,
+        authenticates: bool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`authenticates`: the application asks for the auth string by itself, and its pages want
+        it from the browser's storage. Otherwise this guard asks, and takes the header or the
+        cookie.
+        """
         self._app = app
         self._auth_string = auth_string
         self._authenticates = authenticates
@@ -112,7 +125,9 @@ class Guard:
             await _refuse(scope, send, 403, FOREIGN_ORIGIN)
         elif scope["type"] == "http" and scope["path"] == OPEN:
             await self._open(scope, send, authorization)
-        elif self._authenticates or scope["path"] == HEALTH or self._is_known(authorization, cookies):
+        elif (
+            self._authenticates or scope["path"] == HEALTH or self._is_known(authorization, cookies)
+        ):
             await self._app(scope, receive, _with_policy(send))
         else:
             await _refuse(scope, send, 401, UNAUTHORIZED)
@@ -128,7 +143,12 @@ class Guard:
             return
         scheme, _, ticket = authorization.decode("latin-1").partition(" ")
         if scheme != "Ticket" or not auth.is_valid(ticket, self._auth_string, self._clock()):
-            await _answer(send, 401, "This address has ended, or is of another stack. `astraflow up` prints a new one.\n")
+            await _answer(
+                send,
+                401,
+                "This address has ended, or is of another stack. `astraflow up` prints a new "
+                "one.\n",
+            )
             return
         name, value = auth.cookie(self._auth_string)
         kept = f"{name}={value}; Path=/; Max-Age={COOKIE_DAYS * 86_400}; HttpOnly; SameSite=Strict"
@@ -153,18 +173,23 @@ def _read(headers: Headers) -> tuple[bytes, bytes | None, bytes, bytes]:
 
 
 def _is_local(host: bytes) -> bool:
-    """Whether a Host is one of our names, with or without a port, and nothing else: applications build a request's URL from it,
-    and `localhost:4200/health?` would change the URL's path."""
+    """Whether a Host is one of our names, with or without a port, and nothing else: applications
+    build a request's URL from it, and `localhost:4200/health?` would change the URL's path.
+    """
     name, colon, port = host.decode("latin-1").partition(":")
     return name.lower() in HOSTS and (not colon or _PORT.fullmatch(port) is not None)
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:
-    """Whether a page of this server sent the request: either name of this machine, and the same port."""
+    """Whether a page of this server sent the request: either name of this machine, and the same
+    port.
+    """
     own_port = host.decode("latin-1").partition(":")[2] or "80"
     try:
         parts = urlsplit(origin.decode("latin-1"))
-        return parts.scheme == "http" and parts.hostname in HOSTS and str(parts.port or 80) == own_port
+        return (
+            parts.scheme == "http" and parts.hostname in HOSTS and str(parts.port or 80) == own_port
+        )
     except ValueError:
         return False
 
@@ -187,7 +212,17 @@ async def _refuse(scope: Scope, send: Send, status: int, words: str) -> None:
 
 async def _answer(send: Send, status: int, body: str, headers: Headers = ()) -> None:
     words = body.encode()
-    kinds = () if any(name == b"content-type" for name, _ in headers) else ((b"content-type", b"text/plain; charset=utf-8"),)
+    kinds = (
+        ()
+        if any(name == b"content-type" for name, _ in headers)
+        else ((b"content-type", b"text/plain; charset=utf-8"),)
+    )
     length = ((b"content-length", str(len(words)).encode()),)
-    await send({"type": "http.response.start", "status": status, "headers": [*kinds, *length, *SAFE_HEADERS, *headers]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*kinds, *length, *SAFE_HEADERS, *headers],
+        }
+    )
     await send({"type": "http.response.body", "body": words})

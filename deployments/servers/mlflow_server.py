@@ -1,7 +1,9 @@
-"""Runs MLflow's server in place of `mlflow server`, behind a `Guard`: MLflow itself asks nobody for a secret.
+"""Runs MLflow's server in place of `mlflow server`, behind a `Guard`: MLflow itself asks nobody for
+a secret.
 
-It listens on the loopback interface only. What `mlflow server` hands its child in environment variables is set here, in the
-one process that there is. Those names are private to MLflow; a test starts the server and uses it.
+It listens on the loopback interface only. What `mlflow server` hands its child in environment
+variables is set here, in the one process that there is. Those names are private to MLflow; a test
+starts the server and uses it.
 """
 
 import argparse

@@ -24,8 +24,13 @@ def is_free(port: int) -> bool:
 
 
 def free_port(usual: int) -> int:
-    """The usual port, or the next one above it that is free. Raises ConfigError when a whole range is taken."""
+    """The usual port, or the next one above it that is free. Raises ConfigError when a whole range
+    is taken.
+    """
     for port in range(usual, min(usual + PORTS_TRIED_MAX, 65536)):
         if is_free(port):
             return port
-    raise ConfigError(f"all ports from {usual} to {usual + PORTS_TRIED_MAX - 1} on {HOST} are in use; free one of them")
+    raise ConfigError(
+        f"all ports from {usual} to {usual + PORTS_TRIED_MAX - 1} on {HOST} are in use; free one "
+        "of them"
+    )

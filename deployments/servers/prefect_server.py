@@ -1,10 +1,11 @@
-"""Runs Prefect's server in place of `prefect server start`: behind a `Guard`, on the loopback interface only, never without an
-auth string, and with transactions on SQLite that begin immediately.
+"""Runs Prefect's server in place of `prefect server start`: behind a `Guard`, on the loopback
+interface only, never without an auth string, and with transactions on SQLite that begin
+immediately.
 
-Prefect begins them deferred. Two that read first and write later then collide, SQLite refuses the second at once, the
-client gets a 503 and backs off for up to 32 s: launching a handful of services took a minute instead of a second. With
-BEGIN IMMEDIATE the second waits its turn. The place to mend is private to Prefect: when it is gone, the stock server
-runs, with a warning.
+Prefect begins them deferred. Two that read first and write later then collide, SQLite refuses the
+second at once, the client gets a 503 and backs off for up to 32 s: launching a handful of services
+took a minute instead of a second. With BEGIN IMMEDIATE the second waits its turn. The place to mend
+is private to Prefect: when it is gone, the stock server runs, with a warning.
 """
 
 import argparse
@@ -29,11 +30,17 @@ def begin_immediately() -> bool:
     begin_mode = getattr(configurations, "SQLITE_BEGIN_MODE", None)
     sqlite: Any = getattr(configurations, "AioSqliteConfiguration", None)
     stock = getattr(sqlite, "begin_transaction", None)
-    if begin_mode is None or stock is None or list(inspect.signature(stock).parameters) != _PARAMETERS:
+    if (
+        begin_mode is None
+        or stock is None
+        or list(inspect.signature(stock).parameters) != _PARAMETERS
+    ):
         return False
 
     @asynccontextmanager
-    async def begin_transaction(self: Any, session: Any, with_for_update: bool = False) -> AsyncGenerator[Any, None]:
+    async def begin_transaction(
+        self: Any, session: Any, with_for_update: bool = False
+    ) -> AsyncGenerator[Any, None]:
         token = begin_mode.set("IMMEDIATE")
         try:
             async with session.begin() as transaction:
@@ -52,9 +59,15 @@ def main(arguments: list[str]) -> None:
     port: int = parser.parse_args(arguments).port
     auth_string = os.environ.get(AUTH_STRING)
     if not auth_string:
-        sys.exit(f"{AUTH_STRING} is not set, and without it whoever reaches this server could run commands; use `astraflow up`")
+        sys.exit(
+            f"{AUTH_STRING} is not set, and without it whoever reaches this server could run "
+            "commands; use `astraflow up`"
+        )
     if not begin_immediately():
-        print("warning: this Prefect cannot BEGIN IMMEDIATE; expect slow launches on SQLite", file=sys.stderr)
+        print(
+            "warning: this Prefect cannot BEGIN IMMEDIATE; expect slow launches on SQLite",
+            file=sys.stderr,
+        )
     import uvicorn
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings

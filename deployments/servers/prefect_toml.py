@@ -1,8 +1,9 @@
-"""Leaves the server's address and auth string where Prefect's own commands look for them, so that a second terminal needs no
-environment: `prefect deployment run astraflow/multi-policy`, typed inside the clone, finds the stack.
+"""Leaves the server's address and auth string where Prefect's own commands look for them, so that a
+second terminal needs no environment: `prefect deployment run astraflow/multi-policy`, typed inside
+the clone, finds the stack.
 
-Prefect reads its settings from the environment, then `.env`, then `prefect.toml` of the current folder, then
-`pyproject.toml`, then the profile. A file that somebody else wrote is left alone.
+Prefect reads its settings from the environment, then `.env`, then `prefect.toml` of the current
+folder, then `pyproject.toml`, then the profile. A file that somebody else wrote is left alone.
 """
 
 import os
@@ -14,7 +15,9 @@ _OURS = "# Written by `astraflow up`, removed by `astraflow down`.\n"
 
 
 def write(path: Path, api_url: str, auth_string: str) -> bool:
-    """Writes a file that only its owner may read. Returns False, and writes nothing, where somebody else's file is."""
+    """Writes a file that only its owner may read. Returns False, and writes nothing, where somebody
+    else's file is.
+    """
     if os.path.lexists(path) and not _is_ours(path):
         return False
     with open(path, "w", opener=open_private) as file:

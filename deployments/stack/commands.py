@@ -38,5 +38,7 @@ def worker(pool: str) -> list[str]:
 
 
 def worker_name(pool: str) -> str:
-    """Stable over restarts, so that Prefect does not list the dead ones of the past; unique among machines."""
+    """Stable over restarts, so that Prefect does not list the dead ones of the past; unique among
+    machines.
+    """
     return f"{pool}@{socket.gethostname()}"

@@ -1,8 +1,8 @@
 """Whether this machine's CPU keeps its word about bf16.
 
-Some virtual CPUs announce AMX and then refuse it: the first bf16 matrix product ends in SIGILL, without a Python
-error. A ceiling on the instruction set, in the environment before torch is imported, cures it. The probe dies in a
-child's place.
+Some virtual CPUs announce AMX and then refuse it: the first bf16 matrix product ends in SIGILL,
+without a Python error. A ceiling on the instruction set, in the environment before torch is
+imported, cures it. The probe dies in a child's place.
 """
 
 import os
@@ -21,13 +21,20 @@ def survives_bf16(environment: dict[str, str] | None = None) -> bool:
     base = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     if environment is None:
         base.pop("ONEDNN_MAX_CPU_ISA", None)
-    probe = subprocess.run([sys.executable, "-c", _PROBE], env=base, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
+    probe = subprocess.run(
+        [sys.executable, "-c", _PROBE],
+        env=base,
+        capture_output=True,
+        timeout=PROBE_TIMEOUT_S,
+        check=False,
+    )
     return probe.returncode == 0
 
 
 def isa_ceiling(memory: Path) -> dict[str, str]:
-    """The environment variables that bf16 needs on this machine; often none. The answer is remembered in a file, since
-    asking costs the import of torch."""
+    """The environment variables that bf16 needs on this machine; often none. The answer is
+    remembered in a file, since asking costs the import of torch.
+    """
     if "ONEDNN_MAX_CPU_ISA" in os.environ:
         return {"ONEDNN_MAX_CPU_ISA": os.environ["ONEDNN_MAX_CPU_ISA"]}
     if not _announces_bf16():

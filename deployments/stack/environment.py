@@ -1,9 +1,9 @@
 """The environment variables of the stack's processes, and of the commands that talk to them.
 
-A person's own variables win wherever they make sense: PREFECT_API_URL, MLFLOW_TRACKING_URI and ASTRAFLOW_STORE name a
-server or a store elsewhere, and the local stack then leaves that part out. Secrets (AWS keys, PREFECT_API_KEY) are
-inherited by workers and flow runs, not by the servers, and never written anywhere; ASTRAFLOW_STORE_SECRET is only the name
-of one.
+A person's own variables win wherever they make sense: PREFECT_API_URL, MLFLOW_TRACKING_URI and
+ASTRAFLOW_STORE name a server or a store elsewhere, and the local stack then leaves that part out.
+Secrets (AWS keys, PREFECT_API_KEY) are inherited by workers and flow runs, not by the servers, and
+never written anywhere; ASTRAFLOW_STORE_SECRET is only the name of one.
 """
 
 import os
@@ -36,9 +36,11 @@ PREFECT = {
     "PREFECT_LOGGING_EXTRA_LOGGERS": "storage,data_ops,rollout,trainer,tasks",
     "PREFECT_CLI_PROMPT": "false",
 }
-"""For workers and flow runs. One look of a worker for work costs the server 20 ms of CPU (docs/benchmarks.md): every
-second, three pools would take a sixteenth of a core from the runs; every six seconds a service starts three seconds later. That
-a task "finished in state Completed" its state says already; as a log line it would be one more row for the server."""
+"""For workers and flow runs. One look of a worker for work costs the server 20 ms of CPU
+(docs/benchmarks.md): every second, three pools would take a sixteenth of a core from the runs;
+every six seconds a service starts three seconds later. That a task "finished in state Completed"
+its state says already; as a log line it would be one more row for the server.
+"""
 
 PREFECT_SERVER = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
@@ -60,28 +62,36 @@ PREFECT_SERVER = {
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "false",
 }
-"""Batches bring a task's cost in the server from 30 ms of CPU to 6; leases on disk survive the server's restart. Our own
-server asks for no CSRF tokens, so that clients need not ask it for one first, which every new client would. What it looks
-after every five seconds by itself, and no run of ours needs, it looks after every minute."""
+"""Batches bring a task's cost in the server from 30 ms of CPU to 6; leases on disk survive the
+server's restart. Our own server asks for no CSRF tokens, so that clients need not ask it for one
+first, which every new client would. What it looks after every five seconds by itself, and no run of
+ours needs, it looks after every minute.
+"""
 
 MLFLOW_SERVER = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
-"""Job execution is for MLflow's hosted judges: eight more processes, 1.3 GB, and nothing here uses it."""
+"""Job execution is for MLflow's hosted judges: eight more processes, 1.3 GB, and nothing here uses
+it.
+"""
 
 FLOW_RUN = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONWARNINGS": "ignore::DeprecationWarning,ignore::FutureWarning",
 }
-"""For the processes that compute: many of them share the cores, so each takes one thread and says so."""
+"""For the processes that compute: many of them share the cores, so each takes one thread and says
+so.
+"""
 
 POOL = (
     *("ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET", "MLFLOW_TRACKING_URI", "ONEDNN_MAX_CPU_ISA"),
     *UNTRACKED,
     *FLOW_RUN,
 )
-"""What a work pool hands its flow runs. Prefect's own address, and every secret, they get from their worker."""
+"""What a work pool hands its flow runs. Prefect's own address, and every secret, they get from
+their worker.
+"""
 
 PREFECT_AUTH = "PREFECT_API_AUTH_STRING"
 MLFLOW_AUTH = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
@@ -89,7 +99,20 @@ MLFLOW_OTHER_AUTH = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_AUTH", "MLFLOW_TR
 """Other ways to authenticate, which a person may have set for a server elsewhere."""
 
 SYSTEM = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP", "VIRTUAL_ENV"),
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "TMP",
+        "TEMP",
+        "VIRTUAL_ENV",
+    ),
     *("SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
 SYSTEM_PREFIXES = ("LC_", "PYTHON", "LD_", "DYLD_", "XDG_", "OPENBLAS_")
@@ -97,7 +120,13 @@ PREFECT_SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_", "PREFECT_
 """What a server inherits: nothing that opens a store. The last ones are Postgres's."""
 
 ADOPTED = (
-    *("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI", "ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET"),
+    *(
+        "PREFECT_API_URL",
+        "PREFECT_HOME",
+        "MLFLOW_TRACKING_URI",
+        "ASTRAFLOW_STORE",
+        "ASTRAFLOW_STORE_SECRET",
+    ),
     *("NO_PROXY", "no_proxy"),
     *(PREFECT_AUTH, *MLFLOW_AUTH),
     *PREFECT,
@@ -107,8 +136,9 @@ ADOPTED = (
 
 
 def given(name: str) -> str | None:
-    """What the person set in the environment; an empty value counts as unset. ConfigError for an address that holds a
-    credential, and for a Prefect server's that is none."""
+    """What the person set in the environment; an empty value counts as unset. ConfigError for an
+    address that holds a credential, and for a Prefect server's that is none.
+    """
     value = os.environ.get(name) or None
     if value is not None and name in addresses.VARIABLES:
         addresses.refuse_credentials(name, value)
@@ -118,8 +148,10 @@ def given(name: str) -> str | None:
 
 
 def store_url(home: Home, living: Stack | None = None) -> str:
-    """What ASTRAFLOW_STORE names, else the living stack's, else the home's own. Absolute, since the stack's processes have
-    another working directory. Raises ConfigError for what cannot be a store's URL."""
+    """What ASTRAFLOW_STORE names, else the living stack's, else the home's own. Absolute, since the
+    stack's processes have another working directory. Raises ConfigError for what cannot be a
+    store's URL.
+    """
     if named := given("ASTRAFLOW_STORE"):
         return object_store.open_store(named).address
     return living.store_url if living else home.store.as_uri()
@@ -131,15 +163,20 @@ def secret_name(living: Stack | None = None) -> str:
 
 
 def open_store(home: Home, living: Stack | None = None) -> ObjectStore:
-    """The store of `store_url`, with its credentials in this process. Raises ConfigError where they cannot be had."""
-    store_credentials.load(secret_name(living), given("PREFECT_API_URL") or (living.prefect_url if living else None))
+    """The store of `store_url`, with its credentials in this process. Raises ConfigError where they
+    cannot be had.
+    """
+    store_credentials.load(
+        secret_name(living), given("PREFECT_API_URL") or (living.prefect_url if living else None)
+    )
     return object_store.open_store(store_url(home, living))
 
 
 def prepare(home: Home) -> None:
-    """Prepares this process, a command of ours, before anything of Prefect or MLflow is imported: no telemetry, and the auth
-    string for the local stack's server. Prefect's own file in the clone names the same one, which is kept from a server
-    elsewhere."""
+    """Prepares this process, a command of ours, before anything of Prefect or MLflow is imported:
+    no telemetry, and the auth string for the local stack's server. Prefect's own file in the clone
+    names the same one, which is kept from a server elsewhere.
+    """
     for name, value in UNTRACKED.items():
         os.environ.setdefault(name, value)
     named, known = os.environ.get("PREFECT_API_URL"), state.load(home)
@@ -166,12 +203,16 @@ def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, st
     inherited = dict(os.environ)
     auth_string = auth.known(home)
     if stack.own_server:
-        chosen["PREFECT_HOME"] = str(home.prefect)  # a profile in the person's own home may name another server
+        chosen["PREFECT_HOME"] = str(
+            home.prefect
+        )  # a profile in the person's own home may name another server
         chosen["PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"] = "false"
         chosen[PREFECT_AUTH] = auth_string
         inherited.pop("PREFECT_API_KEY", None)
     else:
-        chosen[PREFECT_AUTH] = inherited.get(PREFECT_AUTH, "")  # never that of a `prefect.toml` in the clone
+        chosen[PREFECT_AUTH] = inherited.get(
+            PREFECT_AUTH, ""
+        )  # never that of a `prefect.toml` in the clone
     if stack.own_mlflow:
         chosen |= dict(zip(MLFLOW_AUTH, auth_string.split(":", 1), strict=False))
         for name in MLFLOW_OTHER_AUTH:
@@ -189,7 +230,9 @@ def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
         "PREFECT_HOME": str(home.prefect),
         "PREFECT_API_URL": stack.prefect_url,
         "PREFECT_SERVER_API_AUTH_STRING": auth.known(home),
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(f"http://{host}:{port}" for host in HOSTS),
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(
+            f"http://{host}:{port}" for host in HOSTS
+        ),
         **_of_every_process(home),
     }
 
@@ -200,8 +243,9 @@ def of_mlflow_server(home: Home) -> dict[str, str]:
 
 
 def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a work pool may show to everyone who can read it. ConfigError for an address with
-    credentials in it."""
+    """The part of an environment that a work pool may show to everyone who can read it. ConfigError
+    for an address with credentials in it.
+    """
     for name in addresses.VARIABLES:
         if url := environment.get(name):
             addresses.refuse_credentials(name, url)
@@ -211,7 +255,9 @@ def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def adopt(environment: Mapping[str, str]) -> None:
-    """Directs this process, a command of ours, to the stack. Before Prefect or MLflow are imported."""
+    """Directs this process, a command of ours, to the stack. Before Prefect or MLflow are
+    imported.
+    """
     for name in ADOPTED:
         if name in environment:
             os.environ[name] = environment[name]
@@ -220,15 +266,24 @@ def adopt(environment: Mapping[str, str]) -> None:
 def _inherited(prefixes: tuple[str, ...]) -> dict[str, str]:
     """The part of this process's environment that a server needs."""
     kept = (*SYSTEM_PREFIXES, *prefixes)
-    return {name: value for name, value in os.environ.items() if name in SYSTEM or name.startswith(kept)}
+    return {
+        name: value for name, value in os.environ.items() if name in SYSTEM or name.startswith(kept)
+    }
 
 
 def _of_every_process(home: Home) -> dict[str, str]:
-    return {**_past_proxies(), "ASTRAFLOW_HOME": str(home.root), "PYTHONUNBUFFERED": "1", MARK: str(home.root)}
+    return {
+        **_past_proxies(),
+        "ASTRAFLOW_HOME": str(home.root),
+        "PYTHONUNBUFFERED": "1",
+        MARK: str(home.root),
+    }
 
 
 def _past_proxies() -> dict[str, str]:
     """The stack's own addresses are never asked of a proxy."""
     listed = [part for part in (given("no_proxy") or given("NO_PROXY") or "").split(",") if part]
-    value = ",".join([*listed, *(host for host in ("127.0.0.1", "localhost") if host not in listed)])
+    value = ",".join(
+        [*listed, *(host for host in ("127.0.0.1", "localhost") if host not in listed)]
+    )
     return {"NO_PROXY": value, "no_proxy": value}

@@ -1,8 +1,9 @@
-"""Processes that outlive the command that started them: start, recognise and stop them. Knows nothing of what they do.
+"""Processes that outlive the command that started them: start, recognise and stop them. Knows
+nothing of what they do.
 
-A process is recognised by its id together with its time of creation, so that a stale record never points at a stranger
-that was given the same id. Everything started here also carries a mark in its environment, which its own children
-inherit: a sweep by mark finds those that outlived their parent.
+A process is recognised by its id together with its time of creation, so that a stale record never
+points at a stranger that was given the same id. Everything started here also carries a mark in its
+environment, which its own children inherit: a sweep by mark finds those that outlived their parent.
 """
 
 import contextlib
@@ -21,7 +22,9 @@ from deployments.paths import open_private
 MARK = "ASTRAFLOW_STACK"
 """Environment variable that marks a process as part of the stack whose home it names."""
 CLOCK_SLACK_S = 2.0
-"""The creation time is derived from the boot time, which moves a little when the clock is corrected."""
+"""The creation time is derived from the boot time, which moves a little when the clock is
+corrected.
+"""
 KILL_TIMEOUT_S = 60.0
 """A killed process ends when it is next given CPU time."""
 POLL_S = 0.05
@@ -33,12 +36,16 @@ WORDS_MAX = 60
 """Characters of a command line that a person is shown."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""Processes that this very command started: while it lives, it must reap them, else a dead one still looks alive."""
+"""Processes that this very command started: while it lives, it must reap them, else a dead one
+still looks alive.
+"""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A started process. Example: `Process("prefect-server", 4711, 1763690000.25, "/clone/.astraflow/logs/…")`."""
+    """A started process. Example:
+    `Process("prefect-server", 4711, 1763690000.25, "/clone/.astraflow/logs/…")`.
+    """
 
     name: str
     pid: int
@@ -48,10 +55,16 @@ class Process:
 
 
 def start(
-    name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path, umask: int = KEPT_UMASK
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    folder: Path,
+    umask: int = KEPT_UMASK,
 ) -> Process:
-    """Starts a command in a session of its own, so that Ctrl-C in the terminal does not reach it. Only its owner may read the
-    log; `umask` is that of the new process."""
+    """Starts a command in a session of its own, so that Ctrl-C in the terminal does not reach it.
+    Only its owner may read the log; `umask` is that of the new process.
+    """
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_suffix(".old"))
     with open(log, "ab", opener=open_private) as output:
@@ -80,7 +93,9 @@ def is_alive(process: Process) -> bool:
 
 
 def lives_since(pid: int, at_s: float) -> bool:
-    """Whether the process that had this id at Unix time `at_s` lives; one that was given the id later does not count."""
+    """Whether the process that had this id at Unix time `at_s` lives; one that was given the id
+    later does not count.
+    """
     try:
         found = psutil.Process(pid)
         return found.create_time() < at_s + CLOCK_SLACK_S and _lives(found)
@@ -89,7 +104,9 @@ def lives_since(pid: int, at_s: float) -> bool:
 
 
 def cpu_s(process: Process) -> float:
-    """CPU time of the process, of its finished children and of its living descendants; 0 when it is gone."""
+    """CPU time of the process, of its finished children and of its living descendants; 0 when it is
+    gone.
+    """
     found = _find(process)
     total = 0.0
     for one in (found, *_descendants(found)) if found else ():
@@ -101,11 +118,16 @@ def cpu_s(process: Process) -> float:
 
 
 def listens(process: Process, port: int) -> bool:
-    """Whether it is this process, or a descendant of it, that listens on a TCP port: another may have been faster."""
+    """Whether it is this process, or a descendant of it, that listens on a TCP port: another may
+    have been faster.
+    """
     found = _find(process)
     for one in (found, *_descendants(found)) if found else ():
         try:
-            if any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in one.net_connections("tcp")):
+            if any(
+                each.status == psutil.CONN_LISTEN and each.laddr.port == port
+                for each in one.net_connections("tcp")
+            ):
                 return True
         except psutil.AccessDenied:
             return True  # this system does not tell; whoever answers on the port is believed
@@ -115,7 +137,9 @@ def listens(process: Process, port: int) -> bool:
 
 
 def stop(processes: Iterable[Process], grace_s: float) -> None:
-    """Asks each process to leave (SIGTERM), and after the grace kills whatever is left of it and of its descendants."""
+    """Asks each process to leave (SIGTERM), and after the grace kills whatever is left of it and of
+    its descendants.
+    """
     asked: list[psutil.Process] = []
     for process in processes:
         found = _find(process)
@@ -127,8 +151,12 @@ def stop(processes: Iterable[Process], grace_s: float) -> None:
 
 
 def drain(processes: Iterable[Process], grace_s: float) -> None:
-    """Asks the direct children of each process to leave, and waits for them; the processes themselves stay."""
-    children = [child for process in processes if (found := _find(process)) for child in found.children()]
+    """Asks the direct children of each process to leave, and waits for them; the processes
+    themselves stay.
+    """
+    children = [
+        child for process in processes if (found := _find(process)) for child in found.children()
+    ]
     for child in children:
         with contextlib.suppress(psutil.Error):
             child.terminate()
@@ -151,7 +179,11 @@ def marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark and _lives(process):
+            if (
+                process.pid != os.getpid()
+                and process.environ().get(MARK) == mark
+                and _lives(process)
+            ):
                 found.append(process)
         except (psutil.Error, OSError):
             continue  # gone meanwhile, or another user's: not ours
@@ -171,7 +203,9 @@ def last_lines(log: str | Path, count: int = 12) -> str:
 
 
 def _words(process: psutil.Process) -> str:
-    """Id and arguments of a process, for a person: `4711 (-m prefect worker start --pool trainers …)`."""
+    """Id and arguments of a process, for a person:
+    `4711 (-m prefect worker start --pool trainers …)`.
+    """
     try:
         arguments = " ".join(process.cmdline()[1:])
     except psutil.Error:
@@ -212,8 +246,9 @@ def _kill_after(processes: list[psutil.Process], grace_s: float) -> None:
 
 
 def _still_alive(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Those that live after the timeout; returns earlier when none does. One that nobody has waited for yet is gone
-    too."""
+    """Those that live after the timeout; returns earlier when none does. One that nobody has waited
+    for yet is gone too.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         for pid in [pid for pid, child in _children.items() if child.poll() is not None]:

@@ -1,5 +1,6 @@
-"""Waiting for the stack's parts: a part that still works is waited for, however slow the machine is. An error is one that
-has died, one that makes no progress, and one that has worked far more than a start takes; it names the end of the log.
+"""Waiting for the stack's parts: a part that still works is waited for, however slow the machine
+is. An error is one that has died, one that makes no progress, and one that has worked far more than
+a start takes; it names the end of the log.
 """
 
 import http.client
@@ -19,10 +20,14 @@ ANSWER_TIMEOUT_S = 10.0
 STALL_LIMIT_S = 90.0
 """A part that made no progress for so long has failed to start."""
 CPU_LIMIT_S = 300.0
-"""A part that has used so much CPU time without becoming ready never will: a start takes 5 to 20 s of it."""
+"""A part that has used so much CPU time without becoming ready never will: a start takes 5 to 20 s
+of it.
+"""
 CPU_STEP_S = 3.0
-"""So much more CPU time is progress: within STALL_LIMIT_S it is 3 % of a core, more than a process uses that only waits. On a
-loaded machine it is that part of the share of a core which each process can have."""
+"""So much more CPU time is progress: within STALL_LIMIT_S it is 3 % of a core, more than a process
+uses that only waits. On a loaded machine it is that part of the share of a core which each process
+can have.
+"""
 LOOK_INTERVAL_S = 1.0
 """Between two measurements of a process."""
 TELL_INTERVAL_S = 15.0
@@ -36,8 +41,9 @@ def _say_nothing(words: str) -> None:
 
 
 class Progress:
-    """Tells whether a process works, by the CPU time of it and of its descendants. Its log proves nothing: who fails again and
-    again fills one, too."""
+    """Tells whether a process works, by the CPU time of it and of its descendants. Its log proves
+    nothing: who fails again and again fills one, too.
+    """
 
     def __init__(
         self,
@@ -80,7 +86,8 @@ def wait_until(
     """Waits for `what`, which `process` makes ready, and says every TELL_INTERVAL_S that it does.
 
     Raises:
-        ConfigError: `process` died, made no progress for `stall_limit_s`, or used `cpu_limit_s` of CPU time in vain.
+        ConfigError: `process` died, made no progress for `stall_limit_s`, or used `cpu_limit_s` of
+        CPU time in vain.
     """
     began = told = looked = time.monotonic()
     progress = Progress(process)
@@ -93,22 +100,30 @@ def wait_until(
             progress.look()
         if progress.stalled_s > stall_limit_s:
             raise ConfigError(
-                f"{what} is not ready after {now - began:.0f} s, and did not work for the last {progress.stalled_s:.0f} s; "
+                f"{what} is not ready after {now - began:.0f} s, and did not work for the last "
+                f"{progress.stalled_s:.0f} s; "
                 f"{_log(process)}"
             )
         if progress.cpu_s > cpu_limit_s:
-            raise ConfigError(f"{what} is not ready after {progress.cpu_s:.0f} s of CPU time; {_log(process)}")
+            raise ConfigError(
+                f"{what} is not ready after {progress.cpu_s:.0f} s of CPU time; {_log(process)}"
+            )
         if now - told >= TELL_INTERVAL_S:
             told = now
             idle = progress.stalled_s >= TELL_INTERVAL_S
-            say(f"{what} is still starting ({now - began:.0f} s, {'waiting' if idle else 'working'})")
+            say(
+                f"{what} is still starting ({now - began:.0f} s, "
+                f"{'waiting' if idle else 'working'})"
+            )
         time.sleep(POLL_S)
 
 
 def answers(url: str) -> bool:
     """Whether a GET of this loopback address succeeds; no proxy is asked."""
     address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=ANSWER_TIMEOUT_S)
+    connection = http.client.HTTPConnection(
+        address.hostname or "", address.port, timeout=ANSWER_TIMEOUT_S
+    )
     try:
         connection.request("GET", address.path)
         return connection.getresponse().status == http.client.OK

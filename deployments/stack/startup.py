@@ -1,7 +1,9 @@
-"""Starts what a planned stack lacks, in the order in which its parts need each other, and waits until they work.
+"""Starts what a planned stack lacks, in the order in which its parts need each other, and waits
+until they work.
 
-Every start is recorded at once, since `up` may be killed at any line. A part that already runs is left as it is, and
-when nothing is missing Prefect is not even imported: `up` on a running stack takes a fraction of a second.
+Every start is recorded at once, since `up` may be killed at any line. A part that already runs is
+left as it is, and when nothing is missing Prefect is not even imported: `up` on a running stack
+takes a fraction of a second.
 """
 
 import hashlib
@@ -21,7 +23,9 @@ FLOW_LOGS_MAX = 300
 """Logs of flow runs' processes that are kept."""
 
 PRIVATE_UMASK = 0o077
-"""Of the servers, and of workers and flow runs unless they write to a store outside the home, which others may share."""
+"""Of the servers, and of workers and flow runs unless they write to a store outside the home, which
+others may share.
+"""
 
 Say = Callable[[str], None]
 
@@ -43,9 +47,12 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
         deployments.register(stack.prefect_url)
         stack = state.save(home, replace(stack, deployed=deployed))
     _wait_for_workers(stack, started, say)
-    if stack.own_server and not prefect_toml.write(home.prefect_toml, stack.prefect_url, auth.known(home)):
+    if stack.own_server and not prefect_toml.write(
+        home.prefect_toml, stack.prefect_url, auth.known(home)
+    ):
         say(
-            f"{home.prefect_toml} is not ours and stays; for `prefect`, set PREFECT_API_URL={stack.prefect_url} and "
+            f"{home.prefect_toml} is not ours and stays; for `prefect`, set "
+            f"PREFECT_API_URL={stack.prefect_url} and "
             f"PREFECT_API_AUTH_STRING to what {home.auth} holds"
         )
     _prune_flow_logs(home)
@@ -56,16 +63,23 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
 
 def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
     if not stack.own_server:
-        say(f"PREFECT_API_URL is set: using the Prefect server at {stack.prefect_url}, starting none")
+        say(
+            f"PREFECT_API_URL is set: using the Prefect server at {stack.prefect_url}, starting "
+            "none"
+        )
     elif stack.process(SERVER) is None:
         say("starting the Prefect server")
         command = commands.prefect_server(_port(stack.prefect_url))
-        stack = _start(home, stack, SERVER, command, environment.of_prefect_server(home, stack), PRIVATE_UMASK)
+        stack = _start(
+            home, stack, SERVER, command, environment.of_prefect_server(home, stack), PRIVATE_UMASK
+        )
     if not stack.own_mlflow:
         say(f"MLFLOW_TRACKING_URI is set: using MLflow at {stack.mlflow_url}, starting none")
     elif stack.process(MLFLOW) is None:
         command = commands.mlflow_server(home, _port(stack.mlflow_url))
-        stack = _start(home, stack, MLFLOW, command, environment.of_mlflow_server(home), PRIVATE_UMASK)
+        stack = _start(
+            home, stack, MLFLOW, command, environment.of_mlflow_server(home), PRIVATE_UMASK
+        )
     return stack
 
 
@@ -80,7 +94,9 @@ def _wait_for_prefect(stack: Stack, say: Say) -> None:
 
 
 def _wait_for_server(stack: Stack, name: str, url: str, what: str, say: Say) -> None:
-    """Until it answers, and it is ours that answers: two stacks that start at once may have found the same port free."""
+    """Until it answers, and it is ours that answers: two stacks that start at once may have found
+    the same port free.
+    """
     server = next(process for process in stack.processes if process.name == name)
 
     def serves() -> bool:
@@ -89,8 +105,12 @@ def _wait_for_server(stack: Stack, name: str, url: str, what: str, say: Say) -> 
     readiness.wait_until(serves, what, server, say)
 
 
-def _start_workers(home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say) -> tuple[Stack, Mapping[str, str | None]]:
-    """A worker for every pool that has none; and for each of those pools the last heartbeat of the worker before it."""
+def _start_workers(
+    home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say
+) -> tuple[Stack, Mapping[str, str | None]]:
+    """A worker for every pool that has none; and for each of those pools the last heartbeat of the
+    worker before it.
+    """
     idle = [pool.name for pool in work_pools.POOLS if stack.process(_worker(pool.name)) is None]
     if not idle:
         return stack, {}
@@ -104,12 +124,16 @@ def _start_workers(home: Home, stack: Stack, ceiling: Mapping[str, str], say: Sa
 
 
 def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) -> None:
-    """Until Prefect shows each as ONLINE with a heartbeat that it did not have before the worker was started."""
+    """Until Prefect shows each as ONLINE with a heartbeat that it did not have before the worker
+    was started.
+    """
     for pool, old_beat in before.items():
 
         def beats(pool: str = pool, old_beat: str | None = old_beat) -> bool:
             try:
-                beat = readiness.worker_beats(stack.prefect_url, [pool]).get((pool, commands.worker_name(pool)))
+                beat = readiness.worker_beats(stack.prefect_url, [pool]).get(
+                    (pool, commands.worker_name(pool))
+                )
             except ConfigError:  # a busy server that let one request time out
                 return False
             return beat is not None and beat != old_beat
@@ -117,7 +141,14 @@ def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) 
         readiness.wait_until(beats, f"the worker of pool {pool}", stack.process(_worker(pool)), say)
 
 
-def _start(home: Home, stack: Stack, name: str, command: Sequence[str], complete: Mapping[str, str], umask: int) -> Stack:
+def _start(
+    home: Home,
+    stack: Stack,
+    name: str,
+    command: Sequence[str],
+    complete: Mapping[str, str],
+    umask: int,
+) -> Stack:
     started = processes.start(name, command, complete, home.logs / f"{name}.log", PROJECT, umask)
     return state.save(home, stack.with_process(started))
 
@@ -125,7 +156,9 @@ def _start(home: Home, stack: Stack, name: str, command: Sequence[str], complete
 def _deployment_digest(home: Home, stack: Stack, ceiling: Mapping[str, str]) -> str:
     """Equal digests: pools and deployments need not be registered again."""
     shared = environment.of_pool(environment.of_stack(home, stack, ceiling))
-    return hashlib.sha256(f"{deployments.digest()} {sys.executable} {sorted(shared.items())}".encode()).hexdigest()
+    return hashlib.sha256(
+        f"{deployments.digest()} {sys.executable} {sorted(shared.items())}".encode()
+    ).hexdigest()
 
 
 def _worker(pool: str) -> str:

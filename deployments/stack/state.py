@@ -1,5 +1,6 @@
-"""What is known of the running stack: `stack.json` in its home. Written after every change, so that a command that was
-killed halfway leaves nothing that `astraflow down` does not know of."""
+"""What is known of the running stack: `stack.json` in its home. Written after every change, so that
+a command that was killed halfway leaves nothing that `astraflow down` does not know of.
+"""
 
 import json
 import os
@@ -14,10 +15,11 @@ SERVER = "prefect-server"
 MLFLOW = "mlflow"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A local stack. Example: `Stack("http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "file:///clone/…",
-    True)`."""
+    """A local stack. Example:
+    `Stack("http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "file:///clone/…", True)`.
+    """
 
     prefect_url: str
     """Of the API; the web page is the same without `/api`."""
@@ -43,7 +45,10 @@ class Stack:
 
     def process(self, name: str) -> Process | None:
         """The process of this name, when it lives."""
-        return next((process for process in self.processes if process.name == name and is_alive(process)), None)
+        return next(
+            (process for process in self.processes if process.name == name and is_alive(process)),
+            None,
+        )
 
     def with_process(self, started: Process) -> "Stack":
         others = tuple(process for process in self.processes if process.name != started.name)
@@ -60,7 +65,9 @@ def load(home: Home) -> Stack | None:
         found = Stack(processes=processes, **body)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None  # absent, cut short or from another version: nothing to go by, the sweep finds what is left
-    sound = _has_types(found) and all(_has_types(one) and 0 < one.pid <= PID_MAX for one in processes)
+    sound = _has_types(found) and all(
+        _has_types(one) and 0 < one.pid <= PID_MAX for one in processes
+    )
     return found if sound else None
 
 
@@ -71,7 +78,9 @@ def exists(home: Home) -> bool:
 
 def _has_types(one: Stack | Process) -> bool:
     """Whether every plain field holds what its annotation says."""
-    wanted = {field.name: field.type for field in fields(one) if field.type in (str, bool, int, float)}
+    wanted = {
+        field.name: field.type for field in fields(one) if field.type in (str, bool, int, float)
+    }
     return all(type(getattr(one, name)) is kind for name, kind in wanted.items())
 
 

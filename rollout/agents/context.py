@@ -1,10 +1,12 @@
-"""One model context while it grows: its tokens, and for each of them who sampled it, from which version, how likely.
+"""One model context while it grows: its tokens, and for each of them who sampled it, from which
+version, how likely.
 
     opening  ─▶  prompt tokens            owner NOBODY
     add      ─▶  an answer's tokens       owner: the policy; version and log-probability from the engine
     extend   ─▶  the next messages        owner NOBODY
 
-Tokens are only ever appended, so what a trainer sees is exactly what the engine consumed and produced.
+Tokens are only ever appended, so what a trainer sees is exactly what the engine consumed and
+produced.
 """
 
 from collections.abc import Sequence as Items
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """The tokens of one model context. Becomes a `storage.records.Sequence` when the workflow knows its reward."""
+    """The tokens of one model context. Becomes a `storage.records.Sequence` when the workflow knows
+    its reward.
+    """
 
     def __init__(self, chat: Chat, messages: Items[Message], name: str = "") -> None:
         self.chat = chat
@@ -41,16 +45,22 @@ class Context:
     def extend(self, messages: Items[Message]) -> None:
         """Puts messages behind the last answer; only the new part of the template is tokenized."""
         if self._messages[-1]["role"] != "assistant":
-            raise RuntimeError(f"context {self.name!r} waits for an answer; give all messages of a turn at once")
+            raise RuntimeError(
+                f"context {self.name!r} waits for an answer; give all messages of a turn at once"
+            )
         self._append(self.chat.continuation(self._messages, messages, self.tokens[-1]))
         self._messages.extend(messages)
 
     def add(self, policy: str, generation: "Generation", text: str, temperature: float) -> None:
-        """Puts an answer of `policy` behind the tokens it was generated from; `text` is what the answer says."""
+        """Puts an answer of `policy` behind the tokens it was generated from; `text` is what the
+        answer says.
+        """
         if self._temperature not in (None, temperature):
             raise ConfigError(
-                f"context {self.name!r} is sampled at temperatures {self._temperature} and {temperature}, but a "
-                "sequence has one; give both policies the same sampling.temperature, or separate contexts"
+                f"context {self.name!r} is sampled at temperatures {self._temperature} and "
+                f"{temperature}, but a "
+                "sequence has one; give both policies the same sampling.temperature, or separate "
+                "contexts"
             )
         self._temperature = temperature
         self._finish_reason = generation.finish_reason
@@ -60,11 +70,14 @@ class Context:
         for span in generation.spans:
             versions[span.start : span.end] = span.version
         self._messages.append({"role": "assistant", "content": text})
-        self._append(generation.tokens.tolist(), self._policies.index(policy), versions, generation.logprobs)
+        self._append(
+            generation.tokens.tolist(), self._policies.index(policy), versions, generation.logprobs
+        )
 
     def sequence(self, reward: float) -> Sequence:
-        """The record of this context. Greedy tokens (temperature 0) carry no probability and are masked out of the
-        loss."""
+        """The record of this context. Greedy tokens (temperature 0) carry no probability and are
+        masked out of the loss.
+        """
         owners = np.concatenate(self._owners)
         temperature = 1.0 if self._temperature is None else self._temperature
         return Sequence(
@@ -81,10 +94,18 @@ class Context:
         )
 
     def _append(
-        self, tokens: list[int], owner: int = NOBODY, versions: Int32 | None = None, logprobs: Float32 | None = None
+        self,
+        tokens: list[int],
+        owner: int = NOBODY,
+        versions: Int32 | None = None,
+        logprobs: Float32 | None = None,
     ) -> None:
         count = len(tokens)
         self.tokens.extend(tokens)
         self._owners.append(np.full(count, owner, dtype=np.int8))
-        self._versions.append(np.full(count, NOBODY, dtype=np.int32) if versions is None else versions)
-        self._logprobs.append(np.zeros(count, dtype=np.float32) if logprobs is None else logprobs.astype(np.float32))
+        self._versions.append(
+            np.full(count, NOBODY, dtype=np.int32) if versions is None else versions
+        )
+        self._logprobs.append(
+            np.zeros(count, dtype=np.float32) if logprobs is None else logprobs.astype(np.float32)
+        )

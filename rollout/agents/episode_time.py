@@ -1,4 +1,5 @@
-"""The time limit of one episode, which stands still while something outside the episode is waited for.
+"""The time limit of one episode, which stands still while something outside the episode is waited
+for.
 
 async with episode_limit(120.0) as limit:      # around the play
     async with stopped_time():                 # around a wait that is no fault of the episode, such as a queue
@@ -35,7 +36,12 @@ class EpisodeLimit:
 
     def go_on(self) -> None:
         self._stops -= 1
-        if self._stops == 0 and self._timeout.when() is None and not self._ended and not self.is_over:
+        if (
+            self._stops == 0
+            and self._timeout.when() is None
+            and not self._ended
+            and not self.is_over
+        ):
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
 
     def end(self) -> None:
@@ -48,7 +54,9 @@ CURRENT: Final[ContextVar[EpisodeLimit | None]] = ContextVar("episode_limit", de
 
 @asynccontextmanager
 async def episode_limit(seconds: float) -> AsyncIterator[EpisodeLimit]:
-    """Cut the body with TimeoutError after so many seconds; the tasks that it starts share the limit."""
+    """Cut the body with TimeoutError after so many seconds; the tasks that it starts share the
+    limit.
+    """
     async with asyncio.timeout(seconds) as timeout:
         limit = EpisodeLimit(timeout)
         token = CURRENT.set(limit)

@@ -3,8 +3,9 @@
     workflow ──messages──▶ Agent ──tokens──▶ engine
              ◀───Turn────        ◀─tokens, log-probabilities, versions──
 
-A workflow knows messages, answers and rewards; it never touches tokens, log-probabilities or weights versions: those
-go from the engine into the turn's context and from there into the stored sequence.
+A workflow knows messages, answers and rewards; it never touches tokens, log-probabilities or
+weights versions: those go from the engine into the turn's context and from there into the stored
+sequence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from storage.records.rollouts import Episode, FinishReason, Prompt
 
 
 @dataclass(frozen=True)
-class Turn:
+class AgentTurn:
     """One answer of an agent."""
 
     text: str
@@ -30,7 +31,9 @@ class Turn:
     """What the engine produced, the stop token included."""
     finish_reason: FinishReason
     context: Context
-    """Where the answer stands; hand it to `respond` to go on with it, or ask it for its `sequence(reward)`."""
+    """Where the answer stands; hand it to `respond` to go on with it, or ask it for its
+    `sequence(reward)`.
+    """
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,11 @@ class Agent:
     def policy(self) -> str:
         return self._player.policy
 
-    async def respond(self, messages: Sequence[Message], name: str = "", context: Context | None = None) -> Turn:
-        """Answers `messages`: in a context of its own called `name`, or as the next turn of `context`.
+    async def respond(
+        self, messages: Sequence[Message], name: str = "", context: Context | None = None
+    ) -> AgentTurn:
+        """Answers `messages`: in a context of its own called `name`, or as the next turn of
+        `context`.
 
         Raises what the engine raises; RuntimeError when the engine gave the request up.
         """
@@ -65,22 +71,28 @@ class Agent:
             context = Context(player.chat, messages, name)
         elif context.chat is not player.chat:
             raise ConfigError(
-                f"policy {player.policy} cannot go on with context {context.name!r}, which another tokenizer began; "
+                f"policy {player.policy} cannot go on with context {context.name!r}, which another "
+                "tokenizer began; "
                 "give it a context of its own, or base both policies on one tokenizer"
             )
         else:
             context.extend(messages)
         asked = tuple(context.tokens)
-        generation = await player.engine.generate(asked, self._params(derived_seed(self._seed, self._calls.next())))
+        generation = await player.engine.generate(
+            asked, self._params(derived_seed(self._seed, self._calls.next()))
+        )
         if generation.finish_reason == "abort":
             raise RuntimeError(
-                f"the engine of policy {player.policy} gave up the request after {len(generation.tokens)} tokens"
+                f"the engine of policy {player.policy} gave up the request after "
+                f"{len(generation.tokens)} tokens"
             )
         if len(context.tokens) != len(asked):
-            raise RuntimeError(f"context {context.name!r} was answered twice at once; its turns follow one another")
+            raise RuntimeError(
+                f"context {context.name!r} was answered twice at once; its turns follow one another"
+            )
         text = player.chat.text(generation.tokens.tolist())
         context.add(player.policy, generation, text, player.sampling.temperature)
-        return Turn(text, tuple(generation.tokens.tolist()), generation.finish_reason, context)
+        return AgentTurn(text, tuple(generation.tokens.tolist()), generation.finish_reason, context)
 
     def _params(self, seed: int) -> SamplingParams:
         sampling = self._player.sampling
@@ -95,7 +107,9 @@ class Agent:
 
 
 class Calls:
-    """Numbers the calls of one episode 0, 1, 2, …, over all its agents, so that each has random numbers of its own."""
+    """Numbers the calls of one episode 0, 1, 2, …, over all its agents, so that each has random
+    numbers of its own.
+    """
 
     def __init__(self) -> None:
         self._made = 0
@@ -106,13 +120,17 @@ class Calls:
 
 
 class Workflow(Protocol):
-    """An agent program. Built as `Name(reward, **workflow.args)`, then asked for many plays at once: keep no state of
-    a play."""
+    """An agent program. Built as `Name(reward, **workflow.args)`, then asked for many plays at
+    once: keep no state of a play.
+    """
 
     roles: tuple[str, ...]
-    """Whom it plays with; a class attribute, so that a recipe can be checked before anything starts."""
+    """Whom it plays with; a class attribute, so that a recipe can be checked before anything
+    starts.
+    """
 
     async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
-        """Plays one episode for `prompt`; `agents` has one agent for each role. What it raises becomes the episode's
-        error."""
+        """Plays one episode for `prompt`; `agents` has one agent for each role. What it raises
+        becomes the episode's error.
+        """
         ...

@@ -2,8 +2,8 @@
 
     await equal(…) ──▶ verdicts kept ──▶ questions in progress ──▶ a thread of the pool ──▶ child (`math_judge.py`)
 
-The same question is judged once, however many samples of a group give the same answer. Works from any thread and any
-event loop. Knows nothing of prompts and rewards.
+The same question is judged once, however many samples of a group give the same answer. Works from
+any thread and any event loop. Knows nothing of prompts and rewards.
 """
 
 import asyncio
@@ -26,10 +26,16 @@ Question = tuple[str, str]
 
 
 class JudgePool:
-    """At most `judges_max` children, each working at one question at a time; further questions wait in a queue."""
+    """At most `judges_max` children, each working at one question at a time; further questions wait
+    in a queue.
+    """
 
-    def __init__(self, timeout_s: float, judges_max: int = JUDGES_MAX, verdicts_max: int = VERDICTS_MAX) -> None:
-        """`timeout_s`: CPU seconds that one comparison may use in its child. Time in the queue does not count."""
+    def __init__(
+        self, timeout_s: float, judges_max: int = JUDGES_MAX, verdicts_max: int = VERDICTS_MAX
+    ) -> None:
+        """`timeout_s`: CPU seconds that one comparison may use in its child. Time in the queue does
+        not count.
+        """
         self._timeout_s = timeout_s
         self._verdicts_max = verdicts_max
         self._threads = ThreadPoolExecutor(judges_max, thread_name_prefix="math-judge")
@@ -55,7 +61,9 @@ class JudgePool:
             verdict = self._in_progress.get(question)
             if verdict is None:
                 verdict = self._in_progress[question] = self._threads.submit(self._judge, question)
-        return await asyncio.shield(asyncio.wrap_future(verdict))  # one who gives up must not cancel it for the others
+        return await asyncio.shield(
+            asyncio.wrap_future(verdict)
+        )  # one who gives up must not cancel it for the others
 
     def close(self) -> None:
         """End all children; questions in the queue are dropped, and those in progress fail."""
@@ -92,7 +100,9 @@ class JudgePool:
                 continue
             except JudgeTimeoutError:
                 self._drop(judge)
-                raise JudgeTimeoutError(f"no verdict within {self._timeout_s:g} s of CPU time") from None
+                raise JudgeTimeoutError(
+                    f"no verdict within {self._timeout_s:g} s of CPU time"
+                ) from None
             except BaseException:
                 self._drop(judge)
                 raise

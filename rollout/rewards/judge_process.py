@@ -1,7 +1,7 @@
 """One child process that judges (`math_judge.py`), as its parent uses it: start, ask, close.
 
-No wait here depends on how busy the machine is. The kernel ends a child that uses more CPU time than it may; a child is
-given up only where it uses none at all for STALL_S.
+No wait here depends on how busy the machine is. The kernel ends a child that uses more CPU time
+than it may; a child is given up only where it uses none at all for STALL_S.
 """
 
 import json
@@ -19,20 +19,24 @@ import psutil
 from storage.errors import ConfigError
 
 STALL_S: Final = 120.0
-"""Wall-clock seconds without any use of the CPU after which a child is given up: it is stopped, or its disk is gone."""
+"""Wall-clock seconds without any use of the CPU after which a child is given up: it is stopped, or
+its disk is gone.
+"""
 LOOK_S: Final = 1.0
 """Pause between two looks at the CPU time of a child that is waited for."""
 END_TIMEOUT_S: Final = 10.0
 READ_BYTES: Final = 65_536
 
 ENVIRONMENT_TEXT: Final = (
-    "PATH HOME TMPDIR LANG LANGUAGE LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH DYLD_LIBRARY_PATH VIRTUAL_ENV "
+    "PATH HOME TMPDIR LANG LANGUAGE LC_ALL LC_CTYPE TZ LD_LIBRARY_PATH DYLD_LIBRARY_PATH "
+    "VIRTUAL_ENV "
     "SYSTEMROOT PYTHONHOME PYTHONHASHSEED PYTHONUTF8 PYTHONIOENCODING PYTHONDONTWRITEBYTECODE "
     "PYTHONPYCACHEPREFIX OMP_NUM_THREADS ASTRAFLOW_STACK"
 )
 ENVIRONMENT: Final = frozenset(ENVIRONMENT_TEXT.split())
-"""What a child inherits of the environment: no credentials, whatever they are called. ASTRAFLOW_STACK marks it for
-`astraflow down`."""
+"""What a child inherits of the environment: no credentials, whatever they are called.
+ASTRAFLOW_STACK marks it for `astraflow down`.
+"""
 
 
 class JudgeTimeoutError(Exception):
@@ -75,14 +79,19 @@ class Judge:
             raise JudgeFailedError(f"the math judge {ended} before it was ready") from error
         if "failed" in first:
             self.close()
-            raise ConfigError(f"answers cannot be judged: {first['failed']}; install math-verify, or name another reward")
+            raise ConfigError(
+                f"answers cannot be judged: {first['failed']}; install math-verify, or name "
+                "another reward"
+            )
 
     @property
     def pid(self) -> int:
         return self._child.pid
 
     def ask(self, answer: str, reference: str, timeout_s: float) -> bool:
-        """Whether `answer` equals `reference`. After JudgeTimeoutError or JudgeDiedError this judge is of no more use."""
+        """Whether `answer` equals `reference`. After JudgeTimeoutError or JudgeDiedError this judge
+        is of no more use.
+        """
         assert self._child.stdin is not None  # requested with PIPE
         question = {"answer": answer, "reference": reference, "timeout_s": timeout_s}
         try:

@@ -1,15 +1,18 @@
-"""The child process that compares mathematical answers with math-verify: `python -m rollout.rewards.math_judge`.
+"""The child process that compares mathematical answers with math-verify:
+`python -m rollout.rewards.math_judge`.
 
     parent ──{"answer": "\\\\frac12", "reference": "0.5", "timeout_s": 5.0}──▶ child
            ◀──{"equal": true}──
 
-One JSON object per line. The first line that the child writes is `{"ready": true}`, or `{"failed": reason}` before it
-exits. It lives until its standard input ends, so it ends with its parent.
+One JSON object per line. The first line that the child writes is `{"ready": true}`, or
+`{"failed": reason}` before it exits. It lives until its standard input ends, so it ends with its
+parent.
 
-math-verify may compute for ever, in Python and in C. A timeout counts CPU time of this process, so it does not depend
-on what else the machine does. The kernel enforces it: a comparison that takes longer ends the process with SIGPROF, which
-is the parent's sign of a timeout. Interrupting the comparison inside Python instead would leave half-filled caches in sympy,
-which falsify later comparisons.
+math-verify may compute for ever, in Python and in C. A timeout counts CPU time of this process, so
+it does not depend on what else the machine does. The kernel enforces it: a comparison that takes
+longer ends the process with SIGPROF, which is the parent's sign of a timeout. Interrupting the
+comparison inside Python instead would leave half-filled caches in sympy, which falsify later
+comparisons.
 """
 
 import json
@@ -35,7 +38,9 @@ REFERENCES_MAX: Final = 1024
 """Parsed references that are kept; parsing takes most of the time of a comparison."""
 
 RELATIVE_TOLERANCE: Final = 1e-6
-"""How far two values may be apart which math-verify takes for equal: it rounds to six digits after the point."""
+"""How far two values may be apart which math-verify takes for equal: it rounds to six digits after
+the point.
+"""
 DIGITS: Final = 30
 """Of a value that is computed for a comparison."""
 POINTS: Final = 3
@@ -44,16 +49,22 @@ POINTS: Final = 3
 
 def main() -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the libraries print must not end up among the replies
+    os.dup2(
+        sys.stderr.fileno(), sys.stdout.fileno()
+    )  # what the libraries print must not end up among the replies
     _limit_memory()
     _limit_cpu(START_CPU_S)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches children too; the parent ends this one
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C in a terminal reaches children too; the parent ends this one
     try:
         import math_verify  # noqa: F401 -- the import takes most of the start
     except ImportError as error:
         _reply(replies, {"failed": str(error)})
         return
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeout of its own
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns that it has no timeout of its own
     _limit_cpu(0)
     _reply(replies, {"ready": True})
     for line in sys.stdin:
@@ -65,7 +76,9 @@ def main() -> None:
 
 
 def judge(answer: str, reference: str) -> bool:
-    """Whether an answer means what the reference means; False for what cannot be read. Has no timeout itself."""
+    """Whether an answer means what the reference means; False for what cannot be read. Has no
+    timeout itself.
+    """
     try:
         return bool(equal(answer, reference, algebraically_equal))
     except Exception:  # math-verify and sympy raise anything at all for what a model wrote; no such answer is equal
@@ -79,13 +92,19 @@ def algebraically_equal(answer: str, reference: str) -> bool:
     gold, given = _parsed_reference(reference), _parsed(answer)
     if any(_is_constant_derivative(each) for parsed in (gold, given) for each in parsed[:1]):
         return False
-    if gold and given and (decimal := _decimal_of(answer, given[0], reference, gold[0])) is not None:
+    if (
+        gold
+        and given
+        and (decimal := _decimal_of(answer, given[0], reference, gold[0])) is not None
+    ):
         return decimal
     if gold and given and _has_functions(gold[0]) and _has_functions(given[0]):
         return _same_equation(gold[0], given[0])
     if bool(verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)):
         return not _far_apart(gold, given)
-    return bool(gold and given) and (_same_equation(gold[0], given[0]) or _is_symbol(gold[0], given[0]))
+    return bool(gold and given) and (
+        _same_equation(gold[0], given[0]) or _is_symbol(gold[0], given[0])
+    )
 
 
 @lru_cache(maxsize=REFERENCES_MAX)
@@ -100,43 +119,60 @@ def _parsed(text: str) -> list[Any]:
     latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
     # first_match: where the whole cannot be read, a part of it that can is not the answer
     _keep_case()
-    parsed: list[Any] = parse(f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None)
+    parsed: list[Any] = parse(
+        f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None
+    )
     return [_with_imaginary_unit(each) for each in parsed]
 
 
 def _with_imaginary_unit(expression: Any) -> Any:
-    """The expression with the imaginary unit for `i`, which math-verify takes for a variable; an index stays one.
+    """The expression with the imaginary unit for `i`, which math-verify takes for a variable; an
+    index stays one.
 
-    Beside an `i` math-verify makes every variable one that is not real, and so different from itself elsewhere.
+    Beside an `i` math-verify makes every variable one that is not real, and so different from
+    itself elsewhere.
     """
     from sympy import Basic, I, MatrixBase, Symbol
 
     if not isinstance(expression, Basic | MatrixBase):
         return expression
-    found = [symbol for symbol in expression.free_symbols if symbol.name == "i" or not symbol.is_real]
-    return expression.subs({symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True) for symbol in found})
+    found = [
+        symbol for symbol in expression.free_symbols if symbol.name == "i" or not symbol.is_real
+    ]
+    return expression.subs(
+        {symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True) for symbol in found}
+    )
 
 
 def _is_constant_derivative(expression: Any) -> bool:
-    """Whether it has the derivative of something by a variable that it is not written with, such as \\frac{d}{dx}y. sympy
-    takes it for 0."""
+    """Whether it has the derivative of something by a variable that it is not written with, such as
+    \\frac{d}{dx}y. sympy takes it for 0.
+    """
     from sympy import Basic, Derivative
 
     found = expression.atoms(Derivative) if isinstance(expression, Basic) else ()
-    return any(variable not in each.expr.free_symbols for each in found for variable in each.variables)
+    return any(
+        variable not in each.expr.free_symbols for each in found for variable in each.variables
+    )
 
 
 @cache
 def _keep_case() -> None:
-    """Has math-verify tell `R` from `r`. It has no setting for that: the parser it calls has one."""
+    """Has math-verify tell `R` from `r`. It has no setting for that: the parser it calls has
+    one.
+    """
     from math_verify import parser
 
     settings = signature(parser.latex2sympy).parameters["conversion_config"].default
-    parser.latex2sympy = partial(parser.latex2sympy, conversion_config=replace(settings, lowercase_symbols=False))
+    parser.latex2sympy = partial(
+        parser.latex2sympy, conversion_config=replace(settings, lowercase_symbols=False)
+    )
 
 
 def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | None:
-    """Whether the one is a long decimal of the other, an irrational number; None where they are no such pair."""
+    """Whether the one is a long decimal of the other, an irrational number; None where they are no
+    such pair.
+    """
     readings = read_number(answer), read_number(reference)
     if (readings[0] is None) == (readings[1] is None):
         return None
@@ -144,13 +180,17 @@ def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | No
     if decimal is None or decimal.decimals is None or other.free_symbols:
         return None
     value = other.doit().evalf(DIGITS)
-    if not value.is_Float or abs(Fraction(str(value)) - decimal.value) <= abs(decimal.value) / 10 ** (DIGITS - 5):
+    if not value.is_Float or abs(Fraction(str(value)) - decimal.value) <= abs(
+        decimal.value
+    ) / 10 ** (DIGITS - 5):
         return None  # `\\log_2 8` and `3.0`: no decimal of an irrational number
     return is_long_decimal(decimal, Fraction(str(value)))
 
 
 def _has_functions(expression: Any) -> bool:
-    """Whether it is an equation in an unknown function, such as x(t), which sympy may try to solve without end."""
+    """Whether it is an equation in an unknown function, such as x(t), which sympy may try to solve
+    without end.
+    """
     from sympy import Eq
     from sympy.core.function import AppliedUndef
 
@@ -168,16 +208,24 @@ def _same_equation(gold: Any, given: Any) -> bool:
 
 
 def _is_symbol(gold: Any, given: Any) -> bool:
-    """Whether an expression is equal to a single variable, which math-verify compares by its spelling."""
+    """Whether an expression is equal to a single variable, which math-verify compares by its
+    spelling.
+    """
     from sympy import Expr, Symbol, simplify
 
     both = isinstance(gold, Expr) and isinstance(given, Expr)
-    return both and (isinstance(gold, Symbol) or isinstance(given, Symbol)) and simplify(gold - given) == 0
+    return (
+        both
+        and (isinstance(gold, Symbol) or isinstance(given, Symbol))
+        and simplify(gold - given) == 0
+    )
 
 
 def _far_apart(gold: list[Any], given: list[Any]) -> bool:
-    """Whether two expressions that math-verify takes for equal have different values. It compares absolutely, so that
-    `1.6 \\times 10^{-19} \\pi` and `9.1 \\times 10^{-31} \\pi` are the same to it."""
+    """Whether two expressions that math-verify takes for equal have different values. It compares
+    absolutely, so that `1.6 \\times 10^{-19} \\pi` and `9.1 \\times 10^{-31} \\pi` are the same to
+    it.
+    """
     from sympy import Expr
 
     one, other = gold[0], given[0]

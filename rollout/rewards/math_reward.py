@@ -3,9 +3,9 @@
     MathReward:  last \\boxed{…} ─┬─ lists, numbers, the same spelling ──▶ decided here, exactly, in microseconds
                                  └─ everything else                   ──▶ math-verify, in a child process
 
-Knows prompts and answers; nothing of tokens, policies or workflows. An answer that cannot be read is worth 0. Where there
-is no verdict, because a judge took too long or died, a reward raises: the episode has then failed, and is neither rewarded
-nor trained on.
+Knows prompts and answers; nothing of tokens, policies or workflows. An answer that cannot be read
+is worth 0. Where there is no verdict, because a judge took too long or died, a reward raises: the
+episode has then failed, and is neither rewarded nor trained on.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ INLINE_CHARS_MAX: Final = 4_000
 
 
 @dataclass(frozen=True)
-class Score:
-    """Example: `Score(0.5, {"tests_passed": 3.0})`."""
+class Judgement:
+    """Example: `Judgement(0.5, {"tests_passed": 3.0})`."""
 
     value: float
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -38,10 +38,11 @@ class Score:
 class Reward(Protocol):
     """Judges final answers. Built as `Name(timeout_s)`, and asked for many answers at once."""
 
-    async def score(self, answer: str, prompt: Prompt) -> Score:
+    async def score(self, answer: str, prompt: Prompt) -> Judgement:
         """What the text of an answer to `prompt` is worth.
 
-        Raises where there is no verdict for a reason other than the answer; the episode is then recorded as failed.
+        Raises where there is no verdict for a reason other than the answer; the episode is then
+        recorded as failed.
         """
         ...
 
@@ -51,23 +52,28 @@ class Reward(Protocol):
 
 
 class MathReward:
-    """1.0 where the last `\\boxed{…}` of the answer equals the prompt's `answer`, else 0.0. Raises JudgeTimeoutError or
-    JudgeFailedError where there is no verdict."""
+    """1.0 where the last `\\boxed{…}` of the answer equals the prompt's `answer`, else 0.0. Raises
+    JudgeTimeoutError or JudgeFailedError where there is no verdict.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         """`timeout_s`: CPU seconds that one comparison by math-verify may use."""
         self._judges = JudgePool(timeout_s)
 
-    async def score(self, answer: str, prompt: Prompt) -> Score:
+    async def score(self, answer: str, prompt: Prompt) -> Judgement:
         reference = _reference(prompt)
-        found = last_box(answer) if len(answer) <= INLINE_CHARS_MAX else await asyncio.to_thread(last_box, answer)
+        found = (
+            last_box(answer)
+            if len(answer) <= INLINE_CHARS_MAX
+            else await asyncio.to_thread(last_box, answer)
+        )
         if found is None or not found.strip() or len(found) > CHARS_MAX:
-            return Score(0.0)
+            return Judgement(0.0)
         verdict = equal(found, reference)
         if verdict is None:
             async with stopped_time():
                 verdict = await self._judges.equal(found, reference)
-        return Score(float(verdict))
+        return Judgement(float(verdict))
 
     def close(self) -> None:
         self._judges.close()
@@ -76,7 +82,8 @@ class MathReward:
 def _reference(prompt: Prompt) -> str:
     if "answer" not in prompt.fields:
         raise ConfigError(
-            f"prompt {prompt.id} has no field `answer` to judge by (it has {', '.join(prompt.fields)}); "
+            f"prompt {prompt.id} has no field `answer` to judge by (it has "
+            f"{', '.join(prompt.fields)}); "
             "name the column that holds it in prompts.answer"
         )
     return _final(str(prompt.fields["answer"]))
@@ -101,5 +108,7 @@ def find_reward(name: str) -> Callable[[float], Reward]:
 
 
 def make_reward(name: str, timeout_s: float) -> Reward:
-    """The reward of a recipe's `rollout.workflow.reward`. ConfigError for a name that leads to none."""
+    """The reward of a recipe's `rollout.workflow.reward`. ConfigError for a name that leads to
+    none.
+    """
     return resolve(name, REWARDS, REWARD, "rollout.workflow.reward")(timeout_s)

@@ -1,9 +1,10 @@
-"""Which orders a worker works at: finds the lowest that is open, leases it, keeps the lease alive, gives it back.
+"""Which orders a worker works at: finds the lowest that is open, leases it, keeps the lease alive,
+gives it back.
 
     orders   0 ✓  1 ✓  2 another's  3 mine  4 open ◀── next()      ✓: a shard stands
 
-Plain blocking calls on the store; knows nothing of what an order asks for. A lease saves double work and decides
-nothing.
+Plain blocking calls on the store; knows nothing of what an order asks for. A lease saves double
+work and decides nothing.
 """
 
 import logging
@@ -29,19 +30,26 @@ RELOOK_S_MAX = 1.0
 
 
 @dataclass(frozen=True)
-class Claim:
+class LeasedOrder:
     """An order, and the lease this worker has on it."""
 
     order: Order
     lease: Lease
 
 
-class Claims:
-    """One worker's search for orders. May be used from several threads. A renewal waits for no search, only for an order that
-    is given back: were both to overwrite a lease at a time, the renewal could undo the release."""
+class OrderLeasing:
+    """One worker's search for orders. May be used from several threads. A renewal waits for no
+    search, only for an order that is given back: were both to overwrite a lease at a time, the
+    renewal could undo the release.
+    """
 
     def __init__(
-        self, run: ObjectStore, worker: str, region: str, ttl_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        run: ObjectStore,
+        worker: str,
+        region: str,
+        ttl_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._worker = worker
@@ -58,8 +66,10 @@ class Claims:
         self._held: set[int] = set()
         self._again_at_s: dict[int, float] = {}
 
-    def next(self) -> Claim | None:
-        """A lease on the lowest order that is neither done nor held; None when there is none now."""
+    def next(self) -> LeasedOrder | None:
+        """A lease on the lowest order that is neither done nor held; None when there is none
+        now.
+        """
         with self._lock:
             if self._unproven is None:
                 self._floor = self._unproven = self._hinted_floor()
@@ -76,30 +86,30 @@ class Claims:
             self._prove(self._unproven)
             return None
 
-    def renew(self, claim: Claim) -> Claim:
+    def renew(self, claim: LeasedOrder) -> LeasedOrder:
         """ConflictError when the lease is lost."""
         with self._overwriting:
-            return Claim(claim.order, leases.renew(self._run, claim.lease))
+            return LeasedOrder(claim.order, leases.renew(self._run, claim.lease))
 
-    def done(self, claim: Claim) -> None:
+    def done(self, claim: LeasedOrder) -> None:
         """The order has its shard."""
         with self._lock:
             self._held.discard(claim.order.number)
             self._close(claim.order.number)
 
-    def lost(self, claim: Claim) -> None:
+    def lost(self, claim: LeasedOrder) -> None:
         """Another worker has the order now."""
         with self._lock:
             self._held.discard(claim.order.number)
             self._put_off(claim.order.number)
 
-    def give_back(self, claim: Claim) -> None:
+    def give_back(self, claim: LeasedOrder) -> None:
         """Opens the order to others at once."""
         self.lost(claim)
         with self._overwriting:
             leases.release(self._run, claim.lease)
 
-    def _look(self, number: int) -> Claim | None:
+    def _look(self, number: int) -> LeasedOrder | None:
         if shards.exists(self._run, number):
             self._close(number)
             return None
@@ -113,7 +123,7 @@ class Claims:
             self._put_off(number)
             return None
         self._held.add(number)
-        return Claim(order, lease)
+        return LeasedOrder(order, lease)
 
     def _due(self, number: int) -> bool:
         return self._clock() >= self._again_at_s.get(number, 0.0)
@@ -130,15 +140,21 @@ class Claims:
             self._floor += 1
 
     def _hinted_floor(self) -> int:
-        """Below it the dataflow reports to have taken in every order. Only a hint, to begin the search near its end; one beyond
-        every order would hide them all."""
-        told = [beat.progress.get("closed_below", 0) for beat in heartbeats.read_all(self._run) if beat.kind == "dataflow"]
+        """Below it the dataflow reports to have taken in every order. Only a hint, to begin the
+        search near its end; one beyond every order would hide them all.
+        """
+        told = [
+            beat.progress.get("closed_below", 0)
+            for beat in heartbeats.read_all(self._run)
+            if beat.kind == "dataflow"
+        ]
         hint = int(max(told, default=0))
         return hint if hint and self._run.exists(layout.order(hint - 1)) else 0
 
     def _prove(self, unproven: int) -> None:
-        """Looks at one order below the hint each time there is nothing to do, so that a wrong hint hides no order for
-        ever."""
+        """Looks at one order below the hint each time there is nothing to do, so that a wrong hint
+        hides no order for ever.
+        """
         if unproven > 0:
             self._unproven = unproven - 1
             if not shards.exists(self._run, unproven - 1):

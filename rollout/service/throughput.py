@@ -1,4 +1,6 @@
-"""What a worker counts of its own work, for its heartbeats. Knows nothing of orders' contents or of the store."""
+"""What a worker counts of its own work, for its heartbeats. Knows nothing of orders' contents or of
+the store.
+"""
 
 import time
 from collections import deque
@@ -12,7 +14,7 @@ WINDOW_S = 10.0
 """Rates are taken over the last so many seconds."""
 
 
-class Tally:
+class Throughput:
     """Counters since the worker started, and the rate of sampled tokens. Used from one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +28,9 @@ class Tally:
 
     def episode(self, episode: Episode) -> None:
         """An episode is over, whatever becomes of its order."""
-        tokens = sum(int(np.count_nonzero(sequence.owners != NOBODY)) for sequence in episode.sequences)
+        tokens = sum(
+            int(np.count_nonzero(sequence.owners != NOBODY)) for sequence in episode.sequences
+        )
         self._episodes += 1
         self._episodes_failed += episode.error is not None
         self._tokens += tokens
@@ -45,8 +49,9 @@ class Tally:
         }
 
     def tokens_per_s(self) -> float:
-        """Sampled tokens of episodes that ended within the last `WINDOW_S`, or since the start where that is
-        shorter."""
+        """Sampled tokens of episodes that ended within the last `WINDOW_S`, or since the start
+        where that is shorter.
+        """
         now_s = self._clock()
         while self._recent and self._recent[0][0] < now_s - WINDOW_S:
             self._recent.popleft()

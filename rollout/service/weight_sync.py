@@ -2,9 +2,10 @@
 
     look (a probe of the next version) ──▶ read, verified, in a thread ──▶ engine.load, between two decode steps
 
-A task of the worker's event loop; the store's calls, deltas and digests run in threads, so generation goes on meanwhile. The
-version that is held stays in host memory, so that only the changes since need to be fetched. Versions in between are not
-loaded. Weights that cannot be read are never served: the engine keeps what it has, and the failure is reported.
+A task of the worker's event loop; the store's calls, deltas and digests run in threads, so
+generation goes on meanwhile. The version that is held stays in host memory, so that only the
+changes since need to be fetched. Versions in between are not loaded. Weights that cannot be read
+are never served: the engine keeps what it has, and the failure is reported.
 """
 
 import asyncio
@@ -12,21 +13,22 @@ import logging
 import time
 
 from rollout.engines.engine import Engine
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import BACKOFF_MAX_S, backoff_s
 from storage.errors import AstraFlowError, ConfigError, TransientError
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 
 log = logging.getLogger(__name__)
 
 DAMAGED_BACKOFF_MAX_S = 60.0
-"""Longest pause while the stored weights are damaged: each try fetches a whole model, and only a person or the next anchor
-corrects it."""
+"""Longest pause while the stored weights are damaged: each try fetches a whole model, and only a
+person or the next anchor corrects it.
+"""
 
 
-class Refresher:
+class WeightSync:
     """One policy's refreshing."""
 
     def __init__(
@@ -35,8 +37,8 @@ class Refresher:
         policy: str,
         engine: Engine,
         interval_s: float,
-        pulse: Pulse,
-        held: Held | None = None,
+        pulse: HeartbeatWriter,
+        held: LoadedWeights | None = None,
         memory_bytes: int = manifests.MEMORY_BYTES,
     ) -> None:
         """`held` is what the engine has loaded, where that is still in host memory."""
@@ -46,15 +48,19 @@ class Refresher:
         self._interval_s = interval_s
         self._pulse = pulse
         self._held = held
-        self._spare: Held | None = None
-        """The version before, whose memory the next one takes: engines keep none of what they are given."""
+        self._spare: LoadedWeights | None = None
+        """The version before, whose memory the next one takes: engines keep none of what they are
+        given.
+        """
         self._memory_bytes = memory_bytes
         self._failures = 0
         self._failures_in_a_row = 0
         self._damaged = False
 
     async def serve(self) -> None:
-        """Refresh until cancelled: also while the worker drains, so that it plays with fresh weights to its end."""
+        """Refresh until cancelled: also while the worker drains, so that it plays with fresh
+        weights to its end.
+        """
         while True:
             await self.refresh()
             longest_s = DAMAGED_BACKOFF_MAX_S if self._damaged else BACKOFF_MAX_S
@@ -64,11 +70,13 @@ class Refresher:
     async def refresh(self) -> bool:
         """Load the newest version if it is newer than the engine's; returns whether it did.
 
-        A failing store and damaged weights are reported and tried again later. Raises ConfigError for weights that do not
-        fit the model.
+        A failing store and damaged weights are reported and tried again later. Raises ConfigError
+        for weights that do not fit the model.
         """
         try:
-            found = await asyncio.to_thread(manifests.newer, self._run, self._policy, self._engine.version)
+            found = await asyncio.to_thread(
+                manifests.newer, self._run, self._policy, self._engine.version
+            )
             if found is None:
                 self._failures_in_a_row = 0
                 return False
@@ -93,7 +101,10 @@ class Refresher:
             self._report(error)
             return False
         self._failures_in_a_row = 0
-        self._pulse.update(versions={self._policy: newest}, rates={f"refresh_s_{self._policy}": time.monotonic() - start_s})
+        self._pulse.update(
+            versions={self._policy: newest},
+            rates={f"refresh_s_{self._policy}": time.monotonic() - start_s},
+        )
         return True
 
     def _report(self, error: AstraFlowError) -> None:

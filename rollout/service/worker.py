@@ -1,11 +1,13 @@
-"""The rollout worker: a service that leases orders, plays them, and commits their shards, with weights that stay fresh.
+"""The rollout worker: a service that leases orders, plays them, and commits their shards, with
+weights that stay fresh.
 
     orders ──lease──▶ play (many episodes at once) ──▶ shard, created once
                         ▲
     weights ──refresh───┘            SIGTERM ──▶ drain: finish within drain_s, give the rest back
 
-One event loop plays, renews leases and refreshes; every call on the store runs in one of a few threads. What the store
-fails to answer is tried again. It knows nothing of batches, trainers and prompts' sources.
+One event loop plays, renews leases and refreshes; every call on the store runs in one of a few
+threads. What the store fails to answer is tried again. It knows nothing of batches, trainers and
+prompts' sources.
 """
 
 import asyncio
@@ -20,19 +22,25 @@ from itertools import count
 from typing import Any
 
 from rollout.config import RolloutConfig, SamplingConfig
-from rollout.service.agent_pool import Cast, check_cast, open_cast
+from rollout.service.agent_pool import AgentPool, check_agent_pool, open_agent_pool
 from rollout.service.episode_runner import play_prompts
-from rollout.service.order_leasing import Claim, Claims
-from rollout.service.throughput import Tally
-from rollout.service.weight_sync import Refresher
+from rollout.service.order_leasing import LeasedOrder, OrderLeasing
+from rollout.service.throughput import Throughput
+from rollout.service.weight_sync import WeightSync
 from storage.coordination.lifetime import Lifetime, backoff_s, stop_reason
-from storage.errors import AstraFlowError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.errors import (
+    AstraFlowError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
 from storage.records.rollouts import Episode, Group, Order, Shard
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication, traffic
-from storage.weights.manifests import Held
-from storage.weights.read_through import near_first
+from storage.weights.manifests import LoadedWeights
+from storage.weights.read_through import read_through_mirror
 from storage.weights.traffic import Counting
 
 log = logging.getLogger(__name__)
@@ -40,7 +48,8 @@ log = logging.getLogger(__name__)
 STORE_THREADS_MAX = 8
 """Calls on the store that one worker makes at a time."""
 STORE_PATIENCE_S = 5.0
-"""A call on a failing store gives up after this time; the service pauses then, and can be stopped."""
+"""A call on a failing store gives up after this time; the service pauses then, and can be stopped.
+"""
 OPEN_INTERVAL_S = 1.0
 """Pause between two looks for the base models."""
 TELL_INTERVAL_S = 0.5
@@ -53,7 +62,9 @@ def end_reason(run: ObjectStore) -> str:
     return stop_reason(run) or ("the dataflow needs no further shard" if orders.ended(run) else "")
 
 
-def work(lifetime: Lifetime, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], region: str) -> None:
+def work(
+    lifetime: Lifetime, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], region: str
+) -> None:
     """Serve the run until no worker is needed, or until the worker must stop and has drained.
 
     Args:
@@ -77,7 +88,7 @@ def work(lifetime: Lifetime, config: RolloutConfig, sampling: Mapping[str, Sampl
         cast, held = opened
         try:
             refreshers = [
-                Refresher(
+                WeightSync(
                     weights_from,
                     policy,
                     engine,
@@ -92,22 +103,29 @@ def work(lifetime: Lifetime, config: RolloutConfig, sampling: Mapping[str, Sampl
         finally:
             await cast.close()
 
-    check_cast(config, sampling)
+    check_agent_pool(config, sampling)
     asyncio.run(serve())
 
 
-def _weights_of(run: ObjectStore, config: RolloutConfig, region: str) -> tuple[ObjectStore, Counting | None]:
-    """Where the region's workers read weights: its mirror, where it has one, with what counts there."""
+def _weights_of(
+    run: ObjectStore, config: RolloutConfig, region: str
+) -> tuple[ObjectStore, Counting | None]:
+    """Where the region's workers read weights: its mirror, where it has one, with what counts
+    there.
+    """
     spec = config.regions.get(region)
     if not (spec and spec.mirror):
         return run, None
     mirror, at_mirror = traffic.counted(replication.of_run(run, spec.mirror))
-    return near_first(run, mirror), at_mirror
+    return read_through_mirror(run, mirror), at_mirror
 
 
 async def _opened(
-    run: ObjectStore, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], lifetime: Lifetime
-) -> tuple[Cast, dict[str, Held]] | None:
+    run: ObjectStore,
+    config: RolloutConfig,
+    sampling: Mapping[str, SamplingConfig],
+    lifetime: Lifetime,
+) -> tuple[AgentPool, dict[str, LoadedWeights]] | None:
     """The cast and its newest weights, once the base models exist; None when it must stop first."""
     heartbeat, failures = lifetime.heartbeat, 0
     with heartbeat.span("wait"):
@@ -115,16 +133,20 @@ async def _opened(
             heartbeat.update(state="waiting")
             try:
                 async with AsyncExitStack() as on_failure:
-                    cast = open_cast(run, config, sampling)
+                    cast = open_agent_pool(run, config, sampling)
                     on_failure.push_async_callback(cast.close)
                     held = await cast.load_newest(run)
-                    versions = {policy: weights.manifest.version for policy, weights in held.items()}
+                    versions = {
+                        policy: weights.manifest.version for policy, weights in held.items()
+                    }
                     heartbeat.update(note="", versions=versions)
                     on_failure.pop_all()
                     return cast, held
             except NotFoundError as error:
                 failures = 0
-                heartbeat.update(note=_awaited(run, sampling) or f"cannot open the models yet: {error}")
+                heartbeat.update(
+                    note=_awaited(run, sampling) or f"cannot open the models yet: {error}"
+                )
             except TransientError as error:
                 failures += 1
                 heartbeat.update(note=f"cannot open the models, and tries again: {error}")
@@ -148,12 +170,14 @@ class Worker:
         run: ObjectStore,
         lifetime: Lifetime,
         config: RolloutConfig,
-        cast: Cast,
-        refreshers: Sequence[Refresher],
+        cast: AgentPool,
+        refreshers: Sequence[WeightSync],
         region: str,
         traffic: Callable[[], Mapping[str, float]],
     ) -> None:
-        """`run` is the store of `lifetime` with shorter patience; `traffic` counts what was read."""
+        """`run` is the store of `lifetime` with shorter patience; `traffic` counts what was
+        read.
+        """
         self._run = run
         self._lifetime = lifetime
         self._config = config
@@ -162,14 +186,16 @@ class Worker:
         self._region = region
         self._pulse = lifetime.heartbeat
         self._name = self._pulse.last.id
-        self._claims = Claims(run, self._name, region, config.lease_ttl_s)
+        self._claims = OrderLeasing(run, self._name, region, config.lease_ttl_s)
         self._traffic = traffic
-        self._tally = Tally()
-        self._plays: dict[asyncio.Task[None], Claim] = {}
+        self._tally = Throughput()
+        self._plays: dict[asyncio.Task[None], LeasedOrder] = {}
         """Every order in play, with the newest form of its lease."""
 
     async def serve(self) -> None:
-        """Play orders until the worker must stop, then drain. The first permanent error is raised."""
+        """Play orders until the worker must stop, then drain. The first permanent error is
+        raised.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 beside = [self._renew(), self._tell(), *(each.serve() for each in self._refreshers)]
@@ -183,7 +209,9 @@ class Worker:
         finally:
             for play in self._plays:
                 play.cancel()
-            self._pulse.update(progress=self._progress(), rates={"tokens_per_s": 0.0, "running": 0.0})
+            self._pulse.update(
+                progress=self._progress(), rates={"tokens_per_s": 0.0, "running": 0.0}
+            )
 
     async def _lead(self) -> None:
         """Keep `orders_ahead` orders in play until the worker must stop."""
@@ -208,7 +236,9 @@ class Worker:
         """Wait until an order is done or `pause` has returned; raises what a play raised."""
         pausing = asyncio.create_task(pause)
         try:
-            done, _ = await asyncio.wait({pausing, *self._plays}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                {pausing, *self._plays}, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             pausing.cancel()
         for play in done & self._plays.keys():
@@ -216,18 +246,32 @@ class Worker:
             if not play.cancelled():
                 play.result()
 
-    async def _answer(self, claim: Claim) -> None:
-        """Plays an order and commits its shard. Cancelled when the lease is lost, and at the end of draining."""
+    async def _answer(self, claim: LeasedOrder) -> None:
+        """Plays an order and commits its shard. Cancelled when the lease is lost, and at the end of
+        draining.
+        """
         order, lease = claim.order, claim.lease
         started_s = time.time()
         if lease.lost >= self._config.lease_attempts_max:
             groups = _given_up(order, lease.lost)
-            self._note(f"order {order.number} is answered with failed episodes, after {lease.lost} lost leases")
+            self._note(
+                f"order {order.number} is answered with failed episodes, after {lease.lost} lost "
+                "leases"
+            )
         else:
             samples = order.samples_per_prompt
-            groups = await play_prompts(self._cast, order.prompts, samples, order.seed, self._tally.episode)
+            groups = await play_prompts(
+                self._cast, order.prompts, samples, order.seed, self._tally.episode
+            )
         shard = Shard(
-            order.number, lease.attempt, self._name, self._region, groups, self._digests(groups), started_s, time.time()
+            order=order.number,
+            attempt=lease.attempt,
+            worker=self._name,
+            region=self._region,
+            groups=groups,
+            weights=self._digests(groups),
+            started_s=started_s,
+            finished_s=time.time(),
         )
         if await self._stored(shard):
             self._tally.order_done()
@@ -238,7 +282,8 @@ class Worker:
     async def _stored(self, shard: Shard) -> bool:
         """Commit the shard, retried until the play is cancelled; False when a twin was first.
 
-        While the worker drains, too: `Lifetime.retry` would give up as soon as the worker must stop.
+        While the worker drains, too: `Lifetime.retry` would give up as soon as the worker must
+        stop.
         """
         for failures in count(1):
             try:
@@ -250,16 +295,24 @@ class Worker:
         raise AssertionError("it is retried without end")
 
     def _digests(self, groups: tuple[Group, ...]) -> dict[str, dict[int, str]]:
-        """policy → version → digest of the weights held, for every version that sampled a token of `groups`."""
+        """policy → version → digest of the weights held, for every version that sampled a token of
+        `groups`.
+        """
         held: dict[str, dict[int, str]] = {}
-        for sequence in (each for group in groups for episode in group.episodes for each in episode.sequences):
+        for sequence in (
+            each for group in groups for episode in group.episodes for each in episode.sequences
+        ):
             for index, policy in enumerate(sequence.policies):
                 for version in set(sequence.versions[sequence.owners == index].tolist()):
-                    held.setdefault(policy, {})[version] = self._cast.engines[policy].digest(version)
+                    held.setdefault(policy, {})[version] = self._cast.engines[policy].digest(
+                        version
+                    )
         return held
 
     async def _renew(self) -> None:
-        """Keeps the leases of all orders in play alive; drops the play of an order whose lease is lost."""
+        """Keeps the leases of all orders in play alive; drops the play of an order whose lease is
+        lost.
+        """
         while True:
             await asyncio.sleep(self._config.lease_ttl_s / RENEWALS_PER_TTL)
             for play, claim in list(self._plays.items()):
@@ -273,7 +326,10 @@ class Worker:
                     play.cancel()
                     await asyncio.to_thread(self._claims.lost, claim)
                 except TransientError as error:
-                    self._note(f"the lease of order {number} could not be renewed, and is tried again: {error}")
+                    self._note(
+                        f"the lease of order {number} could not be renewed, and is tried again: "
+                        f"{error}"
+                    )
                 else:
                     if play in self._plays:
                         self._plays[play] = renewed
@@ -299,12 +355,18 @@ class Worker:
             try:
                 await asyncio.to_thread(self._claims.give_back, claim)
             except AstraFlowError as error:
-                self._note(f"order {claim.order.number} could not be given back; its lease will expire: {error}")
+                self._note(
+                    f"order {claim.order.number} could not be given back; its lease will expire: "
+                    f"{error}"
+                )
 
     async def _tell(self) -> None:
         """Keeps what the heartbeats say up to date."""
         while True:
-            rates = {"tokens_per_s": self._tally.tokens_per_s(), "running": float(self._cast.running)}
+            rates = {
+                "tokens_per_s": self._tally.tokens_per_s(),
+                "running": float(self._cast.running),
+            }
             self._pulse.update(progress=self._progress(), rates=rates)
             await asyncio.sleep(TELL_INTERVAL_S)
 
@@ -318,5 +380,5 @@ class Worker:
 
 def _given_up(order: Order, lost: int) -> tuple[Group, ...]:
     """Failed episodes for an order that took one worker after the other with it."""
-    failed = Episode((), 0.0, error=f"gave up after {lost} lost leases")
+    failed = Episode(sequences=(), reward=0.0, error=f"gave up after {lost} lost leases")
     return tuple(Group(prompt, (failed,) * order.samples_per_prompt) for prompt in order.prompts)

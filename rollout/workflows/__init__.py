@@ -12,7 +12,10 @@ from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
 from storage.import_path import Kind, resolve
 
-WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {"single_turn": SingleTurn, "actor_and_verify": ActorAndVerify}
+WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {
+    "single_turn": SingleTurn,
+    "actor_and_verify": ActorAndVerify,
+}
 """The built-in workflows; any other is named by its import path."""
 
 
@@ -20,32 +23,40 @@ WORKFLOW: Final = Kind("workflow", Workflow, "docs/workflows.md", made_with=("re
 
 
 def find_workflow(config: WorkflowConfig, key: str = "") -> type[Workflow]:
-    """The class of a recipe's workflow, not yet built. ConfigError, beginning with `key`, for a name that leads to none."""
+    """The class of a recipe's workflow, not yet built. ConfigError, beginning with `key`, for a
+    name that leads to none.
+    """
     found: Any = resolve(config.name, WORKFLOWS, WORKFLOW, key)
     roles = getattr(found, "roles", None)
     if not (isinstance(roles, tuple) and roles and all(isinstance(role, str) for role in roles)):
         raise ConfigError(
-            f"{key and f'{key}: '}{config.name} has no class attribute roles, the names of the policies that it calls, such as "
+            f"{key and f'{key}: '}{config.name} has no class attribute roles, the names of the "
+            "policies that it calls, such as "
             f'roles = ("solver",); see {WORKFLOW.page}'
         )
     return cast(type[Workflow], found)
 
 
 def make_workflow(config: WorkflowConfig, reward: Reward) -> Workflow:
-    """The workflow of a recipe. ConfigError for a name that leads nowhere, and for arguments the workflow does not
-    take."""
+    """The workflow of a recipe. ConfigError for a name that leads nowhere, and for arguments the
+    workflow does not take.
+    """
     made: Any = find_workflow(config, "rollout.workflow.name")
     for name, why in strange_arguments(made, config).items():
         raise ConfigError(f"rollout.workflow.args.{name}: {why}")
     try:
         workflow: Workflow = made(reward, **config.args)
     except TypeError as error:
-        raise ConfigError(f"rollout.workflow.args do not fit the workflow {config.name}: {error}") from error
+        raise ConfigError(
+            f"rollout.workflow.args do not fit the workflow {config.name}: {error}"
+        ) from error
     return workflow
 
 
 def strange_arguments(made: Callable[..., Any], config: WorkflowConfig) -> dict[str, str]:
-    """Name → what is wrong, for the arguments of a recipe that its workflow `made` does not take, as far as it tells."""
+    """Name → what is wrong, for the arguments of a recipe that its workflow `made` does not take,
+    as far as it tells.
+    """
     try:
         taken = list(inspect.signature(made).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -53,12 +64,18 @@ def strange_arguments(made: Callable[..., Any], config: WorkflowConfig) -> dict[
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
         return {}
     names = [parameter.name for parameter in taken]
-    why = f"the workflow {config.name} takes no such argument; it takes {', '.join(names) or 'none'}"
+    why = (
+        f"the workflow {config.name} takes no such argument; it takes {', '.join(names) or 'none'}"
+    )
     return {name: why for name in config.args if name not in names}
 
 
-def policies_by_role(workflow: Workflow, config: WorkflowConfig, policies: Mapping[str, Any]) -> dict[str, str]:
-    """Which policy plays each role of the workflow. ConfigError for a role or a policy that is not there."""
+def policies_by_role(
+    workflow: Workflow, config: WorkflowConfig, policies: Mapping[str, Any]
+) -> dict[str, str]:
+    """Which policy plays each role of the workflow. ConfigError for a role or a policy that is not
+    there.
+    """
     for role in config.roles:
         if role not in workflow.roles:
             raise ConfigError(
@@ -69,7 +86,9 @@ def policies_by_role(workflow: Workflow, config: WorkflowConfig, policies: Mappi
     for role, policy in cast.items():
         if policy not in policies:
             raise ConfigError(
-                f"the workflow {config.name} wants the role {role} played by policy {policy}, which the recipe lacks; "
-                f"add it under policies, or write rollout.workflow.roles: {{{role}: {next(iter(policies), 'NAME')}}}"
+                f"the workflow {config.name} wants the role {role} played by policy {policy}, "
+                "which the recipe lacks; "
+                f"add it under policies, or write rollout.workflow.roles: {{{role}: "
+                f"{next(iter(policies), 'NAME')}}}"
             )
     return cast

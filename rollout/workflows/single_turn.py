@@ -23,4 +23,6 @@ class SingleTurn:
         attempt = await agents["solver"].respond([user(message)], name="attempt")
         score = await self._reward.score(attempt.text, prompt)
         metrics = {**score.metrics, "first_attempt": score.value, "final": score.value}
-        return Episode((attempt.context.sequence(score.value),), score.value, metrics)
+        return Episode(
+            sequences=(attempt.context.sequence(score.value),), reward=score.value, metrics=metrics
+        )

@@ -1,1 +1,3 @@
-"""How services coordinate through the store: leases, heartbeats, and the life cycle of a service."""
+"""How services coordinate through the store: leases, heartbeats, and the life cycle of a
+service.
+"""

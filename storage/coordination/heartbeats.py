@@ -1,7 +1,9 @@
-"""What services report of themselves every few seconds. Hints: overwritten, never the base of a correctness decision.
+"""What services report of themselves every few seconds. Hints: overwritten, never the base of a
+correctness decision.
 
-A heartbeat is overwritten all the time, and every view of a run reads all of them. So its numbers are finite and bounded, its
-texts are short, and its key is its member's own: `parse` refuses any other, whoever reads it, and `Pulse` writes no other.
+A heartbeat is overwritten all the time, and every view of a run reads all of them. So its numbers
+are finite and bounded, its texts are short, and its key is its member's own: `parse` refuses any
+other, whoever reads it, and `HeartbeatWriter` writes no other.
 """
 
 import logging
@@ -26,12 +28,16 @@ from storage.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
+Kind: TypeAlias = Literal[
+    "supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"
+]
 
 STORE_PATIENCE_S = 2.5
-"""A beat's look at what stands, and its write, each give up on a failing store after so long: the next one says more."""
+"""A beat's look at what stands, and its write, each give up on a failing store after so long: the
+next one says more.
+"""
 CLOSE_TIMEOUT_S = 15.0
-"""How long leaving a `Pulse` waits for its thread."""
+"""How long leaving a `HeartbeatWriter` waits for its thread."""
 _KEY = re.compile(rf"{layout.HEARTBEATS}/{layout.NAME.pattern}/{layout.NAME.pattern}\.json")
 """Other keys are no objects of the run."""
 _FOLDERS = {f"{layout.HEARTBEATS}/{kind}" for kind in get_args(Kind)}
@@ -39,7 +45,9 @@ _FOLDERS = {f"{layout.HEARTBEATS}/{kind}" for kind in get_args(Kind)}
 
 BYTES_MAX = 1_000_000
 TEXT_MAX = 2_000
-"""Characters of a note, and of every other text; what is longer is cut where it is written and where it is read."""
+"""Characters of a note, and of every other text; what is longer is cut where it is written and
+where it is read.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,9 @@ class Heartbeats:
 
     beats: list[Heartbeat]
     unreadable: Mapping[str, str]
-    """Key → why it cannot be read. The member's next beat replaces it, unless that cannot be read either. `heartbeats` alone:
-    not even their names are known."""
+    """Key → why it cannot be read. The member's next beat replaces it, unless that cannot be read
+    either. `heartbeats` alone: not even their names are known.
+    """
 
 
 def look(run: ObjectStore) -> Heartbeats:
@@ -62,7 +71,10 @@ def look(run: ObjectStore) -> Heartbeats:
         return Heartbeats(beats, {layout.HEARTBEATS: str(error)})
     for key in keys:
         if key in _FOLDERS:
-            unreadable[key] = f"{run.url}/{key} is no folder, where the heartbeats of a kind of members belong; remove it"
+            unreadable[key] = (
+                f"{run.url}/{key} is no folder, where the heartbeats of a kind of members belong; "
+                "remove it"
+            )
         if not _KEY.fullmatch(key):
             continue
         try:
@@ -76,7 +88,9 @@ def look(run: ObjectStore) -> Heartbeats:
 
 
 def read_all(run: ObjectStore) -> list[Heartbeat]:
-    """The newest beat of every member whose beat can be read, sorted by key. ConfigError when they cannot even be listed."""
+    """The newest beat of every member whose beat can be read, sorted by key. ConfigError when they
+    cannot even be listed.
+    """
     seen = look(run)
     if layout.HEARTBEATS in seen.unreadable:
         raise ConfigError(seen.unreadable[layout.HEARTBEATS])
@@ -84,7 +98,9 @@ def read_all(run: ObjectStore) -> list[Heartbeat]:
 
 
 def parse(body: bytes, key: str) -> Heartbeat:
-    """The heartbeat in the object `key`; CorruptError for numbers out of bounds, or for another member's beat."""
+    """The heartbeat in the object `key`; CorruptError for numbers out of bounds, or for another
+    member's beat.
+    """
     if len(body) > BYTES_MAX:
         raise CorruptError(f"{key} has {len(body):,} bytes; a heartbeat has at most {BYTES_MAX:,}")
     beat = decode(Heartbeat, body, key)
@@ -95,21 +111,28 @@ def parse(body: bytes, key: str) -> Heartbeat:
     if own != key:
         raise CorruptError(f"{key} holds the heartbeat of {own}")
     if beat.region and not layout.NAME.fullmatch(beat.region):
-        raise CorruptError(f"{key} names the region {beat.region[:TEXT_MAX]!r}; a region is letters, digits, '_' and '-'")
-    return replace(beat, host=beat.host[:TEXT_MAX], state=beat.state[:TEXT_MAX], note=beat.note[:TEXT_MAX])
+        raise CorruptError(
+            f"{key} names the region {beat.region[:TEXT_MAX]!r}; a region is letters, digits, '_' "
+            "and '-'"
+        )
+    return replace(
+        beat, host=beat.host[:TEXT_MAX], state=beat.state[:TEXT_MAX], note=beat.note[:TEXT_MAX]
+    )
 
 
-class Pulse:
-    """A member's heart: a thread that writes its beat every `interval_s`, from entering to leaving the `with` block.
+class HeartbeatWriter:
+    """A member's heart: a thread that writes its beat every `interval_s`, from entering to leaving
+    the `with` block.
 
         with Pulse(run, "trainer", "trainer-solver", attempt=0, interval_s=2.0) as pulse:
             with pulse.span("wait"):
                 batch = next_batch()
             pulse.update(state="working", progress={"step": 3}, versions={"solver": 2})
 
-    With `leave`, attempts are fenced: when the beat of a higher attempt stands, this heart stops for good and calls `leave`
-    once, so that of two living attempts of a member the newer one stays. All methods may be called from any thread. A
-    failing store never breaks the service: it is logged, once per kind.
+    With `leave`, attempts are fenced: when the beat of a higher attempt stands, this heart stops
+    for good and calls `leave` once, so that of two living attempts of a member the newer one stays.
+    All methods may be called from any thread. A failing store never breaks the service: it is
+    logged, once per kind.
     """
 
     def __init__(
@@ -132,7 +155,18 @@ class Pulse:
         self._thread = threading.Thread(target=self._beat_on, name=f"pulse-{id}", daemon=True)
         self._logged: set[type[AstraFlowError]] = set()
         now_s = time.time()
-        self._beat = Heartbeat(kind, id, attempt, 0, now_s, now_s, os.getpid(), socket.gethostname(), "starting", region=region)
+        self._beat = Heartbeat(
+            kind=kind,
+            id=id,
+            attempt=attempt,
+            beats=0,
+            beat_s=now_s,
+            started_s=now_s,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            state="starting",
+            region=region,
+        )
 
     def update(
         self,
@@ -143,7 +177,9 @@ class Pulse:
         rates: Mapping[str, float] | None = None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
-        """Merge into what the next beat says; keys not named keep their values. A number that no beat can hold is left out."""
+        """Merge into what the next beat says; keys not named keep their values. A number that no
+        beat can hold is left out.
+        """
         with self._lock:
             beat = self._beat
             self._beat = replace(
@@ -157,14 +193,19 @@ class Pulse:
 
     @contextmanager
     def span(self, component: str) -> Iterator[None]:
-        """Add the wall-clock of the block to `seconds[component]`, also when it raises. Spans of threads add up."""
+        """Add the wall-clock of the block to `seconds[component]`, also when it raises. Spans of
+        threads add up.
+        """
         start_s = time.perf_counter()
         try:
             yield
         finally:
             spent_s = time.perf_counter() - start_s
             with self._lock:
-                seconds = {**self._beat.seconds, component: self._beat.seconds.get(component, 0.0) + spent_s}
+                seconds = {
+                    **self._beat.seconds,
+                    component: self._beat.seconds.get(component, 0.0) + spent_s,
+                }
                 self._beat = replace(self._beat, seconds=seconds)
 
     @property
@@ -173,11 +214,16 @@ class Pulse:
         with self._lock:
             return self._beat
 
-    def __enter__(self) -> "Pulse":
+    def __enter__(self) -> "HeartbeatWriter":
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._left.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         if error is None:
@@ -197,7 +243,9 @@ class Pulse:
         with self._lock:
             beat = self._beat
             seconds = {**beat.seconds, "cpu": _cpu_seconds()}
-            self._beat = beat = replace(beat, beats=beat.beats + 1, beat_s=time.time(), seconds=seconds)
+            self._beat = beat = replace(
+                beat, beats=beat.beats + 1, beat_s=time.time(), seconds=seconds
+            )
         try:
             self._run.put(self._key, encode(beat))
         except AstraFlowError as error:
@@ -218,7 +266,9 @@ class Pulse:
         if stands.attempt <= mine.attempt:
             return False
         self._stopped = True
-        log.warning("%s: attempt %d lives, so attempt %d leaves", mine.id, stands.attempt, mine.attempt)
+        log.warning(
+            "%s: attempt %d lives, so attempt %d leaves", mine.id, stands.attempt, mine.attempt
+        )
         self._leave()
         return True
 

@@ -1,9 +1,11 @@
-"""Leases: a worker's claim on an order, so that a live worker's order is left alone and a dead one's is taken over.
+"""Leases: a worker's claim on an order, so that a live worker's order is left alone and a dead
+one's is taken over.
 
     attempt 0 ──renewed by its owner──▶ … silent for ttl_s (or released) ──▶ attempt 1, created once by whoever is first
 
-A lease saves double work, it decides nothing: two workers may hold one order for a while, and the shard's put-if-absent
-keeps one result. Expiry is judged on the observer's own monotonic clock, so clocks of machines need not agree.
+A lease saves double work, it decides nothing: two workers may hold one order for a while, and the
+shard's put-if-absent keeps one result. Expiry is judged on the observer's own monotonic clock, so
+clocks of machines need not agree.
 """
 
 import logging
@@ -30,7 +32,9 @@ class _Sighting:
 
 
 class LeaseWatch:
-    """One observer's memory of others' leases. For one thread. A fresh observer waits a whole `ttl_s` of its own."""
+    """One observer's memory of others' leases. For one thread. A fresh observer waits a whole
+    `ttl_s` of its own.
+    """
 
     def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.ttl_s = ttl_s
@@ -38,7 +42,9 @@ class LeaseWatch:
         self._sightings: dict[int, _Sighting] = {}
 
     def expired(self, lease: Lease) -> bool:
-        """Whether this observer has seen the lease stand still for `ttl_s`; call it again and again to let it judge."""
+        """Whether this observer has seen the lease stand still for `ttl_s`; call it again and again
+        to let it judge.
+        """
         now_s = self._clock()
         seen = self._sightings.get(lease.order)
         if seen is None or (seen.attempt, seen.renewals) != (lease.attempt, lease.renewals):
@@ -57,15 +63,24 @@ class LeaseWatch:
 
 
 def take(run: ObjectStore, order: int, worker: str, region: str, watch: LeaseWatch) -> Lease | None:
-    """A lease on `order`: its first, or the one after an expired or released one. None while another's stands.
+    """A lease on `order`: its first, or the one after an expired or released one. None while
+    another's stands.
 
-    `lost` of the result counts the leases before it that expired; the caller judges how many are too many.
+    `lost` of the result counts the leases before it that expired; the caller judges how many are
+    too many.
     """
     newest = read_newest(run, order, watch.attempt_of(order))
     if newest is not None and not newest.released and not watch.expired(newest):
         return None
     attempt = newest.attempt + 1 if newest else 0
-    lease = Lease(order, attempt, worker, region, _lost_up_to(newest), write_id=new_write_id())
+    lease = Lease(
+        order=order,
+        attempt=attempt,
+        worker=worker,
+        region=region,
+        lost=_lost_up_to(newest),
+        write_id=new_write_id(),
+    )
     try:
         run.create(layout.lease(order, attempt), encode(lease))
     except ConflictError:
@@ -75,12 +90,16 @@ def take(run: ObjectStore, order: int, worker: str, region: str, watch: LeaseWat
 
 
 def renew(run: ObjectStore, lease: Lease) -> Lease:
-    """The lease with one renewal more, written down; ConflictError when it is lost: give up the order's work."""
+    """The lease with one renewal more, written down; ConflictError when it is lost: give up the
+    order's work.
+    """
     return _overwrite(run, lease, released=False)
 
 
 def release(run: ObjectStore, lease: Lease) -> None:
-    """Give the order back, open to others at once. A lease that was lost already needs no giving back."""
+    """Give the order back, open to others at once. A lease that was lost already needs no giving
+    back.
+    """
     try:
         _overwrite(run, lease, released=True)
     except ConflictError:
@@ -90,7 +109,8 @@ def release(run: ObjectStore, lease: Lease) -> None:
 def read_newest(run: ObjectStore, order: int, start: int = 0) -> Lease | None:
     """The lease of the highest attempt, searched from attempt `start` up; None when there is none.
 
-    One that cannot be read holds no order: its place is taken by an expired one, with the order open at once.
+    One that cannot be read holds no order: its place is taken by an expired one, with the order
+    open at once.
     """
     newest: Lease | None = None
     attempt = start
@@ -101,7 +121,14 @@ def read_newest(run: ObjectStore, order: int, start: int = 0) -> Lease | None:
             return newest
         except CorruptError as error:
             log.warning("a lease that cannot be read holds no order: %s", error)
-            newest = Lease(order, attempt, "", "", lost=_lost_up_to(newest) + 1, released=True)
+            newest = Lease(
+                order=order,
+                attempt=attempt,
+                worker="",
+                region="",
+                lost=_lost_up_to(newest) + 1,
+                released=True,
+            )
         attempt += 1
 
 
@@ -111,8 +138,9 @@ def _lost_up_to(newest: Lease | None) -> int:
 
 
 def _overwrite(run: ObjectStore, lease: Lease, released: bool) -> Lease:
-    """Only the owner ever overwrites a lease, one call at a time; looking first tells it that the store or another worker
-    disagrees."""
+    """Only the owner ever overwrites a lease, one call at a time; looking first tells it that the
+    store or another worker disagrees.
+    """
     key = layout.lease(lease.order, lease.attempt)
     try:
         stands = _read(run, lease.order, lease.attempt)

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import tenacity
 
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, TransientError
 from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore
@@ -51,7 +51,9 @@ def stop_reason(run: ObjectStore) -> str:
 
 
 def backoff_s(failures: int, first_s: float = BACKOFF_S, longest_s: float = BACKOFF_MAX_S) -> float:
-    """Seconds to wait after so many failures in a row: 0, `first_s`, then doubled to `longest_s`."""
+    """Seconds to wait after so many failures in a row: 0, `first_s`, then doubled to
+    `longest_s`.
+    """
     return min(first_s * 2.0 ** min(failures - 1, 32), longest_s) if failures else 0.0
 
 
@@ -64,7 +66,7 @@ class Lifetime:
     def __init__(
         self,
         run: ObjectStore,
-        heartbeat: Pulse,
+        heartbeat: HeartbeatWriter,
         stop: threading.Event,
         *,
         why_over: Callable[[ObjectStore], str] = stop_reason,

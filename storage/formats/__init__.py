@@ -1,1 +1,3 @@
-"""Byte formats: JSON objects, Arrow files, safetensors, and sets of tensors as files. Every read is bounded and verified."""
+"""Byte formats: JSON objects, Arrow files, safetensors, and sets of tensors as files. Every read is
+bounded and verified.
+"""

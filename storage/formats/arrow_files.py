@@ -1,11 +1,13 @@
-"""Tables as Arrow IPC files: one versioned form for shards, batches and evaluations, checked before it is believed.
+"""Tables as Arrow IPC files: one versioned form for shards, batches and evaluations, checked before
+it is believed.
 
     schema metadata   astraflow.format  "1"            astraflow.kind    "shard"
                       astraflow.header  a JSON object  astraflow.digest  32 hex digits
 
-The digest is xxh3_128 over the whole file with its own digits replaced by zeros where they stand first and last (the
-schema stands twice: at the front and in the footer). Arrow itself would not notice a flipped bit. Bodies are
-lz4-compressed. This module knows the form, not what the columns mean.
+The digest is xxh3_128 over the whole file with its own digits replaced by zeros where they stand
+first and last (the schema stands twice: at the front and in the footer). Arrow itself would not
+notice a flipped bit. Bodies are lz4-compressed. This module knows the form, not what the columns
+mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,12 @@ Schema: TypeAlias = Any
 Column: TypeAlias = Any
 
 FORMAT = "1"
-_FORMAT, _KIND, _HEADER, _DIGEST = (b"astraflow.format", b"astraflow.kind", b"astraflow.header", b"astraflow.digest")
+_FORMAT, _KIND, _HEADER, _DIGEST = (
+    b"astraflow.format",
+    b"astraflow.kind",
+    b"astraflow.header",
+    b"astraflow.digest",
+)
 _ZEROS = b"0" * 32
 _NO_OFFSETS = np.zeros(1, dtype=np.int32)
 
@@ -47,25 +54,38 @@ def schema_of(columns: Mapping[str, Any]) -> Schema:
 
 
 def list_column(arrays: Sequence[NDArray[Any]], kind: Any, num_empty: int = 0) -> Column:
-    """One list per array, built from one concatenation, and `num_empty` empty lists after them; OverflowError beyond 2³¹
-    values."""
+    """One list per array, built from one concatenation, and `num_empty` empty lists after them;
+    OverflowError beyond 2³¹ values.
+    """
     lengths = np.zeros(len(arrays) + num_empty, dtype=np.int64)
     lengths[: len(arrays)] = [len(array) for array in arrays]
     offsets = np.concatenate([_NO_OFFSETS, np.cumsum(lengths)])
     if offsets[-1] >= 2**31:
-        raise OverflowError(f"{offsets[-1]} values do not fit one Arrow list column; make orders or batches smaller")
+        raise OverflowError(
+            f"{offsets[-1]} values do not fit one Arrow list column; make orders or batches smaller"
+        )
     values = np.concatenate(arrays) if arrays else np.empty(0)
     flat = pa.array(values, type=kind.value_type)
     return pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), flat, type=kind)
 
 
 def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -> bytes:
-    """The file of one table. `columns` holds arrays or plain sequences by name; `header` is whatever is no column. ConfigError
-    for more than readers take."""
-    place = new_write_id().encode()  # stands where the digest will: no such bytes occur anywhere else in the file
-    metadata = {_FORMAT: FORMAT.encode(), _KIND: kind.encode(), _HEADER: dump(header), _DIGEST: place}
+    """The file of one table. `columns` holds arrays or plain sequences by name; `header` is
+    whatever is no column. ConfigError for more than readers take.
+    """
+    place = (
+        new_write_id().encode()
+    )  # stands where the digest will: no such bytes occur anywhere else in the file
+    metadata = {
+        _FORMAT: FORMAT.encode(),
+        _KIND: kind.encode(),
+        _HEADER: dump(header),
+        _DIGEST: place,
+    }
     schema = schema.with_metadata(metadata)
-    batch = pa.RecordBatch.from_arrays([_array(columns[field.name], field.type) for field in schema], schema=schema)
+    batch = pa.RecordBatch.from_arrays(
+        [_array(columns[field.name], field.type) for field in schema], schema=schema
+    )
     arrow_sizes.refuse_to_write(batch.num_rows, batch.nbytes, kind)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
@@ -75,20 +95,26 @@ def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -
 
 
 def read(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
-    """The table, one chunk per column, and the header's JSON; CorruptError says what of the file cannot be believed."""
+    """The table, one chunk per column, and the header's JSON; CorruptError says what of the file
+    cannot be believed.
+    """
     try:
         reader = pa.ipc.open_file(pa.py_buffer(body))  # reads the schema alone
         metadata = reader.schema.metadata or {}
         _check_metadata(body, metadata, kind)
         if not reader.schema.equals(schema):
-            raise CorruptError(f"a {kind} file has the columns {_brief(reader.schema)}; expected {_brief(schema)}")
+            raise CorruptError(
+                f"a {kind} file has the columns {_brief(reader.schema)}; expected {_brief(schema)}"
+            )
         arrow_sizes.check(body)
         table = reader.read_all()
         table.validate(full=True)
         _refuse_nulls(table, kind)
         table = table.unify_dictionaries().combine_chunks()
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
-        raise CorruptError(f"a {kind} file of {len(body)} bytes is no readable Arrow file: {error}") from error
+        raise CorruptError(
+            f"a {kind} file of {len(body)} bytes is no readable Arrow file: {error}"
+        ) from error
     return table, metadata[_HEADER]
 
 
@@ -105,7 +131,9 @@ def strings(table: Table, name: str) -> list[str]:
 
 
 def lists(table: Table, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """A list column as flat values and offsets [rows + 1] into them; numbers come without a copy."""
+    """A list column as flat values and offsets [rows + 1] into them; numbers come without a
+    copy.
+    """
     chunk = _chunk(table, name)
     if len(chunk) == 0:
         return chunk.values.to_numpy(zero_copy_only=False)[:0], _NO_OFFSETS
@@ -118,9 +146,14 @@ def _chunk(table: Table, name: str) -> Column:
 
 
 def _array(values: Any, kind: Any) -> Column:
-    """What a record batch can be made of, which itself makes arrays of plain numbers; this way of making a dictionary is
-    many times as fast as its own."""
-    return pa.array(values, type=kind.value_type).dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else values
+    """What a record batch can be made of, which itself makes arrays of plain numbers; this way of
+    making a dictionary is many times as fast as its own.
+    """
+    return (
+        pa.array(values, type=kind.value_type).dictionary_encode().cast(kind)
+        if pa.types.is_dictionary(kind)
+        else values
+    )
 
 
 def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> None:
@@ -131,7 +164,10 @@ def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> 
     if len(digest) != len(_ZEROS) or _HEADER not in metadata:
         raise CorruptError(f"a {kind} file carries no digest or no header")
     if _file_digest(body, digest) != digest:
-        raise CorruptError(f"a {kind} file's bytes do not have the digest it carries: it was changed after it was written")
+        raise CorruptError(
+            f"a {kind} file's bytes do not have the digest it carries: it was changed after it was "
+            "written"
+        )
 
 
 def _refuse_nulls(table: Table, kind: str) -> None:
@@ -162,7 +198,9 @@ def _around(body: bytes, digits: bytes) -> list[memoryview]:
     """What stands before, between and after the first and the last `digits`; nothing is copied."""
     first, last = body.find(digits), body.rfind(digits)
     if first == last:
-        raise CorruptError("an Arrow file does not carry its digest both at its front and in its footer")
+        raise CorruptError(
+            "an Arrow file does not carry its digest both at its front and in its footer"
+        )
     view, size = memoryview(body), len(digits)
     return [view[:first], view[first + size : last], view[last + size :]]
 

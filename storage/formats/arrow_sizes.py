@@ -1,11 +1,12 @@
-"""How much memory an Arrow IPC file asks for, read from its footer and its messages before anything is decompressed.
+"""How much memory an Arrow IPC file asks for, read from its footer and its messages before anything
+is decompressed.
 
     … record batches … | footer | i32 bytes of the footer | "ARROW1"
     footer         → blocks: where each dictionary and each record batch lies (several blocks may name one place)
     record batch   → rows, and of every buffer where it lies; a compressed one begins with the i64 size it claims to have
 
-Arrow's own reader allocates what a file claims. The metadata are FlatBuffers: a table begins with the distance back to its
-vtable, which holds the place of every field. Knows nothing of columns.
+Arrow's own reader allocates what a file claims. The metadata are FlatBuffers: a table begins with
+the distance back to its vtable, which holds the place of every field. Knows nothing of columns.
 """
 
 import struct
@@ -15,13 +16,15 @@ from dataclasses import dataclass
 from storage.errors import ConfigError, CorruptError
 
 MEMORY_MIN, MEMORY_RATIO = 2**24, 256
-"""A file may ask for the larger of this many bytes, and this many times its own. No lz4 frame, which is what is written here,
-shrinks its content to less than a 255th."""
+"""A file may ask for the larger of this many bytes, and this many times its own. No lz4 frame,
+which is what is written here, shrinks its content to less than a 255th.
+"""
 MEMORY_MAX = 2**32
 """No file may ask for more, however large it is."""
 ROWS_MIN, ROWS_MAX = 2**14, 2**20
-"""Rows that any file may have, and that no file may exceed; between them each needs a byte of the file. A row is some kilobytes
-of Python objects."""
+"""Rows that any file may have, and that no file may exceed; between them each needs a byte of the
+file. A row is some kilobytes of Python objects.
+"""
 BLOCKS_MAX = 4096
 """Record batches and dictionary batches of one file."""
 _MAGIC = b"ARROW1"
@@ -35,22 +38,32 @@ _BLOCK, _BUFFER = struct.Struct("<qi4xq"), struct.Struct("<qq")
 
 
 def check(body: bytes) -> None:
-    """CorruptError when reading the file would take more memory, or more rows, than its size allows, or cannot be foretold."""
+    """CorruptError when reading the file would take more memory, or more rows, than its size
+    allows, or cannot be foretold.
+    """
     try:
         rows, memory = _asked(memoryview(body))
     except (struct.error, ValueError, IndexError) as error:
-        raise CorruptError(f"the metadata of an Arrow file of {len(body)} bytes cannot be read: {error}") from error
+        raise CorruptError(
+            f"the metadata of an Arrow file of {len(body)} bytes cannot be read: {error}"
+        ) from error
     if memory > min(MEMORY_MAX, max(MEMORY_MIN, MEMORY_RATIO * len(body))):
-        raise CorruptError(f"an Arrow file of {len(body)} bytes claims to hold {memory} bytes of columns; that is too many")
+        raise CorruptError(
+            f"an Arrow file of {len(body)} bytes claims to hold {memory} bytes of columns; that is "
+            "too many"
+        )
     if rows > min(ROWS_MAX, max(ROWS_MIN, len(body))):
-        raise CorruptError(f"an Arrow file of {len(body)} bytes claims to hold {rows} rows; that is too many")
+        raise CorruptError(
+            f"an Arrow file of {len(body)} bytes claims to hold {rows} rows; that is too many"
+        )
 
 
 def refuse_to_write(rows: int, memory: int, kind: str) -> None:
     """ConfigError for a table that nobody would read."""
     if rows > ROWS_MAX or memory > MEMORY_MAX:
         raise ConfigError(
-            f"a {kind} of {rows:,} rows and {memory:,} bytes cannot be stored: at most {ROWS_MAX:,} rows and {MEMORY_MAX:,} "
+            f"a {kind} of {rows:,} rows and {memory:,} bytes cannot be stored: at most "
+            f"{ROWS_MAX:,} rows and {MEMORY_MAX:,} "
             "bytes are read; make orders or batches smaller"
         )
 
@@ -88,7 +101,9 @@ def _batch(body: memoryview, offset: int, metadata_size: int) -> tuple[int, list
     if kind == _DICTIONARY:
         batch = batch.table(1)
     is_compressed = batch.has(3)
-    sizes = [_size(content, start, size, is_compressed) for start, size in batch.structs(2, _BUFFER)]
+    sizes = [
+        _size(content, start, size, is_compressed) for start, size in batch.structs(2, _BUFFER)
+    ]
     rows = batch.number(0, 8)
     if kind == _DICTIONARY:
         sizes.append(rows)  # its words are held one by one, the empty ones too

@@ -3,12 +3,13 @@
     created once   {"format":1,"write_id":"…","checksum":"…",…}   seal   ──▶ bytes ──▶ unseal
     overwritten    {"format":1,"write_id":"…",…}                  encode ──▶ bytes ──▶ decode
 
-The checksum is xxh3_128 over the object's bytes with its own 32 digits replaced by zeros: JSON itself would not notice a
-changed digit. What is overwritten (leases, heartbeats) decides nothing and has none. Numbers that JSON cannot write are
-words (`json_numbers.py`). This module knows the form, not what any record means.
+The checksum is xxh3_128 over the object's bytes with its own 32 digits replaced by zeros: JSON
+itself would not notice a changed digit. What is overwritten (leases, heartbeats) decides nothing
+and has none. Numbers that JSON cannot write are words (`json_numbers.py`). This module knows the
+form, not what any record means.
 
-A checksum proves that an object is as it was written, not that its writer meant well: integers, nesting (by the parser) and the
-number of values are bounded before anything is built of them.
+A checksum proves that an object is as it was written, not that its writer meant well: integers,
+nesting (by the parser) and the number of values are bounded before anything is built of them.
 """
 
 import re
@@ -28,9 +29,13 @@ from storage.records.types import Json
 FORMAT = 1
 """Raised when an older reader could misread the objects; readers refuse what they do not know."""
 VALUES_MAX = 2**21
-"""Values of one object: a manifest of 100,000 tensors has half as many. Each takes some 300 bytes of memory when it is read."""
+"""Values of one object: a manifest of 100,000 tensors has half as many. Each takes some 300 bytes
+of memory when it is read.
+"""
 FAULTS_TOLD_MAX = 1000
-"""With more wrong fields than this none is described: the descriptions would take more memory than the object."""
+"""With more wrong fields than this none is described: the descriptions would take more memory than
+the object.
+"""
 TOLD_CHARACTERS_MAX = 500
 _DIGITS = re.compile("[0-9a-f]{32}")
 _LONG_NUMBER = re.compile(rb"\d{19}")
@@ -42,8 +47,9 @@ R = TypeVar("R")
 
 
 def dump(value: Any) -> bytes:
-    """`value` (records, mappings, lists, NumPy scalars) as compact JSON; ValueError for anything else, ConfigError for integers
-    that nobody would read."""
+    """`value` (records, mappings, lists, NumPy scalars) as compact JSON; ValueError for anything
+    else, ConfigError for integers that nobody would read.
+    """
     text = to_json(value, inf_nan_mode="strings", fallback=_plain)
     try:
         _refuse_large_integers(text, "what shall be stored")
@@ -53,39 +59,53 @@ def dump(value: Any) -> bytes:
 
 
 def seal(record: Any) -> bytes:
-    """The bytes of a dataclass as a created-once object, with a checksum; a fresh write id unless it has its own."""
+    """The bytes of a dataclass as a created-once object, with a checksum; a fresh write id unless
+    it has its own.
+    """
     before, place, after = dump(_headed(record, checksum=_ZEROS.decode())).partition(_PLACE)
     return before + place.replace(_ZEROS, _checksum(before + place + after)) + after
 
 
 def unseal(record: type[R], body: bytes, what: str) -> R:
-    """The dataclass `record` that a created-once object holds; CorruptError names `what` and what is wrong."""
+    """The dataclass `record` that a created-once object holds; CorruptError names `what` and what
+    is wrong.
+    """
     fields = _load(body, what)
     for name in ("write_id", "checksum"):
         found = fields.get(name)
         if not isinstance(found, str) or not _DIGITS.fullmatch(found):
-            raise CorruptError(f"{what} has the {name} {_brief(repr(found))}, which is not 32 hex digits")
+            raise CorruptError(
+                f"{what} has the {name} {_brief(repr(found))}, which is not 32 hex digits"
+            )
     digits = fields["checksum"].encode()
     if _checksum(body.replace(digits, _ZEROS, 1)) != digits:
-        raise CorruptError(f"{what} does not have the checksum it carries: it was changed after it was written")
+        raise CorruptError(
+            f"{what} does not have the checksum it carries: it was changed after it was written"
+        )
     return build(record, body, what)
 
 
 def encode(record: Any) -> bytes:
-    """The bytes of a dataclass as an object that is overwritten; a fresh write id unless the record has its own."""
+    """The bytes of a dataclass as an object that is overwritten; a fresh write id unless the record
+    has its own.
+    """
     return dump(_headed(record))
 
 
 def decode(record: type[R], body: bytes, what: str) -> R:
-    """The dataclass `record` that an overwritten object holds; CorruptError names `what` and the fields that are wrong."""
+    """The dataclass `record` that an overwritten object holds; CorruptError names `what` and the
+    fields that are wrong.
+    """
     _load(body, what)
     return build(record, body, what)
 
 
 def build(record: type[R], text: bytes, what: str) -> R:
-    """The dataclass `record` from JSON of no format of its own, such as a header within a file of another form.
+    """The dataclass `record` from JSON of no format of its own, such as a header within a file of
+    another form.
 
-    No value is taken for one of another type. Keys it does not know are ignored, so that fields can be added.
+    No value is taken for one of another type. Keys it does not know are ignored, so that fields can
+    be added.
     """
     _refuse_too_many_values(text, what)
     _refuse_large_integers(text, what)
@@ -93,7 +113,9 @@ def build(record: type[R], text: bytes, what: str) -> R:
         return cast(R, _adapter(cast(Hashable, record)).validate_json(text, strict=True))
     except ValidationError as error:
         if error.error_count() > FAULTS_TOLD_MAX:
-            raise CorruptError(f"{what} is not a {record.__name__}: {error.error_count()} fields are wrong") from None
+            raise CorruptError(
+                f"{what} is not a {record.__name__}: {error.error_count()} fields are wrong"
+            ) from None
         faults = error.errors(include_url=False, include_context=False, include_input=False)[:3]
         if faults[0]["type"] == "json_invalid":
             raise CorruptError(f"{what} is not JSON: {faults[0]['msg']}") from error
@@ -114,8 +136,9 @@ def _headed(record: Any, **head: str) -> Json:
 
 
 def parse(body: bytes, what: str) -> Json:
-    """The JSON object in `body`, which others wrote, bounded in nesting and in the number of its values; CorruptError names
-    `what` when it is none."""
+    """The JSON object in `body`, which others wrote, bounded in nesting and in the number of its
+    values; CorruptError names `what` when it is none.
+    """
     _refuse_too_many_values(body, what)
     try:
         fields = from_json(body)
@@ -127,18 +150,29 @@ def parse(body: bytes, what: str) -> Json:
 
 
 def _load(body: bytes, what: str) -> Json:
-    """The JSON object in `body`; CorruptError names `what` when it is not one, or of another format."""
+    """The JSON object in `body`; CorruptError names `what` when it is not one, or of another
+    format.
+    """
     fields = parse(body, what)
     found = fields.get("format")
     if type(found) is not int or found != FORMAT:  # True and 1.0 equal 1, and are no format
-        raise CorruptError(f"{what} has format {_brief(repr(found))}; this release reads format {FORMAT}")
+        raise CorruptError(
+            f"{what} has format {_brief(repr(found))}; this release reads format {FORMAT}"
+        )
     return fields
 
 
 def _refuse_too_many_values(text: bytes, what: str) -> None:
-    """CorruptError when more than VALUES_MAX values would be built of `text`, of which each may be only two bytes there."""
-    if _most_values(text) > VALUES_MAX and (found := _most_values(_STRING.sub(b'""', text))) > VALUES_MAX:
-        raise CorruptError(f"{what} has {found} JSON values in {len(text)} bytes; at most {VALUES_MAX} are read")
+    """CorruptError when more than VALUES_MAX values would be built of `text`, of which each may be
+    only two bytes there.
+    """
+    if (
+        _most_values(text) > VALUES_MAX
+        and (found := _most_values(_STRING.sub(b'""', text))) > VALUES_MAX
+    ):
+        raise CorruptError(
+            f"{what} has {found} JSON values in {len(text)} bytes; at most {VALUES_MAX} are read"
+        )
 
 
 def _most_values(text: bytes) -> int:
@@ -157,7 +191,10 @@ def _refuse_large_integers(text: bytes, what: str) -> None:
     while values:
         value = values.pop()
         if isinstance(value, int) and value.bit_length() > INTEGER_BITS:
-            raise CorruptError(f"{what} has an integer of {value.bit_length()} bits; at most {INTEGER_BITS} are read")
+            raise CorruptError(
+                f"{what} has an integer of {value.bit_length()} bits; at most {INTEGER_BITS} are "
+                "read"
+            )
         if isinstance(value, dict):
             values += value.values()
         elif isinstance(value, list):
@@ -178,7 +215,9 @@ def _adapter(record: Hashable) -> TypeAdapter[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What the serializer does not know by itself: NumPy scalars and arrays, and mappings other than dict."""
+    """What the serializer does not know by itself: NumPy scalars and arrays, and mappings other
+    than dict.
+    """
     if hasattr(value, "tolist"):
         return value.tolist()
     if hasattr(value, "items"):

@@ -1,7 +1,9 @@
-"""What a value must be so that a stored JSON object gives it back as it was: plain data, finite, bounded in depth and length.
+"""What a value must be so that a stored JSON object gives it back as it was: plain data, finite,
+bounded in depth and length.
 
-JSON has no NaN and no infinity, UTF-8 has no lone surrogate, and every reader of JSON has a limit on nesting and on digits. A
-value that is judged here before it is stored cannot fail later, when the object around it is written or read.
+JSON has no NaN and no infinity, UTF-8 has no lone surrogate, and every reader of JSON has a limit
+on nesting and on digits. A value that is judged here before it is stored cannot fail later, when
+the object around it is written or read.
 """
 
 from typing import Any
@@ -9,14 +11,17 @@ from typing import Any
 from storage.records.numbers import INTEGER_BITS
 
 DEPTH_MAX = 32
-"""Levels of lists and objects inside a value. Far below what any reader of JSON allows, since objects stand around it."""
+"""Levels of lists and objects inside a value. Far below what any reader of JSON allows, since
+objects stand around it.
+"""
 DIGITS_MAX = 39
 """Decimal digits of a whole number of INTEGER_BITS."""
 _PLAIN = (str, int, float, list, tuple, dict, type(None))
 
 
 def fault(value: Any) -> tuple[str, str] | None:
-    """Where `value` could not be stored as JSON, as a dotted path, and why; None when all of it can.
+    """Where `value` could not be stored as JSON, as a dotted path, and why; None when all of it
+    can.
 
     Example: `fault({"meta": {"score": nan}})` → `("meta.score", "is nan, …")`.
     """
@@ -28,7 +33,9 @@ def fault(value: Any) -> tuple[str, str] | None:
         if isinstance(one, dict):
             waiting += [(item, (*path, key)) for key, item in reversed(one.items())]
         elif isinstance(one, list | tuple):
-            waiting += [(item, (*path, str(index))) for index, item in reversed(list(enumerate(one)))]
+            waiting += [
+                (item, (*path, str(index))) for index, item in reversed(list(enumerate(one)))
+            ]
     return None
 
 
@@ -42,7 +49,9 @@ def is_plain(value: Any) -> bool:
 
 
 def storable_text(text: str) -> str:
-    """The text with `?` for each lone surrogate: for messages, which must be stored whatever they quote."""
+    """The text with `?` for each lone surrogate: for messages, which must be stored whatever they
+    quote.
+    """
     return text.encode("utf-8", "replace").decode()
 
 
@@ -57,14 +66,20 @@ def _why_not(value: Any, depth: int) -> str:
     if isinstance(value, dict):
         return next((f"has a key that {why}" for key in value if (why := _key_fault(key))), "")
     if isinstance(value, int):
-        return "" if value.bit_length() <= INTEGER_BITS else f"is a whole number of more than {INTEGER_BITS} bits"
+        return (
+            ""
+            if value.bit_length() <= INTEGER_BITS
+            else f"is a whole number of more than {INTEGER_BITS} bits"
+        )
     if isinstance(value, float) and not -float("inf") < value < float("inf"):
         return f"is {value}, which is no number in JSON"
     return ""
 
 
 def _key_fault(key: Any) -> str:
-    return _text_fault(key) if isinstance(key, str) else f"is a {type(key).__name__} instead of text"
+    return (
+        _text_fault(key) if isinstance(key, str) else f"is a {type(key).__name__} instead of text"
+    )
 
 
 def _text_fault(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Several list columns of one table that run in step: element i of a row's lists speaks of the row's token i."""
+"""Several list columns of one table that run in step: element i of a row's lists speaks of the
+row's token i.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ class TokenLists:
 
     @classmethod
     def of(cls, table: Table, names: Iterable[str]) -> "TokenLists":
-        """The columns `names` of `table`; CorruptError when two of them differ in a row's length."""
+        """The columns `names` of `table`; CorruptError when two of them differ in a row's
+        length.
+        """
         columns = {name: lists(table, name) for name in names}
         (first, (_, offsets)), *others = columns.items()
         for name, (_, bounds) in others:

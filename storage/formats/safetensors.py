@@ -1,7 +1,10 @@
-"""Tensors as bits: digests, and the safetensors format. Free of torch; knows nothing of models or versions.
+"""Tensors as bits: digests, and the safetensors format. Free of torch; knows nothing of models or
+versions.
 
-A safetensors file is `u64 length of the header | JSON header, padded to 8 bytes | the tensors' bytes`, little-endian.
-It is written here rather than by the safetensors package because bf16 has no NumPy type there, and read without a copy.
+A safetensors file is
+`u64 length of the header | JSON header, padded to 8 bytes | the tensors' bytes`, little-endian. It
+is written here rather than by the safetensors package because bf16 has no NumPy type there, and
+read without a copy.
 """
 
 import hashlib
@@ -21,7 +24,9 @@ from storage.records.types import Json
 from storage.records.weights import DIMENSIONS_MAX, HostTensor, TensorInfo
 
 if sys.byteorder != "little":
-    raise ImportError("AstraFlow stores little-endian tensors and runs on little-endian machines only")
+    raise ImportError(
+        "AstraFlow stores little-endian tensors and runs on little-endian machines only"
+    )
 
 BITS: Mapping[str, str] = {
     "F64": "float64", "F32": "uint32", "F16": "uint16", "BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8",
@@ -45,8 +50,9 @@ def num_bytes(info: TensorInfo) -> int:
 
 
 class Digest:
-    """`xxh3_128:` + hex over a tensor's bytes, which come part by part. Fast (35 GB/s), against accidents, not against an
-    attacker."""
+    """`xxh3_128:` + hex over a tensor's bytes, which come part by part. Fast (35 GB/s), against
+    accidents, not against an attacker.
+    """
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
@@ -72,7 +78,8 @@ def file_digest(body: bytes) -> str:
 
 
 def weights_digest(tensors: Mapping[str, HostTensor] | Mapping[str, TensorInfo]) -> str:
-    """`sha256:` over the sorted lines `name dtype shape tensor-digest`: equal digests mean bit-equal weights.
+    """`sha256:` over the sorted lines `name dtype shape tensor-digest`: equal digests mean
+    bit-equal weights.
 
     A line of a bf16 [2, 3] tensor: `model.norm.weight BF16 2,3 xxh3_128:…`, ended by a line feed.
     """
@@ -84,15 +91,23 @@ def weights_digest(tensors: Mapping[str, HostTensor] | Mapping[str, TensorInfo])
     return file_digest("".join(sorted(lines)).encode())
 
 
-def to_safetensors(tensors: Mapping[str, HostTensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """A valid safetensors file; wide elements first, so that every tensor lies aligned. ValueError for false bits."""
+def to_safetensors(
+    tensors: Mapping[str, HostTensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """A valid safetensors file; wide elements first, so that every tensor lies aligned. ValueError
+    for false bits.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     chunks: list[memoryview] = []
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].bits.itemsize, item[0])):
         _refuse_false_bits(name, tensor)
         start, end = end, end + tensor.bits.nbytes
-        header[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
         chunks.append(_bytes(tensor.bits))
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
@@ -100,14 +115,19 @@ def to_safetensors(tensors: Mapping[str, HostTensor], metadata: Mapping[str, str
 
 
 def from_safetensors(body: bytes) -> dict[str, HostTensor]:
-    """The tensors of a safetensors file, as read-only views into `body`; CorruptError says what does not fit."""
+    """The tensors of a safetensors file, as read-only views into `body`; CorruptError says what
+    does not fit.
+    """
     header, data = _parts(body)
     header.pop("__metadata__", None)
     tensors = {name: _tensor(name, entry, data) for name, entry in header.items()}
     spans = sorted(entry["data_offsets"] for entry in header.values())
     ends = [0, *(end for _, end in spans)]
     if [start for start, _ in spans] != ends[:-1] or ends[-1] != len(data):
-        raise CorruptError(f"a safetensors file's tensors do not cover its {len(data)} bytes exactly once; it is truncated")
+        raise CorruptError(
+            f"a safetensors file's tensors do not cover its {len(data)} bytes exactly once; it is "
+            "truncated"
+        )
     return tensors
 
 
@@ -142,8 +162,12 @@ def _parts(body: bytes) -> tuple[dict[str, Json], memoryview]:
         text = body[_LENGTH_BYTES : _LENGTH_BYTES + length].decode()
         header = json.loads(text, parse_int=_number, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
-        raise CorruptError(f"a safetensors header is not JSON as it should be: {_brief(str(error))}") from error
-    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
+        raise CorruptError(
+            f"a safetensors header is not JSON as it should be: {_brief(str(error))}"
+        ) from error
+    if not isinstance(header, dict) or not all(
+        isinstance(entry, dict) for entry in header.values()
+    ):
         raise CorruptError("a safetensors header is not an object of objects")
     return header, memoryview(body)[_LENGTH_BYTES + length :]
 
@@ -151,22 +175,36 @@ def _parts(body: bytes) -> tuple[dict[str, Json], memoryview]:
 def _tensor(name: str, entry: Json, data: memoryview) -> HostTensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, end]} if (
-            dtype in BITS and all(type(number) is int for number in (start, end, *shape))  # True is no size
+            dtype in BITS
+            and all(type(number) is int for number in (start, end, *shape))  # True is no size
         ):
             pass
         case _:
-            raise CorruptError(f"the safetensors entry of {_brief(name)} cannot be read: {reprlib.repr(entry)}")
+            raise CorruptError(
+                f"the safetensors entry of {_brief(name)} cannot be read: {reprlib.repr(entry)}"
+            )
     kind = np.dtype(BITS[dtype])
-    if not 0 <= start <= end <= len(data) or not _is_shape(shape) or end - start != math.prod(shape) * kind.itemsize:
+    if (
+        not 0 <= start <= end <= len(data)
+        or not _is_shape(shape)
+        or end - start != math.prod(shape) * kind.itemsize
+    ):
         raise CorruptError(
-            f"the tensor {_brief(name)} ({dtype} {_brief(str(shape))}) does not fit the bytes {start}..{end} of {len(data)}"
+            f"the tensor {_brief(name)} ({dtype} {_brief(str(shape))}) does not fit the bytes "
+            f"{start}..{end} of {len(data)}"
         )
-    return HostTensor(dtype, tuple(shape), np.frombuffer(data[start:end], dtype=kind).reshape(shape))
+    return HostTensor(
+        dtype, tuple(shape), np.frombuffer(data[start:end], dtype=kind).reshape(shape)
+    )
 
 
 def _is_shape(sizes: list[int]) -> bool:
     """Whether NumPy can hold such an array; one without elements has limits, too."""
-    return len(sizes) <= DIMENSIONS_MAX and min(sizes, default=0) >= 0 and math.prod(filter(None, sizes)) < 2**59
+    return (
+        len(sizes) <= DIMENSIONS_MAX
+        and min(sizes, default=0) >= 0
+        and math.prod(filter(None, sizes)) < 2**59
+    )
 
 
 def _brief(text: str) -> str:
@@ -182,7 +220,9 @@ def _bytes(bits: NDArray[Any]) -> memoryview:
 
 def _refuse_false_bits(name: str, tensor: HostTensor) -> None:
     if tensor.dtype not in BITS:
-        raise ValueError(f"{name} has the dtype {tensor.dtype!r}; safetensors knows {', '.join(BITS)}")
+        raise ValueError(
+            f"{name} has the dtype {tensor.dtype!r}; safetensors knows {', '.join(BITS)}"
+        )
     if tensor.bits.dtype != np.dtype(BITS[tensor.dtype]) or tensor.bits.shape != tensor.shape:
         raise ValueError(
             f"{name} is {tensor.dtype} {tensor.shape}, whose bits are {BITS[tensor.dtype]}; "

@@ -1,4 +1,5 @@
-"""Records of batches: the sequences that one policy trains on in one step, and the fate of all others.
+"""Records of batches: the sequences that one policy trains on in one step, and the fate of all
+others.
 
     Sequence ──▶ Batch ⊃ Row, Entry
 
@@ -12,11 +13,15 @@ from typing import Literal, NamedTuple
 from storage.records.types import Bool, Float32, Int32
 
 Fate = Literal["trained", "replayed", "filtered", "expired", "waiting"]
-"""What became of a sequence for one policy. `waiting` is not final; a batch lists what still waits after it."""
+"""What became of a sequence for one policy. `waiting` is not final; a batch lists what still waits
+after it.
+"""
 
 
 class SequenceKey(NamedTuple):
-    """Where a sequence stands in the run: its provenance. Example: order 7, prompt 2 of it, sample 5, second sequence."""
+    """Where a sequence stands in the run: its provenance. Example: order 7, prompt 2 of it, sample
+    5, second sequence.
+    """
 
     order: int
     group: int
@@ -24,8 +29,8 @@ class SequenceKey(NamedTuple):
     sequence: int
 
 
-@dataclass(frozen=True, eq=False)
-class Row:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BatchRow:
     """One sequence of a batch, already masked to the batch's policy."""
 
     key: SequenceKey
@@ -49,27 +54,34 @@ class Row:
 
 
 class Entry(NamedTuple):
-    """A line of the books: what became of one sequence for one policy. Example: `Entry(key, "filtered", "zero_advantage")`."""
+    """A line of the books: what became of one sequence for one policy. Example:
+    `Entry(key, "filtered", "zero_advantage")`.
+    """
 
     key: SequenceKey
     fate: Fate
     reason: str
     """Of `filtered`: the filter's name, or the dataflow's own `failed_episode`, `not_finite`,
-    `untrainable`, `partial_group`, `no_trained_token` or `unreadable_shard`. Of `expired`: `max_staleness`. Never empty."""
+    `untrainable`, `partial_group`, `no_trained_token` or `unreadable_shard`. Of `expired`:
+    `max_staleness`. Never empty.
+    """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
     """What one policy trains on in one step, and the books since the batch before."""
 
     policy: str
     step: int
     """1, 2, 3, …: batch n turns version n−1 into version n."""
-    rows: tuple[Row, ...]
+    rows: tuple[BatchRow, ...]
     ledger: tuple[Entry, ...]
-    """Final fates since the batch before, other than `trained` and `replayed` (those are the rows)."""
+    """Final fates since the batch before, other than `trained` and `replayed` (those are the rows).
+    """
     waiting: tuple[SequenceKey, ...]
-    """What still waits after this batch, in arrival order: with `closed_below` and `closed` all a restart needs."""
+    """What still waits after this batch, in arrival order: with `closed_below` and `closed` all a
+    restart needs.
+    """
     shards: tuple[int, ...]
     """Orders taken in for this policy since the batch before, in the order they were taken in."""
     closed_below: int

@@ -1,4 +1,6 @@
-"""Records by which services coordinate: leases, heartbeats, the end of the orders, and the stop of the run."""
+"""Records by which services coordinate: leases, heartbeats, the end of the orders, and the stop of
+the run.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +10,7 @@ from storage.plain_names import PartName
 from storage.records.numbers import Count, Quantity, UnixTime
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lease:
     """A worker's claim on an order."""
 
@@ -18,9 +20,12 @@ class Lease:
     worker: str
     region: str
     lost: Count = 0
-    """How many of those expired: their workers were killed or cut off, maybe by the order itself."""
+    """How many of those expired: their workers were killed or cut off, maybe by the order itself.
+    """
     renewals: Count = 0
-    """Counts up at every renewal. Others judge a lease by watching this number on their own clock, so clocks need not agree."""
+    """Counts up at every renewal. Others judge a lease by watching this number on their own clock,
+    so clocks need not agree.
+    """
     released: bool = False
     """Given back: the next attempt is open at once."""
     write_id: str = ""
@@ -34,13 +39,19 @@ class OrdersEnd:
     """Orders that the writer knows of; a hint."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """What a service says of itself every few seconds. A hint: overwritten, never the base of a correctness decision."""
+    """What a service says of itself every few seconds. A hint: overwritten, never the base of a
+    correctness decision.
+    """
 
-    kind: Literal["supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
+    kind: Literal[
+        "supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"
+    ]
     id: PartName
-    """`dataflow`, `trainer-solver`, `rollout-us-east-0`, …: the member's name, stable over restarts."""
+    """`dataflow`, `trainer-solver`, `rollout-us-east-0`, …: the member's name, stable over
+    restarts.
+    """
     attempt: Count
     """Which launch of the member this is."""
     beats: Count
@@ -50,14 +61,18 @@ class Heartbeat:
     pid: Count
     host: str
     state: str
-    """`starting`, `working`, `waiting`, `draining`, `done`, `failed`; a supervisor's also a step after the run's end."""
+    """`starting`, `working`, `waiting`, `draining`, `done`, `failed`; a supervisor's also a step
+    after the run's end.
+    """
     region: str = ""
     progress: Mapping[str, Quantity] = field(default_factory=dict)
     """Counters: `orders_done`, `episodes`, `tokens`, `step`, `closed_below`, …"""
     rates: Mapping[str, Quantity] = field(default_factory=dict)
     """Gauges: `tokens_per_s`, `running`, …"""
     seconds: Mapping[str, Quantity] = field(default_factory=dict)
-    """Cumulative wall seconds by component: `wait`, `step`, `publish`, `generate`, `store`, …; and `cpu` of the process."""
+    """Cumulative wall seconds by component: `wait`, `step`, `publish`, `generate`, `store`, …; and
+    `cpu` of the process.
+    """
     versions: Mapping[str, Count] = field(default_factory=dict)
     """policy → version held."""
     note: str = ""

@@ -1,7 +1,9 @@
-"""Numbers in JSON objects: words for those that JSON cannot write, and bounds for those that a reader computes with.
+"""Numbers in JSON objects: words for those that JSON cannot write, and bounds for those that a
+reader computes with.
 
-`Number` is any float, for measurements that may well be infinite. The others are for what is added up, compared with a clock or
-shown: a stored object that holds anything else under such a name cannot be read.
+`Number` is any float, for measurements that may well be infinite. The others are for what is added
+up, compared with a clock or shown: a stored object that holds anything else under such a name
+cannot be read.
 """
 
 from typing import Annotated, Any, TypeAlias
@@ -22,7 +24,9 @@ def _of_word(value: Any) -> Any:
 
 
 Number: TypeAlias = Annotated[float, BeforeValidator(_of_word)]
-"""A float of a record that is stored as JSON, where it may also be "NaN", "Infinity" or "-Infinity"."""
+"""A float of a record that is stored as JSON, where it may also be "NaN", "Infinity" or
+"-Infinity".
+"""
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
 """A whole number: of things, or the place of one in a row. Computed with in 64 bits."""
 Quantity: TypeAlias = Annotated[float, Field(ge=0, le=QUANTITY_MAX, allow_inf_nan=False)]

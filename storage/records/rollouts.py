@@ -2,7 +2,8 @@
 
     Prompt ──▶ Order ──▶ Shard ⊃ Group ⊃ Episode ⊃ Sequence
 
-Shape legend: L tokens of one sequence. Frozen records without files or schemas: `run/orders.py` and `run/shards.py` store them.
+Shape legend: L tokens of one sequence. Frozen records without files or schemas: `run/orders.py` and
+`run/shards.py` store them.
 """
 
 from collections.abc import Mapping
@@ -13,14 +14,18 @@ from storage.records.numbers import Count, UnixTime
 from storage.records.types import Bool, Float32, Int8, Int32, Json
 
 NOBODY = -1
-"""In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token, which nobody sampled."""
+"""In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token, which nobody
+sampled.
+"""
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One problem. Example: `Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})`."""
+    """One problem. Example:
+    `Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})`.
+    """
 
     id: str
     """Unique within the run's prompt source."""
@@ -28,9 +33,11 @@ class Prompt:
     """At least `question`; whatever else the source's columns hold (`answer`, tests, …)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Order:
-    """The unit of rollout work. Example: `Order(0, (prompt,), samples_per_prompt=8, seed=0, seen=(), cursor={"next": 1})`."""
+    """The unit of rollout work. Example:
+    `Order(0, (prompt,), samples_per_prompt=8, seed=0, seen=(), cursor={"next": 1})`.
+    """
 
     number: Count
     """0, 1, 2, … without gaps."""
@@ -40,16 +47,21 @@ class Order:
     seed: Count
     """Every random number of the order's episodes derives from it."""
     seen: tuple[Count, ...]
-    """Orders whose shards the dataflow took in since it wrote the order before: curators fold over these, in this order."""
+    """Orders whose shards the dataflow took in since it wrote the order before: curators fold over
+    these, in this order.
+    """
     cursor: Json
-    """Where the prompt source stands after this order; a restarted dataflow goes on from the newest order's cursor."""
+    """Where the prompt source stands after this order; a restarted dataflow goes on from the newest
+    order's cursor.
+    """
     created_s: UnixTime = 0.0
     """Unix time, seconds; a hint for reports."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Sequence:
-    """The tokens of one model context. A prompt of two tokens and an answer of three, sampled by policy 0 at version 4:
+    """The tokens of one model context. A prompt of two tokens and an answer of three, sampled by
+    policy 0 at version 4:
 
     tokens    [11, 12, 40, 41,  2]      owners   [-1, -1, 0, 0, 0]
     loss_mask [ F,  F,  T,  T,  T]      versions [-1, -1, 4, 4, 4]
@@ -60,7 +72,9 @@ class Sequence:
     loss_mask: Bool
     """[L] True on tokens that may be trained on; only ever True where `owners` is a policy."""
     logprobs: Float32
-    """[L] natural log-probability under the sampling distribution (after temperature, top-k, top-p); 0 where nobody sampled."""
+    """[L] natural log-probability under the sampling distribution (after temperature, top-k,
+    top-p); 0 where nobody sampled.
+    """
     owners: Int8
     """[L] index into `policies` of the policy that sampled the token, or NOBODY."""
     versions: Int32
@@ -78,19 +92,23 @@ class Sequence:
     """How the last generation in the sequence ended."""
 
     def min_version(self, policy: str) -> int:
-        """The oldest version that sampled a token of `policy` here; raises ValueError when it owns none."""
+        """The oldest version that sampled a token of `policy` here; raises ValueError when it owns
+        none.
+        """
         own = self.owners == self.policies.index(policy)
         return int(self.versions[own].min())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Episode:
     """One play of the workflow. A failed one carries `error` and usually no sequences."""
 
     sequences: tuple[Sequence, ...]
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the workflow measured. Math workflows set `first_attempt` and `final` to 1.0 or 0.0 (correct or not)."""
+    """What the workflow measured. Math workflows set `first_attempt` and `final` to 1.0 or 0.0
+    (correct or not).
+    """
     error: str | None = None
     """`Kind: message` of what the play raised, or `timeout after 60 s`."""
     seconds: float = 0.0
@@ -105,7 +123,7 @@ class Group:
     episodes: tuple[Episode, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shard:
     """The result of one order."""
 
@@ -117,7 +135,9 @@ class Shard:
     groups: tuple[Group, ...]
     """One for each prompt of the order, in the order's order."""
     weights: Mapping[str, Mapping[int, str]]
-    """policy → version → digest of the tensors the worker held, for every version that sampled a token of the shard."""
+    """policy → version → digest of the tensors the worker held, for every version that sampled a
+    token of the shard.
+    """
     started_s: float
     finished_s: float
     """Unix times by the worker's clock; for reports, never for correctness."""

@@ -1,1 +1,3 @@
-"""Objects of a run: run.json, orders, shards, batches, evaluations, checkpoints, base models, quarantine."""
+"""Objects of a run: run.json, orders, shards, batches, evaluations, checkpoints, base models,
+quarantine.
+"""

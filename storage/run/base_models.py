@@ -16,7 +16,7 @@ from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore, read_twice
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelManifest:
     """What `models/{build digest}/manifest.json` says."""
 
@@ -36,11 +36,20 @@ def save_model(
     files: Mapping[str, bytes],
     metrics: Mapping[str, float],
 ) -> None:
-    """Store a built model. When another builder of the recipe was first, its model stands and this one is dropped."""
+    """Store a built model. When another builder of the recipe was first, its model stands and this
+    one is dropped.
+    """
     folder = store.sub(layout.model_prefix(build_digest))
     write_id = new_write_id()
     contents = tensor_set.write(folder, tensors, files, write_id)
-    manifest = ModelManifest(build_digest, contents.tensors, contents.files, dict(metrics), time.time(), write_id)
+    manifest = ModelManifest(
+        build_digest=build_digest,
+        tensors=contents.tensors,
+        files=contents.files,
+        metrics=dict(metrics),
+        created_s=time.time(),
+        write_id=write_id,
+    )
     with suppress(ConflictError):
         tensor_set.finish(folder, contents, manifest)
 
@@ -49,8 +58,12 @@ def has_model(store: ObjectStore, build_digest: str) -> bool:
     return store.exists(layout.manifest(layout.model_prefix(build_digest)))
 
 
-def load_model(store: ObjectStore, build_digest: str) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
-    """The tensors and the other files by name, all verified; NotFoundError when it was never saved."""
+def load_model(
+    store: ObjectStore, build_digest: str
+) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
+    """The tensors and the other files by name, all verified; NotFoundError when it was never
+    saved.
+    """
     manifest = read_model_manifest(store, build_digest)
     folder = store.sub(layout.model_prefix(build_digest))
     contents = Contents(manifest.tensors, manifest.files)

@@ -21,7 +21,7 @@ from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.formats.json_objects import build
 from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
-from storage.records.batches import Batch, Entry, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
 from storage.records.numbers import Count, Number, UnixTime
 from storage.records.rollouts import NOBODY
 from storage.records.types import Bool, Int32
@@ -58,7 +58,7 @@ SCHEMA = schema_of(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Header:
     policy: str
     step: Count
@@ -76,7 +76,9 @@ def commit(run: ObjectStore, batch: Batch) -> None:
 
 
 def read(run: ObjectStore, policy: str, step: int) -> Batch:
-    """NotFoundError while there is no such batch; CorruptError when its bytes, fetched twice, are not this batch."""
+    """NotFoundError while there is no such batch; CorruptError when its bytes, fetched twice, are
+    not this batch.
+    """
     key = layout.batch(policy, step)
     try:
         batch = read_twice(lambda: decode(run.get(key)))
@@ -100,15 +102,23 @@ def encode(batch: Batch) -> bytes:
     """The bytes of a batch, with a fresh write id: two encodings of one batch differ."""
     bare = len(batch.ledger) + len(batch.waiting)
     fates = [ROW_FATES[row.replay] for row in batch.rows] + [entry.fate for entry in batch.ledger]
-    keys = [row.key for row in batch.rows] + [entry.key for entry in batch.ledger] + list(batch.waiting)
+    keys = (
+        [row.key for row in batch.rows]
+        + [entry.key for entry in batch.ledger]
+        + list(batch.waiting)
+    )
     places = np.array(keys, dtype=np.int64).reshape(-1, len(SequenceKey._fields))
     columns = {
         **{name: places[:, column] for column, name in enumerate(SequenceKey._fields)},
         "fate": fates + [WAITING] * len(batch.waiting),
-        "reason": [""] * len(batch.rows) + [entry.reason for entry in batch.ledger] + [""] * len(batch.waiting),
+        "reason": [""] * len(batch.rows)
+        + [entry.reason for entry in batch.ledger]
+        + [""] * len(batch.waiting),
         "prompt_id": [row.prompt_id for row in batch.rows] + [""] * bare,
         **{
-            name: arrow_files.list_column([getattr(row, name) for row in batch.rows], kind, num_empty=bare)
+            name: arrow_files.list_column(
+                [getattr(row, name) for row in batch.rows], kind, num_empty=bare
+            )
             for name, kind in TOKEN_COLUMNS.items()
         },
         "reward": [row.reward for row in batch.rows] + [0.0] * bare,
@@ -116,20 +126,22 @@ def encode(batch: Batch) -> bytes:
         "min_version": [row.min_version for row in batch.rows] + [NOBODY] * bare,
     }
     header = _Header(
-        batch.policy,
-        batch.step,
-        batch.shards,
-        batch.closed_below,
-        batch.closed,
-        dict(batch.metrics),
-        batch.created_s,
-        new_write_id(),
+        policy=batch.policy,
+        step=batch.step,
+        shards=batch.shards,
+        closed_below=batch.closed_below,
+        closed=batch.closed,
+        metrics=dict(batch.metrics),
+        created_s=batch.created_s,
+        write_id=new_write_id(),
     )
     return arrow_files.write(SCHEMA, columns, KIND, vars(header))
 
 
 def decode(body: bytes) -> Batch:
-    """The batch in `body`, its arrays read-only views; CorruptError says what is wrong and in which row."""
+    """The batch in `body`, its arrays read-only views; CorruptError says what is wrong and in which
+    row.
+    """
     table, text = arrow_files.read(body, SCHEMA, KIND)
     header = build(_Header, text, "a batch's header")
     fates = arrow_files.strings(table, "fate")
@@ -138,18 +150,23 @@ def decode(body: bytes) -> Batch:
     num_rows = _check_order(fates)
     num_entries = num_rows + sum(fate in LEDGER_FATES for fate in fates)
     rows = _rows(table, keys[:num_rows], fates[:num_rows])
-    entries = zip(keys[num_rows:num_entries], fates[num_rows:num_entries], reasons[num_rows:num_entries], strict=True)
+    entries = zip(
+        keys[num_rows:num_entries],
+        fates[num_rows:num_entries],
+        reasons[num_rows:num_entries],
+        strict=True,
+    )
     return Batch(
-        header.policy,
-        header.step,
-        rows,
-        tuple(Entry(key, fate, reason) for key, fate, reason in entries),  # type: ignore[arg-type]  # fates were checked
-        tuple(keys[num_entries:]),
-        header.shards,
-        header.closed_below,
-        header.closed,
-        header.metrics,
-        header.created_s,
+        policy=header.policy,
+        step=header.step,
+        rows=rows,
+        ledger=tuple(Entry(key, fate, reason) for key, fate, reason in entries),  # type: ignore[arg-type]  # fates were checked
+        waiting=tuple(keys[num_entries:]),
+        shards=header.shards,
+        closed_below=header.closed_below,
+        closed=header.closed,
+        metrics=header.metrics,
+        created_s=header.created_s,
     )
 
 
@@ -162,8 +179,14 @@ def _keys(table: Table) -> list[SequenceKey]:
 
 
 def _check_order(fates: list[str]) -> int:
-    """How many rows carry arrays; CorruptError for an unknown fate, or when rows, ledger and waiting are mixed."""
-    places = {fate: place for place, kind in enumerate((ROW_FATES, LEDGER_FATES, (WAITING,))) for fate in kind}
+    """How many rows carry arrays; CorruptError for an unknown fate, or when rows, ledger and
+    waiting are mixed.
+    """
+    places = {
+        fate: place
+        for place, kind in enumerate((ROW_FATES, LEDGER_FATES, (WAITING,)))
+        for fate in kind
+    }
     if unknown := set(fates) - places.keys():
         raise CorruptError(f"a batch has the unknown fates {sorted(unknown)}")
     order = [places[fate] for fate in fates]
@@ -172,7 +195,7 @@ def _check_order(fates: list[str]) -> int:
     return order.count(0)
 
 
-def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[Row, ...]:
+def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[BatchRow, ...]:
     lists = TokenLists.of(table, TOKEN_COLUMNS)
     if len(lists.values["tokens"]) != lists.offsets[len(keys)]:
         raise CorruptError("a batch has tokens on a row that is not trained on")
@@ -192,26 +215,53 @@ def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[Row,
         (fate == ROW_FATES[1] for fate in fates),
         strict=False,
     )
-    return tuple(Row(*row) for row in rows)
+    return tuple(
+        BatchRow(
+            key=key,
+            prompt_id=prompt_id,
+            tokens=tokens,
+            loss_mask=mask,
+            logprobs=logprobs,
+            versions=versions,
+            advantages=advantages,
+            reward=reward,
+            temperature=temperature,
+            min_version=min_version,
+            replay=replay,
+        )
+        for key, prompt_id, tokens, mask, logprobs, versions, advantages, reward, temperature, min_version, replay in rows
+    )
 
 
 def _check_ages(lists: TokenLists, ages: Int32, num_rows: int) -> None:
-    """No row to train on claims to be younger than a token that it trains on. `ages` [rows] is `min_version`.
+    """No row to train on claims to be younger than a token that it trains on. `ages` [rows] is
+    `min_version`.
 
-    It may be older: the policy's own tokens that the workflow masked count too, and only the shard knows those.
+    It may be older: the policy's own tokens that the workflow masked count too, and only the shard
+    knows those.
     """
     if (wrong := np.flatnonzero(ages[:num_rows] < 0)).size:
         raise CorruptError(f"row {wrong[0]}: min_version is negative")
     younger = lists.repeat(ages) > lists.values["versions"]
-    lists.refuse(lists.values["loss_mask"] & younger, "versions are older than the row's min_version")
+    lists.refuse(
+        lists.values["loss_mask"] & younger, "versions are older than the row's min_version"
+    )
 
 
 def _check_tokens(lists: TokenLists) -> None:
-    """Every token keeps the promises of `Row`; all rows at once."""
+    """Every token keeps the promises of `BatchRow`; all rows at once."""
     mask: Bool = lists.values["loss_mask"]
     versions = lists.values["versions"]
     lists.refuse(lists.values["tokens"] < 0, "tokens are negative")
     lists.refuse(mask & (versions < 0), "versions are negative on a token that is trained on")
-    lists.refuse(~mask & (versions != NOBODY), "versions name one on a token that is not trained on")
-    lists.refuse(~mask & (lists.values["logprobs"] != 0), "logprobs are not 0 on a token that is not trained on")
-    lists.refuse(~mask & (lists.values["advantages"] != 0), "advantages are not 0 on a token that is not trained on")
+    lists.refuse(
+        ~mask & (versions != NOBODY), "versions name one on a token that is not trained on"
+    )
+    lists.refuse(
+        ~mask & (lists.values["logprobs"] != 0),
+        "logprobs are not 0 on a token that is not trained on",
+    )
+    lists.refuse(
+        ~mask & (lists.values["advantages"] != 0),
+        "advantages are not 0 on a token that is not trained on",
+    )

@@ -1,7 +1,8 @@
-"""What a trainer needs to go on where it was: tensors (fp32 masters, optimizer) and a JSON state (RNGs, step).
+"""What a trainer needs to go on where it was: tensors (fp32 masters, optimizer) and a JSON state
+(RNGs, step).
 
-Steps with a checkpoint are not contiguous, so the newest is found by listing. A listing that lags costs repeated work,
-never correctness: an older checkpoint leads through the same batches.
+Steps with a checkpoint are not contiguous, so the newest is found by listing. A listing that lags
+costs repeated work, never correctness: an older checkpoint leads through the same batches.
 """
 
 import logging
@@ -26,9 +27,11 @@ from storage.store.object_store import ObjectStore, read_twice
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """What `checkpoints/{policy}/{step}/manifest.json` says; the last object written of a checkpoint."""
+    """What `checkpoints/{policy}/{step}/manifest.json` says; the last object written of a
+    checkpoint.
+    """
 
     policy: PartName
     step: int
@@ -39,12 +42,24 @@ class CheckpointManifest:
     write_id: str = ""
 
 
-def save(run: ObjectStore, policy: str, step: int, tensors: Mapping[str, HostTensor], state: Json) -> None:
-    """Store the checkpoint of `step`, data before manifest; ConflictError when another trainer saved that step."""
+def save(
+    run: ObjectStore, policy: str, step: int, tensors: Mapping[str, HostTensor], state: Json
+) -> None:
+    """Store the checkpoint of `step`, data before manifest; ConflictError when another trainer
+    saved that step.
+    """
     folder = run.sub(layout.checkpoint(policy, step))
     write_id = new_write_id()
     contents = tensor_set.write(folder, tensors, {}, write_id)
-    manifest = CheckpointManifest(policy, step, state, contents.tensors, contents.files, time.time(), write_id)
+    manifest = CheckpointManifest(
+        policy=policy,
+        step=step,
+        state=state,
+        tensors=contents.tensors,
+        files=contents.files,
+        created_s=time.time(),
+        write_id=write_id,
+    )
     tensor_set.finish(folder, contents, manifest)
 
 
@@ -57,13 +72,20 @@ class Checkpoint(NamedTuple):
 
 
 def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
-    """The newest checkpoint that can be read; None when there is none. CorruptError when there are some, all damaged."""
+    """The newest checkpoint that can be read; None when there is none. CorruptError when there are
+    some, all damaged.
+    """
     damage: CorruptError | None = None
     for step in reversed(steps(run, policy)):
         try:
             return Checkpoint(step, *load(run, policy, step))
         except CorruptError as error:
-            log.warning("the checkpoint of step %d of %s is damaged, an older one is looked for: %s", step, policy, error)
+            log.warning(
+                "the checkpoint of step %d of %s is damaged, an older one is looked for: %s",
+                step,
+                policy,
+                error,
+            )
             damage = damage or error
     if damage:
         raise damage
@@ -74,11 +96,15 @@ def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor
     """Tensors (every digest verified) and state; NotFoundError when the step has no checkpoint."""
     manifest = read_manifest(run, policy, step)
     folder = run.sub(layout.checkpoint(policy, step))
-    return tensor_set.read_tensors(folder, Contents(manifest.tensors, manifest.files)), manifest.state
+    return tensor_set.read_tensors(
+        folder, Contents(manifest.tensors, manifest.files)
+    ), manifest.state
 
 
 def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifest:
-    """NotFoundError when the step has no checkpoint; CorruptError when its manifest is damaged, or another's."""
+    """NotFoundError when the step has no checkpoint; CorruptError when its manifest is damaged, or
+    another's.
+    """
     key = layout.manifest(layout.checkpoint(policy, step))
     manifest = read_twice(lambda: unseal(CheckpointManifest, run.get(key), key))
     if (manifest.policy, manifest.step) != (policy, step):
@@ -87,31 +113,46 @@ def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifes
 
 
 def prune(run: ObjectStore, policy: str, keep: int) -> None:
-    """Keep the newest `keep` checkpoints that are whole: one whose manifest cannot be read, or which lacks a file, counts for
-    none. Older ones, and what killed writers left below them, go, manifests first; nothing does while fewer are whole."""
+    """Keep the newest `keep` checkpoints that are whole: one whose manifest cannot be read, or
+    which lacks a file, counts for none. Older ones, and what killed writers left below them, go,
+    manifests first; nothing does while fewer are whole.
+    """
     whole = (step for step in reversed(steps(run, policy)) if _is_whole(run, policy, step))
     kept = list(islice(whole, keep))
     if len(kept) < keep:
         return
     keys = [(key, key.rpartition("/")[0]) for key in _keys(run, policy)]
     spell = partial(layout.checkpoint, policy)
-    older = {spell(step) for step in layout.numbers({folder for _, folder in keys}, spell) if step < kept[-1]}
-    for key in sorted((key for key, folder in keys if folder in older), key=lambda key: not key.endswith(f"/{MANIFEST}")):
+    older = {
+        spell(step)
+        for step in layout.numbers({folder for _, folder in keys}, spell)
+        if step < kept[-1]
+    }
+    for key in sorted(
+        (key for key, folder in keys if folder in older),
+        key=lambda key: not key.endswith(f"/{MANIFEST}"),
+    ):
         run.delete(key)
 
 
 def _is_whole(run: ObjectStore, policy: str, step: int) -> bool:
-    """Whether the manifest can be read and every file that it lists is there. What these hold is not read."""
+    """Whether the manifest can be read and every file that it lists is there. What these hold is
+    not read.
+    """
     try:
         manifest = read_manifest(run, policy, step)
     except (*UNREADABLE, NotFoundError):
         return False
-    return all(run.exists(f"{layout.checkpoint(policy, step)}/{file.name}") for file in manifest.files)
+    return all(
+        run.exists(f"{layout.checkpoint(policy, step)}/{file.name}") for file in manifest.files
+    )
 
 
 def steps(run: ObjectStore, policy: str) -> list[int]:
     """Steps with a checkpoint, ascending."""
-    return layout.numbers(_keys(run, policy), lambda step: layout.manifest(layout.checkpoint(policy, step)))
+    return layout.numbers(
+        _keys(run, policy), lambda step: layout.manifest(layout.checkpoint(policy, step))
+    )
 
 
 def _keys(run: ObjectStore, policy: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""What an evaluation found, as an object of the run: one Arrow file for each vector of versions, created once.
+"""What an evaluation found, as an object of the run: one Arrow file for each vector of versions,
+created once.
 
-Everything read is checked: bytes, places, and that each answer is right, wrong or failed. This module does not play, score or
-schedule evaluations.
+Everything read is checked: bytes, places, and that each answer is right, wrong or failed. This
+module does not play, score or schedule evaluations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +24,17 @@ from storage.store.object_store import ObjectStore, read_twice
 CACHE_MAX = 1024
 """Evaluations kept in memory."""
 KIND = "evaluation"
-SCHEMA = arrow_files.schema_of({"prompt_id": arrow_files.DICTIONARY, "first_attempt": pa.float32(), "final": pa.float32()})
+SCHEMA = arrow_files.schema_of(
+    {"prompt_id": arrow_files.DICTIONARY, "first_attempt": pa.float32(), "final": pa.float32()}
+)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Evaluation:
     """One play of the held-out set by exact versions. Two problems, the second mended by the team:
-    `Evaluation({"solver": 20, "verifier": 20}, "chained_addition", "actor_and_verify", ("a", "b"), [1, 0], [1, 1])`."""
+    `Evaluation({"solver": 20, "verifier": 20}, "chained_addition", "actor_and_verify", ("a", "b"),
+    [1, 0], [1, 1])`.
+    """
 
     versions: Mapping[str, int]
     """policy → the version that played."""
@@ -114,7 +119,9 @@ def encode(evaluation: Evaluation) -> bytes:
 
 
 def decode(body: bytes) -> Evaluation:
-    """Raises CorruptError for bytes that are not an evaluation of this format, or whose answers are neither right nor wrong."""
+    """Raises CorruptError for bytes that are not an evaluation of this format, or whose answers are
+    neither right nor wrong.
+    """
     table, text = arrow_files.read(body, SCHEMA, KIND)
     header = build(_Header, text, "the header of an evaluation")
     return Evaluation(
@@ -129,7 +136,7 @@ def decode(body: bytes) -> Evaluation:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Header:
     versions: dict[str, Count]
     dataset: str
@@ -139,7 +146,9 @@ class _Header:
     write_id: str
 
 
-@lru_cache(maxsize=CACHE_MAX)  # created-once objects never change, and a live view asks for all of them every second
+@lru_cache(
+    maxsize=CACHE_MAX
+)  # created-once objects never change, and a live view asks for all of them every second
 def _read_key(run: ObjectStore, place: str) -> Evaluation:
     try:
         evaluation = read_twice(lambda: decode(run.get(place)))
@@ -152,10 +161,13 @@ def _read_key(run: ObjectStore, place: str) -> Evaluation:
 
 
 def _judged(values: Float32, column: str) -> Float32:
-    """[N] the column; CorruptError for a value that is not in [0, 1], or NaN for a play that failed."""
+    """[N] the column; CorruptError for a value that is not in [0, 1], or NaN for a play that
+    failed.
+    """
     wrong = np.flatnonzero(~(np.isnan(values) | ((values >= 0) & (values <= 1))))
     if wrong.size:
         raise CorruptError(
-            f"{column} of row {wrong[0]} is {values[wrong[0]]:g}; it is in [0, 1], or NaN for a play that failed"
+            f"{column} of row {wrong[0]} is {values[wrong[0]]:g}; it is in [0, 1], or NaN for a "
+            "play that failed"
         )
     return values

@@ -1,5 +1,6 @@
-"""Orders as objects: created once, contiguous from 0, and the object that ends them. Knows nothing of who makes or plays
-them."""
+"""Orders as objects: created once, contiguous from 0, and the object that ends them. Knows nothing
+of who makes or plays them.
+"""
 
 from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError
@@ -17,18 +18,20 @@ EPISODES_MAX = 2**16
 def commit(run: ObjectStore, order: Order) -> None:
     """Create the order.
 
-    ConflictError when its number is taken, ConfigError when it has more than EPISODES_MAX episodes, or a prompt that JSON
-    cannot hold.
+    ConflictError when its number is taken, ConfigError when it has more than EPISODES_MAX episodes,
+    or a prompt that JSON cannot hold.
     """
     if _episodes(order) > EPISODES_MAX:
         raise ConfigError(
-            f"an order of {_episodes(order)} episodes is too large, at most {EPISODES_MAX} are played: "
+            f"an order of {_episodes(order)} episodes is too large, at most {EPISODES_MAX} are "
+            "played: "
             "make data.prompts_per_order or data.samples_per_prompt smaller"
         )
     for prompt in order.prompts:
         if wrong := json_values.fault({"id": prompt.id, **prompt.fields}):
             raise ConfigError(
-                f"the prompt {prompt.id!r} cannot be stored in order {order.number}: its {wrong[0]!r} {wrong[1]}; "
+                f"the prompt {prompt.id!r} cannot be stored in order {order.number}: its "
+                f"{wrong[0]!r} {wrong[1]}; "
                 "correct or remove it in data.prompts, and start the run under another id"
             )
     run.create(layout.order(order.number), seal(order))
@@ -41,7 +44,9 @@ def read(run: ObjectStore, number: int) -> Order:
     if order.number != number:
         raise CorruptError(f"{key} holds order {order.number}")
     if _episodes(order) > EPISODES_MAX:
-        raise CorruptError(f"{key} asks for {_episodes(order)} episodes; at most {EPISODES_MAX} are played")
+        raise CorruptError(
+            f"{key} asks for {_episodes(order)} episodes; at most {EPISODES_MAX} are played"
+        )
     return order
 
 
@@ -63,5 +68,7 @@ def end(run: ObjectStore, number: int) -> None:
 
 
 def ended(run: ObjectStore) -> bool:
-    """Whether no further shard is needed, whatever orders are unanswered: that the object stands says so."""
+    """Whether no further shard is needed, whatever orders are unanswered: that the object stands
+    says so.
+    """
     return run.exists(layout.orders_end())

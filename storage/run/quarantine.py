@@ -1,7 +1,7 @@
 """What could not be read: a copy and the reason, never silently dropped.
 
-The unreadable object itself stays, because created-once objects never change; whoever takes objects in skips those that
-are quarantined here.
+The unreadable object itself stays, because created-once objects never change; whoever takes objects
+in skips those that are quarantined here.
 """
 
 from contextlib import suppress
@@ -24,7 +24,8 @@ class _Reason:
 def quarantine(run: ObjectStore, key: str, reason: str) -> None:
     """Copy the object `key` into the quarantine and write down why; the first reason stands."""
     copy = layout.quarantine(key)
-    # Nothing to copy, too much of it, or an earlier copy stands: either way the reason below is what counts.
+    # Nothing to copy, too much of it, or an earlier copy stands: either way the reason below is
+    # what counts.
     with suppress(NotFoundError, ConflictError, CorruptError):
         run.create(copy, run.get(key))
     try:

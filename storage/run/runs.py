@@ -42,9 +42,14 @@ class RunRecord:
 
 
 def create_run(
-    store: ObjectStore, run_id: str, config: Json, deployment: str = "", filled: Fill = lambda config: config
+    store: ObjectStore,
+    run_id: str,
+    config: Json,
+    deployment: str = "",
+    filled: Fill = lambda config: config,
 ) -> ObjectStore:
-    """The sub-store of run `run_id`, created or joined; ConfigError when it exists with another configuration.
+    """The sub-store of run `run_id`, created or joined; ConfigError when it exists with another
+    configuration.
 
     `filled` writes today's defaults into a configuration that was frozen before they were there.
     """
@@ -53,14 +58,20 @@ def create_run(
     try:
         run.create(layout.RUN, body)
     except ConflictError:
-        _refuse_differences(run_id, filled(read_run(run).config), filled(unseal(RunRecord, body, layout.RUN).config))
+        _refuse_differences(
+            run_id, filled(read_run(run).config), filled(unseal(RunRecord, body, layout.RUN).config)
+        )
     return run
 
 
-def check_restart(store: ObjectStore, run_id: str, config: Json | None, filled: Fill = lambda config: config) -> Stop | None:
-    """The stop that starting run `run_id` again would lift; None without one, or without such a run.
+def check_restart(
+    store: ObjectStore, run_id: str, config: Json | None, filled: Fill = lambda config: config
+) -> Stop | None:
+    """The stop that starting run `run_id` again would lift; None without one, or without such a
+    run.
 
-    Raises ConfigError when the run is completed, or has another configuration than the one that is given.
+    Raises ConfigError when the run is completed, or has another configuration than the one that is
+    given.
     """
     run = store.sub(layout.run_prefix(run_id))
     if not run.exists(layout.RUN):
@@ -86,7 +97,9 @@ def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
 
 
 def read_run(run: ObjectStore) -> RunRecord:
-    """The whole record of a run; NotFoundError when `run` is no run's sub-store, CorruptError when it is damaged."""
+    """The whole record of a run; NotFoundError when `run` is no run's sub-store, CorruptError when
+    it is damaged.
+    """
     record = read_twice(lambda: unseal(RunRecord, run.get(layout.RUN), layout.RUN))
     if record.run_id != run.prefix.rstrip("/").rpartition("/")[2]:
         raise CorruptError(f"{run.url}/{layout.RUN} is the record of run {record.run_id}")
@@ -109,7 +122,9 @@ class Runs:
 
 
 def look(store: ObjectStore) -> Runs:
-    """Every folder that holds a run; one without `run.json`, or whose name is no run id, is none."""
+    """Every folder that holds a run; one without `run.json`, or whose name is no run id, is
+    none.
+    """
     ages: list[tuple[float, str]] = []
     unreadable: dict[str, str] = {}
     for run_id in filter(RUN_ID.fullmatch, store.folders(layout.RUNS)):
@@ -117,13 +132,18 @@ def look(store: ObjectStore) -> Runs:
             ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:
             continue
-        except (CorruptError, ConfigError) as error:  # of this one: the folder of all runs was listed
+        except (
+            CorruptError,
+            ConfigError,
+        ) as error:  # of this one: the folder of all runs was listed
             unreadable[run_id] = str(error)
     return Runs(tuple(run_id for _, run_id in sorted(ages)), unreadable)
 
 
 def list_runs(store: ObjectStore) -> list[str]:
-    """Ids of all runs of the store, oldest first; one whose `run.json` is damaged is left out, with a warning."""
+    """Ids of all runs of the store, oldest first; one whose `run.json` is damaged is left out, with
+    a warning.
+    """
     seen = look(store)
     for run_id, why in seen.unreadable.items():
         log.warning("the run %s is left out: %s", run_id, why)
@@ -141,22 +161,26 @@ def request_stop(run: ObjectStore, stop: Stop) -> Stop:
 
 
 def read_stop(run: ObjectStore) -> Stop | None:
-    """The request that stands, or None while the run shall go on. CorruptError for one that cannot be read: whether the run is
-    completed is not known then, and nothing but a person can lift it."""
+    """The request that stands, or None while the run shall go on. CorruptError for one that cannot
+    be read: whether the run is completed is not known then, and nothing but a person can lift it.
+    """
     try:
         return read_twice(lambda: _parsed_stop(run.get(layout.STOP)))
     except NotFoundError:
         return None
     except CorruptError as error:
         raise CorruptError(
-            f"the run's end cannot be read: {error}; put {run.url}/{layout.STOP} back from a copy, or delete it to take the "
+            f"the run's end cannot be read: {error}; put {run.url}/{layout.STOP} back from a copy, "
+            "or delete it to take the "
             "run up again"
         ) from error
 
 
 def _parsed_stop(body: bytes) -> Stop:
     if len(body) > STOP_BYTES_MAX:
-        raise CorruptError(f"{layout.STOP} has {len(body):,} bytes; it has at most {STOP_BYTES_MAX:,}")
+        raise CorruptError(
+            f"{layout.STOP} has {len(body):,} bytes; it has at most {STOP_BYTES_MAX:,}"
+        )
     stop = unseal(Stop, body, layout.STOP)
     return replace(stop, reason=stop.reason[:REASON_MAX])
 
@@ -170,9 +194,14 @@ def _refuse_differences(run_id: str, stands: Json, wanted: Json) -> None:
     differences = list(_differences(stands, wanted, ""))
     if not differences:
         return
-    more = f" and {len(differences) - _DIFFERENCES_MAX} more" if len(differences) > _DIFFERENCES_MAX else ""
+    more = (
+        f" and {len(differences) - _DIFFERENCES_MAX} more"
+        if len(differences) > _DIFFERENCES_MAX
+        else ""
+    )
     raise ConfigError(
-        f"run {run_id!r} exists with another configuration: {'; '.join(differences[:_DIFFERENCES_MAX])}{more}; "
+        f"run {run_id!r} exists with another configuration: "
+        f"{'; '.join(differences[:_DIFFERENCES_MAX])}{more}; "
         "use the same settings to resume it, or another run id"
     )
 
@@ -181,6 +210,10 @@ def _differences(stands: Any, wanted: Any, path: str) -> Iterator[str]:
     """`data.max_staleness is 8 there, 4 here` for every leaf that differs."""
     if isinstance(stands, dict) and isinstance(wanted, dict):
         for key in sorted(stands.keys() | wanted.keys()):
-            yield from _differences(stands.get(key, "absent"), wanted.get(key, "absent"), f"{path}.{key}" if path else key)
+            yield from _differences(
+                stands.get(key, "absent"),
+                wanted.get(key, "absent"),
+                f"{path}.{key}" if path else key,
+            )
     elif stands != wanted:
         yield f"{path} is {stands!r} there, {wanted!r} here"

@@ -1,11 +1,13 @@
-"""Shards as Arrow files: one row per sequence, whatever belongs to an episode or a group in the header.
+"""Shards as Arrow files: one row per sequence, whatever belongs to an episode or a group in the
+header.
 
     row      group episode sequence | tokens loss_mask logprobs owners versions | policy_set reward temperature …
     header   order attempt worker region weights policy_sets | groups: prompt, episodes: reward metrics error seconds
 
-So episodes that failed without a sequence survive too. `decode` believes nothing: whatever it returns fulfils every
-promise of `storage.records.Sequence`. Bits of log-probabilities and rewards are kept as they are, NaN included: what is wrong
-with them is wrong with one sequence, which the dataflow leaves out.
+So episodes that failed without a sequence survive too. `decode` believes nothing: whatever it
+returns fulfils every promise of `storage.records.Sequence`. Bits of log-probabilities and rewards
+are kept as they are, NaN included: what is wrong with them is wrong with one sequence, which the
+dataflow leaves out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,7 +56,7 @@ SCHEMA = schema_of(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _EpisodeHeader:
     reward: Number
     metrics: Mapping[str, Number]
@@ -69,7 +71,7 @@ class _GroupHeader:
     episodes: tuple[_EpisodeHeader, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Header:
     order: Count
     attempt: Count
@@ -94,7 +96,9 @@ def commit(run: ObjectStore, shard: Shard) -> bool:
 
 
 def read(run: ObjectStore, order: int) -> Shard:
-    """NotFoundError while the order has no shard; CorruptError when its bytes, fetched twice, are no shard of it."""
+    """NotFoundError while the order has no shard; CorruptError when its bytes, fetched twice, are
+    no shard of it.
+    """
     key = layout.shard(order)
     try:
         shard = read_twice(lambda: decode(run.get(key)))
@@ -118,12 +122,18 @@ def encode(shard: Shard) -> bytes:
         for number, sequence in enumerate(play.sequences)
     ]
     sequences = [row[3] for row in rows]
-    sets = {policies: index for index, policies in enumerate(dict.fromkeys(s.policies for s in sequences))}
+    sets = {
+        policies: index
+        for index, policies in enumerate(dict.fromkeys(s.policies for s in sequences))
+    }
     columns = {
         "group": [row[0] for row in rows],
         "episode": [row[1] for row in rows],
         "sequence": [row[2] for row in rows],
-        **{name: arrow_files.list_column([getattr(s, name) for s in sequences], kind) for name, kind in TOKEN_COLUMNS.items()},
+        **{
+            name: arrow_files.list_column([getattr(s, name) for s in sequences], kind)
+            for name, kind in TOKEN_COLUMNS.items()
+        },
         "policy_set": [sets[s.policies] for s in sequences],
         "reward": [s.reward for s in sequences],
         "temperature": [s.temperature for s in sequences],
@@ -135,24 +145,27 @@ def encode(shard: Shard) -> bytes:
 
 
 def decode(body: bytes) -> Shard:
-    """The shard in `body`, its arrays read-only views; CorruptError says what is wrong and in which row."""
+    """The shard in `body`, its arrays read-only views; CorruptError says what is wrong and in which
+    row.
+    """
     table, text = arrow_files.read(body, SCHEMA, KIND)
     header = build(_Header, text, "a shard's header")
     _check_header(header)
     _check_places(table, header)
     sequences = iter(_sequences(table, header.policy_sets))
     groups = tuple(
-        Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes)) for group in header.groups
+        Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes))
+        for group in header.groups
     )
     return Shard(
-        header.order,
-        header.attempt,
-        header.worker,
-        header.region,
-        groups,
-        header.weights,
-        header.started_s,
-        header.finished_s,
+        order=header.order,
+        attempt=header.attempt,
+        worker=header.worker,
+        region=header.region,
+        groups=groups,
+        weights=header.weights,
+        started_s=header.started_s,
+        finished_s=header.finished_s,
     )
 
 
@@ -161,56 +174,84 @@ def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
         _GroupHeader(
             group.prompt,
             tuple(
-                _EpisodeHeader(play.reward, dict(play.metrics), play.error, play.seconds, len(play.sequences))
+                _EpisodeHeader(
+                    reward=play.reward,
+                    metrics=dict(play.metrics),
+                    error=play.error,
+                    seconds=play.seconds,
+                    num_sequences=len(play.sequences),
+                )
                 for play in group.episodes
             ),
         )
         for group in shard.groups
     )
     return _Header(
-        shard.order,
-        shard.attempt,
-        shard.worker,
-        shard.region,
-        groups,
-        {policy: dict(versions) for policy, versions in shard.weights.items()},
-        shard.started_s,
-        shard.finished_s,
-        policy_sets,
-        new_write_id(),
+        order=shard.order,
+        attempt=shard.attempt,
+        worker=shard.worker,
+        region=shard.region,
+        groups=groups,
+        weights={policy: dict(versions) for policy, versions in shard.weights.items()},
+        started_s=shard.started_s,
+        finished_s=shard.finished_s,
+        policy_sets=policy_sets,
+        write_id=new_write_id(),
     )
 
 
 def _episode(header: _EpisodeHeader, sequences: Iterator[Sequence]) -> Episode:
-    own = tuple(sequence for _, sequence in zip(range(header.num_sequences), sequences, strict=False))
-    return Episode(own, header.reward, header.metrics, header.error, header.seconds)
+    own = tuple(
+        sequence for _, sequence in zip(range(header.num_sequences), sequences, strict=False)
+    )
+    return Episode(
+        sequences=own,
+        reward=header.reward,
+        metrics=header.metrics,
+        error=header.error,
+        seconds=header.seconds,
+    )
 
 
 def _check_header(header: _Header) -> None:
     for policies in header.policy_sets:
         if len(set(policies)) < len(policies):
             raise CorruptError(f"a shard's policy set {list(policies)} names a policy twice")
-    for policy in {*header.weights, *(policy for policies in header.policy_sets for policy in policies)}:
+    for policy in {
+        *header.weights,
+        *(policy for policies in header.policy_sets for policy in policies),
+    }:
         if not layout.NAME.fullmatch(policy):
-            raise CorruptError(f"a shard names the policy {plain_names.shown(policy)}, which no policy can be called")
+            raise CorruptError(
+                f"a shard names the policy {plain_names.shown(policy)}, which no policy can be "
+                "called"
+            )
 
 
 def _check_places(table: Table, header: _Header) -> None:
     """The rows stand exactly where the header says there are sequences, in order."""
     num_listed = sum(play.num_sequences for plays in header.groups for play in plays.episodes)
-    if num_listed != table.num_rows:  # a number, which may say anything; the places below are as many as there are rows
-        raise CorruptError(f"a shard has {table.num_rows} rows; its header lists {num_listed} sequences")
+    if (
+        num_listed != table.num_rows
+    ):  # a number, which may say anything; the places below are as many as there are rows
+        raise CorruptError(
+            f"a shard has {table.num_rows} rows; its header lists {num_listed} sequences"
+        )
     expected = [
         (group, episode, number)
         for group, plays in enumerate(header.groups)
         for episode, play in enumerate(plays.episodes)
         for number in range(play.num_sequences)
     ]
-    found = np.stack([arrow_files.numbers(table, name) for name in ("group", "episode", "sequence")], axis=1)
+    found = np.stack(
+        [arrow_files.numbers(table, name) for name in ("group", "episode", "sequence")], axis=1
+    )
     wanted = np.array(expected, dtype=np.int32).reshape(found.shape)
     if (wrong := np.flatnonzero((found != wanted).any(axis=1))).size:
         row = int(wrong[0])
-        raise CorruptError(f"row {row} of a shard is group, episode, sequence {found[row]}; expected {wanted[row]}")
+        raise CorruptError(
+            f"row {row} of a shard is group, episode, sequence {found[row]}; expected {wanted[row]}"
+        )
 
 
 def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[Sequence]:
@@ -218,14 +259,18 @@ def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[S
     refuse_temperatures(arrow_files.numbers(table, "temperature"))
     sets = arrow_files.numbers(table, "policy_set")
     if ((sets < 0) | (sets >= len(policy_sets))).any():
-        raise CorruptError(f"a shard's policy_set names one of {len(policy_sets)} sets that does not exist")
-    _check_tokens(lists, np.array([len(policies) for policies in policy_sets], dtype=np.int64)[sets])
+        raise CorruptError(
+            f"a shard's policy_set names one of {len(policy_sets)} sets that does not exist"
+        )
+    _check_tokens(
+        lists, np.array([len(policies) for policies in policy_sets], dtype=np.int64)[sets]
+    )
     reasons = arrow_files.strings(table, "finish_reason")
     if unknown := set(reasons) - FINISH_REASONS:
         raise CorruptError(f"a shard has the unknown finish reasons {sorted(unknown)}")
     rows = zip(
         *(lists.cut(name) for name in TOKEN_COLUMNS),
-        sets.tolist(),
+        [policy_sets[policy_set] for policy_set in sets.tolist()],
         arrow_files.numbers(table, "reward").tolist(),
         arrow_files.numbers(table, "temperature").tolist(),
         arrow_files.numbers(table, "starts_episode").tolist(),
@@ -234,14 +279,28 @@ def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[S
         strict=True,
     )
     return [
-        Sequence(tokens, mask, logprobs, owners, versions, policy_sets[policy_set], *rest)
-        for tokens, mask, logprobs, owners, versions, policy_set, *rest in rows
+        Sequence(
+            tokens=tokens,
+            loss_mask=mask,
+            logprobs=logprobs,
+            owners=owners,
+            versions=versions,
+            policies=policies,
+            reward=reward,
+            temperature=temperature,
+            starts_episode=starts_episode,
+            name=name,
+            finish_reason=reason,
+        )
+        for tokens, mask, logprobs, owners, versions, policies, reward, temperature, starts_episode, name, reason in rows
     ]
 
 
 def refuse_temperatures(values: NDArray[np.float64]) -> None:
     """CorruptError naming the first of `values` [rows] that is no temperature."""
-    wrong = np.flatnonzero(~((values == 0) | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX))))
+    wrong = np.flatnonzero(
+        ~((values == 0) | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX)))
+    )
     if wrong.size:
         found = f"row {wrong[0]}: the temperature is {values[wrong[0]]:g}"
         raise CorruptError(f"{found}; it is 0, or from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}")
@@ -254,8 +313,13 @@ def _check_tokens(lists: TokenLists, num_policies: NDArray[np.int64]) -> None:
     mask: Bool = lists.values["loss_mask"]
     sampled = owners != NOBODY
     lists.refuse(lists.values["tokens"] < 0, "tokens are negative")
-    lists.refuse((owners < NOBODY) | (owners >= lists.repeat(num_policies)), "owners name a policy that does not exist")
+    lists.refuse(
+        (owners < NOBODY) | (owners >= lists.repeat(num_policies)),
+        "owners name a policy that does not exist",
+    )
     lists.refuse(mask & ~sampled, "loss_mask is True on a token nobody sampled")
     lists.refuse(sampled & (versions < 0), "versions are negative on a sampled token")
     lists.refuse(~sampled & (versions != NOBODY), "versions name one on a token nobody sampled")
-    lists.refuse(~sampled & (lists.values["logprobs"] != 0), "logprobs are not 0 on a token nobody sampled")
+    lists.refuse(
+        ~sampled & (lists.values["logprobs"] != 0), "logprobs are not 0 on a token nobody sampled"
+    )

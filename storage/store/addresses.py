@@ -1,4 +1,6 @@
-"""Addresses of servers and stores, which are stored with runs, shown on pages and logged: none of them holds a credential."""
+"""Addresses of servers and stores, which are stored with runs, shown on pages and logged: none of
+them holds a credential.
+"""
 
 import re
 from urllib.parse import unquote, urlsplit
@@ -16,7 +18,8 @@ VARIABLES = {
 """Variable that holds an address → where the credentials for it belong."""
 
 _SECRET = re.compile(
-    r"passw|pwd|token|secret|credential|signature|api_?key|access_?key|^auth|^(key|sig|pass|pw)$", re.IGNORECASE
+    r"passw|pwd|token|secret|credential|signature|api_?key|access_?key|^auth|^(key|sig|pass|pw)$",
+    re.IGNORECASE,
 )
 """Names of parameters whose values are secrets."""
 _WITH_PATHS = ("file", "memory", "sqlite", "s3")
@@ -33,9 +36,13 @@ def holds_credentials(url: str) -> bool:
     if not separator:
         return _SHORTENED.match(url) is not None
     kind = scheme.lower()
-    place = rest.partition("/")[0] if kind in _WITH_PATHS else rest  # a password may hold a slash that nobody quoted
+    place = (
+        rest.partition("/")[0] if kind in _WITH_PATHS else rest
+    )  # a password may hold a slash that nobody quoted
     user = "@" in place or (kind == "s3" and ":" in place)
-    return user or any(_SECRET.search(unquote(one.partition("=")[0])) for one in _PARAMETERS.split(rest)[1:])
+    return user or any(
+        _SECRET.search(unquote(one.partition("=")[0])) for one in _PARAMETERS.split(rest)[1:]
+    )
 
 
 def without_credentials(url: str) -> str:
@@ -44,7 +51,9 @@ def without_credentials(url: str) -> str:
         return url
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
     place = _PARAMETERS.split(rest.rpartition("@")[2])[0]
-    if scheme.lower() == "s3" and ":" in place.partition("/")[0]:  # a key and its secret, where only a bucket belongs
+    if (
+        scheme.lower() == "s3" and ":" in place.partition("/")[0]
+    ):  # a key and its secret, where only a bucket belongs
         place = "…"
     return f"{scheme}{separator}{place}"
 
@@ -58,14 +67,18 @@ def refuse_no_server(variable: str, url: str) -> None:
         fits = False
     if not fits or not url.isprintable() or " " in url:
         raise ConfigError(
-            f"{variable}={without_credentials(url)} is no address of a server; write it as http://HOST:4200/api, or unset it"
+            f"{variable}={without_credentials(url)} is no address of a server; write it as "
+            "http://HOST:4200/api, or unset it"
         )
 
 
 def refuse_credentials(variable: str, url: str) -> None:
-    """Raises ConfigError when the address that `variable` holds has a user, a password or a token in it."""
+    """Raises ConfigError when the address that `variable` holds has a user, a password or a token
+    in it.
+    """
     if holds_credentials(url):
         raise ConfigError(
-            f"{variable} holds a credential beside the address {without_credentials(url)}, and addresses are stored and shown; "
+            f"{variable} holds a credential beside the address {without_credentials(url)}, and "
+            "addresses are stored and shown; "
             f"take it out, and set {VARIABLES[variable]} instead"
         )

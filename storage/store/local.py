@@ -1,13 +1,16 @@
 """Objects as files of a local (or mounted) file system. Knows nothing of runs.
 
-Put-if-absent is `os.link` of a finished, synced temporary file: of many writers one gets the name, and nobody ever sees
-half a file. fsspec's local `mode="create"` is not atomic, and `open("xb")` leaves torn files behind a kill -9.
+Put-if-absent is `os.link` of a finished, synced temporary file: of many writers one gets the name,
+and nobody ever sees half a file. fsspec's local `mode="create"` is not atomic, and `open("xb")`
+leaves torn files behind a kill -9.
 
-Every path below the root is walked folder by folder through descriptors, and no symbolic link on it is followed: whoever can
-write into the store cannot make its readers and writers leave it. The root itself may be reached through links.
+Every path below the root is walked folder by folder through descriptors, and no symbolic link on it
+is followed: whoever can write into the store cannot make its readers and writers leave it. The root
+itself may be reached through links.
 
-What is no file and stands at a key (a link, a pipe, a folder that has an object's name) is an object that cannot be read: it
-exists, is listed, and reading it is CorruptError, so that nobody takes it for absent.
+What is no file and stands at a key (a link, a pipe, a folder that has an object's name) is an
+object that cannot be read: it exists, is listed, and reading it is CorruptError, so that nobody
+takes it for absent.
 """
 
 import errno
@@ -33,7 +36,14 @@ OBJECT_SUFFIXES = (".json", ".arrow")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
-_MISPLACED = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ELOOP}
+_MISPLACED = {
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOTEMPTY,
+    errno.ELOOP,
+}
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _BELOW = _FOLDER | os.O_NOFOLLOW
 
@@ -71,17 +81,25 @@ class LocalFiles:
         if self.exists(key):
             return False
         try:
-            with self._beside(key, make=True) as (folder, name), _temporary(folder, body) as temporary:
+            with (
+                self._beside(key, make=True) as (folder, name),
+                _temporary(folder, body) as temporary,
+            ):
                 try:
-                    os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+                    os.link(
+                        temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
+                    )
                 except FileExistsError:
                     if not _stands(folder, name):
-                        raise ConfigError(f"{path} is a folder where an object belongs; remove it from the store") from None
+                        raise ConfigError(
+                            f"{path} is a folder where an object belongs; remove it from the store"
+                        ) from None
                     return False
                 except OSError as error:
                     if error.errno in _NO_LINKS:
                         raise ConfigError(
-                            f"the file system of {path.parent} has no hard links ({error.strerror}), which commits need; "
+                            f"the file system of {path.parent} has no hard links "
+                            f"({error.strerror}), which commits need; "
                             "put the store on another one (ASTRAFLOW_STORE)"
                         ) from error
                     raise
@@ -92,7 +110,10 @@ class LocalFiles:
 
     def write(self, key: str, body: bytes) -> None:
         try:
-            with self._beside(key, make=True) as (folder, name), _temporary(folder, body) as temporary:
+            with (
+                self._beside(key, make=True) as (folder, name),
+                _temporary(folder, body) as temporary,
+            ):
                 _remove_empty_folder(folder, name)
                 os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 os.fsync(folder)
@@ -109,13 +130,17 @@ class LocalFiles:
             raise _sorted(error, self.root / key) from error
 
     def list(self, prefix: str, start_after: str) -> Keys:
-        found = (key for key, entry in self._entries(prefix) if not entry.name.startswith(TEMPORARY))
+        found = (
+            key for key, entry in self._entries(prefix) if not entry.name.startswith(TEMPORARY)
+        )
         return sorted(key for key in found if key > start_after)
 
     def folders(self, prefix: str) -> Keys:
         try:
             with self._opened(_parts(prefix)) as folder, os.scandir(folder) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                return sorted(
+                    entry.name for entry in entries if entry.is_dir(follow_symlinks=False)
+                )
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -133,7 +158,9 @@ class LocalFiles:
             raise _sorted(error, self.root / key) from error
 
     def unfinished(self, prefix: str, before_s: float) -> dict[str, int]:
-        """Key → bytes of unfinished files below `prefix` that nobody has written to since Unix time `before_s`."""
+        """Key → bytes of unfinished files below `prefix` that nobody has written to since Unix time
+        `before_s`.
+        """
         found: dict[str, int] = {}
         for key, entry in self._entries(prefix):
             if entry.name.startswith(TEMPORARY):
@@ -163,8 +190,10 @@ class LocalFiles:
 
     @contextmanager
     def _opened(self, parts: Sequence[str], make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder `parts` below the root; `make`: of one that is made where it is missing, each new name
-        synced, so that a power cut cannot lose a committed object's path. ConfigError for a symbolic link."""
+        """A descriptor of the folder `parts` below the root; `make`: of one that is made where it
+        is missing, each new name synced, so that a power cut cannot lose a committed object's path.
+        ConfigError for a symbolic link.
+        """
         if make:
             _make_folder(self.root)
         folder = os.open(self.root, _FOLDER)
@@ -182,20 +211,26 @@ class LocalFiles:
 
 
 def _parts(key: str) -> Sequence[str]:
-    """The names that a key or a folder's prefix consists of; ConfigError for one that leads out of the store."""
+    """The names that a key or a folder's prefix consists of; ConfigError for one that leads out of
+    the store.
+    """
     parts = key.removesuffix("/").split("/") if key else []
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise ConfigError(f"{key!r} cannot be a key: its parts must be plain names joined by single slashes")
+        raise ConfigError(
+            f"{key!r} cannot be a key: its parts must be plain names joined by single slashes"
+        )
     return parts
 
 
 def _make_below(folder: int, name: str, path: Path, make: bool) -> int:
-    """A descriptor of the folder `name` in `folder`, which could not be opened: made if it is missing and `make` says so.
-    `path` is where that is."""
+    """A descriptor of the folder `name` in `folder`, which could not be opened: made if it is
+    missing and `make` says so. `path` is where that is.
+    """
     try:
         if stat.S_ISLNK(_status(folder, name).st_mode):
             raise ConfigError(
-                f"{path} is a symbolic link, which no part of a store may be; put a folder in its place, or name the place it "
+                f"{path} is a symbolic link, which no part of a store may be; put a folder in its "
+                "place, or name the place it "
                 "leads to by ASTRAFLOW_STORE"
             )
     except FileNotFoundError:
@@ -235,14 +270,23 @@ def _stands(folder: int, name: str) -> bool:
 
 
 def _refuse_other_than_file(status: os.stat_result, path: Path) -> None:
-    """CorruptError when an object's place is taken by what is no file. A folder whose name is no object's takes none."""
+    """CorruptError when an object's place is taken by what is no file. A folder whose name is no
+    object's takes none.
+    """
     if stat.S_ISLNK(status.st_mode):
-        raise CorruptError(f"{path} is a symbolic link, which no part of a store may be; put the file itself in its place")
+        raise CorruptError(
+            f"{path} is a symbolic link, which no part of a store may be; put the file itself in "
+            "its place"
+        )
     if stat.S_ISDIR(status.st_mode):
         if _is_of_object(path.name):
-            raise CorruptError(f"{path} is a folder where an object belongs; remove it from the store")
+            raise CorruptError(
+                f"{path} is a folder where an object belongs; remove it from the store"
+            )
     elif not stat.S_ISREG(status.st_mode):
-        raise CorruptError(f"{path} is no file but a pipe, a socket or a device; remove it from the store")
+        raise CorruptError(
+            f"{path} is no file but a pipe, a socket or a device; remove it from the store"
+        )
 
 
 def _remove_empty_folder(folder: int, name: str) -> None:
@@ -251,8 +295,12 @@ def _remove_empty_folder(folder: int, name: str) -> None:
         os.rmdir(name, dir_fd=folder)
 
 
-def _walk(folder: int, start: str, depth: int) -> "Generator[tuple[str, os.DirEntry[str]], None, None]":
-    """Everything below `folder`, whose keys begin with `start`, that is no folder, or one that has an object's name."""
+def _walk(
+    folder: int, start: str, depth: int
+) -> "Generator[tuple[str, os.DirEntry[str]], None, None]":
+    """Everything below `folder`, whose keys begin with `start`, that is no folder, or one that has
+    an object's name.
+    """
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False) or _is_of_object(entry.name):
@@ -308,13 +356,18 @@ def _sync_folder(folder: Path) -> None:
 def _sorted(error: OSError, path: Path) -> AstraFlowError:
     """The project's error for what the operating system said about `path`."""
     if error.errno in _FULL:
-        return ConfigError(f"no space left to write {path} ({error.strerror}); free some, or set ASTRAFLOW_STORE elsewhere")
+        return ConfigError(
+            f"no space left to write {path} ({error.strerror}); free some, or set ASTRAFLOW_STORE "
+            "elsewhere"
+        )
     if error.errno in _FORBIDDEN:
         return ConfigError(
-            f"access to {path} is denied ({error.strerror}); correct its permissions, or set ASTRAFLOW_STORE elsewhere"
+            f"access to {path} is denied ({error.strerror}); correct its permissions, or set "
+            "ASTRAFLOW_STORE elsewhere"
         )
     if error.errno in _MISPLACED:
         return ConfigError(
-            f"{path} cannot be an object ({error.strerror}); a file stands where a folder belongs, or the reverse"
+            f"{path} cannot be an object ({error.strerror}); a file stands where a folder belongs, "
+            "or the reverse"
         )
     return TransientError(f"the file system failed at {path}: {error}")

@@ -1,4 +1,6 @@
-"""Objects in this process's memory, on fsspec's memory file system: for tests. All is gone when the process ends."""
+"""Objects in this process's memory, on fsspec's memory file system: for tests. All is gone when the
+process ends.
+"""
 
 import threading
 
@@ -7,13 +9,15 @@ import fsspec
 from storage.errors import NotFoundError
 from storage.store.backend import Keys, refuse_size
 
-# fsspec's memory files share one read position, and its directory of files is one dict of the process: every access is
-# taken in turn, over all stores.
+# fsspec's memory files share one read position, and its directory of files is one dict of the
+# process: every access is taken in turn, over all stores.
 _lock = threading.Lock()
 
 
 class MemoryObjects:
-    """A `Backend` below `root` (`/name/prefix`), shared by all stores of this process with the same root."""
+    """A `Backend` below `root` (`/name/prefix`), shared by all stores of this process with the same
+    root.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root

@@ -1,9 +1,11 @@
-"""The object store every service meets in: a prefix of a local folder, of memory, or of an S3 bucket.
+"""The object store every service meets in: a prefix of a local folder, of memory, or of an S3
+bucket.
 
     caller ──▶ ObjectStore (prefix, bounded retries, lost answers) ──▶ Backend (local_files, memory_objects, s3_objects)
 
-"Created once" is the one primitive everything rests on: of any number of writers exactly one succeeds, and a reader
-never sees half an object. This module knows nothing of what the objects mean. A store may be used from many threads.
+"Created once" is the one primitive everything rests on: of any number of writers exactly one
+succeeds, and a reader never sees half an object. This module knows nothing of what the objects
+mean. A store may be used from many threads.
 """
 
 import logging
@@ -18,13 +20,20 @@ from urllib.parse import unquote
 import stamina
 
 from storage import plain_names
-from storage.errors import AstraFlowError, ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.errors import (
+    AstraFlowError,
+    ConfigError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
 from storage.plain_names import new_write_id
 from storage.store import s3_url
 from storage.store.backend import Backend, Keys, refuse_size
 from storage.store.local import TEMPORARY, LocalFiles
 from storage.store.memory import MemoryObjects
-from storage.store.ordered_map import in_order
+from storage.store.ordered_map import ordered_map
 from storage.store.s3 import S3Objects
 
 log = logging.getLogger(__name__)
@@ -36,16 +45,20 @@ TRIES_MAX = 16
 """Most tries of one call within that time."""
 CHECK_PATIENCE_S = 5.0
 PART_BYTES_MIN, PART_BYTES_MAX = 2**19, 2**23
-"""Objects that are larger are fetched in parts: over an ocean one connection carries 8 MB/s, whatever the link."""
+"""Objects that are larger are fetched in parts: over an ocean one connection carries 8 MB/s,
+whatever the link.
+"""
 PARTS_MAX = 32
 """Parts of one object that are fetched at once."""
 
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ObjectStore:
-    """Objects below one prefix of a store. Keys are relative, parts joined by `/`; all errors are `AstraFlowError`."""
+    """Objects below one prefix of a store. Keys are relative, parts joined by `/`; all errors are
+    `AstraFlowError`.
+    """
 
     url: str
     """Of the place alone: messages and links append keys to it."""
@@ -62,8 +75,10 @@ class ObjectStore:
         return f"{self.url}?{self.query}" if self.query else self.url
 
     def get(self, key: str, num_bytes: int = 0) -> bytes:
-        """The whole object; NotFoundError when there is none, CorruptError when what is there is no file, or larger than its
-        key allows. A large one of known size is fetched in parts, many at once."""
+        """The whole object; NotFoundError when there is none, CorruptError when what is there is no
+        file, or larger than its key allows. A large one of known size is fetched in parts, many at
+        once.
+        """
         path = self._path(key)
         if num_bytes <= PART_BYTES_MIN:
             return self._retried(lambda: self.backend.read(path))
@@ -74,7 +89,9 @@ class ObjectStore:
             return self._retried(lambda: self.backend.read_part(path, start, end))
 
         parts: list[bytes] = []
-        for found in in_order(part, range(0, num_bytes, part_bytes), threads=PARTS_MAX, budget=2 * PARTS_MAX):
+        for found in ordered_map(
+            part, range(0, num_bytes, part_bytes), threads=PARTS_MAX, budget=2 * PARTS_MAX
+        ):
             parts.append(found)
             if len(found) < part_bytes:
                 break  # the object ends here, whatever size it was said to have
@@ -83,14 +100,17 @@ class ObjectStore:
     def create(self, key: str, body: bytes) -> None:
         """Atomic put-if-absent; ConflictError when an object with another body stands.
 
-        When the same bytes stand, they are taken for this call's own write whose answer got lost. Bodies therefore
-        carry a write id wherever two writers could otherwise produce the same bytes and both believe they won.
+        When the same bytes stand, they are taken for this call's own write whose answer got lost.
+        Bodies therefore carry a write id wherever two writers could otherwise produce the same
+        bytes and both believe they won.
         """
         path = self._path(key)
         try:
             refuse_size(key, len(body), f"{self.url}/{key}")
         except CorruptError as error:
-            raise ConfigError(f"{error}, which nobody would read; make prompts, orders or the recipe smaller") from None
+            raise ConfigError(
+                f"{error}, which nobody would read; make prompts, orders or the recipe smaller"
+            ) from None
 
         def commit() -> bool:
             if self.backend.create(path, body):
@@ -98,15 +118,21 @@ class ObjectStore:
             try:
                 return self.backend.read(path) == body
             except NotFoundError:
-                raise TransientError(f"{self.url}/{key} stood and was deleted while it was being created") from None
+                raise TransientError(
+                    f"{self.url}/{key} stood and was deleted while it was being created"
+                ) from None
             except CorruptError:  # it is too large to be this one, or no file
                 return False
 
         if not self._retried(commit):
-            raise ConflictError(f"{self.url}/{key} exists with another body: somebody else was first")
+            raise ConflictError(
+                f"{self.url}/{key} exists with another body: somebody else was first"
+            )
 
     def put(self, key: str, body: bytes) -> None:
-        """Create or overwrite: for hints, renewals by an object's one owner, and files whose name holds a write id."""
+        """Create or overwrite: for hints, renewals by an object's one owner, and files whose name
+        holds a write id.
+        """
         path = self._path(key)
         self._retried(lambda: self.backend.write(path, body))
 
@@ -115,17 +141,22 @@ class ObjectStore:
         return self._retried(lambda: self.backend.exists(path))
 
     def list(self, prefix: str = "", start_after: str = "") -> Keys:
-        """All keys below the folder `prefix`, sorted, relative to this store; only those after `start_after`. What a foreign
-        writer gave a name that cannot be a key is left out."""
+        """All keys below the folder `prefix`, sorted, relative to this store; only those after
+        `start_after`. What a foreign writer gave a name that cannot be a key is left out.
+        """
         folder = self._folder(prefix)
         after = self.prefix + start_after if start_after else ""
         found = self._retried(lambda: self.backend.list(folder, after))
         return [key[len(self.prefix) :] for key in found if _is_key(key)]
 
     def folders(self, prefix: str = "") -> Keys:
-        """Names of the folders directly below `prefix`, sorted, without walking through what lies in them."""
+        """Names of the folders directly below `prefix`, sorted, without walking through what lies
+        in them.
+        """
         folder = self._folder(prefix)
-        return [name for name in self._retried(lambda: self.backend.folders(folder)) if _is_key(name)]
+        return [
+            name for name in self._retried(lambda: self.backend.folders(folder)) if _is_key(name)
+        ]
 
     def delete(self, key: str) -> None:
         """Deleting what is not there is no error."""
@@ -149,8 +180,12 @@ class ObjectStore:
         return f"{self._path(prefix.rstrip('/'))}/" if prefix else self.prefix
 
     def _retried(self, call: Callable[[], R]) -> R:
-        """`call` again and again, with jittered pauses, while it fails transiently and patience lasts."""
-        for attempt in stamina.retry_context(on=TransientError, attempts=TRIES_MAX, timeout=self.patience_s, wait_jitter=0.5):
+        """`call` again and again, with jittered pauses, while it fails transiently and patience
+        lasts.
+        """
+        for attempt in stamina.retry_context(
+            on=TransientError, attempts=TRIES_MAX, timeout=self.patience_s, wait_jitter=0.5
+        ):
             with attempt:
                 try:
                     return call()
@@ -161,30 +196,41 @@ class ObjectStore:
 
 
 def open_store(url: str) -> ObjectStore:
-    """The store at `url`: a path, `file:///path`, `memory://name` or `s3://bucket/prefix`. Touches nothing yet.
+    """The store at `url`: a path, `file:///path`, `memory://name` or `s3://bucket/prefix`. Touches
+    nothing yet.
 
-    `s3://bucket/prefix?endpoint=https://host&profile=eu` names the server and the profile of `~/.aws` for this store alone.
-    A URL that cannot be opened, or that holds credentials, is a ConfigError, which does not repeat them.
+    `s3://bucket/prefix?endpoint=https://host&profile=eu` names the server and the profile of
+    `~/.aws` for this store alone. A URL that cannot be opened, or that holds credentials, is a
+    ConfigError, which does not repeat them.
     """
     scheme, _, rest = url.partition("://")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", url):
         raise ConfigError(
-            f"the store URL {url.partition(':')[0]}:/… has one slash after its scheme; write two: s3://bucket/prefix"
+            f"the store URL {url.partition(':')[0]}:/… has one slash after its scheme; write two: "
+            "s3://bucket/prefix"
         )
     if "://" in url and not url.isprintable():
-        raise ConfigError(f"the store URL {url!r} holds a character that cannot be printed; write it as %XX, or leave it out")
+        raise ConfigError(
+            f"the store URL {url!r} holds a character that cannot be printed; write it as %XX, or "
+            "leave it out"
+        )
     if not rest:
         if "://" in url or not url:
-            raise ConfigError(f"the store URL {url!r} names no place; write a path, or s3://bucket/prefix")
+            raise ConfigError(
+                f"the store URL {url!r} names no place; write a path, or s3://bucket/prefix"
+            )
         return _local(url)
     if scheme == "file":
         return _local(_file_path(rest))
     if scheme == "memory":
-        return ObjectStore(url.rstrip("/"), MemoryObjects(f"/{rest.strip('/')}"))
+        return ObjectStore(url=url.rstrip("/"), backend=MemoryObjects(f"/{rest.strip('/')}"))
     if scheme == "s3":
         place = s3_url.parse(url)
-        return ObjectStore(place.url, S3Objects(place), query=place.query)
-    raise ConfigError(f"the store URL {scheme}://… has the unknown scheme {scheme!r}; use a path, file, memory or s3")
+        return ObjectStore(url=place.url, backend=S3Objects(place), query=place.query)
+    raise ConfigError(
+        f"the store URL {scheme}://… has the unknown scheme {scheme!r}; use a path, file, memory "
+        "or s3"
+    )
 
 
 def default_store() -> ObjectStore:
@@ -193,13 +239,18 @@ def default_store() -> ObjectStore:
 
 
 def check(store: ObjectStore) -> None:
-    """Prove that the store can be written and that put-if-absent holds; ConfigError says what fails and what to do."""
+    """Prove that the store can be written and that put-if-absent holds; ConfigError says what fails
+    and what to do.
+    """
     probe = replace(store, patience_s=min(store.patience_s, CHECK_PATIENCE_S))
     key = f"checks/{new_write_id()}"
     try:
         probe.create(key, b"first")
         if probe.get(key) != b"first":
-            raise ConfigError(f"the store {store.address} returns other bytes than were written; use another store")
+            raise ConfigError(
+                f"the store {store.address} returns other bytes than were written; use another "
+                "store"
+            )
         _second_create_loses(probe, key)
         probe.delete(key)
     except ConfigError as error:
@@ -209,14 +260,19 @@ def check(store: ObjectStore) -> None:
         raise ConfigError(f"{error} ({STORE_VARIABLE} names this store)") from error
     except AstraFlowError as error:
         raise ConfigError(
-            f"the store {store.address} cannot be used: {error}; correct {STORE_VARIABLE}, or start the server it names"
+            f"the store {store.address} cannot be used: {error}; correct {STORE_VARIABLE}, or "
+            "start the server it names"
         ) from error
 
 
 def _is_key(key: str) -> bool:
-    """Whether all parts are plain names: none that leads elsewhere, is a temporary file's, or cannot be printed."""
+    """Whether all parts are plain names: none that leads elsewhere, is a temporary file's, or
+    cannot be printed.
+    """
     parts = key.split("/")
-    return key.isprintable() and not any(part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts)
+    return key.isprintable() and not any(
+        part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts
+    )
 
 
 def _second_create_loses(store: ObjectStore, key: str) -> None:
@@ -225,23 +281,31 @@ def _second_create_loses(store: ObjectStore, key: str) -> None:
     except ConflictError:
         return
     raise ConfigError(
-        f"the store {store.address} overwrites objects that must be created once (it ignores If-None-Match); "
+        f"the store {store.address} overwrites objects that must be created once (it ignores "
+        "If-None-Match); "
         "use one that honours conditional writes, such as AWS S3, Ceph, MinIO or a local folder"
     )
 
 
 def _file_path(rest: str) -> str:
-    """The path of `file://rest`. ConfigError for one of another machine, of none, or with parameters."""
+    """The path of `file://rest`. ConfigError for one of another machine, of none, or with
+    parameters.
+    """
     machine, slash, path = rest.partition("/")
     if machine not in ("", "localhost"):
         machine = machine.rpartition("@")[2]
         raise ConfigError(
-            f"the store URL file://{machine}{slash}… names the machine {machine!r}, and a file URL reaches this one only; "
-            f"write three slashes, file:///{path or machine}, for the folder /{path or machine} here"
+            f"the store URL file://{machine}{slash}… names the machine {machine!r}, and a file URL "
+            "reaches this one only; "
+            f"write three slashes, file:///{path or machine}, for the folder /{path or machine} "
+            "here"
         )
     for mark, spelled in (("?", "%3F"), ("#", "%23")):
         if mark in path:
-            raise ConfigError(f"a store URL file:///path takes no parameters; write a {mark} of the path as {spelled}")
+            raise ConfigError(
+                f"a store URL file:///path takes no parameters; write a {mark} of the path as "
+                f"{spelled}"
+            )
     if not path:
         raise ConfigError(f"the store URL file://{rest} names no folder; write file:///path")
     return f"/{unquote(path)}"
@@ -251,11 +315,18 @@ def _local(path: str) -> ObjectStore:
     try:
         absolute = Path(path).expanduser().absolute()
         named = os.fsencode(absolute)
-    except (RuntimeError, ValueError) as error:  # a user that is not there; characters that no file system takes
-        raise ConfigError(f"the store {path!r} can be no folder ({error}); write another path") from None
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # a user that is not there; characters that no file system takes
+        raise ConfigError(
+            f"the store {path!r} can be no folder ({error}); write another path"
+        ) from None
     if b"\0" in named:
-        raise ConfigError(f"the store {path!r} can be no folder, because its name holds a NUL; write another path")
-    return ObjectStore(absolute.as_uri(), LocalFiles(absolute))
+        raise ConfigError(
+            f"the store {path!r} can be no folder, because its name holds a NUL; write another path"
+        )
+    return ObjectStore(url=absolute.as_uri(), backend=LocalFiles(absolute))
 
 
 def read_twice(read: Callable[[], R]) -> R:

@@ -1,4 +1,6 @@
-"""Work that runs ahead on threads, and whose results come in order. Knows nothing of what the work is."""
+"""Work that runs ahead on threads, and whose results come in order. Knows nothing of what the work
+is.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,7 +11,7 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 
 
-def in_order(
+def ordered_map(
     work: Callable[[X], Y],
     inputs: Iterable[X],
     *,
@@ -19,8 +21,8 @@ def in_order(
 ) -> Iterator[Y]:
     """`work` of every input, in the order of the inputs, on up to `threads` threads.
 
-    What is in work or waits to be taken costs at most `budget` together, but one input is always worked on. What `work`
-    raises is raised in its place; nothing new is begun then.
+    What is in work or waits to be taken costs at most `budget` together, but one input is always
+    worked on. What `work` raises is raised in its place; nothing new is begun then.
     """
     pool = ThreadPoolExecutor(threads)
     ahead: deque[tuple[float, Future[Y]]] = deque()

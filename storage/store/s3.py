@@ -1,7 +1,8 @@
 """Objects of an S3 bucket (or a compatible store) through s3fs. Knows nothing of runs.
 
-Put-if-absent is one plain PUT with `If-None-Match: *`. s3fs's own ways to write exclusively are not used: an exclusive
-`open` can truncate a standing object, and large writes become multipart uploads whose condition some servers ignore.
+Put-if-absent is one plain PUT with `If-None-Match: *`. s3fs's own ways to write exclusively are not
+used: an exclusive `open` can truncate a standing object, and large writes become multipart uploads
+whose condition some servers ignore.
 """
 
 import os
@@ -25,12 +26,21 @@ PAGE_KEYS_MAX = 1000
 Pages: TypeAlias = list[dict[str, Any]]
 
 _TRANSIENT_STATUSES = {408, 409, 412, 425, 429}
-_TRANSIENT_CODES = {"RequestTimeout", "IncompleteBody", "BadDigest", "SlowDown", "Throttling", "ThrottlingException"}
+_TRANSIENT_CODES = {
+    "RequestTimeout",
+    "IncompleteBody",
+    "BadDigest",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+}
 """Error codes that arrive with status 400 or 403 and yet go away by themselves."""
 
 
 class S3Objects:
-    """A `Backend` below `s3://bucket/root`. What `place` does not name comes from `AWS_…` variables or `~/.aws`."""
+    """A `Backend` below `s3://bucket/root`. What `place` does not name comes from `AWS_…` variables
+    or `~/.aws`.
+    """
 
     def __init__(self, place: S3Place) -> None:
         self.place = place
@@ -43,8 +53,12 @@ class S3Objects:
         from fsspec.asyn import sync
 
         async def get(filesystem: Any) -> bytes:
-            """One GET: its answer begins with the size, which is judged before the rest is awaited."""
-            answer = await filesystem._call_s3("get_object", Bucket=self.bucket, Key=self.root + key)
+            """One GET: its answer begins with the size, which is judged before the rest is
+            awaited.
+            """
+            answer = await filesystem._call_s3(
+                "get_object", Bucket=self.bucket, Key=self.root + key
+            )
             try:
                 refuse_size(key, answer["ContentLength"], self._name(key))
                 return bytes(await answer["Body"].read())
@@ -58,7 +72,9 @@ class S3Objects:
     def read_part(self, key: str, start: int, end: int) -> bytes:
         with self._translated(key):
             try:
-                return bytes(self._fs().cat_file(f"{self.bucket}/{self.root}{key}", start=start, end=end))
+                return bytes(
+                    self._fs().cat_file(f"{self.bucket}/{self.root}{key}", start=start, end=end)
+                )
             except OSError as error:
                 if _status(error) == 416:  # the object ends before `start`
                     return b""
@@ -66,12 +82,16 @@ class S3Objects:
 
     def create(self, key: str, body: bytes) -> bool:
         if len(body) >= CREATE_BYTES_MAX:
-            raise ConfigError(f"{self._name(key)} has {len(body)} bytes; a commit to S3 is one PUT of less than 5 GiB")
+            raise ConfigError(
+                f"{self._name(key)} has {len(body)} bytes; a commit to S3 is one PUT of less than "
+                "5 GiB"
+            )
         with self._translated(key):
             try:
                 self._call("put_object", Key=self.root + key, Body=bytes(body), IfNoneMatch="*")
             except OSError as error:
-                # s3fs says FileExistsError only when the server names the failed condition; the status always tells.
+                # s3fs says FileExistsError only when the server names the failed condition; the
+                # status always tells.
                 if _status(error) == 412:
                     return False
                 raise
@@ -92,7 +112,9 @@ class S3Objects:
     def list(self, prefix: str, start_after: str) -> Keys:
         after = {"StartAfter": self.root + start_after} if start_after else {}
         pages = self._pages(prefix, **after)
-        return [entry["Key"][len(self.root) :] for page in pages for entry in page.get("Contents", ())]
+        return [
+            entry["Key"][len(self.root) :] for page in pages for entry in page.get("Contents", ())
+        ]
 
     def folders(self, prefix: str) -> Keys:
         pages = self._pages(prefix, Delimiter="/")
@@ -109,14 +131,23 @@ class S3Objects:
             while not pages or pages[-1].get("IsTruncated"):
                 if pages:
                     options["ContinuationToken"] = pages[-1]["NextContinuationToken"]
-                pages.append(self._call("list_objects_v2", Prefix=self.root + prefix, MaxKeys=PAGE_KEYS_MAX, **options))
+                pages.append(
+                    self._call(
+                        "list_objects_v2",
+                        Prefix=self.root + prefix,
+                        MaxKeys=PAGE_KEYS_MAX,
+                        **options,
+                    )
+                )
         return pages
 
     def _call(self, method: str, **arguments: Any) -> Any:
         return self._fs().call_s3(method, Bucket=self.bucket, **arguments)
 
     def _fs(self) -> Any:
-        """One s3fs instance a process: its loop does not survive a fork, and fsspec's cache keeps one a thread."""
+        """One s3fs instance a process: its loop does not survive a fork, and fsspec's cache keeps
+        one a thread.
+        """
         with self._guard:
             if self._opened is None or self._opened[0] != os.getpid():
                 self._opened = (os.getpid(), _open(self.place))
@@ -141,16 +172,22 @@ def _sorted(error: Exception, place: S3Place, name: str) -> AstraFlowError:
     status, code = _status(error), _code(error)
     if code == "NoSuchBucket":
         return ConfigError(
-            f"the bucket {place.bucket}{place.at_endpoint} does not exist; create it, or correct the store's URL"
+            f"the bucket {place.bucket}{place.at_endpoint} does not exist; create it, or correct "
+            "the store's URL"
         )
     if status == 404 or isinstance(error, FileNotFoundError):
         return NotFoundError(f"there is no object {name}")
     if _needs_person(error):
         return ConfigError(f"{name} cannot be reached: {error}; correct {place.credentials}")
     if status is None or status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES:
-        return TransientError(f"{name} did not answer as it should: {type(error).__name__}: {error}")
+        return TransientError(
+            f"{name} did not answer as it should: {type(error).__name__}: {error}"
+        )
     if status in (401, 403):
-        return ConfigError(f"access to {name} is denied ({code}); check {place.credentials} and the bucket's policy")
+        return ConfigError(
+            f"access to {name} is denied ({code}); check {place.credentials} and the bucket's "
+            "policy"
+        )
     return ConfigError(f"the store refused {name} with status {status} ({code}): {error}")
 
 
@@ -180,15 +217,18 @@ def _open(place: S3Place) -> Any:
 
 
 def _of_profile(profile: str) -> dict[str, Any]:
-    """What `~/.aws/config` says of a profile. botocore would let AWS_ENDPOINT_URL and AWS_DEFAULT_REGION, which are the home
-    store's, win over it."""
+    """What `~/.aws/config` says of a profile. botocore would let AWS_ENDPOINT_URL and
+    AWS_DEFAULT_REGION, which are the home store's, win over it.
+    """
     from botocore.session import Session
 
     return Session(profile=profile).get_scoped_config() if profile else {}
 
 
 def _response(error: BaseException | None) -> dict[str, Any]:
-    """The server's answer, wherever in the chain of causes botocore left it; empty when there was none."""
+    """The server's answer, wherever in the chain of causes botocore left it; empty when there was
+    none.
+    """
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -207,7 +247,9 @@ def _code(error: BaseException) -> str:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """What s3fs raises, and what escapes it untranslated: failed connections, and bodies that end too early."""
+    """What s3fs raises, and what escapes it untranslated: failed connections, and bodies that end
+    too early.
+    """
     from aiohttp import ClientError
     from botocore.exceptions import BotoCoreError
 

@@ -1,7 +1,7 @@
 """What the URL of a store on S3 says: `s3://bucket/prefix?endpoint=https://host&profile=eu`.
 
-A URL is stored with runs, shown on pages and logged, so it never holds a credential. One that does is refused, and what
-looks like a credential is not repeated.
+A URL is stored with runs, shown on pages and logged, so it never holds a credential. One that does
+is refused, and what looks like a credential is not repeated.
 """
 
 import re
@@ -35,7 +35,9 @@ class S3Place:
     def query(self) -> str:
         """How the place is reached; empty where the environment says it all."""
         named = {"endpoint": self.endpoint, "profile": self.profile}
-        return urlencode({name: value for name, value in named.items() if value}, safe=":/", quote_via=quote)
+        return urlencode(
+            {name: value for name, value in named.items() if value}, safe=":/", quote_via=quote
+        )
 
     @property
     def at_endpoint(self) -> str:
@@ -49,14 +51,19 @@ class S3Place:
 
 
 def parse(url: str) -> S3Place:
-    """ConfigError for a URL without a bucket, with credentials, or with parameters other than `endpoint` and `profile`."""
+    """ConfigError for a URL without a bucket, with credentials, or with parameters other than
+    `endpoint` and `profile`.
+    """
     place, _, query = url.removeprefix("s3://").partition("?")
     bucket, _, root = place.partition("/")
     if not bucket:
         raise ConfigError("the store URL s3://… names no bucket; write s3://bucket/prefix")
     if "@" in bucket or ":" in bucket:
         shown = f"…@{place.rpartition('@')[2]}" if "@" in place else "…"
-        raise ConfigError(f"the store URL s3://{shown} has more than a bucket's name before its first slash; {_HINT}")
+        raise ConfigError(
+            f"the store URL s3://{shown} has more than a bucket's name before its first slash; "
+            f"{_HINT}"
+        )
     named = S3Place(bucket, root.strip("/"))
     given = _parameters(named.url, query)
     return S3Place(named.bucket, named.root, _endpoint(named.url, given), given.get("profile", ""))
@@ -68,9 +75,15 @@ def _parameters(url: str, query: str) -> dict[str, str]:
         name, _, value = part.partition("=")
         if name not in ("endpoint", "profile"):
             shown = f" {name}" if _NAME.fullmatch(name) and value else ""
-            raise ConfigError(f"the store URL {url} has an unknown parameter{shown}; it takes endpoint and profile; {_HINT}")
+            raise ConfigError(
+                f"the store URL {url} has an unknown parameter{shown}; it takes endpoint and "
+                f"profile; {_HINT}"
+            )
         if not value or name in given:
-            raise ConfigError(f"the store URL {url} needs one value for its parameter {name}; write {name}=VALUE once")
+            raise ConfigError(
+                f"the store URL {url} needs one value for its parameter {name}; write {name}=VALUE "
+                "once"
+            )
         given[name] = unquote(value)
     return given
 
@@ -85,5 +98,8 @@ def _endpoint(url: str, given: dict[str, str]) -> str:
     except ValueError:
         sound = False
     if not sound or "@" in endpoint or parts.query or parts.fragment:
-        raise ConfigError(f"the endpoint of the store URL {url} must look like https://host or http://host:9000; {_HINT}")
+        raise ConfigError(
+            f"the endpoint of the store URL {url} must look like https://host or http://host:9000; "
+            f"{_HINT}"
+        )
     return endpoint

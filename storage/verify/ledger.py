@@ -1,4 +1,5 @@
-"""Invariants 1, 2, 5, 6 and 7 over one policy's batches: a fold that holds every entry of the books against the shards.
+"""Invariants 1, 2, 5, 6 and 7 over one policy's batches: a fold that holds every entry of the books
+against the shards.
 
 waiting ─┬─ + sequences of the shards that batch n took in
          ├─ − trained (rows), filtered, expired (ledger)       ⇒  must equal what batch n says still waits
@@ -12,7 +13,7 @@ import numpy as np
 
 from storage import layout
 from storage.errors import AstraFlowError, TransientError
-from storage.records.batches import Batch, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.run import batches
 from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
@@ -24,7 +25,9 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Terms:
-    """What the run promises of a policy. Example of a completed run of 80 steps: `Terms(128, 8, 80)`."""
+    """What the run promises of a policy. Example of a completed run of 80 steps:
+    `Terms(128, 8, 80)`.
+    """
 
     batch_size: int
     """Rows of every batch."""
@@ -33,7 +36,7 @@ class Terms:
     """The batch and the version that must exist, with all before them; −1 where none must, yet."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PolicyBooks:
     """What became of the sequences that hold tokens of a policy."""
 
@@ -46,7 +49,7 @@ class PolicyBooks:
     """Not yet decided: waiting after the last batch, or in a shard that no batch has taken in."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Fold:
     """The books as the objects so far imply them."""
 
@@ -55,7 +58,9 @@ class _Fold:
     """sequence → key of the batch that settled it."""
     trained: set[SequenceKey] = field(default_factory=set)
     taken_in: set[int] = field(default_factory=set)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0))
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0)
+    )
 
 
 def audit_books(
@@ -68,7 +73,9 @@ def audit_books(
     broken: Broken,
     progress: Progress,
 ) -> PolicyBooks:
-    """Fold over the policy's batches, whose numbers `steps` are, in order, and report what does not fit."""
+    """Fold over the policy's batches, whose numbers `steps` are, in order, and report what does not
+    fit.
+    """
     known = audit.seen_by.get(policy, {})
     fold = _Fold()
     last = max([0, *steps])
@@ -89,11 +96,17 @@ def audit_books(
             broken(1, where, str(error))
             continue
         if len(batch.rows) != terms.batch_size:
-            broken(1, where, f"has {len(batch.rows)} rows; every batch of {policy} has {terms.batch_size}")
+            broken(
+                1,
+                where,
+                f"has {len(batch.rows)} rows; every batch of {policy} has {terms.batch_size}",
+            )
         _take_in(batch, where, known, fold, audit, set_aside, broken)
         _settle(batch, where, known, fold, terms.max_staleness, broken)
         _compare_waiting(batch, where, fold, broken)
-    untouched = sum(len(sequences) for order, sequences in known.items() if order not in fold.taken_in)
+    untouched = sum(
+        len(sequences) for order, sequences in known.items() if order not in fold.taken_in
+    )
     return PolicyBooks(batches=len(steps), waiting=len(fold.waiting) + untouched, **fold.counts)
 
 
@@ -119,7 +132,12 @@ def _take_in(
     closed_beyond = {order for order in batch.closed if order >= batch.closed_below}
     if closed_beyond != beyond or len(fold.taken_in) - len(beyond) != batch.closed_below:
         num_closed = batch.closed_below + len(closed_beyond)
-        broken(6, where, f"counts {num_closed} shards as taken in; the batches up to it name {len(fold.taken_in)}")
+        broken(
+            6,
+            where,
+            f"counts {num_closed} shards as taken in; the batches up to it name "
+            f"{len(fold.taken_in)}",
+        )
 
 
 def _settle(
@@ -149,7 +167,11 @@ def _close(key: SequenceKey, fate: str, where: str, fold: _Fold, broken: Broken)
     if key in fold.waiting:
         fold.waiting.discard(key)
     elif key in fold.settled:
-        broken(2 if fate == "trained" else 6, where, f"{_name(key)} is {fate}, but {fold.settled[key]} had settled it")
+        broken(
+            2 if fate == "trained" else 6,
+            where,
+            f"{_name(key)} is {fate}, but {fold.settled[key]} had settled it",
+        )
     else:
         broken(6, where, f"{_name(key)} is {fate}, but no shard taken in so far holds it")
     fold.settled[key] = where
@@ -157,7 +179,7 @@ def _close(key: SequenceKey, fate: str, where: str, fold: _Fold, broken: Broken)
 
 def _check_row(
     step: int,
-    row: Row,
+    row: BatchRow,
     where: str,
     known: Mapping[int, Mapping[SequenceKey, str]],
     max_staleness: int,
@@ -173,9 +195,17 @@ def _check_row(
         return
     newest, staleness = int(np.max(trained)), step - 1 - row.min_version
     if staleness > max_staleness and not row.replay:
-        broken(5, where, f"{_name(row.key)} has staleness {staleness}; at most {max_staleness} is allowed")
+        broken(
+            5,
+            where,
+            f"{_name(row.key)} has staleness {staleness}; at most {max_staleness} is allowed",
+        )
     if newest > step - 1:
-        broken(5, where, f"{_name(row.key)} has tokens of version {newest}, which batch {step} cannot know")
+        broken(
+            5,
+            where,
+            f"{_name(row.key)} has tokens of version {newest}, which batch {step} cannot know",
+        )
 
 
 def _compare_waiting(batch: Batch, where: str, fold: _Fold, broken: Broken) -> None:
@@ -183,8 +213,11 @@ def _compare_waiting(batch: Batch, where: str, fold: _Fold, broken: Broken) -> N
     for key in sorted(fold.waiting - listed):
         broken(6, where, f"{_name(key)} has vanished: no fate, and not waiting")
     for key in sorted(listed - fold.waiting):
-        broken(6, where, f"{_name(key)} is listed as waiting, but it is settled or was never taken in")
-    # What the batch says is where the dataflow went on from; following it keeps one fault from being reported at every step.
+        broken(
+            6, where, f"{_name(key)} is listed as waiting, but it is settled or was never taken in"
+        )
+    # What the batch says is where the dataflow went on from; following it keeps one fault from
+    # being reported at every step.
     fold.waiting = listed
 
 

@@ -1,4 +1,6 @@
-"""Numbers that are missing from a row that should have none missing. However long the gaps are, little is said and held."""
+"""Numbers that are missing from a row that should have none missing. However long the gaps are,
+little is said and held.
+"""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -17,7 +19,9 @@ class Gaps(NamedTuple):
 
 
 def gaps(there: Iterable[int], start: int, end: int) -> Gaps:
-    """Of the numbers from `start` up to but without `end`; `there` holds the ones that exist, ascending."""
+    """Of the numbers from `start` up to but without `end`; `there` holds the ones that exist,
+    ascending.
+    """
     first: list[int] = []
     missing, expected = 0, start
     for number in (*there, end):

@@ -1,4 +1,6 @@
-"""Invariant 4 over evaluations and tags: each can be read, lies where it says, and names versions that exist."""
+"""Invariant 4 over evaluations and tags: each can be read, lies where it says, and names versions
+that exist.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +14,9 @@ Published = Mapping[str, Mapping[int, str]]
 
 
 def named_versions(run: ObjectStore, broken: Broken) -> dict[str, dict[str, int]]:
-    """Key of every evaluation and tag that can be read → the versions it names. Those that cannot are reported."""
+    """Key of every evaluation and tag that can be read → the versions it names. Those that cannot
+    are reported.
+    """
     found: dict[str, dict[str, int]] = {}
     seen = evaluations.look(run)
     found |= {evaluations.key(one): dict(one.versions) for one in seen.found}
@@ -23,7 +27,9 @@ def named_versions(run: ObjectStore, broken: Broken) -> dict[str, dict[str, int]
     return found
 
 
-def check_named(named: Mapping[str, Mapping[str, int]], published: Published, broken: Broken) -> None:
+def check_named(
+    named: Mapping[str, Mapping[str, int]], published: Published, broken: Broken
+) -> None:
     """Every version that an evaluation or a tag names was published."""
     for key, versions in named.items():
         for policy, version in versions.items():

@@ -1,7 +1,8 @@
-"""Invariants 1 and 4 over orders and shards; remembers of every sequence what the books are held against.
+"""Invariants 1 and 4 over orders and shards; remembers of every sequence what the books are held
+against.
 
-A shard is read once. What stays in memory of it is small: per sequence, its policies and a digest of what each policy's
-trainer must see; the tokens themselves are dropped.
+A shard is read once. What stays in memory of it is small: per sequence, its policies and a digest
+of what each policy's trainer must see; the tokens themselves are dropped.
 """
 
 import struct
@@ -14,7 +15,7 @@ import xxhash
 
 from storage import layout
 from storage.errors import AstraFlowError, TransientError
-from storage.records.batches import Row, SequenceKey
+from storage.records.batches import BatchRow, SequenceKey
 from storage.records.rollouts import Sequence, Shard
 from storage.records.types import Bool, Float32, Int32
 from storage.run import orders, shards
@@ -25,7 +26,7 @@ Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ShardAudit:
     """What the shards of a run hold."""
 
@@ -40,14 +41,25 @@ class ShardAudit:
     """(policy, version) → digest that workers held → key of the first shard that says so."""
 
     def check_versions(self, published: Mapping[str, Mapping[int, str]], broken: Broken) -> None:
-        """Every version a token names exists, and was held as it was published: policy → version → digest."""
+        """Every version a token names exists, and was held as it was published: policy → version →
+        digest.
+        """
         for (policy, version), digests in sorted(self.held.items()):
             true = published.get(policy, {}).get(version)
             for digest, where in digests.items():
                 if true is None:
-                    broken(4, where, f"has tokens of version {version} of {policy}, which does not exist")
+                    broken(
+                        4,
+                        where,
+                        f"has tokens of version {version} of {policy}, which does not exist",
+                    )
                 elif digest != true:
-                    broken(4, where, f"was sampled with weights {digest}, but version {version} of {policy} is {true}")
+                    broken(
+                        4,
+                        where,
+                        f"was sampled with weights {digest}, but version {version} of {policy} is "
+                        f"{true}",
+                    )
 
 
 @dataclass(frozen=True)
@@ -59,18 +71,22 @@ class _Asked:
     """Episodes of each prompt."""
 
 
-def audit_shards(run: ObjectStore, set_aside: Mapping[str, str], broken: Broken, progress: Progress) -> ShardAudit:
+def audit_shards(
+    run: ObjectStore, set_aside: Mapping[str, str], broken: Broken, progress: Progress
+) -> ShardAudit:
     """Read every order and shard of the run."""
     # Shards are listed first: their orders were written before them.
     numbers = layout.numbers(run.list(f"{layout.SHARDS}/"), layout.shard)
     ordered = set(layout.numbers(run.list(f"{layout.ORDERS}/"), layout.order))
-    audit = ShardAudit(len(ordered), len(numbers))
+    audit = ShardAudit(num_orders=len(ordered), num_shards=len(numbers))
     last = max(ordered, default=-1)
     missing = gaps(sorted(ordered), 0, last)
     for number in missing.first:
         broken(1, layout.order(number), f"order {number} is missing, order {last} exists")
     if missing.more:
-        broken(1, layout.ORDERS, f"and {missing.more:,} more orders are missing, order {last} exists")
+        broken(
+            1, layout.ORDERS, f"and {missing.more:,} more orders are missing, order {last} exists"
+        )
     asked = _read_orders(run, sorted(ordered), broken, progress)
     for at, number in enumerate(numbers):
         progress("shards", (at + 1) / len(numbers))
@@ -81,7 +97,9 @@ def audit_shards(run: ObjectStore, set_aside: Mapping[str, str], broken: Broken,
     return audit
 
 
-def _read_orders(run: ObjectStore, numbers: Many[int], broken: Broken, progress: Progress) -> dict[int, _Asked]:
+def _read_orders(
+    run: ObjectStore, numbers: Many[int], broken: Broken, progress: Progress
+) -> dict[int, _Asked]:
     """What each order that can be read asked for."""
     asked: dict[int, _Asked] = {}
     for at, number in enumerate(numbers):
@@ -93,11 +111,15 @@ def _read_orders(run: ObjectStore, numbers: Many[int], broken: Broken, progress:
         except AstraFlowError as error:
             broken(1, layout.order(number), str(error))
         else:
-            asked[number] = _Asked([prompt.id for prompt in order.prompts], order.samples_per_prompt)
+            asked[number] = _Asked(
+                [prompt.id for prompt in order.prompts], order.samples_per_prompt
+            )
     return asked
 
 
-def _audit_shard(run: ObjectStore, number: int, asked: _Asked | None, audit: ShardAudit, broken: Broken) -> None:
+def _audit_shard(
+    run: ObjectStore, number: int, asked: _Asked | None, audit: ShardAudit, broken: Broken
+) -> None:
     where = layout.shard(number)
     try:
         shard = shards.read(run, number)
@@ -129,11 +151,14 @@ def _check_answer(shard: Shard, asked: _Asked, where: str, broken: Broken) -> No
             broken(
                 1,
                 where,
-                f"has {len(group.episodes)} episodes of {group.prompt.id}, its order asked for {asked.samples}",
+                f"has {len(group.episodes)} episodes of {group.prompt.id}, its order asked for "
+                f"{asked.samples}",
             )
 
 
-def _note_sequence(shard: Shard, key: SequenceKey, sequence: Sequence, audit: ShardAudit, broken: Broken) -> None:
+def _note_sequence(
+    shard: Shard, key: SequenceKey, sequence: Sequence, audit: ShardAudit, broken: Broken
+) -> None:
     where = layout.shard(key.order)
     for index, policy in enumerate(sequence.policies):
         own = sequence.owners == index
@@ -144,7 +169,8 @@ def _note_sequence(shard: Shard, key: SequenceKey, sequence: Sequence, audit: Sh
                 broken(
                     4,
                     where,
-                    f"{_name(key)} has tokens of version {version} of {policy}, whose weights it does not name",
+                    f"{_name(key)} has tokens of version {version} of {policy}, whose weights it "
+                    "does not name",
                 )
         digest = view_digest(
             shard.groups[key.group].prompt.id,
@@ -159,7 +185,7 @@ def _note_sequence(shard: Shard, key: SequenceKey, sequence: Sequence, audit: Sh
         audit.seen_by.setdefault(policy, {}).setdefault(key.order, {})[key] = digest
 
 
-def row_digest(row: Row) -> str:
+def row_digest(row: BatchRow) -> str:
     """Digest of what a trainer sees of a batch row; equals that of the sequence it came from."""
     return view_digest(
         row.prompt_id,
@@ -183,10 +209,16 @@ def view_digest(
     reward: float,
     temperature: float,
 ) -> str:
-    """Digest of all of a sequence that a batch repeats. `tokens` and `mask` are [L]; `logprobs` and `versions`, [L] too,
-    count where the mask is True."""
+    """Digest of all of a sequence that a batch repeats. `tokens` and `mask` are [L]; `logprobs` and
+    `versions`, [L] too, count where the mask is True.
+    """
     digest = xxhash.xxh3_128(struct.pack("<qidd", len(tokens), oldest, reward, temperature))
-    for part, dtype in ((tokens, np.int32), (mask, np.bool_), (logprobs[mask], np.float32), (versions[mask], np.int32)):
+    for part, dtype in (
+        (tokens, np.int32),
+        (mask, np.bool_),
+        (logprobs[mask], np.float32),
+        (versions[mask], np.int32),
+    ):
         digest.update(np.ascontiguousarray(part, dtype).tobytes())
     digest.update(prompt_id.encode())
     return digest.hexdigest()

@@ -5,9 +5,9 @@
     weights ─────────┼─▶ audit_weights  1 contiguous, 3 parents, batches and digests
     evals ─ tags ────┴─▶ check_named    4 can be read, and names versions that exist
 
-A run that is still going can be verified too: later objects are read after the ones they refer to. Of a completed run all
-batches and versions must be there. Keys of no known pattern are no objects of the run. Knows what the objects promise each
-other, and nothing of how they came about.
+A run that is still going can be verified too: later objects are read after the ones they refer to.
+Of a completed run all batches and versions must be there. Keys of no known pattern are no objects
+of the run. Knows what the objects promise each other, and nothing of how they came about.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,9 @@ from storage.verify.weights import audit_checkpoints, audit_weights
 
 
 class Violation(NamedTuple):
-    """One broken promise. Example: `Violation(2, "batches/solver/00000003.arrow", "order 7 … is trained on again")`."""
+    """One broken promise. Example:
+    `Violation(2, "batches/solver/00000003.arrow", "order 7 … is trained on again")`.
+    """
 
     invariant: int
     """Number in the design's list of invariants, 1–7."""
@@ -37,7 +39,7 @@ class Violation(NamedTuple):
     what: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What `verify` found."""
 
@@ -59,33 +61,46 @@ Progress = Callable[[str, float], None]
 
 
 def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> Verdict:
-    """Check every invariant of the run. Reads every object once; damage becomes a violation, never an exception.
+    """Check every invariant of the run. Reads every object once; damage becomes a violation, never
+    an exception.
 
     Raises:
-        ConfigError: the run does not exist, or its `run.json` cannot be read or lacks a setting that others must heed.
-        TransientError: the store stopped answering.
+        ConfigError: the run does not exist, or its `run.json` cannot be read or lacks a setting
+        that others must heed. TransientError: the store stopped answering.
     """
     found: list[Violation] = []
 
     def broken(invariant: int, where: str, what: str) -> None:
         found.append(Violation(invariant, where, what))
 
-    # The run's end is read first, then batches are listed: everything they speak of was written before them, so a live run
-    # cannot look broken.
+    # The run's end is read first, then batches are listed: everything they speak of was written
+    # before them, so a live run cannot look broken.
     terms = _terms(run, broken)
-    steps = {policy: layout.numbers(run.list(f"{layout.BATCHES}/{policy}/"), partial(layout.batch, policy)) for policy in terms}
+    steps = {
+        policy: layout.numbers(
+            run.list(f"{layout.BATCHES}/{policy}/"), partial(layout.batch, policy)
+        )
+        for policy in terms
+    }
     named = named_versions(run, broken)
     set_aside = quarantine.quarantined(run)
     audit = audit_shards(run, set_aside, broken, progress)
     books = {
-        policy: audit_books(run, policy, steps[policy], terms[policy], audit, set_aside, broken, progress) for policy in terms
+        policy: audit_books(
+            run, policy, steps[policy], terms[policy], audit, set_aside, broken, progress
+        )
+        for policy in terms
     }
-    published = {policy: audit_weights(run, policy, terms[policy].due, broken, progress) for policy in terms}
+    published = {
+        policy: audit_weights(run, policy, terms[policy].due, broken, progress) for policy in terms
+    }
     for policy in terms:
         audit_checkpoints(run, policy, broken)
     audit.check_versions(published, broken)
     check_named(named, published, broken)
-    ordered = sorted(set(found), key=lambda violation: (violation.invariant, violation.where, violation.what))
+    ordered = sorted(
+        set(found), key=lambda violation: (violation.invariant, violation.where, violation.what)
+    )
     return Verdict(
         violations=tuple(ordered),
         orders=audit.num_orders,
@@ -101,11 +116,17 @@ def _terms(run: ObjectStore, broken: Broken) -> dict[str, Terms]:
     config = _config(run)
     steps = _whole(config.get("steps"), run, "steps")
     due = steps if _completed(run, broken) else -1
-    staleness = _whole(_section(config.get("data"), run, "data").get("max_staleness"), run, "data.max_staleness")
+    staleness = _whole(
+        _section(config.get("data"), run, "data").get("max_staleness"), run, "data.max_staleness"
+    )
     policies = _section(config.get("policies"), run, "policies")
     return {
         policy: Terms(
-            _whole(_section(settings, run, f"policies.{policy}").get("batch_size"), run, f"policies.{policy}.batch_size"),
+            _whole(
+                _section(settings, run, f"policies.{policy}").get("batch_size"),
+                run,
+                f"policies.{policy}.batch_size",
+            ),
             staleness,
             due,
         )
@@ -117,20 +138,31 @@ def _terms(run: ObjectStore, broken: Broken) -> dict[str, Terms]:
 def _can_be_a_key(policy: str, broken: Broken) -> bool:
     if layout.NAME.fullmatch(policy):
         return True
-    broken(1, layout.RUN, f"names the policy {plain_names.shown(policy)}, of which there can be no batch and no version")
+    broken(
+        1,
+        layout.RUN,
+        f"names the policy {plain_names.shown(policy)}, of which there can be no batch and no "
+        "version",
+    )
     return False
 
 
 def _section(value: Any, run: ObjectStore, key: str) -> Json:
     if isinstance(value, dict):
         return value
-    raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no section {key!r}")
+    raise ConfigError(
+        f"{run.url} cannot be verified, because the config in its {layout.RUN} has no section "
+        f"{key!r}"
+    )
 
 
 def _whole(value: Any, run: ObjectStore, key: str) -> int:
     if type(value) is int and 0 <= value <= QUANTITY_MAX:
         return value
-    raise ConfigError(f"{run.url} cannot be verified, because the config in its {layout.RUN} has no whole number {key!r}")
+    raise ConfigError(
+        f"{run.url} cannot be verified, because the config in its {layout.RUN} has no whole number "
+        f"{key!r}"
+    )
 
 
 def _completed(run: ObjectStore, broken: Broken) -> bool:
@@ -147,5 +179,6 @@ def _config(run: ObjectStore) -> Json:
         return runs.run_config(run)
     except (NotFoundError, CorruptError) as error:
         raise ConfigError(
-            f"{run.url} cannot be verified, because its {layout.RUN} cannot be read: {error}; put it back from a copy"
+            f"{run.url} cannot be verified, because its {layout.RUN} cannot be read: {error}; put "
+            "it back from a copy"
         ) from error

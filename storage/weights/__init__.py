@@ -1,1 +1,3 @@
-"""Weights of a policy: published once per version, read by the cheapest path, replicated, retired."""
+"""Weights of a policy: published once per version, read by the cheapest path, replicated,
+retired.
+"""

@@ -1,9 +1,11 @@
-"""Merged changes, for workers that are several versions behind: one object in place of eight, at two thirds of their bytes.
+"""Merged changes, for workers that are several versions behind: one object in place of eight, at
+two thirds of their bytes.
 
     delta 9, 10, … 16  ──steps add up──▶  weights/{policy}/00000016/since-00000008.json + files
 
-They are made from the stored deltas alone, without any weights, where the versions stand anyway: by the trainer at home, by a
-mirror in its region. They are a shorter way and nothing more: who finds none, or a wrong one, goes version by version.
+They are made from the stored deltas alone, without any weights, where the versions stand anyway: by
+the trainer at home, by a mirror in its region. They are a shorter way and nothing more: who finds
+none, or a wrong one, goes version by version.
 """
 
 import logging
@@ -18,13 +20,13 @@ from storage import layout
 from storage.errors import AstraFlowError, ConflictError, CorruptError
 from storage.formats.json_objects import seal
 from storage.plain_names import new_write_id
-from storage.records.weights import HostTensor, Merged, Step, TensorInfo
+from storage.records.weights import HostTensor, Merged, StoredDelta, TensorInfo
 from storage.store.object_store import ObjectStore
 from storage.weights import delta_store, manifests, update_path
 from storage.weights.codec import deltas
 from storage.weights.codec.deltas import Change
 from storage.weights.manifests import MEMORY_BYTES, MERGED_SPAN
-from storage.weights.update_path import Leg
+from storage.weights.update_path import PathStep
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +40,16 @@ SHARE_MAX = 0.8
 class _Fetched:
     """One leg with its files' entries, by file and entry."""
 
-    leg: Leg
+    leg: PathStep
     entries: Mapping[tuple[str, str], HostTensor]
 
 
-def merge(run: ObjectStore, policy: str, version: int, base: int, memory_bytes: int = MEMORY_BYTES) -> bool:
-    """Store the changes from `base` to `version` as one; whether that pays and was done. Done before is no error. Single deltas
-    of more than `memory_bytes` together are not merged: all of them lie in memory.
+def merge(
+    run: ObjectStore, policy: str, version: int, base: int, memory_bytes: int = MEMORY_BYTES
+) -> bool:
+    """Store the changes from `base` to `version` as one; whether that pays and was done. Done
+    before is no error. Single deltas of more than `memory_bytes` together are not merged: all of
+    them lie in memory.
 
     NotFoundError and CorruptError when a version in between cannot be read.
     """
@@ -75,13 +80,30 @@ def merge(run: ObjectStore, policy: str, version: int, base: int, memory_bytes: 
             changes.append(_merged(name, info, blobs, threads))
     folder, write_id = run.sub(layout.weights(policy, version)), new_write_id()
     written = delta_store.store(
-        folder, infos, changes, whole, write_id, bytes_max=SHARE_MAX * num_bytes, memory_bytes=memory_bytes
+        folder,
+        infos,
+        changes,
+        whole,
+        write_id,
+        bytes_max=SHARE_MAX * num_bytes,
+        memory_bytes=memory_bytes,
     )
     if written is None:
         return False
-    step = Step(base, written.contents.tensors, written.contents.files)
+    step = StoredDelta(base, written.contents.tensors, written.contents.files)
     try:
-        run.create(layout.merged(policy, version, base), seal(Merged(policy, version, step, time.time(), write_id)))
+        run.create(
+            layout.merged(policy, version, base),
+            seal(
+                Merged(
+                    policy=policy,
+                    version=version,
+                    step=step,
+                    created_s=time.time(),
+                    write_id=write_id,
+                )
+            ),
+        )
     except ConflictError:  # another one merged the same
         for file in step.files:
             folder.delete(file.name)
@@ -99,7 +121,9 @@ class Merging:
         self._merged: dict[str, int] = {}
 
     def after(self, policy: str, version: int) -> None:
-        """Merge the newest whole span up to `version`, which stands, unless that was done or another is under way."""
+        """Merge the newest whole span up to `version`, which stands, unless that was done or
+        another is under way.
+        """
         end = version - version % MERGED_SPAN
         busy = self._under_way is not None and not self._under_way.done()
         if end >= MERGED_SPAN and end != self._merged.get(policy) and not busy:
@@ -111,7 +135,11 @@ class Merging:
             merge(self._run, policy, end, end - MERGED_SPAN, self._memory_bytes)
         except AstraFlowError as error:
             log.warning(
-                "the changes of %s up to version %d are not merged, workers go version by version: %s", policy, end, error
+                "the changes of %s up to version %d are not merged, workers go version by version: "
+                "%s",
+                policy,
+                end,
+                error,
             )
 
     def close(self) -> None:
@@ -119,31 +147,50 @@ class Merging:
         self._pool.shutdown(wait=True)
 
 
-def _single_legs(run: ObjectStore, policy: str, version: int, base: int) -> list[Leg]:
+def _single_legs(run: ObjectStore, policy: str, version: int, base: int) -> list[PathStep]:
     """The delta of every version after `base`, as far as there are deltas."""
     with ThreadPoolExecutor(manifests.READ_THREADS) as pool:
-        chain = list(pool.map(lambda number: manifests.read_manifest(run, policy, number), range(base + 1, version + 1)))
-    return [leg for manifest in chain for leg in update_path.legs(manifest) if leg.base == manifest.version - 1]
+        chain = list(
+            pool.map(
+                lambda number: manifests.read_manifest(run, policy, number),
+                range(base + 1, version + 1),
+            )
+        )
+    return [
+        leg
+        for manifest in chain
+        for leg in update_path.legs(manifest)
+        if leg.base == manifest.version - 1
+    ]
 
 
-def _fetch(run: ObjectStore, leg: Leg) -> _Fetched:
+def _fetch(run: ObjectStore, leg: PathStep) -> _Fetched:
     folder = run.sub(leg.folder)
     with ThreadPoolExecutor(delta_store.TRANSFERS_MAX) as pool:
         files = delta_store.needed(folder.url, leg.tensors, leg.files)
         contents = pool.map(lambda file: delta_store.fetch(folder, file), files)
-        entries = {(file.name, name): tensor for file, own in zip(files, contents, strict=True) for name, tensor in own.items()}
+        entries = {
+            (file.name, name): tensor
+            for file, own in zip(files, contents, strict=True)
+            for name, tensor in own.items()
+        }
     return _Fetched(leg, entries)
 
 
-def _trace(fetched: Sequence[_Fetched], name: str) -> tuple[str, HostTensor | None, list[HostTensor]]:
-    """Where a tensor comes from: the base's tensor of that name, or one that was stored as a whole on the way; and the blobs
-    that are to be applied to it."""
+def _trace(
+    fetched: Sequence[_Fetched], name: str
+) -> tuple[str, HostTensor | None, list[HostTensor]]:
+    """Where a tensor comes from: the base's tensor of that name, or one that was stored as a whole
+    on the way; and the blobs that are to be applied to it.
+    """
     blobs: list[HostTensor] = []
     for one in reversed(fetched):
         info = one.leg.tensors.get(name)
         stored = one.entries.get((info.file, info.entry or name)) if info else None
         if info is None or (info.file and stored is None):
-            raise CorruptError(f"{one.leg.folder} does not hold the tensor {name}, which a later version needs")
+            raise CorruptError(
+                f"{one.leg.folder} does not hold the tensor {name}, which a later version needs"
+            )
         if not info.source:
             return "", stored, blobs[::-1]
         if stored is not None:
@@ -154,6 +201,9 @@ def _trace(fetched: Sequence[_Fetched], name: str) -> tuple[str, HostTensor | No
 
 def _merged(name: str, info: TensorInfo, blobs: Sequence[HostTensor], threads: int) -> Change:
     blob, num_changed = deltas.merge(
-        [delta_store.blob_of(blob) for blob in blobs], info.dtype, math.prod(info.shape), threads=threads
+        [delta_store.blob_of(blob) for blob in blobs],
+        info.dtype,
+        math.prod(info.shape),
+        threads=threads,
     )
     return Change(name, blob, num_changed)

@@ -20,10 +20,12 @@ MERGED_SPAN = 8
 READ_THREADS = 16
 """Manifests that are read at once."""
 _looking = ThreadPoolExecutor(12, thread_name_prefix="look")
-"""Workers look for new versions several times a second: starting threads for each look would cost more than the look."""
+"""Workers look for new versions several times a second: starting threads for each look would cost
+more than the look.
+"""
 
 
-class Held(NamedTuple):
+class LoadedWeights(NamedTuple):
     """A version in host memory, with what its manifest says of it."""
 
     manifest: Manifest
@@ -31,7 +33,9 @@ class Held(NamedTuple):
 
 
 def read_manifest(run: ObjectStore, policy: str, version: int) -> Manifest:
-    """NotFoundError while there is no such version; CorruptError when its manifest contradicts its place or itself."""
+    """NotFoundError while there is no such version; CorruptError when its manifest contradicts its
+    place or itself.
+    """
     key = layout.manifest(layout.weights(policy, version))
     return read_twice(lambda: parse_manifest(run.get(key), policy, version))
 
@@ -52,7 +56,9 @@ def exists(run: ObjectStore, policy: str, version: int) -> bool:
 
 
 def latest(run: ObjectStore, policy: str, start: int = 0) -> int | None:
-    """The newest version, searched upwards from `start`, a version known to exist; None when `start` does not."""
+    """The newest version, searched upwards from `start`, a version known to exist; None when
+    `start` does not.
+    """
     absent = first_absent(lambda version: exists(run, policy, version), start)
     return absent - 1 if absent > start else None
 
@@ -74,21 +80,29 @@ def newer(run: ObjectStore, policy: str, than: int) -> Manifest | None:
 
 
 def read_merged(run: ObjectStore, policy: str, version: int, base: int) -> Merged:
-    """The merged changes from `base` to `version`. NotFoundError where there are none; CorruptError when damaged."""
+    """The merged changes from `base` to `version`. NotFoundError where there are none; CorruptError
+    when damaged.
+    """
     key = layout.merged(policy, version, base)
     merged = read_twice(lambda: unseal(Merged, run.get(key), key))
     if (merged.policy, merged.version, merged.step.base) != (policy, version, base):
-        raise CorruptError(f"{key} leads from version {merged.step.base} to {merged.version} of {merged.policy}")
+        raise CorruptError(
+            f"{key} leads from version {merged.step.base} to {merged.version} of {merged.policy}"
+        )
     return merged
 
 
 def nearest_anchor(run: ObjectStore, policy: str, version: int) -> Manifest:
-    """The manifest of the newest anchor up to `version`, which exists. CorruptError where the chain to it is broken."""
+    """The manifest of the newest anchor up to `version`, which exists. CorruptError where the chain
+    to it is broken.
+    """
     return chain_from_anchor(run, policy, version, ())[0]
 
 
 def is_gone(run: ObjectStore, manifest: Manifest) -> bool:
-    """Whether data of the version was let go on purpose. A retirement that was cut off may have left all of it."""
+    """Whether data of the version was let go on purpose. A retirement that was cut off may have
+    left all of it.
+    """
     folder = layout.weights(manifest.policy, manifest.version)
     if not run.exists(layout.retired(manifest.policy, manifest.version)):
         return False
@@ -96,34 +110,44 @@ def is_gone(run: ObjectStore, manifest: Manifest) -> bool:
     return not all(run.exists(f"{folder}/{file.name}") for file in files)
 
 
-def read_manifests(run: ObjectStore, policy: str, versions: Iterable[int]) -> list[Manifest | NotFoundError | CorruptError]:
+def read_manifests(
+    run: ObjectStore, policy: str, versions: Iterable[int]
+) -> list[Manifest | NotFoundError | CorruptError]:
     """Of each version its manifest, or why it cannot be read."""
     with ThreadPoolExecutor(READ_THREADS) as pool:
         return list(pool.map(lambda version: _manifest(run, policy, version), versions))
 
 
-def _manifest(run: ObjectStore, policy: str, version: int) -> Manifest | NotFoundError | CorruptError:
+def _manifest(
+    run: ObjectStore, policy: str, version: int
+) -> Manifest | NotFoundError | CorruptError:
     try:
         return read_manifest(run, policy, version)
     except (NotFoundError, CorruptError) as error:
         return error
 
 
-def chain_from_anchor(run: ObjectStore, policy: str, version: int, damaged: Collection[int]) -> list[Manifest]:
+def chain_from_anchor(
+    run: ObjectStore, policy: str, version: int, damaged: Collection[int]
+) -> list[Manifest]:
     """The manifests from the nearest anchor that is not `damaged` up to `version`."""
     chain = [read_manifest(run, policy, version)]
     while chain[0].kind == "delta" or chain[0].version in damaged:
         base = chain[0].base if chain[0].kind == "delta" else chain[0].version - 1
         if base is None or base != chain[0].version - 1 or base < 0:
             raise CorruptError(
-                f"version {chain[0].version} of {policy} is a delta to version {base}, which is not the one before"
+                f"version {chain[0].version} of {policy} is a delta to version {base}, which is "
+                "not the one before"
             )
-        for found in reversed(read_manifests(run, policy, range(max(0, base - READ_THREADS + 1), base + 1))):
+        for found in reversed(
+            read_manifests(run, policy, range(max(0, base - READ_THREADS + 1), base + 1))
+        ):
             if isinstance(found, NotFoundError):
                 links = " ← ".join(str(manifest.version) for manifest in reversed(chain))
                 gone = chain[0].version - 1
                 raise CorruptError(
-                    f"version {version} of {policy} cannot be read: the chain {links} starts from version {gone}, which does "
+                    f"version {version} of {policy} cannot be read: the chain {links} starts from "
+                    f"version {gone}, which does "
                     f"not exist any more; put {layout.weights(policy, gone)} back"
                 ) from found
             if isinstance(found, CorruptError):

@@ -10,11 +10,11 @@ from storage.formats import tensor_set
 from storage.formats.safetensors import weights_digest
 from storage.formats.tensor_set import Contents
 from storage.plain_names import new_write_id
-from storage.records.weights import HostTensor, Manifest, Step
+from storage.records.weights import HostTensor, Manifest, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.weights import delta_store
 from storage.weights.delta_store import Written
-from storage.weights.manifests import MEMORY_BYTES, Held, exists
+from storage.weights.manifests import MEMORY_BYTES, LoadedWeights, exists
 
 DELTA_SHARE_MAX = 0.5
 """A delta larger than this share of the tensors' bytes is not worth its chain."""
@@ -28,26 +28,33 @@ def publish(
     version: int,
     tensors: Mapping[str, HostTensor],
     *,
-    base: Held | None = None,
+    base: LoadedWeights | None = None,
     anchor: bool = False,
     memory_bytes: int = MEMORY_BYTES,
     metrics: Mapping[str, float] = _NOTHING,
     extra_files: Mapping[str, bytes] = _NO_FILES,
 ) -> Manifest:
-    """Make `version` real: data files first, the manifest last. ConflictError when the version exists.
+    """Make `version` real: data files first, the manifest last. ConflictError when the version
+    exists.
 
-    A delta to `base`, which must be the version before. An anchor without one, where one is asked for, and where the delta
-    would not be smaller than DELTA_SHARE_MAX of the tensors; where there is a `base`, the anchor carries the delta as well.
-    `extra_files` (version 0 only by convention) are the model's other files: `config.json`, tokenizer, … The manifest's
-    `metrics` get `weights/…` of the publication itself. A publication that is cut off leaves files nobody lists; publishing
-    again is safe. ConfigError for no tensors at all.
+    A delta to `base`, which must be the version before. An anchor without one, where one is asked
+    for, and where the delta would not be smaller than DELTA_SHARE_MAX of the tensors; where there
+    is a `base`, the anchor carries the delta as well. `extra_files` (version 0 only by convention)
+    are the model's other files: `config.json`, tokenizer, … The manifest's `metrics` get
+    `weights/…` of the publication itself. A publication that is cut off leaves files nobody lists;
+    publishing again is safe. ConfigError for no tensors at all.
     """
     if not tensors:
-        raise ConfigError(f"version {version} of {policy} would have no tensors; publish those of its model")
+        raise ConfigError(
+            f"version {version} of {policy} would have no tensors; publish those of its model"
+        )
     if exists(run, policy, version):
         raise ConflictError(f"version {version} of {policy} is published already")
     if base is not None and (base.manifest.policy, base.manifest.version) != (policy, version - 1):
-        raise ValueError(f"version {version} of {policy} is no step from {base.manifest.policy} {base.manifest.version}")
+        raise ValueError(
+            f"version {version} of {policy} is no step from {base.manifest.policy} "
+            f"{base.manifest.version}"
+        )
     folder = run.sub(layout.weights(policy, version))
     write_id = new_write_id()
     start_s = time.monotonic()
@@ -67,7 +74,9 @@ def publish(
         digest=weights_digest(listed.tensors),
         tensors=listed.tensors,
         files=listed.files,
-        step=Step(version - 1, delta.contents.tensors, delta.contents.files) if delta and is_anchor else None,
+        step=StoredDelta(version - 1, delta.contents.tensors, delta.contents.files)
+        if delta and is_anchor
+        else None,
         metrics={**metrics, **_told(tensors, delta, time.monotonic() - start_s)},
         created_s=time.time(),
         write_id=write_id,
@@ -78,7 +87,11 @@ def publish(
 
 
 def _delta(
-    folder: ObjectStore, base: Held, tensors: Mapping[str, HostTensor], write_id: str, memory_bytes: int
+    folder: ObjectStore,
+    base: LoadedWeights,
+    tensors: Mapping[str, HostTensor],
+    write_id: str,
+    memory_bytes: int,
 ) -> Written | None:
     """A stored delta; None where an anchor is better."""
     return delta_store.write(
@@ -92,7 +105,9 @@ def _delta(
     )
 
 
-def _told(tensors: Mapping[str, HostTensor], delta: Written | None, seconds: float) -> dict[str, float]:
+def _told(
+    tensors: Mapping[str, HostTensor], delta: Written | None, seconds: float
+) -> dict[str, float]:
     """What a publication tells of itself."""
     if delta is None:
         return {"weights/encode_s": 0.0, "weights/upload_s": seconds}

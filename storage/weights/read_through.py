@@ -1,8 +1,9 @@
-"""Reads a run's weights from a region's mirror where it can, and everything else, as all that a mirror lacks or has wrong, from
-home.
+"""Reads a run's weights from a region's mirror where it can, and everything else, as all that a
+mirror lacks or has wrong, from home.
 
-A mirror is a cache that nobody has to trust: what versions there are and what they must be is read at home, a mirror that
-falls behind is passed over, and an object that is read a second time, because its digest was wrong, is read from home.
+A mirror is a cache that nobody has to trust: what versions there are and what they must be is read
+at home, a mirror that falls behind is passed over, and an object that is read a second time,
+because its digest was wrong, is read from home.
 """
 
 import logging
@@ -28,8 +29,8 @@ LAG_MAX_S = 10.0
 """How long a mirror may be behind before a worker goes home for what it lacks."""
 
 
-@dataclass
-class NearFirst:
+@dataclass(kw_only=True)
+class ReadThrough:
     """A `Backend` that reads from a mirror where it can. Everything else is home's."""
 
     near: Backend
@@ -39,10 +40,14 @@ class NearFirst:
     clock: Callable[[], float] = time.monotonic
     away_s: float = AWAY_S
     _behind: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """policy → the first version's manifest that home had and the mirror had not, and since when the mirror is behind."""
+    """policy → the first version's manifest that home had and the mirror had not, and since when
+    the mirror is behind.
+    """
     _away_until_s: float = -math.inf
     _asked: set[tuple[str, int]] = field(default_factory=set)
-    """What was read from the mirror before, and from which byte on: who reads it again found it wrong."""
+    """What was read from the mirror before, and from which byte on: who reads it again found it
+    wrong.
+    """
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, key: str) -> bytes:
@@ -68,8 +73,9 @@ class NearFirst:
         return read(self.home, key)
 
     def exists(self, key: str) -> bool:
-        """Whether home has it. A version must stand in the mirror too, unless that is away, or has been behind for
-        `lag_max_s`."""
+        """Whether home has it. A version must stand in the mirror too, unless that is away, or has
+        been behind for `lag_max_s`.
+        """
         if not key.endswith(f"/{MANIFEST}"):
             return self.home.exists(key)
         policy = key.split("/")[-3]
@@ -80,13 +86,18 @@ class NearFirst:
             if not at_home:
                 self._forget_if_caught_up(policy)
                 return False
-            return self.near.exists(self.near_path(key)) or self._behind_s(policy, key) >= self.lag_max_s
+            return (
+                self.near.exists(self.near_path(key))
+                or self._behind_s(policy, key) >= self.lag_max_s
+            )
         except AstraFlowError as error:
             self._pass_over(key, error)
             return at_home
 
     def _behind_s(self, policy: str, key: str) -> float:
-        """Since when the mirror is behind, which lacks `key`. One that only ever lacks the newest version is not."""
+        """Since when the mirror is behind, which lacks `key`. One that only ever lacks the newest
+        version is not.
+        """
         with self._lock:
             behind = self._behind.get(policy)
         if behind is None or self.near.exists(self.near_path(behind[0])):
@@ -108,8 +119,15 @@ class NearFirst:
             return self.clock() < self._away_until_s
 
     def _pass_over(self, key: str, error: AstraFlowError) -> None:
-        """Home is asked for everything for a while: each call to a mirror that does not answer costs its timeout."""
-        log.warning("the mirror fails, home is asked for %s and what follows for %.0f s: %s", key, self.away_s, error)
+        """Home is asked for everything for a while: each call to a mirror that does not answer
+        costs its timeout.
+        """
+        log.warning(
+            "the mirror fails, home is asked for %s and what follows for %.0f s: %s",
+            key,
+            self.away_s,
+            error,
+        )
         with self._lock:
             self._away_until_s = self.clock() + self.away_s
 
@@ -136,7 +154,11 @@ def _following(key: str) -> str:
     return run + layout.manifest(layout.weights(policy, int(version) + 1))
 
 
-def near_first(home: ObjectStore, mirror: ObjectStore) -> ObjectStore:
+def read_through_mirror(home: ObjectStore, mirror: ObjectStore) -> ObjectStore:
     """`home`, read from `mirror` where that has it. Both are the prefix of one run."""
-    backend = NearFirst(mirror.backend, home.backend, lambda key: mirror.prefix + key.removeprefix(home.prefix))
+    backend = ReadThrough(
+        near=mirror.backend,
+        home=home.backend,
+        near_path=lambda key: mirror.prefix + key.removeprefix(home.prefix),
+    )
     return replace(home, backend=backend)

@@ -1,12 +1,13 @@
-"""Regional mirrors: a region's own copy of every version's weights, so that each crosses the ocean once, however many workers
-there are.
+"""Regional mirrors: a region's own copy of every version's weights, so that each crosses the ocean
+once, however many workers there are.
 
     home ──1. what changed, the manifest──▶ mirror ──▶ workers of the region; what it lacks or has wrong ──▶ home
          ──2. whole tensors of anchors ───▶
 
-A mirror holds the same keys as home. It shows an anchor as soon as it has what those need who hold the version before; the
-anchor's whole tensors, which cross for a minute where the model is large, follow file by file while nothing newer is there.
-How one reads from it is `near_first.py`'s knowledge. Knows nothing of services.
+A mirror holds the same keys as home. It shows an anchor as soon as it has what those need who hold
+the version before; the anchor's whole tensors, which cross for a minute where the model is large,
+follow file by file while nothing newer is there. How one reads from it is `near_first.py`'s
+knowledge. Knows nothing of services.
 """
 
 import logging
@@ -22,7 +23,7 @@ from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundErr
 from storage.records.weights import FileInfo, Manifest
 from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore, open_store
-from storage.store.ordered_map import in_order
+from storage.store.ordered_map import ordered_map
 from storage.weights import manifests
 from storage.weights.compaction import Merging
 from storage.weights.delta_store import TRANSFERS_MAX
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.2
 """Pause between two looks for a next version."""
 MIRROR_PATIENCE_S = 5.0
-"""A call on a failing mirror gives up after this time; the service pauses then, and can be stopped."""
+"""A call on a failing mirror gives up after this time; the service pauses then, and can be stopped.
+"""
 
 
 def of_run(home: ObjectStore, url: str) -> ObjectStore:
@@ -58,19 +60,22 @@ class Copied(NamedTuple):
     """An anchor's whole tensors, which are still to cross."""
 
 
-def keep(lifetime: Lifetime, mirror: ObjectStore, policies: Iterable[str], last: int | None = None) -> None:
+def replicate(
+    lifetime: Lifetime, mirror: ObjectStore, policies: Iterable[str], last: int | None = None
+) -> None:
     """Copy every version as it appears, until the service must stop or the mirror is complete.
 
-    A store that is away is waited for; damage at home is reported and tried again. Changes are merged
-    in the mirror.
+    A store that is away is waited for; damage at home is reported and tried again. Changes are
+    merged in the mirror.
 
     Args:
         lifetime: its store is home; it is over for `early_stop_reason`.
-        last: the mirror is complete when version `last` of every policy is there, with all before it.
+        last: the mirror is complete when version `last` of every policy is there, with all before
+        it.
 
     Raises:
-        ConfigError: the mirror cannot be used from the start. One that was used, and whose bucket or
-            keys were lost then, is waited for.
+        ConfigError: the mirror cannot be used from the start. One that was used, and whose bucket
+            or keys were lost then, is waited for.
     """
     home, heartbeat = lifetime.run, lifetime.heartbeat
     mirror = replace(mirror, patience_s=min(mirror.patience_s, MIRROR_PATIENCE_S))
@@ -97,7 +102,9 @@ def keep(lifetime: Lifetime, mirror: ObjectStore, policies: Iterable[str], last:
                     continue
                 copied = True
                 crossed[f"mirrored_bytes_{copy.policy}"] += num_bytes
-                heartbeat.update(state="working", note="", progress=crossed, versions={copy.policy: copy.newest})
+                heartbeat.update(
+                    state="working", note="", progress=crossed, versions={copy.policy: copy.newest}
+                )
                 merging.after(copy.policy, copy.newest)
             missing = [copy.policy for copy in copies if copy.newest < 0]
             if missing and not failed:
@@ -119,10 +126,14 @@ class _Copy:
         """Whole tensors of anchors that the mirror shows, and their versions."""
 
     def go_on(self) -> int | None:
-        """Copy the next version, else one more file that is left; the bytes that crossed, None when there is nothing to do."""
+        """Copy the next version, else one more file that is left; the bytes that crossed, None when
+        there is nothing to do.
+        """
         if self.newest < 0:
             self._begin()
-        if (copied := copy_version(self._home, self._mirror, self.policy, self.newest + 1)) is not None:
+        if (
+            copied := copy_version(self._home, self._mirror, self.policy, self.newest + 1)
+        ) is not None:
             self.newest += 1
             self.left += ((self.newest, file) for file in copied.left)
             return copied.num_bytes
@@ -131,15 +142,18 @@ class _Copy:
         version, file = self.left[0]
         try:
             num_bytes = copy_files(self._home, self._mirror, self.policy, version, [file])
-        except NotFoundError as error:  # nor does home have it: whoever needs it hears of that there
+        except (
+            NotFoundError
+        ) as error:  # nor does home have it: whoever needs it hears of that there
             log.warning("an anchor of %s is not mirrored as a whole: %s", self.policy, error)
             num_bytes = 0
         self.left.popleft()
         return num_bytes
 
     def _begin(self) -> None:
-        """From what stands in the mirror, of whose newest anchor files may be missing. Home tells which that is: a mirror may
-        be damaged."""
+        """From what stands in the mirror, of whose newest anchor files may be missing. Home tells
+        which that is: a mirror may be damaged.
+        """
         _refuse_another_run(self._home, self._mirror, self.policy)
         version = manifests.latest(self._mirror, self.policy)
         if version is None:
@@ -152,11 +166,14 @@ class _Copy:
         self.newest = version
 
 
-def copy_version(home: ObjectStore, mirror: ObjectStore, policy: str, version: int) -> Copied | None:
+def copy_version(
+    home: ObjectStore, mirror: ObjectStore, policy: str, version: int
+) -> Copied | None:
     """Copy what the mirror lacks of a version, or None while there is no such version.
 
-    What comes from the version before first, or an anchor that does not tell that; then the manifest, so that a mirror never
-    shows a version without a way to it. Bytes go as they are: whoever reads them checks them.
+    What comes from the version before first, or an anchor that does not tell that; then the
+    manifest, so that a mirror never shows a version without a way to it. Bytes go as they are:
+    whoever reads them checks them.
     """
     key = layout.manifest(layout.weights(policy, version))
     try:
@@ -164,7 +181,9 @@ def copy_version(home: ObjectStore, mirror: ObjectStore, policy: str, version: i
     except NotFoundError:
         return None
     manifest = manifests.parse_manifest(body, policy, version)
-    num_bytes = copy_files(home, mirror, policy, version, manifest.step.files if manifest.step else manifest.files)
+    num_bytes = copy_files(
+        home, mirror, policy, version, manifest.step.files if manifest.step else manifest.files
+    )
     try:
         mirror.create(key, body)
     except ConflictError:
@@ -172,9 +191,12 @@ def copy_version(home: ObjectStore, mirror: ObjectStore, policy: str, version: i
     return Copied(num_bytes + len(body), _left(manifest))
 
 
-def copy_files(home: ObjectStore, mirror: ObjectStore, policy: str, version: int, files: Sequence[FileInfo]) -> int:
-    """Copy files of a version, many at once, those that the mirror has and those that were retired left out; the bytes that
-    crossed."""
+def copy_files(
+    home: ObjectStore, mirror: ObjectStore, policy: str, version: int, files: Sequence[FileInfo]
+) -> int:
+    """Copy files of a version, many at once, those that the mirror has and those that were retired
+    left out; the bytes that crossed.
+    """
 
     def copy(file: FileInfo) -> int:
         key = f"{layout.weights(policy, version)}/{file.name}"
@@ -189,7 +211,11 @@ def copy_files(home: ObjectStore, mirror: ObjectStore, policy: str, version: int
         return file.num_bytes
 
     budget = manifests.MEMORY_BYTES
-    return sum(in_order(copy, files, threads=TRANSFERS_MAX, budget=budget, cost=lambda file: file.num_bytes))
+    return sum(
+        ordered_map(
+            copy, files, threads=TRANSFERS_MAX, budget=budget, cost=lambda file: file.num_bytes
+        )
+    )
 
 
 def _left(manifest: Manifest) -> tuple[FileInfo, ...]:
@@ -197,7 +223,11 @@ def _left(manifest: Manifest) -> tuple[FileInfo, ...]:
 
 
 def _refuse_another_run(home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
-    """ConfigError when the mirror's version 0 is not home's: a run of this name was mirrored there before."""
+    """ConfigError when the mirror's version 0 is not home's: a run of this name was mirrored there
+    before.
+    """
     key = layout.manifest(layout.weights(policy, 0))
     if mirror.exists(key) and home.exists(key) and mirror.get(key) != home.get(key):
-        raise ConfigError(f"{mirror.url} mirrors another run of this name; empty it, or name another mirror")
+        raise ConfigError(
+            f"{mirror.url} mirrors another run of this name; empty it, or name another mirror"
+        )

@@ -1,12 +1,13 @@
-"""Which versions' data a run still needs, and letting go of the rest. Manifests stay for ever: they are small, and with them
-every digest, parent and batch can still be verified; what goes is the data.
+"""Which versions' data a run still needs, and letting go of the rest. Manifests stay for ever: they
+are small, and with them every digest, parent and batch can still be verified; what goes is the
+data.
 
     plan   kept versions ──closure over bases──▶ needed data       everything else of a version is retired
     retire `retired.json` beside the manifest, created once ──▶ then the data files are deleted; in mirrors after home
 
-Kept are version 0, the newest ones, every n-th, those a person names or has tagged, those younger than the grace period or
-newer than what a living worker holds (its chain goes on from there), and whatever these need to be reached. Knows nothing of
-training.
+Kept are version 0, the newest ones, every n-th, those a person names or has tagged, those younger
+than the grace period or newer than what a living worker holds (its chain goes on from there), and
+whatever these need to be reached. Knows nothing of training.
 """
 
 import math
@@ -50,15 +51,18 @@ class Retention:
     """Nothing younger is retired."""
 
     def __post_init__(self) -> None:
-        """ConfigError for numbers by which nothing could be kept as it is meant: not-a-number compares with no age."""
+        """ConfigError for numbers by which nothing could be kept as it is meant: not-a-number
+        compares with no age.
+        """
         if not 0 <= self.grace_s < math.inf or self.last < 1 or self.every < 0:
             raise ConfigError(
-                f"keep the newest {self.last}, every {self.every}th and what is younger than {self.grace_s:g} s: "
+                f"keep the newest {self.last}, every {self.every}th and what is younger than "
+                f"{self.grace_s:g} s: "
                 "the first is at least 1, the others are finite and at least 0"
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Retired:
     """`weights/{policy}/{version}/retired.json`: the data of this version was let go on purpose."""
 
@@ -69,43 +73,58 @@ class Retired:
     write_id: str = ""
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class RetirementPlan:
     """What would happen to one policy's versions."""
 
     policy: str
     kept: Mapping[int, str]
     """version → why its data stays."""
     retired: Mapping[int, tuple[str, ...]]
-    """version → keys of its data files that are still there, those of writers that were cut off included."""
+    """version → keys of its data files that are still there, those of writers that were cut off
+    included.
+    """
     num_bytes: int
     """Bytes that go, as far as manifests tell."""
     tags: tuple[Tag, ...] = ()
     """Those that were heeded."""
     returned: tuple[int, ...] = ()
-    """Kept versions that an execution which was cut off had told to go, before any of their data went."""
+    """Kept versions that an execution which was cut off had told to go, before any of their data
+    went.
+    """
 
 
 def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[int]]:
-    """`["solver@40"]` → `{"solver": {40}}`; ConfigError for what does not read like this, or names another policy."""
+    """`["solver@40"]` → `{"solver": {40}}`; ConfigError for what does not read like this, or names
+    another policy.
+    """
     found: dict[str, set[int]] = defaultdict(set)
     for word in versions:
         policy, version = tags.parse(word)
         if policy not in policies:
-            raise ConfigError(f"{word!r} names no version; write POLICY@VERSION, the policy one of {', '.join(policies)}")
+            raise ConfigError(
+                f"{word!r} names no version; write POLICY@VERSION, the policy one of "
+                f"{', '.join(policies)}"
+            )
         found[policy].add(version)
     return dict(found)
 
 
 def refuse_absent(run: ObjectStore, versions: Mapping[str, Collection[int]]) -> None:
-    """ConfigError for a version that the run does not have: whoever names it for this very run has mistyped it."""
+    """ConfigError for a version that the run does not have: whoever names it for this very run has
+    mistyped it.
+    """
     for policy, numbers in versions.items():
         newest = manifests.latest(run, policy)
         for version in sorted(numbers):
             if newest is None:
-                raise ConfigError(f"there is no {policy}@{version} to keep; {policy} has no version yet")
+                raise ConfigError(
+                    f"there is no {policy}@{version} to keep; {policy} has no version yet"
+                )
             if version > newest:
-                raise ConfigError(f"there is no {policy}@{version} to keep; the newest is {policy}@{newest}")
+                raise ConfigError(
+                    f"there is no {policy}@{version} to keep; the newest is {policy}@{newest}"
+                )
 
 
 def freeze(run: ObjectStore) -> None:
@@ -123,14 +142,20 @@ def thaw(run: ObjectStore) -> None:
     run.delete(layout.FROZEN)
 
 
-def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> Plan:
-    """What of the policy's weights may go at Unix time `now_s`. Reads every manifest. CorruptError for one that is damaged, and
-    for a damaged tag or heartbeat, whose versions are not known."""
+def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> RetirementPlan:
+    """What of the policy's weights may go at Unix time `now_s`. Reads every manifest. CorruptError
+    for one that is damaged, and for a damaged tag or heartbeat, whose versions are not known.
+    """
     newest = manifests.latest(run, policy)
     if newest is None:
-        return Plan(policy, {}, {}, 0)
+        return RetirementPlan(policy=policy, kept={}, retired={}, num_bytes=0)
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        chain = list(pool.map(lambda version: _bare(manifests.read_manifest(run, policy, version)), range(newest + 1)))
+        chain = list(
+            pool.map(
+                lambda version: _bare(manifests.read_manifest(run, policy, version)),
+                range(newest + 1),
+            )
+        )
     tagged = tags.read_all(run)
     kept = _wanted(run, chain, retention, tagged, now_s)
     for version in sorted(kept, reverse=True):
@@ -142,55 +167,99 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> P
     data = _by_version(policy, keys)
     told = set(layout.numbers(keys, partial(layout.retired, policy)))
     gone = told - data.keys()
-    going = [version for version in range(newest + 1) if version not in kept and (version in data or version not in told)]
+    going = [
+        version
+        for version in range(newest + 1)
+        if version not in kept and (version in data or version not in told)
+    ]
     retired = {
         version: tuple(data.get(version, ())) for version in going
     }  # also of a delta that changes nothing: its base goes
     num_bytes = _num_bytes(run, [chain[version] for version in retired], retired)
     reasons = {version: kept[version] for version in sorted(kept) if version not in gone}
     returned = tuple(v for v in sorted(kept) if v in told and not manifests.is_gone(run, chain[v]))
-    return Plan(policy, reasons, retired, num_bytes, tuple(tagged), returned)
+    return RetirementPlan(
+        policy=policy,
+        kept=reasons,
+        retired=retired,
+        num_bytes=num_bytes,
+        tags=tuple(tagged),
+        returned=returned,
+    )
 
 
-def retire(run: ObjectStore, planned: Plan) -> None:
-    """Carry the plan out: first the record, then the data, so that a reader never takes what was let go for damage. Killed in
-    between, the next `retire` of a new plan deletes the rest. ConfigError when the run is frozen, or a version was tagged since
-    the plan was made."""
+def retire(run: ObjectStore, planned: RetirementPlan) -> None:
+    """Carry the plan out: first the record, then the data, so that a reader never takes what was
+    let go for damage. Killed in between, the next `retire` of a new plan deletes the rest.
+    ConfigError when the run is frozen, or a version was tagged since the plan was made.
+    """
     if is_frozen(run):
         raise ConfigError(f"{run.url} is frozen; thaw it first (astraflow gc RUN --thaw)")
     with ThreadPoolExecutor(READ_THREADS) as pool:
         list(pool.map(partial(_tell, run, planned.policy), planned.retired))
-        # Whoever tags a version looks for its record after the tag stands: one of the two sees the other.
-        if late := [tag for tag in tags.read_all(run) if tag not in planned.tags and tag.policy == planned.policy]:
+        # Whoever tags a version looks for its record after the tag stands: one of the two sees the
+        # other.
+        if late := [
+            tag
+            for tag in tags.read_all(run)
+            if tag not in planned.tags and tag.policy == planned.policy
+        ]:
             raise ConfigError(
-                f"{late[0].policy}@{late[0].version} was tagged {late[0].name} while this was planned; run gc again"
+                f"{late[0].policy}@{late[0].version} was tagged {late[0].name} while this was "
+                "planned; run gc again"
             )
         keys = [key for of_version in planned.retired.values() for key in of_version]
         for named_first in (True, False):  # what names files goes before them
-            list(pool.map(run.delete, (key for key in keys if key.endswith(".json") is named_first)))
-        list(pool.map(run.delete, (layout.retired(planned.policy, version) for version in planned.returned)))
+            list(
+                pool.map(run.delete, (key for key in keys if key.endswith(".json") is named_first))
+            )
+        list(
+            pool.map(
+                run.delete,
+                (layout.retired(planned.policy, version) for version in planned.returned),
+            )
+        )
 
 
-def plan_mirror(home: ObjectStore, mirror: ObjectStore, planned: Plan) -> Plan:
-    """What may go in a mirror once `planned` is carried out at home: the data of every version that is retired there, now or by
-    an earlier plan. A version that the mirror shows without saying that it is retired stands in the plan with no keys."""
+def plan_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPlan) -> RetirementPlan:
+    """What may go in a mirror once `planned` is carried out at home: the data of every version that
+    is retired there, now or by an earlier plan. A version that the mirror shows without saying that
+    it is retired stands in the plan with no keys.
+    """
     policy = planned.policy
     folder = f"{layout.WEIGHTS}/{policy}"
-    gone = set(layout.numbers(home.list(folder), partial(layout.retired, policy))) | planned.retired.keys()
+    gone = (
+        set(layout.numbers(home.list(folder), partial(layout.retired, policy)))
+        | planned.retired.keys()
+    )
     gone -= set(planned.returned)
     shown = mirror.list(folder)
     told = set(layout.numbers(shown, partial(layout.retired, policy)))
-    seen = set(layout.numbers(shown, lambda version: layout.manifest(layout.weights(policy, version))))
+    seen = set(
+        layout.numbers(shown, lambda version: layout.manifest(layout.weights(policy, version)))
+    )
     data = _by_version(policy, shown)
-    retired = {version: tuple(data.get(version, ())) for version in sorted(gone) if version in data or version in seen - told}
+    retired = {
+        version: tuple(data.get(version, ()))
+        for version in sorted(gone)
+        if version in data or version in seen - told
+    }
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        chain = list(pool.map(partial(manifests.read_manifest, home, policy), (v for v, keys in retired.items() if keys)))
-    return Plan(policy, {}, retired, _num_bytes(mirror, chain, retired))
+        chain = list(
+            pool.map(
+                partial(manifests.read_manifest, home, policy),
+                (v for v, keys in retired.items() if keys),
+            )
+        )
+    return RetirementPlan(
+        policy=policy, kept={}, retired=retired, num_bytes=_num_bytes(mirror, chain, retired)
+    )
 
 
-def retire_mirror(home: ObjectStore, mirror: ObjectStore, planned: Plan) -> None:
-    """Carry the plan of a mirror out, after home's. Every version's record is home's own: NotFoundError where home has none,
-    and then the mirror keeps its data."""
+def retire_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPlan) -> None:
+    """Carry the plan of a mirror out, after home's. Every version's record is home's own:
+    NotFoundError where home has none, and then the mirror keeps its data.
+    """
 
     def retire_one(version: int) -> None:
         key = layout.retired(planned.policy, version)
@@ -214,7 +283,11 @@ def read_retired(run: ObjectStore, policy: str, version: int) -> Retired | None:
 
 
 def _wanted(
-    run: ObjectStore, chain: list[Manifest], retention: Retention, tagged: Iterable[Tag], now_s: float
+    run: ObjectStore,
+    chain: list[Manifest],
+    retention: Retention,
+    tagged: Iterable[Tag],
+    now_s: float,
 ) -> dict[int, str]:
     newest, policy = len(chain) - 1, chain[0].policy
     tag_names = {tag.version: tag.name for tag in tagged if tag.policy == policy}
@@ -241,14 +314,17 @@ def _wanted(
 
 
 def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
-    """CorruptError when a reader's heartbeat cannot be read, be it one of another release: what it holds is not known."""
+    """CorruptError when a reader's heartbeat cannot be read, be it one of another release: what it
+    holds is not known.
+    """
     seen = heartbeats.look(run)
     for key, why in seen.unreadable.items():
         if key == layout.HEARTBEATS:
             raise CorruptError(f"{why}; which versions are held is not known")
         if key.split("/")[1] in READERS:
             raise CorruptError(
-                f"{why}; which versions its writer holds is not known: wait for its next heartbeat, or delete {run.url}/{key} "
+                f"{why}; which versions its writer holds is not known: wait for its next "
+                f"heartbeat, or delete {run.url}/{key} "
                 "if it has ended"
             )
     versions = [
@@ -264,13 +340,20 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
 
 def _tell(run: ObjectStore, policy: str, version: int) -> None:
     """Record that the version's data goes."""
-    num_bytes = sum(file.num_bytes for file in _files(manifests.read_manifest(run, policy, version)))
+    num_bytes = sum(
+        file.num_bytes for file in _files(manifests.read_manifest(run, policy, version))
+    )
     with suppress(ConflictError):  # another one retires the same version, or began to
-        run.create(layout.retired(policy, version), seal(Retired(policy, version, time.time(), num_bytes)))
+        run.create(
+            layout.retired(policy, version),
+            seal(Retired(policy=policy, version=version, at_s=time.time(), num_bytes=num_bytes)),
+        )
 
 
 def _by_version(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:
-    """version → keys of everything in its folder but its manifest and the record that it is retired."""
+    """version → keys of everything in its folder but its manifest and the record that it is
+    retired.
+    """
     found: dict[int, list[str]] = defaultdict(list)
     for key in keys:
         folder, _, name = key.rpartition("/")
@@ -290,14 +373,22 @@ def _files(manifest: Manifest) -> Sequence[FileInfo]:
     return manifest.files + (manifest.step.files if manifest.step else ())
 
 
-def _num_bytes(run: ObjectStore, chain: Sequence[Manifest], retired: Mapping[int, Sequence[str]]) -> int:
+def _num_bytes(
+    run: ObjectStore, chain: Sequence[Manifest], retired: Mapping[int, Sequence[str]]
+) -> int:
     """Of the files among `retired` that their manifests and merged changes list."""
     going = {key for keys in retired.values() for key in keys}
-    listed = {f"{layout.weights(one.policy, one.version)}/{file.name}": file for one in chain for file in _files(one)}
+    listed = {
+        f"{layout.weights(one.policy, one.version)}/{file.name}": file
+        for one in chain
+        for file in _files(one)
+    }
     for policy in {one.policy for one in chain}:
         for version, bases in layout.merges(going, policy).items():
             for base in bases:
                 with suppress(CorruptError, NotFoundError):  # only a count
                     files = manifests.read_merged(run, policy, version, base).step.files
-                    listed |= {f"{layout.weights(policy, version)}/{file.name}": file for file in files}
+                    listed |= {
+                        f"{layout.weights(policy, version)}/{file.name}": file for file in files
+                    }
     return sum(file.num_bytes for key, file in listed.items() if key in going)

@@ -1,6 +1,8 @@
-"""Names for versions that a person wants to find again. The data of a tagged version, and what leads to it, is never let go.
+"""Names for versions that a person wants to find again. The data of a tagged version, and what
+leads to it, is never let go.
 
-A tag is an object of the run, created once: `tags/{name}.json`. To move a name, take it away and give it again.
+A tag is an object of the run, created once: `tags/{name}.json`. To move a name, take it away and
+give it again.
 """
 
 import re
@@ -20,7 +22,7 @@ _VERSION = re.compile(r"(.+)@(\d{1,18})", re.ASCII)
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tag:
     """Example: `Tag("best", "solver", 40, 1767225600.0)`."""
 
@@ -39,17 +41,23 @@ def parse(word: str) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
-def give(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
+def create(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
     """Name a version. Giving it the name that it has is no error.
 
     Raises:
-        ConfigError: the name cannot be one or belongs to another version; there is no such version, or its data was let go.
+        ConfigError: the name cannot be one or belongs to another version; there is no such version,
+        or its data was let go.
     """
     if name.isdecimal():
-        raise ConfigError(f"{name!r} would be taken for a version; let the name begin with a letter")
+        raise ConfigError(
+            f"{name!r} would be taken for a version; let the name begin with a letter"
+        )
     if not manifests.exists(run, policy, version):
-        raise ConfigError(f"{run.url} has no version {version} of {policy!r}; `astraflow weights` lists those it has")
-    tag = Tag(name, policy, version, time.time(), new_write_id())
+        raise ConfigError(
+            f"{run.url} has no version {version} of {policy!r}; `astraflow weights` lists those it "
+            "has"
+        )
+    tag = Tag(name=name, policy=policy, version=version, at_s=time.time(), write_id=new_write_id())
     try:
         run.create(layout.tag(name), seal(tag))
     except ConflictError:
@@ -57,18 +65,24 @@ def give(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
         if (stands.policy, stands.version) == (policy, version):
             return stands
         raise ConfigError(
-            f"the name {name} belongs to {stands.policy}@{stands.version}; choose another, or take it away first"
+            f"the name {name} belongs to {stands.policy}@{stands.version}; choose another, or take "
+            "it away first"
         ) from None
-    # After the tag stands: whoever retires the version now sees the tag, and whoever had begun is seen here.
+    # After the tag stands: whoever retires the version now sees the tag, and whoever had begun is
+    # seen here.
     if run.exists(layout.retired(policy, version)):
         run.delete(layout.tag(name))
-        raise ConfigError(f"the data of version {version} of {policy} was let go; tag a version that still has its own")
+        raise ConfigError(
+            f"the data of version {version} of {policy} was let go; tag a version that still has "
+            "its own"
+        )
     return tag
 
 
 def resolve(run: ObjectStore, policy: str, word: str) -> int:
-    """The version of the policy that a number or a tag names; ConfigError where there is no such tag, CorruptError where it is
-    damaged."""
+    """The version of the policy that a number or a tag names; ConfigError where there is no such
+    tag, CorruptError where it is damaged.
+    """
     if _NUMBER.fullmatch(word):
         return int(word)
     tagged = look(run)
@@ -77,11 +91,16 @@ def resolve(run: ObjectStore, policy: str, word: str) -> int:
         return found[word]
     if layout.NAME.fullmatch(word) and layout.tag(word) in tagged.unreadable:
         raise CorruptError(tagged.unreadable[layout.tag(word)])
-    raise ConfigError(f"{word!r} is no version of {policy} and none of its tags; those are {', '.join(found) or 'none yet'}")
+    raise ConfigError(
+        f"{word!r} is no version of {policy} and none of its tags; those are "
+        f"{', '.join(found) or 'none yet'}"
+    )
 
 
-def take(run: ObjectStore, name: str) -> Tag | None:
-    """Take a name away, also from a tag that cannot be read (None is returned); ConfigError where no version has it."""
+def delete(run: ObjectStore, name: str) -> Tag | None:
+    """Take a name away, also from a tag that cannot be read (None is returned); ConfigError where
+    no version has it.
+    """
     try:
         tag = read(run, name)
     except UNREADABLE:
@@ -134,17 +153,22 @@ def look(run: ObjectStore) -> Tags:
             unreadable[place] = str(error)
         except NotFoundError:
             continue  # taken away meanwhile
-    return Tags(tuple(sorted(found, key=lambda tag: (tag.policy, tag.version, tag.name))), unreadable)
+    return Tags(
+        tuple(sorted(found, key=lambda tag: (tag.policy, tag.version, tag.name))), unreadable
+    )
 
 
 def read_all(run: ObjectStore) -> list[Tag]:
-    """Every tag of the run, by policy and version. CorruptError for one that cannot be read: what it keeps is not known."""
+    """Every tag of the run, by policy and version. CorruptError for one that cannot be read: what
+    it keeps is not known.
+    """
     tagged = look(run)
     for place, why in tagged.unreadable.items():
         if place == layout.TAGS:
             raise CorruptError(f"{why}; which versions are tagged is not known")
         name = place.removeprefix(f"{layout.TAGS}/").removesuffix(".json")
         raise CorruptError(
-            f"{why}; what it keeps is not known: put it back, or take it away with `astraflow tag RUN --remove {name}`"
+            f"{why}; what it keeps is not known: put it back, or take it away with `astraflow tag "
+            f"RUN --remove {name}`"
         )
     return list(tagged.found)

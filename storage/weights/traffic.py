@@ -1,6 +1,8 @@
-"""How many bytes of weights a service reads and of shards it writes: a `Backend` that passes everything on and counts.
+"""How many bytes of weights a service reads and of shards it writes: a `Backend` that passes
+everything on and counts.
 
-It goes around each store apart, home's and a mirror's: the bytes of the one cross an ocean, those of the other do not.
+It goes around each store apart, home's and a mirror's: the bytes of the one cross an ocean, those
+of the other do not.
 """
 
 import threading
@@ -12,14 +14,18 @@ from storage.store.backend import Backend, Keys
 from storage.store.object_store import ObjectStore
 
 FROM_HOME, FROM_MIRROR = "weights_bytes_home_", "weights_bytes_mirror_"
-"""Counters of a worker's heartbeat, each before a policy's name: what it read of the policy's weights."""
+"""Counters of a worker's heartbeat, each before a policy's name: what it read of the policy's
+weights.
+"""
 SHARD_BYTES = "shard_bytes"
 """Counter of a worker's heartbeat: what it wrote."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Counting:
-    """A `Backend` around `inner`, for the run whose keys begin with `prefix`. Safe in many threads."""
+    """A `Backend` around `inner`, for the run whose keys begin with `prefix`. Safe in many
+    threads.
+    """
 
     inner: Backend
     prefix: str
@@ -74,7 +80,7 @@ class Counting:
 
 def counted(run: ObjectStore) -> tuple[ObjectStore, Counting]:
     """The run's store, counting from now on, and what counts."""
-    backend = Counting(run.backend, run.prefix)
+    backend = Counting(inner=run.backend, prefix=run.prefix)
     return replace(run, backend=backend), backend
 
 

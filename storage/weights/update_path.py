@@ -1,11 +1,12 @@
-"""From the weights that one holds to those that one wants: which stored changes lead there, and going that way.
+"""From the weights that one holds to those that one wants: which stored changes lead there, and
+going that way.
 
     held 13 ──14──▶ ──15──▶ ──16──▶ 16        one leg a version
             16 ◀──since 8── 8                 or a merged one, which passes over those in between
                  anchor 20 ──21──▶ …          or from an anchor, which leads from nowhere
 
-The cheapest way is the one with the fewest bytes. Files are fetched ahead, many at once; each is applied and let go. This
-module reads no manifests: which legs there are it is told.
+The cheapest way is the one with the fewest bytes. Files are fetched ahead, many at once; each is
+applied and let go. This module reads no manifests: which legs there are it is told.
 """
 
 import math
@@ -19,17 +20,17 @@ from types import MappingProxyType
 from storage import layout
 from storage.errors import CorruptError
 from storage.formats.safetensors import digest
-from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, Step, TensorInfo
+from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta, TensorInfo
 from storage.store.object_store import ObjectStore
-from storage.store.ordered_map import in_order
+from storage.store.ordered_map import ordered_map
 from storage.weights import delta_store
 from storage.weights.delta_store import TRANSFERS_MAX
 
 NOTHING: Mapping[str, HostTensor] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Leg:
+@dataclass(frozen=True, kw_only=True)
+class PathStep:
     """One stored change: it leads to `version` from `base`, or from nowhere."""
 
     policy: str
@@ -48,32 +49,47 @@ class Leg:
         return layout.weights(self.policy, self.version)
 
 
-class DamagedLegError(CorruptError):
+class DamagedPathError(CorruptError):
     """The stored change `leg` cannot be applied."""
 
-    def __init__(self, leg: Leg, message: str) -> None:
+    def __init__(self, leg: PathStep, message: str) -> None:
         super().__init__(message)
         self.leg = leg
 
 
-def legs(manifest: Manifest) -> list[Leg]:
+def legs(manifest: Manifest) -> list[PathStep]:
     """The ways to a version that its manifest tells of."""
-    found = [Leg(manifest.policy, manifest.version, manifest.base, manifest.tensors, manifest.files)]
-    return found + ([_leg(manifest.policy, manifest.version, manifest.step)] if manifest.step else [])
+    found = [
+        PathStep(
+            policy=manifest.policy,
+            version=manifest.version,
+            base=manifest.base,
+            tensors=manifest.tensors,
+            files=manifest.files,
+        )
+    ]
+    return found + (
+        [_leg(manifest.policy, manifest.version, manifest.step)] if manifest.step else []
+    )
 
 
-def merged_leg(merged: Merged) -> Leg:
+def merged_leg(merged: Merged) -> PathStep:
     return _leg(merged.policy, merged.version, merged.step)
 
 
-def _leg(policy: str, version: int, step: Step) -> Leg:
-    return Leg(policy, version, step.base, step.tensors, step.files)
+def _leg(policy: str, version: int, step: StoredDelta) -> PathStep:
+    return PathStep(
+        policy=policy, version=version, base=step.base, tensors=step.tensors, files=step.files
+    )
 
 
-def cheapest(given: Iterable[Leg], start: int | None, version: int) -> list[Leg] | None:
-    """The legs with the fewest bytes from `start` (None: nothing is held), or from an anchor, to `version`; None when none
-    lead there."""
-    ways: dict[int | None, tuple[float, list[Leg]]] = {None: (0.0, [])} | ({} if start is None else {start: (0.0, [])})
+def cheapest(given: Iterable[PathStep], start: int | None, version: int) -> list[PathStep] | None:
+    """The legs with the fewest bytes from `start` (None: nothing is held), or from an anchor, to
+    `version`; None when none lead there.
+    """
+    ways: dict[int | None, tuple[float, list[PathStep]]] = {None: (0.0, [])} | (
+        {} if start is None else {start: (0.0, [])}
+    )
     for leg in sorted(given, key=lambda leg: leg.version):
         num_bytes, way = ways.get(leg.base, (math.inf, []))
         num_bytes += leg.num_bytes
@@ -84,19 +100,26 @@ def cheapest(given: Iterable[Leg], start: int | None, version: int) -> list[Leg]
 
 def follow(
     run: ObjectStore,
-    way: Sequence[Leg],
+    way: Sequence[PathStep],
     held: Mapping[str, HostTensor],
     memory_bytes: int,
     spare: Mapping[str, HostTensor] = NOTHING,
 ) -> tuple[dict[str, HostTensor], dict[str, str]]:
-    """The tensors at the end of the way, and the digests, by name, of those that its last leg changed; `held` stay as they are,
-    and what does not change is shared with them.
+    """The tensors at the end of the way, and the digests, by name, of those that its last leg
+    changed; `held` stay as they are, and what does not change is shared with them.
 
-    The memory of `spare` is written over, but for what is held. About `memory_bytes` of files lie in memory at once.
-    DamagedLegError for a file that is not what is listed, twice. Whether the right tensors come out, `check` tells.
+    The memory of `spare` is written over, but for what is held. About `memory_bytes` of files lie
+    in memory at once. DamagedLegError for a file that is not what is listed, twice. Whether the
+    right tensors come out, `check` tells.
     """
-    listed = [[(leg, file) for file in delta_store.needed(f"{run.url}/{leg.folder}", leg.tensors, leg.files)] for leg in way]
-    fetched = in_order(
+    listed = [
+        [
+            (leg, file)
+            for file in delta_store.needed(f"{run.url}/{leg.folder}", leg.tensors, leg.files)
+        ]
+        for leg in way
+    ]
+    fetched = ordered_map(
         lambda one: (one[1], delta_store.fetch(run.sub(one[0].folder), one[1])),
         [one for of_leg in listed for one in of_leg],
         threads=TRANSFERS_MAX,
@@ -114,25 +137,43 @@ def follow(
         base = tensors if leg.base is not None else {}
         try:
             last = digested if leg is way[-1] else None
-            tensors = delta_store.apply(f"{run.url}/{leg.folder}", leg.tensors, stored, base, own, room, last)
+            tensors = delta_store.apply(
+                f"{run.url}/{leg.folder}", leg.tensors, stored, base, own, room, last
+            )
         except CorruptError as error:
-            raise DamagedLegError(leg, str(error)) from error
+            raise DamagedPathError(leg, str(error)) from error
     return tensors, digested
 
 
-def check(manifest: Manifest, tensors: Mapping[str, HostTensor], digested: Mapping[str, str], known: Mapping[int, str]) -> None:
-    """CorruptError unless every tensor is the one that the manifest lists. `digested` are digests by name that were made with
-    the tensors, `known` those by `id` of tensors that were checked before."""
+def check(
+    manifest: Manifest,
+    tensors: Mapping[str, HostTensor],
+    digested: Mapping[str, str],
+    known: Mapping[int, str],
+) -> None:
+    """CorruptError unless every tensor is the one that the manifest lists. `digested` are digests
+    by name that were made with the tensors, `known` those by `id` of tensors that were checked
+    before.
+    """
 
     def own(one: tuple[str, HostTensor]) -> tuple[str, tuple[str, tuple[int, ...], str]]:
         name, tensor = one
-        return name, (tensor.dtype, tensor.shape, digested.get(name) or known.get(id(tensor)) or digest(tensor))
+        return name, (
+            tensor.dtype,
+            tensor.shape,
+            digested.get(name) or known.get(id(tensor)) or digest(tensor),
+        )
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         found = dict(pool.map(own, tensors.items()))
     where = layout.weights(manifest.policy, manifest.version)
     for name, info in manifest.tensors.items():
         if found.get(name) != (info.dtype, info.shape, info.digest):
-            raise CorruptError(f"{where}: what is stored does not give the tensor {name} that its manifest lists")
+            raise CorruptError(
+                f"{where}: what is stored does not give the tensor {name} that its manifest lists"
+            )
     if extra := found.keys() - manifest.tensors.keys():
-        raise CorruptError(f"{where}: what is stored gives {', '.join(sorted(extra)[:3])}, which its manifest does not list")
+        raise CorruptError(
+            f"{where}: what is stored gives {', '.join(sorted(extra)[:3])}, which its manifest "
+            "does not list"
+        )

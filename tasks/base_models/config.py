@@ -1,4 +1,5 @@
-"""Where version 0 of a policy comes from: one model of settings for each source, and the one table of them.
+"""Where version 0 of a policy comes from: one model of settings for each source, and the one table
+of them.
 
 Importing this module does not import torch.
 """
@@ -22,7 +23,9 @@ ModelFiles: TypeAlias = tuple[Mapping[str, HostTensor], Mapping[str, bytes]]
 
 
 class TinyBase(Frozen):
-    """The embedded base model: a small Qwen3 architecture, warmed up on chained addition when it is first needed."""
+    """The embedded base model: a small Qwen3 architecture, warmed up on chained addition when it is
+    first needed.
+    """
 
     hidden: Width = 64
     layers: Layers = 2
@@ -33,7 +36,8 @@ class TinyBase(Frozen):
     skill_iterations: CountOrNone = 560
     """Supervised iterations that teach the skill."""
     habit_iterations: CountOrNone = 60
-    """Supervised iterations that hide the skill under bad habits, so that RL has something to find."""
+    """Supervised iterations that hide the skill under bad habits, so that RL has something to find.
+    """
     batch_size: Count = 64
     seed: Seed = 0
 
@@ -79,9 +83,9 @@ class ModelSource(Protocol):
     def load(self, progress: Progress) -> ModelFiles:
         """Return the tensors and the other files of the model.
 
-        Tensors have Hugging Face's names, floating-point ones in BF16, tied ones once. The files are
-        `config.json` and those of the tokenizer, by name. `progress` takes a sentence and the share that
-        is done. The same arguments must always give the same bits.
+        Tensors have Hugging Face's names, floating-point ones in BF16, tied ones once. The files
+        are `config.json` and those of the tokenizer, by name. `progress` takes a sentence and the
+        share that is done. The same arguments must always give the same bits.
         """
 
 
@@ -97,7 +101,9 @@ class CustomModel(Frozen):
     """Passed to its constructor."""
 
     def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:
-        """Import the class, build it and load the model. ConfigError where the first two are impossible."""
+        """Import the class, build it and load the model. ConfigError where the first two are
+        impossible.
+        """
         try:
             source: ModelSource = self.find()(**self.args)
         except ConfigError as error:
@@ -113,7 +119,9 @@ class CustomModel(Frozen):
         """
         made: Any = resolve(self.custom, {}, MODEL)
         if wrong := unfit(made, MODEL, self.args):
-            raise ConfigError(f"{self.custom} does not take args {self.args} ({wrong}); correct them")
+            raise ConfigError(
+                f"{self.custom} does not take args {self.args} ({wrong}); correct them"
+            )
         return made
 
 

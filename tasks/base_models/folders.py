@@ -1,8 +1,10 @@
-"""Reads a model in the layout of the Hugging Face hub: `config.json`, tokenizer, safetensors in one file or several.
+"""Reads a model in the layout of the Hugging Face hub: `config.json`, tokenizer, safetensors in one
+file or several.
 
-Independent of policies and runs; never runs code of a model's folder. What is read goes into the store, where
-others can read it: so nothing outside the folder is read, however the folder came here. A symbolic link in it is refused, but
-for those of the hub's own cache, where a snapshot is a folder of links into the `blobs` of the same model:
+Independent of policies and runs; never runs code of a model's folder. What is read goes into the
+store, where others can read it: so nothing outside the folder is read, however the folder came
+here. A symbolic link in it is refused, but for those of the hub's own cache, where a snapshot is a
+folder of links into the `blobs` of the same model:
 
     models--openai--x/snapshots/{revision}/config.json ──▶ models--openai--x/blobs/{digest}
 """
@@ -27,12 +29,21 @@ Progress: TypeAlias = Callable[[str, float], None]
 """Takes what is being done, in words, and the share of it that is finished."""
 
 
-def read_model_folder(folder: Path, progress: Progress) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
-    """Tensors, floating-point ones rounded to BF16, and the other files by name. ConfigError says what is missing."""
+def read_model_folder(
+    folder: Path, progress: Progress
+) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
+    """Tensors, floating-point ones rounded to BF16, and the other files by name. ConfigError says
+    what is missing.
+    """
     if not folder.is_dir():
-        raise ConfigError(f"model.path: {folder} is not a folder; name one that AutoModelForCausalLM.from_pretrained loads")
+        raise ConfigError(
+            f"model.path: {folder} is not a folder; name one that "
+            "AutoModelForCausalLM.from_pretrained loads"
+        )
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"model.path: {folder} has no config.json; name the folder that holds the model's files")
+        raise ConfigError(
+            f"model.path: {folder} has no config.json; name the folder that holds the model's files"
+        )
     refuse_links(folder)
     files = {path.name: _bounded(path) for path in _other_files(folder)}
     tensors: dict[str, HostTensor] = {}
@@ -45,20 +56,30 @@ def read_model_folder(folder: Path, progress: Progress) -> tuple[dict[str, HostT
 
 
 def snapshot(repository: str, progress: Progress) -> Path:
-    """The local folder of a hub model, fetched unless it is there. ConfigError when it cannot be had."""
+    """The local folder of a hub model, fetched unless it is there. ConfigError when it cannot be
+    had.
+    """
     try:
         import httpx
         import huggingface_hub
     except ImportError as error:
-        raise ConfigError("model.hub needs the package huggingface_hub: pip install huggingface_hub") from error
+        raise ConfigError(
+            "model.hub needs the package huggingface_hub: pip install huggingface_hub"
+        ) from error
     patterns = [f"*{suffix}" for suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES)]
     with ThreadPoolExecutor(1) as pool:
-        fetching = pool.submit(huggingface_hub.snapshot_download, repository, allow_patterns=patterns)
+        fetching = pool.submit(
+            huggingface_hub.snapshot_download, repository, allow_patterns=patterns
+        )
         while not wait([fetching], REPORT_INTERVAL_S).done:
             progress(f"fetching {repository}", 0.0)
     try:
         return Path(fetching.result())
-    except (OSError, ValueError, httpx.HTTPError) as error:  # no network, no such name, no permission, no space
+    except (
+        OSError,
+        ValueError,
+        httpx.HTTPError,
+    ) as error:  # no network, no such name, no permission, no space
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
             f"model.hub: {repository} cannot be fetched from the Hugging Face hub ({reason}); "
@@ -68,9 +89,16 @@ def snapshot(repository: str, progress: Progress) -> Path:
 
 def _other_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        if path.is_file() and _is_read(path) and path.suffix in MODEL_SUFFIXES and path.name != INDEX:
+        if (
+            path.is_file()
+            and _is_read(path)
+            and path.suffix in MODEL_SUFFIXES
+            and path.name != INDEX
+        ):
             if wrong := model_file_fault(path.name):
-                raise ConfigError(f"model.path: {shown(path.name)} in {folder} {wrong}; rename it, or remove it")
+                raise ConfigError(
+                    f"model.path: {shown(path.name)} in {folder} {wrong}; rename it, or remove it"
+                )
             yield path
 
 
@@ -80,29 +108,37 @@ def _bounded(path: Path) -> bytes:
         body = file.read(OTHER_FILE_BYTES_MAX + 1)
     if len(body) > OTHER_FILE_BYTES_MAX:
         raise ConfigError(
-            f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove what is no part of the model"
+            f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove what is no "
+            "part of the model"
         )
     return body
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise ConfigError, naming the link, where a file that would be read from the folder is a symbolic link, unless the folder
-    is a snapshot in the hub's cache and the link leads into the blobs of its model. The folder itself may be a link."""
+    """Raise ConfigError, naming the link, where a file that would be read from the folder is a
+    symbolic link, unless the folder is a snapshot in the hub's cache and the link leads into the
+    blobs of its model. The folder itself may be a link.
+    """
     inside = folder.resolve()
-    is_snapshot = inside.parent.name == "snapshots" and inside.parent.parent.name.startswith("models--")
+    is_snapshot = inside.parent.name == "snapshots" and inside.parent.parent.name.startswith(
+        "models--"
+    )
     blobs = inside.parent.parent / "blobs"
     for path in sorted(inside.iterdir()):
         if not _is_read(path) or not path.is_symlink():
             continue
         if not is_snapshot or os.path.dirname(os.path.realpath(path)) != str(blobs):
             raise ConfigError(
-                f"model.path: {folder / path.name} is a symbolic link to {os.readlink(path)}; put the file itself in its place "
+                f"model.path: {folder / path.name} is a symbolic link to {os.readlink(path)}; put "
+                "the file itself in its place "
                 "(cp -L copies a folder with what its links lead to)"
             )
 
 
 def _is_read(path: Path) -> bool:
-    """Whether a file of this name can be a part of the model; hidden ones (`._config.json` of a Mac) are none."""
+    """Whether a file of this name can be a part of the model; hidden ones (`._config.json` of a
+    Mac) are none.
+    """
     return path.suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES) and not path.name.startswith(".")
 
 
@@ -119,10 +155,15 @@ def _tensor_files(folder: Path) -> list[str]:
     try:
         names = sorted(set(map(str, parse(_bounded(index), INDEX)["weight_map"].values())))
     except (CorruptError, KeyError, AttributeError) as error:
-        raise ConfigError(f"model.path: {index} is not an index of safetensors files; fetch the model again") from error
+        raise ConfigError(
+            f"model.path: {index} is not an index of safetensors files; fetch the model again"
+        ) from error
     for name in names:
         if fault(name) or not name.endswith(TENSOR_SUFFIX) or not (folder / name).is_file():
-            raise ConfigError(f"model.path: {index} lists {shown(name)}, which is not in the folder; fetch the model again")
+            raise ConfigError(
+                f"model.path: {index} lists {shown(name)}, which is not in the folder; fetch the "
+                "model again"
+            )
     return names
 
 
@@ -130,7 +171,9 @@ def _read_tensors(path: Path) -> dict[str, HostTensor]:
     try:
         tensors = from_safetensors(path.read_bytes())
     except CorruptError as error:
-        raise ConfigError(f"model.path: {path} cannot be read ({error}); fetch the model again") from error
+        raise ConfigError(
+            f"model.path: {path} cannot be read ({error}); fetch the model again"
+        ) from error
     return {name: _as_bf16(tensor) for name, tensor in tensors.items()}
 
 

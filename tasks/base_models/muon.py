@@ -2,9 +2,10 @@
 
     m ← μ m + (1 − μ) g,   u = (1 − μ) g + μ m,   W ← (1 − lr·λ) W − lr·sqrt(max(1, rows/columns)) · orth(u)
 
-Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), the same update as `torch.optim.Muon`
-with `adjust_lr_fn="original"`. That one multiplies in bf16, which some virtual CPUs answer with SIGILL and most do slowly; and
-it goes matrix by matrix, while here all matrices of a shape are orthogonalized together.
+Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), the same
+update as `torch.optim.Muon` with `adjust_lr_fn="original"`. That one multiplies in bf16, which some
+virtual CPUs answer with SIGILL and most do slowly; and it goes matrix by matrix, while here all
+matrices of a shape are orthogonalized together.
 """
 
 from collections import defaultdict
@@ -19,9 +20,11 @@ EPS = 1e-7
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """[N, R, C] → [N, R, C], R ≤ C: about U Vᵀ of every matrix U S Vᵀ, with singular values between 0.7 and 1.2.
+    """[N, R, C] → [N, R, C], R ≤ C: about U Vᵀ of every matrix U S Vᵀ, with singular values between
+    0.7 and 1.2.
 
-    Five steps of the quintic Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X on X = M / ‖M‖.
+    Five steps of the quintic Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X on X = M /
+    ‖M‖.
     """
     if matrices.ndim != 3 or matrices.shape[1] > matrices.shape[2]:
         raise ValueError(f"expected matrices [N, R, C] with R <= C, got {tuple(matrices.shape)}")
@@ -49,7 +52,9 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is not None:
                     update = self._momentum(p, p.grad, group["momentum"])
                     rows, columns = p.shape
-                    alike[min(rows, columns), max(rows, columns)].append((p, update if rows <= columns else update.mT))
+                    alike[min(rows, columns), max(rows, columns)].append(
+                        (p, update if rows <= columns else update.mT)
+                    )
             for members in alike.values():
                 updates = orthogonalized(torch.stack([update for _, update in members]))
                 for (p, _), update in zip(members, updates, strict=True):

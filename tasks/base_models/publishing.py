@@ -1,4 +1,5 @@
-"""Version 0 of a policy: the embedded tiny model, a folder, the Hugging Face hub, or a class of one's own.
+"""Version 0 of a policy: the embedded tiny model, a folder, the Hugging Face hub, or a class of
+one's own.
 
     tiny ──▶ models/{digest of the build recipe}/ in the store, built when it is first needed
     path ──▶ the folder itself                                              ──▶ weights/{policy}/00000000/ of the run
@@ -30,13 +31,16 @@ class BaseModel:
     tensors: Mapping[str, HostTensor]
     """By Hugging Face's names, floating-point ones in BF16, tied ones once."""
     files: Mapping[str, bytes]
-    """`config.json`, the tokenizer's files, …: with the tensors a folder that `from_pretrained` loads."""
+    """`config.json`, the tokenizer's files, …: with the tensors a folder that `from_pretrained`
+    loads.
+    """
     digest: str
     """`storage.formats.safetensors.weights_digest` of the tensors."""
 
 
 def ensure_base_model(store: ObjectStore, model: ModelConfig, progress: Progress) -> BaseModel:
-    """The base model of a policy. A tiny one is built at most once per store: of two builders the first stands.
+    """The base model of a policy. A tiny one is built at most once per store: of two builders the
+    first stands.
 
     Raises ConfigError when a folder or a hub model cannot be read.
     """
@@ -44,10 +48,15 @@ def ensure_base_model(store: ObjectStore, model: ModelConfig, progress: Progress
     return BaseModel(tensors, files, weights_digest(tensors))
 
 
-def publish_base_models(store: ObjectStore, run: ObjectStore, models: Mapping[str, ModelConfig], progress: Progress) -> None:
-    """Publish version 0 of every policy (name → model) that has none yet; doing it again, or twice at once, is harmless.
-    `progress` hears the finished share of all of them."""
-    lacking = {policy: model for policy, model in models.items() if not manifests.exists(run, policy, 0)}
+def publish_base_models(
+    store: ObjectStore, run: ObjectStore, models: Mapping[str, ModelConfig], progress: Progress
+) -> None:
+    """Publish version 0 of every policy (name → model) that has none yet; doing it again, or twice
+    at once, is harmless. `progress` hears the finished share of all of them.
+    """
+    lacking = {
+        policy: model for policy, model in models.items() if not manifests.exists(run, policy, 0)
+    }
     settings = {policy: model.model_dump_json() for policy, model in lacking.items()}
     num_models = len(set(settings.values()))
     made: dict[str, BaseModel] = {}
@@ -66,7 +75,9 @@ def _part(index: int, count: int, progress: Progress) -> Progress:
 
 
 def build_digest(base: TinyBase) -> str:
-    """Names what a build depends on: equal digests mean the same recipe, not yet the same bits on another machine."""
+    """Names what a build depends on: equal digests mean the same recipe, not yet the same bits on
+    another machine.
+    """
     from tasks.base_models.tiny import FORMAT
 
     recipe = json.dumps({"format": FORMAT, **base.model_dump()}, sort_keys=True)

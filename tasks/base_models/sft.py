@@ -1,7 +1,8 @@
 """Supervised warm-up of a causal language model: weighted next-token loss, phase after phase.
 
-Muon moves the matrices of the layers and AdamW the rest (a phase without `muon_lr` is AdamW's alone). Deterministic in the
-examples on one thread. Knows nothing of what the examples mean, of tokenizers, policies or stores.
+Muon moves the matrices of the layers and AdamW the rest (a phase without `muon_lr` is AdamW's
+alone). Deterministic in the examples on one thread. Knows nothing of what the examples mean, of
+tokenizers, policies or stores.
 
 Shape legend: B examples, T tokens of the longest, N tokens that carry loss, V vocabulary.
 """
@@ -29,8 +30,8 @@ MICRO_BATCH = 16
 """Examples of one forward pass: those of about the same length go together, which saves padding."""
 
 
-@dataclass(frozen=True)
-class Phase:
+@dataclass(frozen=True, kw_only=True)
+class TrainingPhase:
     """One stretch of training with its own data and learning rates."""
 
     name: str
@@ -57,8 +58,11 @@ class Phase:
         return rising * (1 - fallen * (1 - self.final_factor))
 
 
-def warm_up(model: nn.Module, phases: Sequence[Phase], batch_size: int, progress: Progress) -> dict[str, float]:
-    """Train `model` (a causal language model of transformers: a decoder and a head on its hidden states) in place.
+def warm_up(
+    model: nn.Module, phases: Sequence[TrainingPhase], batch_size: int, progress: Progress
+) -> dict[str, float]:
+    """Train `model` (a causal language model of transformers: a decoder and a head on its hidden
+    states) in place.
 
     Returns the weighted mean loss of each phase's last batch, by the phase's name.
     """
@@ -69,7 +73,9 @@ def warm_up(model: nn.Module, phases: Sequence[Phase], batch_size: int, progress
         for iteration in range(phase.iterations):
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = group["full_lr"] * phase.factor(iteration)
-            last_loss[phase.name] = _accumulate_gradient(model, list(islice(phase.examples, batch_size)))
+            last_loss[phase.name] = _accumulate_gradient(
+                model, list(islice(phase.examples, batch_size))
+            )
             torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_NORM_MAX)
             for optimizer in optimizers:
                 optimizer.step()
@@ -80,7 +86,8 @@ def warm_up(model: nn.Module, phases: Sequence[Phase], batch_size: int, progress
 
 
 def weighted_loss_sum(model: Any, tokens: Tensor, weights: Tensor) -> Tensor:
-    """Sum of weight × −log p over the tokens [B, T] that carry weight [B, T]; logits are made for those N only.
+    """Sum of weight × −log p over the tokens [B, T] that carry weight [B, T]; logits are made for
+    those N only.
 
     Padding stands on the right, where the causal mask hides it from every token that counts.
     """
@@ -92,7 +99,9 @@ def weighted_loss_sum(model: Any, tokens: Tensor, weights: Tensor) -> Tensor:
 
 
 def _accumulate_gradient(model: nn.Module, examples: list[Example]) -> float:
-    """The gradient of the weighted mean loss of the whole batch, micro-batch by micro-batch; returns that loss."""
+    """The gradient of the weighted mean loss of the whole batch, micro-batch by micro-batch;
+    returns that loss.
+    """
     mean_loss = 0.0
     total = float(sum(weights[1:].sum() for _, weights in examples))
     by_length = sorted(examples, key=lambda example: len(example[0]))
@@ -106,24 +115,39 @@ def _accumulate_gradient(model: nn.Module, examples: list[Example]) -> float:
 def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:
     """Tokens int64 [B, T] and weights float32 [B, T], filled with zeros on the right."""
     T = max(len(tokens) for tokens, _ in examples)
-    tokens, weights = np.zeros((len(examples), T), np.int64), np.zeros((len(examples), T), np.float32)
+    tokens, weights = (
+        np.zeros((len(examples), T), np.int64),
+        np.zeros((len(examples), T), np.float32),
+    )
     for row, (example_tokens, example_weights) in enumerate(examples):
         tokens[row, : len(example_tokens)] = example_tokens
         weights[row, : len(example_weights)] = example_weights
     return torch.from_numpy(tokens), torch.from_numpy(weights)
 
 
-def _optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers where the phase has a rate for it, AdamW for everything else."""
-    embeddings = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
-    matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in embeddings and phase.muon_lr is not None]
+def _optimizers(model: Any, phase: TrainingPhase) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers where the phase has a rate for it, AdamW for
+    everything else.
+    """
+    embeddings = {
+        id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())
+    }
+    matrices = [
+        p
+        for p in model.parameters()
+        if p.ndim == 2 and id(p) not in embeddings and phase.muon_lr is not None
+    ]
     taken = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in taken]
     made: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(rest, lr=phase.lr, betas=phase.betas, weight_decay=phase.weight_decay)
     ]
     if phase.muon_lr is not None:
-        made.append(Muon(matrices, lr=phase.muon_lr, momentum=phase.momentum, weight_decay=phase.weight_decay))
+        made.append(
+            Muon(
+                matrices, lr=phase.muon_lr, momentum=phase.momentum, weight_decay=phase.weight_decay
+            )
+        )
     for group in (group for optimizer in made for group in optimizer.param_groups):
         group["full_lr"] = group["lr"]
     return made

@@ -1,8 +1,10 @@
-"""Builds the embedded base model: a tiny Qwen3 that can do chained addition and hides it under bad habits.
+"""Builds the embedded base model: a tiny Qwen3 that can do chained addition and hides it under bad
+habits.
 
-Two phases of supervised warm-up. *Skill* teaches solving and verifying with Muon; in the same 560 iterations AdamW alone gets
-about half as far. *Habits* then shows mostly bad answers for a moment: the skill stays latent, as in a
-real base model, and reinforcement learning has something to find within a few steps. Knows nothing of the store.
+Two phases of supervised warm-up. *Skill* teaches solving and verifying with Muon; in the same 560
+iterations AdamW alone gets about half as far. *Habits* then shows mostly bad answers for a moment:
+the skill stays latent, as in a real base model, and reinforcement learning has something to find
+within a few steps. Knows nothing of the store.
 """
 
 import json
@@ -12,17 +14,20 @@ import torch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tasks.base_models.config import TinyBase
-from tasks.base_models.sft import Phase, Progress, warm_up
+from tasks.base_models.sft import Progress, TrainingPhase, warm_up
 from tasks.base_models.tiny_demonstrations import HABITS, SKILL, demonstrations
 from tasks.base_models.tiny_tokenizer import END, PAD, token_id, tokenizer, tokenizer_files
 from trainer.engines.torch.host_tensors import to_host
 
 FORMAT = 2
-"""Part of the build recipe's digest: raise it whenever this module, the tokenizer or the demonstrations change."""
+"""Part of the build recipe's digest: raise it whenever this module, the tokenizer or the
+demonstrations change.
+"""
 MAX_POSITIONS = 512
 INITIALIZER_RANGE = 0.08
-"""Four times Qwen's. With smaller random weights the comparison of two numbers, which verifying rests on, is found late or
-never."""
+"""Four times Qwen's. With smaller random weights the comparison of two numbers, which verifying
+rests on, is found late or never.
+"""
 
 
 def model_config(base: TinyBase) -> Json:
@@ -49,29 +54,34 @@ def model_config(base: TinyBase) -> Json:
 
 def model_files(base: TinyBase) -> dict[str, bytes]:
     """Everything of the model's folder but its weights, by file name."""
-    generation = {"eos_token_id": token_id(END), "pad_token_id": token_id(PAD), "do_sample": True, "top_k": 0}
+    generation = {
+        "eos_token_id": token_id(END),
+        "pad_token_id": token_id(PAD),
+        "do_sample": True,
+        "top_k": 0,
+    }
     files = tokenizer_files()
     files["config.json"] = json.dumps(model_config(base), indent=2).encode()
     files["generation_config.json"] = json.dumps(generation, indent=2).encode()
     return files
 
 
-def phases(base: TinyBase) -> list[Phase]:
+def phases(base: TinyBase) -> list[TrainingPhase]:
     """The warm-up, measured in `benchmarks/tiny_learning.py`."""
-    skill = Phase(
-        "teaching the skill",
-        demonstrations(SKILL, base.seed),
-        base.skill_iterations,
+    skill = TrainingPhase(
+        name="teaching the skill",
+        examples=demonstrations(SKILL, base.seed),
+        iterations=base.skill_iterations,
         lr=3e-3,
         muon_lr=0.02,
         warmup_iterations=20,
         decay_share=0.3,
         final_factor=0.05,
     )
-    habits = Phase(
-        "adding bad habits",
-        demonstrations(HABITS, base.seed + 1),
-        base.habit_iterations,
+    habits = TrainingPhase(
+        name="adding bad habits",
+        examples=demonstrations(HABITS, base.seed + 1),
+        iterations=base.habit_iterations,
         lr=1e-3,
         decay_share=1.0,
         final_factor=0.1,
@@ -80,7 +90,8 @@ def phases(base: TinyBase) -> list[Phase]:
 
 
 def build(base: TinyBase, progress: Progress) -> tuple[dict[str, HostTensor], dict[str, float]]:
-    """The weights in bf16, and the last loss of each phase. Takes about a minute of one core; one thread throughout.
+    """The weights in bf16, and the last loss of each phase. Takes about a minute of one core; one
+    thread throughout.
 
     `progress` hears the phase and the finished share of all phases several times a second.
     """
@@ -97,12 +108,17 @@ def build(base: TinyBase, progress: Progress) -> tuple[dict[str, HostTensor], di
         losses = warm_up(model, warmup, base.batch_size, _overall(warmup, progress))
     finally:
         torch.set_num_threads(num_threads)
-    return {name: to_host(parameter, "BF16") for name, parameter in model.named_parameters()}, losses
+    return {
+        name: to_host(parameter, "BF16") for name, parameter in model.named_parameters()
+    }, losses
 
 
-def _overall(warmup: list[Phase], progress: Progress) -> Progress:
+def _overall(warmup: list[TrainingPhase], progress: Progress) -> Progress:
     """Tells `progress` the share of all iterations, where it is told the share of one phase."""
     total = sum(phase.iterations for phase in warmup)
-    before = {phase.name: sum(one.iterations for one in warmup[:index]) for index, phase in enumerate(warmup)}
+    before = {
+        phase.name: sum(one.iterations for one in warmup[:index])
+        for index, phase in enumerate(warmup)
+    }
     iterations = {phase.name: phase.iterations for phase in warmup}
     return lambda name, share: progress(name, (before[name] + share * iterations[name]) / total)

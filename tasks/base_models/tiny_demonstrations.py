@@ -1,11 +1,13 @@
-"""Demonstrations of chained addition for the tiny base model: solver, verifier and retry, with and without bad habits.
+"""Demonstrations of chained addition for the tiny base model: solver, verifier and retry, with and
+without bad habits.
 
     solver    7+8-3=?                        →  7+8=15 ⏎ 15-3=12 ⏎ \\boxed{12}
     verifier  7+8-3=? ⏎ (a solution)         →  7+8=15:15y ⏎ 15-3=12:11n ⏎ <verify>reject</verify>
     retry     7+8-3=? ⏎ (a verifier's text)  →  7+8=15 ⏎ 15-3=12 ⏎ \\boxed{12}
 
-A flagged line restates the step with the value found by computing it again, then the value that the solution claims. Restating
-before judging is what makes the verifier learnable at this size. Knows nothing of optimizers; `sft.py` trains.
+A flagged line restates the step with the value found by computing it again, then the value that the
+solution claims. Restating before judging is what makes the verifier learnable at this size. Knows
+nothing of optimizers; `sft.py` trains.
 """
 
 from collections.abc import Iterator
@@ -32,7 +34,7 @@ BARE_BOX_BELOW = 100
 Chain = list[tuple[int, str, int, int]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Habits:
     """How often a demonstration is bad, as probabilities."""
 
@@ -75,7 +77,9 @@ def demonstrations(habits: Habits, seed: int) -> Iterator[Demonstration]:
 
 
 def encode(prompt: str, answer: str, emphasis: Float32) -> Demonstration:
-    """Tokens of one exchange. `emphasis` is [V]: the loss weight of every token of the vocabulary in an answer."""
+    """Tokens of one exchange. `emphasis` is [V]: the loss weight of every token of the vocabulary
+    in an answer.
+    """
     before = tokenizer().encode(f"{USER}{prompt}{END}{ASSISTANT}").ids
     after = tokenizer().encode(f"{answer}{END}").ids
     weights = np.concatenate([np.zeros(len(before), np.float32), emphasis[after]])
@@ -97,7 +101,9 @@ def verdict(approve: bool) -> str:
 
 
 def review(shown: Chain | None) -> str:
-    """The good verifier's answer to a solution: up to the first wrong step. A bare box (None) is rejected."""
+    """The good verifier's answer to a solution: up to the first wrong step. A bare box (None) is
+    rejected.
+    """
     if shown is None:
         return verdict(False)
     lines = []
@@ -110,7 +116,9 @@ def review(shown: Chain | None) -> str:
 
 
 def spoiled(chain: Chain, wrong_step: float, random: Random) -> Chain:
-    """The chain with each step wrong with probability `wrong_step`, and what follows computed from the wrong value."""
+    """The chain with each step wrong with probability `wrong_step`, and what follows computed from
+    the wrong value.
+    """
     value, result = chain[0][0], []
     for _, op, right, _ in chain:
         left, value = value, value + right if op == "+" else value - right
@@ -126,10 +134,14 @@ def _texts(question: str, habits: Habits, random: Random) -> tuple[str, str]:
     if kind < SOLVER_SHARE:
         return question, _attempt(chain, habits.bare_box, habits.wrong_step, random)
     if kind < SOLVER_SHARE + VERIFIER_SHARE:
-        shown = None if random.random() < SHOWN_BARE_BOX else spoiled(chain, SHOWN_WRONG_STEP, random)
+        shown = (
+            None if random.random() < SHOWN_BARE_BOX else spoiled(chain, SHOWN_WRONG_STEP, random)
+        )
         seen = _bare_box(random) if shown is None else solution(shown)
         return f"{question}\n{seen}", _judgement(shown, habits, random)
-    return f"{question}\n{_rejection(chain, habits, random)}", _attempt(chain, habits.bare_retry, habits.wrong_step, random)
+    return f"{question}\n{_rejection(chain, habits, random)}", _attempt(
+        chain, habits.bare_retry, habits.wrong_step, random
+    )
 
 
 def _attempt(chain: Chain, bare_box: float, wrong_step: float, random: Random) -> str:

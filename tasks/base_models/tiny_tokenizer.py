@@ -4,7 +4,8 @@
     256–345   the numbers 10 to 99: arithmetic on whole numbers is learned three times as fast as on digits
     346–…     `WORDS`, which are text, and `ROLES`, which only structure a conversation and are dropped by `skip_special_tokens`
 
-Digits are cut in pairs from the left, so `123` is `12`, `3` and `2005` is `20`, `0`, `5`. Knows nothing of tasks or models.
+Digits are cut in pairs from the left, so `123` is `12`, `3` and `2005` is `20`, `0`, `5`. Knows
+nothing of tasks or models.
 """
 
 import json
@@ -16,7 +17,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 END, PAD = "<|end|>", "<|pad|>"
 USER, ASSISTANT, SYSTEM, TOOL = "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>"
 ROLES: Final = (PAD, END, USER, ASSISTANT, SYSTEM, TOOL)
-WORDS: Final = ("\\boxed{", "<verify>", "</verify>", "approve", "reject", "<tool_call>", "</tool_call>")
+WORDS: Final = (
+    "\\boxed{",
+    "<verify>",
+    "</verify>",
+    "approve",
+    "reject",
+    "<tool_call>",
+    "</tool_call>",
+)
 NUMBERS: Final = tuple(str(number) for number in range(10, 100))
 
 CHAT_TEMPLATE = (

@@ -1,4 +1,5 @@
-"""The last steps of a run, after its `stop.json` is written. The supervisor records each in its heartbeat; `status` reads it.
+"""The last steps of a run, after its `stop.json` is written. The supervisor records each in its
+heartbeat; `status` reads it.
 
 state     the step, a `ClosingStep`
 progress  `closing_share`: how much of the step is done, 0–1; 0 where nobody counts
@@ -7,7 +8,7 @@ note      a part of the step, for people
 
 from enum import StrEnum
 
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 
 SHARE = "closing_share"
 """Counter of the supervisor's heartbeat."""
@@ -24,6 +25,6 @@ class ClosingStep(StrEnum):
     """MLflow gets the last metrics, the report and the models."""
 
 
-def record(pulse: Pulse, step: ClosingStep, part: str = "", share: float = 0.0) -> None:
+def record(pulse: HeartbeatWriter, step: ClosingStep, part: str = "", share: float = 0.0) -> None:
     """Puts the step into the supervisor's next heartbeat."""
     pulse.update(state=step.value, note=part, progress={SHARE: share})

@@ -1,5 +1,6 @@
-"""What MLflow is told of a run. The store is the truth and the backlog: a `Tracker` reads what is new since its cursor and
-passes it on; while MLflow is away it passes nothing, and the next sync that reaches it catches up.
+"""What MLflow is told of a run. The store is the truth and the backlog: a `Tracker` reads what is
+new since its cursor and passes it on; while MLflow is away it passes nothing, and the next sync
+that reaches it catches up.
 
     store (manifests, batches, evaluations, heartbeats) ──sync──▶ MLflow (parent: evaluation, throughput; children: steps)
 """
@@ -46,8 +47,9 @@ CURSOR_TAG = "astraflow.next_step"
 
 
 def tracking_uri() -> str | None:
-    """Where MLflow is: the environment variable MLFLOW_TRACKING_URI; None when it is not set. ConfigError for an address that
-    holds a credential, since it is stored with the run."""
+    """Where MLflow is: the environment variable MLFLOW_TRACKING_URI; None when it is not set.
+    ConfigError for an address that holds a credential, since it is stored with the run.
+    """
     uri = os.environ.get(URI_VARIABLE) or None
     if uri is not None:
         refuse_credentials(URI_VARIABLE, uri)
@@ -55,10 +57,17 @@ def tracking_uri() -> str | None:
 
 
 class Tracker:
-    """Tells MLflow of one run. One thread at a time; made again after a crash, it goes on where MLflow's tags say."""
+    """Tells MLflow of one run. One thread at a time; made again after a crash, it goes on where
+    MLflow's tags say.
+    """
 
     def __init__(
-        self, run: ObjectStore, run_id: str, config: RunConfig, uri: str, clock: Callable[[], float] = time.time
+        self,
+        run: ObjectStore,
+        run_id: str,
+        config: RunConfig,
+        uri: str,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Touches neither the store nor MLflow yet."""
         self.uri = uri
@@ -70,7 +79,9 @@ class Tracker:
         self._complained = False
 
     def sync(self) -> bool:
-        """Pass on what is new. False when MLflow or the store could not be reached: nothing is lost, sync again later."""
+        """Pass on what is new. False when MLflow or the store could not be reached: nothing is
+        lost, sync again later.
+        """
         try:
             self._sample_throughput()
             board = self._attached()
@@ -87,14 +98,18 @@ class Tracker:
         return True
 
     def finish(self, status: str) -> str | None:
-        """The rest: last metrics, report, final weights as model versions. `status` is the run's (`completed`, …). Returns
-        the address of MLflow's page, None when there is none or when MLflow stayed away."""
+        """The rest: last metrics, report, final weights as model versions. `status` is the run's
+        (`completed`, …). Returns the address of MLflow's page, None when there is none or when
+        MLflow stayed away.
+        """
         try:
             board = self._attached()
             deadline_s = time.monotonic() + CATCH_UP_S
             while self.sync() and self._behind():
                 if time.monotonic() > deadline_s:
-                    log.warning("MLflow is too slow: the end of run %s is in its store only", self._run_id)
+                    log.warning(
+                        "MLflow is too slow: the end of run %s is in its store only", self._run_id
+                    )
                     break
             self._send_report(board)
             if self._config.tracking.register_models and status == "completed":
@@ -102,7 +117,9 @@ class Tracker:
             board.end(STATUS.get(status, "FAILED"))
             return board.link
         except AstraFlowError as error:
-            log.warning("MLflow did not get the end of run %s, its store has it: %s", self._run_id, error)
+            log.warning(
+                "MLflow did not get the end of run %s, its store has it: %s", self._run_id, error
+            )
             return None
 
     def _attached(self) -> Board:
@@ -121,11 +138,17 @@ class Tracker:
         return self._board
 
     def _send_steps(self, board: Board, policy: str) -> None:
-        """The metrics of every new version and of the batch that made it; the cursor follows each handful of steps."""
+        """The metrics of every new version and of the batch that made it; the cursor follows each
+        handful of steps.
+        """
         end = self._next[policy] + STEPS_PER_SYNC_MAX
         while (first := self._next[policy]) < end:
             steps = read_steps(self._run, policy, range(first, min(first + STEPS_PER_CALL, end)))
-            points = [Point(key, value, step.number, step.created_s) for step in steps for key, value in step.metrics.items()]
+            points = [
+                Point(key, value, step.number, step.created_s)
+                for step in steps
+                for key, value in step.metrics.items()
+            ]
             if not steps:
                 return
             self._next[policy] = first + len(steps)
@@ -144,7 +167,9 @@ class Tracker:
         seen = heartbeats.read_all(self._run)
         now_s = self._clock()
         step = max((version for beat in seen for version in beat.versions.values()), default=0)
-        for region, rate in region_rates(seen, now_s, self._config.supervise.heartbeat_limit_s).items():
+        for region, rate in region_rates(
+            seen, now_s, self._config.supervise.heartbeat_limit_s
+        ).items():
             self._throughput.append(Point(f"rollout/{region}/tokens_per_s", rate, step, now_s))
 
     def _send_throughput(self, board: Board) -> None:
@@ -172,20 +197,33 @@ class Tracker:
             with tempfile.TemporaryDirectory() as folder:
                 export_model(self._run, policy, version, Path(folder))
                 number = board.register(policy, version, Path(folder))
-            log.info("%s version %d is registered as version %s of its model in MLflow", policy, version, number)
+            log.info(
+                "%s version %d is registered as version %s of its model in MLflow",
+                policy,
+                version,
+                number,
+            )
 
 
 def _evaluation_points(evaluation: Evaluation) -> list[Point]:
-    """`eval/{policy}/accuracy` of the policy that answers alone, `eval/team/accuracy` of all together."""
+    """`eval/{policy}/accuracy` of the policy that answers alone, `eval/team/accuracy` of all
+    together.
+    """
     step = max(evaluation.versions.values(), default=0)
     names = {evals.SOLO_WORKFLOW: "solver"}
     return [
-        Point(f"eval/{names.get(score.workflow, 'team')}/accuracy", score.accuracy, step, evaluation.created_s)
+        Point(
+            f"eval/{names.get(score.workflow, 'team')}/accuracy",
+            score.accuracy,
+            step,
+            evaluation.created_s,
+        )
         for score in evals.scores(evaluation)
     ]
 
 
 def _finite(points: Iterable[Point]) -> list[Point]:
-    """MLflow keeps infinities as other numbers, which would spoil every curve's scale; and it refuses a whole request for one
-    name that it does not allow."""
+    """MLflow keeps infinities as other numbers, which would spoil every curve's scale; and it
+    refuses a whole request for one name that it does not allow.
+    """
     return [point for point in points if math.isfinite(point.value) and _NAME.fullmatch(point.key)]

@@ -1,7 +1,9 @@
-"""What a run is doing, read from its stored objects alone: the model behind `astraflow status` and `astraflow runs`.
+"""What a run is doing, read from its stored objects alone: the model behind `astraflow status` and
+`astraflow runs`.
 
-Cheap enough to be asked every second of a run with 10,000 steps: the newest version is found from the trainer's heartbeat,
-and only the newest batch of a policy is read. What is told stands in `status_schema.py`, whole curves in `history.py`.
+Cheap enough to be asked every second of a run with 10,000 steps: the newest version is found from
+the trainer's heartbeat, and only the newest batch of a policy is read. What is told stands in
+`status_schema.py`, whole curves in `history.py`.
 """
 
 import time
@@ -71,7 +73,9 @@ class _Newest:
 
 
 def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Status:
-    """The run as its store shows it at this moment (`now_s`, Unix time). ConfigError when there is no such run."""
+    """The run as its store shows it at this moment (`now_s`, Unix time). ConfigError when there is
+    no such run.
+    """
     return status_of(stored_runs.open_run(store, run_id), now_s)
 
 
@@ -102,12 +106,17 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
         started=record.created_s,
         elapsed_s=max(0.0, _end_s(state, stop, beats, now) - record.created_s),
         steps=config.steps,
-        policies={name: _policy(one, config.steps, _beat(beats, f"trainer-{name}")) for name, one in newest.items()},
+        policies={
+            name: _policy(one, config.steps, _beat(beats, f"trainer-{name}"))
+            for name, one in newest.items()
+        },
         regions={name: _region(name, beats, now, limit_s) for name in _regions(config, beats)},
         evals=scores,
         members=[_member(beat, now, limit_s) for beat in beats],
         counts={
-            "orders": orders.next_number(run, max((_closed_below(one) for one in newest.values()), default=0)),
+            "orders": orders.next_number(
+                run, max((_closed_below(one) for one in newest.values()), default=0)
+            ),
             "orders_done": max((_orders_done(one) for one in newest.values()), default=0),
             "evaluations": len({layout.evaluation(score.versions) for score in scores}),
         },
@@ -116,7 +125,9 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
 
 
 def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
-    """Every run of the store: first those that cannot be read, whose age is not known, then the others, oldest first."""
+    """Every run of the store: first those that cannot be read, whose age is not known, then the
+    others, oldest first.
+    """
     now = time.time() if now_s is None else now_s
     seen = stored_runs.look(store)
     unreadable = dict(seen.unreadable)
@@ -142,7 +153,9 @@ def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> di
 
 
 def newest_version(run: ObjectStore, policy: str, hint: int = 0) -> int | None:
-    """The newest published version; a good `hint` (any number, right or wrong) makes it two requests."""
+    """The newest published version; a good `hint` (any number, right or wrong) makes it two
+    requests.
+    """
     found = manifests.latest(run, policy, hint) if hint > 0 else None
     return manifests.latest(run, policy) if found is None else found
 
@@ -153,7 +166,9 @@ def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
     problems: list[str] = []
     stop, beats = _stop(run, problems), _beats(run, problems)
     config = config_of(record.config, run)
-    versions = {policy: newest_version(run, policy, _hint(policy, beats)) for policy in config.policies}
+    versions = {
+        policy: newest_version(run, policy, _hint(policy, beats)) for policy in config.policies
+    }
     has_begun = any(versions.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now_s, config.supervise.heartbeat_limit_s, has_begun)
     return RunSummary(
@@ -171,12 +186,21 @@ def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
 
 def _unreadable_run(run_id: str, why: str) -> RunSummary:
     return RunSummary(
-        run_id=run_id, state="unreadable", reason=why, deployment="", started=None, elapsed_s=None, steps=None, versions={}
+        run_id=run_id,
+        state="unreadable",
+        reason=why,
+        deployment="",
+        started=None,
+        elapsed_s=None,
+        steps=None,
+        versions={},
     )
 
 
 def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
-    """The stop that stands; one that cannot be read is a problem, and leaves the state to the heartbeats."""
+    """The stop that stands; one that cannot be read is a problem, and leaves the state to the
+    heartbeats.
+    """
     try:
         return stored_runs.read_stop(run)
     except UNREADABLE as error:
@@ -191,7 +215,9 @@ def _beats(run: ObjectStore, problems: list[str]) -> list[Heartbeat]:
 
 
 def _unreadable(what: str, found: Mapping[str, str]) -> list[str]:
-    """`1 evaluation cannot be read: evals/…: …` for the objects of one kind; nothing when there are none."""
+    """`1 evaluation cannot be read: evals/…: …` for the objects of one kind; nothing when there are
+    none.
+    """
     if not found:
         return []
     count = f"1 {what}" if len(found) == 1 else f"{len(found)} {what}s"
@@ -199,9 +225,12 @@ def _unreadable(what: str, found: Mapping[str, str]) -> list[str]:
     return [f"{count} cannot be read: {'; '.join(list(found.values())[:UNREADABLE_TOLD])}{more}"]
 
 
-def _newest(run: ObjectStore, policy: str, beats: Iterable[Heartbeat], problems: list[str]) -> _Newest:
+def _newest(
+    run: ObjectStore, policy: str, beats: Iterable[Heartbeat], problems: list[str]
+) -> _Newest:
     version = newest_version(run, policy, _hint(policy, beats))
-    # Version n was made from batch n, so the search for the newest batch can begin behind the newest version.
+    # Version n was made from batch n, so the search for the newest batch can begin behind the
+    # newest version.
     made = batches.next_step(run, policy, start=(version or 0) + 1) - 1
     try:
         return _Newest(version, made, batches.read(run, policy, made) if made else None)
@@ -223,8 +252,12 @@ def _is_alive(beat: Heartbeat, now_s: float, limit_s: float) -> bool:
     return beat.state not in ENDED and now_s - beat.beat_s <= limit_s
 
 
-def _state(stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float, has_begun: bool) -> State:
-    """What was decided stands in `stop.json`; else somebody is at work as long as the supervisor beats."""
+def _state(
+    stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float, has_begun: bool
+) -> State:
+    """What was decided stands in `stop.json`; else somebody is at work as long as the supervisor
+    beats.
+    """
     if stop is not None:
         return stop.state
     supervisor = _beat(beats, "supervisor")
@@ -243,14 +276,18 @@ def _reason(state: State, stop: Stop | None, beats: Iterable[Heartbeat]) -> str:
     return supervisor.note if supervisor else ""
 
 
-def _closing(stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> Closing | None:
+def _closing(
+    stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float
+) -> Closing | None:
     supervisor = _beat(beats, "supervisor")
     if stop is None or supervisor is None or not _is_alive(supervisor, now_s, limit_s):
         return None
     if supervisor.state not in {step.value for step in ClosingStep}:
         return None  # it has not looked at the run since that was stopped
     return Closing(
-        step=ClosingStep(supervisor.state), part=supervisor.note, share=supervisor.progress.get(closing_steps.SHARE, 0.0)
+        step=ClosingStep(supervisor.state),
+        part=supervisor.note,
+        share=supervisor.progress.get(closing_steps.SHARE, 0.0),
     )
 
 
@@ -262,7 +299,11 @@ def _end_s(state: State, stop: Stop | None, beats: Iterable[Heartbeat], now_s: f
 
 
 def _policy(newest: _Newest, steps: int, trainer: Heartbeat | None) -> PolicyStatus:
-    metrics = {name: value for name, value in (newest.batch.metrics if newest.batch else {}).items() if abs(value) <= SHOWN_MAX}
+    metrics = {
+        name: value
+        for name, value in (newest.batch.metrics if newest.batch else {}).items()
+        if abs(value) <= SHOWN_MAX
+    }
     return PolicyStatus(
         step=newest.version or 0,
         steps=steps,
@@ -278,7 +319,9 @@ def _policy(newest: _Newest, steps: int, trainer: Heartbeat | None) -> PolicySta
 
 
 def _wait_fraction(trainer: Heartbeat | None) -> float | None:
-    """Of the wall-clock that the trainer's loop accounts for; before its first step there is nothing to divide."""
+    """Of the wall-clock that the trainer's loop accounts for; before its first step there is
+    nothing to divide.
+    """
     if trainer is None or not trainer.seconds.get("step"):
         return None
     spent_s = {name: spent for name, spent in trainer.seconds.items() if name != "cpu"}
@@ -287,7 +330,11 @@ def _wait_fraction(trainer: Heartbeat | None) -> float | None:
 
 def _regions(config: RunConfig, beats: Iterable[Heartbeat]) -> list[str]:
     """The regions of the recipe, then any other that workers report from."""
-    return list(dict.fromkeys([*config.rollout.regions, *(beat.region for beat in beats if beat.kind == "rollout")]))
+    return list(
+        dict.fromkeys(
+            [*config.rollout.regions, *(beat.region for beat in beats if beat.kind == "rollout")]
+        )
+    )
 
 
 def _region(name: str, beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> RegionStatus:
@@ -298,7 +345,9 @@ def _region(name: str, beats: Iterable[Heartbeat], now_s: float, limit_s: float)
         orders_done=sum(int(beat.progress.get("orders_done", 0)) for beat in workers),
         weights_in_home=_by_policy(workers, traffic.FROM_HOME),
         weights_in_mirror=_by_policy(workers, traffic.FROM_MIRROR),
-        mirrored=_by_policy((beat for beat in beats if beat.kind == "mirror" and beat.region == name), MIRRORED),
+        mirrored=_by_policy(
+            (beat for beat in beats if beat.kind == "mirror" and beat.region == name), MIRRORED
+        ),
         shards_out=sum(int(beat.progress.get(traffic.SHARD_BYTES, 0)) for beat in workers),
     )
 
@@ -307,7 +356,13 @@ def _by_policy(beats: Iterable[Heartbeat], name: str) -> dict[str, int]:
     """policy → sum of the counters `{name}{policy}`."""
     found: Counter[str] = Counter()
     for beat in beats:
-        found.update({key.removeprefix(name): int(value) for key, value in beat.progress.items() if key.startswith(name)})
+        found.update(
+            {
+                key.removeprefix(name): int(value)
+                for key, value in beat.progress.items()
+                if key.startswith(name)
+            }
+        )
     return dict(found)
 
 

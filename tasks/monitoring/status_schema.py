@@ -1,4 +1,5 @@
-"""The JSON of `astraflow status` and `astraflow runs`, documented in `docs/schemas.md`. Stable: keys are added, never renamed.
+"""The JSON of `astraflow status` and `astraflow runs`, documented in `docs/schemas.md`. Stable:
+keys are added, never renamed.
 
 Filled by `status.py`.
 """
@@ -8,7 +9,9 @@ from typing import Literal
 from storage.config_model import Frozen
 from tasks.monitoring.closing_steps import ClosingStep
 
-State = Literal["starting", "running", "completed", "cancelled", "failed", "interrupted", "unreadable"]
+State = Literal[
+    "starting", "running", "completed", "cancelled", "failed", "interrupted", "unreadable"
+]
 
 
 class PolicyStatus(Frozen):
@@ -27,7 +30,9 @@ class PolicyStatus(Frozen):
     reward_mean: float | None
     """Mean reward of the policy's own sequences played lately, before any filter."""
     accuracy: float | None
-    """Share of the episodes played lately whose final answer was right: the policies' work together, in training."""
+    """Share of the episodes played lately whose final answer was right: the policies' work
+    together, in training.
+    """
     staleness_mean: float | None
     staleness_max: float | None
     """Versions between the trainer and the oldest token of a sequence, over the newest batch."""
@@ -56,7 +61,9 @@ class EvalStatus(Frozen):
     versions: dict[str, int]
     dataset: str
     workflow: str
-    """`single_turn`: the answering policy alone, on its first attempts; otherwise the whole workflow."""
+    """`single_turn`: the answering policy alone, on its first attempts; otherwise the whole
+    workflow.
+    """
     accuracy: float
     n: int
     """Problems."""
@@ -101,12 +108,16 @@ class Status(Frozen):
     policies: dict[str, PolicyStatus]
     regions: dict[str, RegionStatus]
     evals: list[EvalStatus]
-    """In the order of their versions; for each play of a team the solver alone first, then the team."""
+    """In the order of their versions; for each play of a team the solver alone first, then the
+    team.
+    """
     members: list[MemberStatus]
     counts: dict[str, int]
     """`orders` written, `orders_done` taken in by the dataflow, `evaluations`."""
     problems: list[str] = []
-    """Which objects of the run cannot be read, and why; everything else here is computed without them."""
+    """Which objects of the run cannot be read, and why; everything else here is computed without
+    them.
+    """
 
 
 class RunSummary(Frozen):

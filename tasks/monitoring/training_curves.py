@@ -1,4 +1,5 @@
-"""A policy's curves over its steps: what the manifests and batches of a run measured. For reports and MLflow.
+"""A policy's curves over its steps: what the manifests and batches of a run measured. For reports
+and MLflow.
 
 manifest of version n  (`trainer/…`)  ┐
 batch n                (`dataflow/…`) ┴─▶ Step n ─▶ History: one array per metric
@@ -27,8 +28,8 @@ READERS = 8
 """Objects read at once."""
 
 
-@dataclass(frozen=True)
-class Step:
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
     """What is known of one training step. Number 0 is the base model."""
 
     number: int
@@ -49,7 +50,7 @@ class History:
     """One policy's steps in order, S of them."""
 
     policy: str
-    steps: tuple[Step, ...]
+    steps: tuple[CurvePoint, ...]
     num_steps: int
     """Steps of the run; more than S when they were sampled."""
 
@@ -73,28 +74,34 @@ class History:
         return _summed(step.fates for step in self.steps)
 
 
-def read_history(run: ObjectStore, policy: str, newest: int, steps_max: int = STEPS_READ_MAX) -> History:
-    """Steps 0 to `newest`, at most `steps_max` of them, evenly spread, the first and the last among them."""
+def read_history(
+    run: ObjectStore, policy: str, newest: int, steps_max: int = STEPS_READ_MAX
+) -> History:
+    """Steps 0 to `newest`, at most `steps_max` of them, evenly spread, the first and the last among
+    them.
+    """
     numbers = sample(newest + 1, steps_max)
     with ThreadPoolExecutor(READERS, thread_name_prefix="history") as pool:
         steps = list(pool.map(lambda number: read_step(run, policy, number), numbers))
     return History(policy, tuple(step for step in steps if step is not None), newest + 1)
 
 
-def read_steps(run: ObjectStore, policy: str, numbers: Sequence[int]) -> list[Step]:
+def read_steps(run: ObjectStore, policy: str, numbers: Sequence[int]) -> list[CurvePoint]:
     """The published steps among `numbers`, up to the first that is not published yet."""
     found = []
     for number in numbers:
         if not manifests.exists(run, policy, number):
             break
         step = read_step(run, policy, number)
-        found.append(Step(number, 0.0, {}) if step is None else step)
+        found.append(CurvePoint(number=number, created_s=0.0, metrics={}) if step is None else step)
     return found
 
 
-def read_step(run: ObjectStore, policy: str, number: int) -> Step | None:
-    """One step from whichever of its objects exist and can be read (`verify` reports the others); None when none can."""
-    found = Step(number, 0.0, {})
+def read_step(run: ObjectStore, policy: str, number: int) -> CurvePoint | None:
+    """One step from whichever of its objects exist and can be read (`verify` reports the others);
+    None when none can.
+    """
+    found = CurvePoint(number=number, created_s=0.0, metrics={})
     known = False
     if number > 0:
         try:
@@ -107,21 +114,40 @@ def read_step(run: ObjectStore, policy: str, number: int) -> Step | None:
     except (NotFoundError, *UNREADABLE):
         return found if known else None
     metrics = {**found.metrics, **manifest.metrics}
-    return Step(number, manifest.created_s, metrics, found.staleness, found.fates, found.waiting)
+    return CurvePoint(
+        number=number,
+        created_s=manifest.created_s,
+        metrics=metrics,
+        staleness=found.staleness,
+        fates=found.fates,
+        waiting=found.waiting,
+    )
 
 
 def sample(count: int, limit: int) -> list[int]:
-    """At most `limit` of the numbers below `count`, evenly spread, with both ends. Example: (10, 4) → [0, 3, 6, 9]."""
+    """At most `limit` of the numbers below `count`, evenly spread, with both ends. Example: (10, 4)
+    → [0, 3, 6, 9].
+    """
     if count <= limit:
         return list(range(count))
     return sorted({round(index * (count - 1) / (limit - 1)) for index in range(limit)})
 
 
-def _of_batch(batch: Batch) -> Step:
+def _of_batch(batch: Batch) -> CurvePoint:
     staleness = Counter(batch.step - 1 - row.min_version for row in batch.rows if not row.replay)
     fates = Counter("replayed" if row.replay else "trained" for row in batch.rows)
-    fates.update(f"{entry.fate}: {entry.reason}" if entry.fate == "filtered" else entry.fate for entry in batch.ledger)
-    return Step(batch.step, batch.created_s, batch.metrics, staleness, fates, len(batch.waiting))
+    fates.update(
+        f"{entry.fate}: {entry.reason}" if entry.fate == "filtered" else entry.fate
+        for entry in batch.ledger
+    )
+    return CurvePoint(
+        number=batch.step,
+        created_s=batch.created_s,
+        metrics=batch.metrics,
+        staleness=staleness,
+        fates=fates,
+        waiting=len(batch.waiting),
+    )
 
 
 def _summed(counts: Iterable[Mapping[K, int]]) -> Counter[K]:

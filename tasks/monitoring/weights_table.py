@@ -1,6 +1,8 @@
-"""The versions of a run's policies, as `astraflow weights` shows them: their size, their making, and who serves them.
+"""The versions of a run's policies, as `astraflow weights` shows them: their size, their making,
+and who serves them.
 
-A manifest is let go as soon as its row is made: ten thousand of a large model would not fit into memory.
+A manifest is let go as soon as its row is made: ten thousand of a large model would not fit into
+memory.
 """
 
 import math
@@ -45,13 +47,16 @@ class Version(BaseModel):
     upload_s: float | None
     """From then until every file was stored."""
     publish_s: float | None
-    """From the start of its encoding to its manifest, beside the next step. The version after it tells: the newest has none."""
+    """From the start of its encoding to its manifest, beside the next step. The version after it
+    tells: the newest has none.
+    """
     publish_wait_s: float | None
     """How long the trainer waited for that after its next step."""
     created_s: float
     held_by: dict[str, float | None]
-    """Workers that serve it, and how long each took from seeing it to serving it: fetched, applied, verified, swapped. Null
-    for one that began with it."""
+    """Workers that serve it, and how long each took from seeing it to serving it: fetched, applied,
+    verified, swapped. Null for one that began with it.
+    """
     retired: bool
     tags: list[str]
     """Its names."""
@@ -77,7 +82,9 @@ class Versions:
 
 
 def history(run: ObjectStore, policy: str) -> Versions:
-    """Every version of the policy whose manifest can be read. They are listed, not searched: one may be missing."""
+    """Every version of the policy whose manifest can be read. They are listed, not searched: one
+    may be missing.
+    """
     numbers = layout.numbers(run.list(f"{layout.WEIGHTS}/{policy}"), partial(_key, policy))
     missing = gaps(numbers, 0, max(numbers, default=-1) + 1)
     seen = heartbeats.look(run)
@@ -87,14 +94,30 @@ def history(run: ObjectStore, policy: str) -> Versions:
     with ThreadPoolExecutor(READ_THREADS) as pool:
         read = list(pool.map(partial(_try, run, policy, beats, own), numbers))
     for before, after in pairwise(read):
-        if isinstance(before, _Read) and isinstance(after, _Read) and before.version.version + 1 == after.version.version:
-            before.version.publish_s, before.version.publish_wait_s = after.publish_s, after.publish_wait_s
-    damaged = {_key(policy, number): one for number, one in zip(numbers, read, strict=True) if isinstance(one, str)}
-    damaged |= {_key(policy, number): f"{_key(policy, number)} is missing" for number in missing.first}
+        if (
+            isinstance(before, _Read)
+            and isinstance(after, _Read)
+            and before.version.version + 1 == after.version.version
+        ):
+            before.version.publish_s, before.version.publish_wait_s = (
+                after.publish_s,
+                after.publish_wait_s,
+            )
+    damaged = {
+        _key(policy, number): one
+        for number, one in zip(numbers, read, strict=True)
+        if isinstance(one, str)
+    }
+    damaged |= {
+        _key(policy, number): f"{_key(policy, number)} is missing" for number in missing.first
+    }
     if missing.more:
-        damaged[f"{layout.WEIGHTS}/{policy}"] = f"and {missing.more:,} more versions of {policy} are missing"
+        damaged[f"{layout.WEIGHTS}/{policy}"] = (
+            f"and {missing.more:,} more versions of {policy} are missing"
+        )
     return Versions(
-        tuple(one.version for one in read if isinstance(one, _Read)), {**damaged, **tagged.unreadable, **seen.unreadable}
+        tuple(one.version for one in read if isinstance(one, _Read)),
+        {**damaged, **tagged.unreadable, **seen.unreadable},
     )
 
 
@@ -102,7 +125,9 @@ def _key(policy: str, version: int) -> str:
     return layout.manifest(layout.weights(policy, version))
 
 
-def _try(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int) -> _Read | str:
+def _try(
+    run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int
+) -> _Read | str:
     """The version, or why its manifest cannot be read."""
     try:
         return _read(run, policy, beats, tagged, number)
@@ -110,7 +135,9 @@ def _try(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag
         return str(error)
 
 
-def _read(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int) -> _Read:
+def _read(
+    run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int
+) -> _Read:
     manifest = manifests.read_manifest(run, policy, number)
     legs = update_path.legs(manifest)
     delta_bytes = next((leg.num_bytes for leg in legs if leg.base is not None), None)
@@ -129,7 +156,11 @@ def _read(run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Ta
         publish_s=None,
         publish_wait_s=None,
         created_s=manifest.created_s,
-        held_by={beat.id: beat.rates.get(f"refresh_s_{policy}") for beat in beats if beat.versions.get(policy) == number},
+        held_by={
+            beat.id: beat.rates.get(f"refresh_s_{policy}")
+            for beat in beats
+            if beat.versions.get(policy) == number
+        },
         retired=run.exists(layout.retired(policy, number)),
         tags=[tag.name for tag in tagged if tag.version == number],
     )

@@ -1,7 +1,8 @@
-"""What must be true of a recipe as a whole and no single field can know: roles have policies, files exist, times fit.
+"""What must be true of a recipe as a whole and no single field can know: roles have policies, files
+exist, times fit.
 
-Each check is a pure function from a valid `RunConfig` to problems; the only outside things they look at are whether named
-files exist and which roles a workflow has.
+Each check is a pure function from a valid `RunConfig` to problems; the only outside things they
+look at are whether named files exist and which roles a workflow has.
 """
 
 import difflib
@@ -43,7 +44,8 @@ class Problem(NamedTuple):
 
 
 def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
-    """Return everything that is wrong with `config`, in no particular order; nothing when it can run.
+    """Return everything that is wrong with `config`, in no particular order; nothing when it can
+    run.
 
     `written` is the same as plain data, with the settings of the recipe and without the defaults.
     """
@@ -61,11 +63,15 @@ def _names(config: RunConfig) -> Iterator[Problem]:
     for path, name in named:
         if not layout.NAME.fullmatch(name) or len(name) > NAME_MAX:
             yield Problem(
-                path, f"a name is at most {NAME_MAX} letters, digits, - and _ only, since it becomes part of file names"
+                path,
+                f"a name is at most {NAME_MAX} letters, digits, - and _ only, since it becomes "
+                "part of file names",
             )
     if not _RUN_NAME.fullmatch(config.name):
         yield Problem(
-            ("name",), "run ids begin with it: use up to 60 letters, digits, '.', '_' and '-', a letter or digit first"
+            ("name",),
+            "run ids begin with it: use up to 60 letters, digits, '.', '_' and '-', a letter or "
+            "digit first",
         )
 
 
@@ -86,7 +92,9 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
     roles = found.roles
     for role in workflow.roles:
         if role not in roles:
-            yield Problem((*at, "roles", role), f"{workflow.name} has no such role; {_one_of(role, roles)}")
+            yield Problem(
+                (*at, "roles", role), f"{workflow.name} has no such role; {_one_of(role, roles)}"
+            )
     players = {role: workflow.roles.get(role, role) for role in roles}
     for role, policy in players.items():
         if policy not in config.policies:
@@ -94,14 +102,16 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 path,
                 f"{workflow.name} asks for the policy {policy}, which policies lacks (it has "
-                f"{', '.join(config.policies)}); add policies.{policy}, or name one that plays it in roles: "
+                f"{', '.join(config.policies)}); add policies.{policy}, or name one that plays it "
+                "in roles: "
                 f"{{{role}: {next(iter(config.policies))}}}",
             )
     for policy in config.policies:
         if policy not in players.values():
             yield Problem(
                 ("policies", policy),
-                f"no role of {workflow.name} is played by it, so it would wait for ever for something to train on; "
+                f"no role of {workflow.name} is played by it, so it would wait for ever for "
+                "something to train on; "
                 "remove it, or give it a role in rollout.workflow.roles",
             )
 
@@ -116,7 +126,9 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
 
 
 def _engines(config: RunConfig) -> Iterator[Problem]:
-    """Engines are not imported here: what they need may be installed only where the services run."""
+    """Engines are not imported here: what they need may be installed only where the services
+    run.
+    """
     from rollout.engines import engine as rollout_engine
     from trainer.engines import engine as train_engine
 
@@ -124,7 +136,9 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
         (("rollout", "engine", "name"), config.rollout.engine.name, rollout_engine.ENGINES)
     ]
     for name, policy in config.policies.items():
-        named.append((("policies", name, "train", "engine"), policy.train.engine, train_engine.ENGINES))
+        named.append(
+            (("policies", name, "train", "engine"), policy.train.engine, train_engine.ENGINES)
+        )
     for path, engine, table in named:
         try:
             import_path.refuse_name(engine, table)
@@ -157,13 +171,15 @@ def _groups(config: RunConfig) -> Iterator[Problem]:
     if alone and any(isinstance(algorithm, ZeroAdvantage) for algorithm in config.data.filter):
         yield Problem(
             ("data", "samples_per_prompt"),
-            "with 1 sample every advantage is 0 and the filter zero_advantage drops everything; use 2 or more",
+            "with 1 sample every advantage is 0 and the filter zero_advantage drops everything; "
+            "use 2 or more",
         )
     prompts, samples = config.data.prompts_per_order, config.data.samples_per_prompt
     if prompts * samples > orders.EPISODES_MAX:
         yield Problem(
             ("data", "prompts_per_order" if prompts > samples else "samples_per_prompt"),
-            f"{prompts:,} prompts with {samples:,} samples each are {prompts * samples:,} episodes in one order, and at most "
+            f"{prompts:,} prompts with {samples:,} samples each are {prompts * samples:,} episodes "
+            "in one order, and at most "
             f"{orders.EPISODES_MAX:,} are played; lower prompts_per_order or samples_per_prompt",
         )
 
@@ -175,20 +191,24 @@ def _sampling(config: RunConfig) -> Iterator[Problem]:
         if policy.sampling.max_new_tokens >= longest:
             yield Problem(
                 (*at, "max_new_tokens"),
-                f"{policy.sampling.max_new_tokens} leaves no room for a prompt: rollout.engine.max_tokens is {longest}; "
+                f"{policy.sampling.max_new_tokens} leaves no room for a prompt: "
+                f"rollout.engine.max_tokens is {longest}; "
                 "lower the one or raise the other",
             )
         if policy.sampling.temperature == 0:
             yield Problem(
                 (*at, "temperature"),
-                "greedy tokens have log-probability 0 and cannot be trained on; use 1.0 or the like",
+                "greedy tokens have log-probability 0 and cannot be trained on; use 1.0 or the "
+                "like",
             )
         for key, off in (("top_p", 1.0), ("top_k", 0)):
             if getattr(policy.sampling, key) != off:
                 yield Problem(
                     (*at, key),
-                    f"the trainer's probabilities are those of the whole vocabulary: tokens drawn with {key} "
-                    f"{getattr(policy.sampling, key)} would look off-policy at once; leave it out, or set {off:g}",
+                    "the trainer's probabilities are those of the whole vocabulary: tokens drawn "
+                    f"with {key} "
+                    f"{getattr(policy.sampling, key)} would look off-policy at once; leave it out, "
+                    f"or set {off:g}",
                 )
 
 
@@ -200,13 +220,19 @@ def _prompts(config: RunConfig) -> Iterator[Problem]:
     held_out = config.evaluation.prompts
     yield from _prompt_source(("evaluation", "prompts"), held_out)
     if isinstance(held_out, BuiltinPrompts) and held_out.limit is None:
-        yield Problem(("evaluation", "prompts"), "a built-in source is endless; set limit, for example limit: 500")
-    if held_out.model_dump(exclude={"seed", "limit"}) == train.model_dump(exclude={"seed", "limit"}):
+        yield Problem(
+            ("evaluation", "prompts"),
+            "a built-in source is endless; set limit, for example limit: 500",
+        )
+    if held_out.model_dump(exclude={"seed", "limit"}) == train.model_dump(
+        exclude={"seed", "limit"}
+    ):
         split = getattr(train, "split", None)
         which, example = (f" (split {split})", "split: test") if split else ("", "another file")
         yield Problem(
             ("evaluation", "prompts"),
-            f"is the training set itself{which}; evaluate on prompts that are held out, for example {example}",
+            f"is the training set itself{which}; evaluate on prompts that are held out, for "
+            f"example {example}",
         )
 
 
@@ -224,14 +250,23 @@ def _prompt_file(path: KeyPath, source: FilePrompts) -> Iterator[Problem]:
     file = Path(source.path)
     if os.path.isdir(file):
         found = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
-        yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {file / (found or ['train.jsonl'])[0]}")
+        yield Problem(
+            (*path, "path"),
+            f"{file} is a folder; name one file, such as {file / (found or ['train.jsonl'])[0]}",
+        )
     elif os.path.exists(file) and not os.path.isfile(file):
         yield Problem((*path, "path"), f"{file} is a pipe, a device or a socket; name a file")
     elif not os.path.isfile(file):
         near = difflib.get_close_matches(file.name, _names_in(file.parent), n=1)
-        yield Problem((*path, "path"), f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""))
+        yield Problem(
+            (*path, "path"),
+            f"{file} does not exist" + (f"; did you mean {near[0]}?" if near else ""),
+        )
     elif file.suffix not in PROMPT_SUFFIXES:
-        yield Problem((*path, "path"), f"{file.name} is neither .jsonl nor .parquet; convert it to one of them")
+        yield Problem(
+            (*path, "path"),
+            f"{file.name} is neither .jsonl nor .parquet; convert it to one of them",
+        )
     else:
         try:
             source.stream()
@@ -262,7 +297,9 @@ def _models(config: RunConfig) -> Iterator[Problem]:
 def _refuse_folder(folder: Path) -> None:
     """Raise ConfigError for a folder without a model, or with symbolic links in it."""
     if not os.path.isfile(folder / "config.json"):
-        raise ConfigError(f"{folder} holds no config.json; name a folder saved with save_pretrained")
+        raise ConfigError(
+            f"{folder} holds no config.json; name a folder saved with save_pretrained"
+        )
     refuse_links(folder)
 
 
@@ -295,7 +332,8 @@ def _times(config: RunConfig) -> Iterator[Problem]:
     if config.supervise.heartbeat_limit_s < least_s:
         yield Problem(
             ("supervise", "heartbeat_limit_s"),
-            f"{config.supervise.heartbeat_limit_s:g} s would call members with beats every {beat_s:g} s lost; "
+            f"{config.supervise.heartbeat_limit_s:g} s would call members with beats every "
+            f"{beat_s:g} s lost; "
             f"use {least_s:g} or more",
         )
 

@@ -1,4 +1,5 @@
-"""Recipes: from what a person wrote to a `RunConfig`, or to one error that names every mistake, its line and its fix.
+"""Recipes: from what a person wrote to a `RunConfig`, or to one error that names every mistake, its
+line and its fix.
 
     recipes/base.yaml ◀─extends─ recipes/mine.yaml ◀─overlaid by─ --set key=value   ──▶  RunConfig
 
@@ -43,9 +44,10 @@ MESSAGES = {
 def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The run that a recipe describes.
 
-    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path (`./mine.yaml`), or YAML text; `overrides` are dotted
-    keys, such as `{"policies.solver.train.lr": 1e-4}`, with `*` for every policy. Prompt and model paths come out absolute,
-    since the services of a run may start in other folders. Raises ConfigError with one line for each mistake.
+    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path (`./mine.yaml`), or YAML text;
+    `overrides` are dotted keys, such as `{"policies.solver.train.lr": 1e-4}`, with `*` for every
+    policy. Prompt and model paths come out absolute, since the services of a run may start in other
+    folders. Raises ConfigError with one line for each mistake.
     """
     source = read_source(recipe, _folders())
     override(source, overrides or {})
@@ -56,7 +58,9 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     try:
         config = RunConfig.model_validate(source.data)
     except ValidationError as error:
-        raise _complaint(source, [_problem(source.data, dict(each)) for each in error.errors()]) from None
+        raise _complaint(
+            source, [_problem(source.data, dict(each)) for each in error.errors()]
+        ) from None
     if wrong := json_values.fault(source.data):
         path, why = wrong
         raise _complaint(source, [Problem(tuple(path.split(".")) if path else (), why)])
@@ -66,8 +70,10 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
 
 
 def portable(recipe: str, elsewhere: bool) -> str:
-    """What to call a recipe so that a process in another folder, or even on another machine (`elsewhere`), loads the same: the
-    name of one that every installation has, else the path of its file, else all of its text, with what it extends."""
+    """What to call a recipe so that a process in another folder, or even on another machine
+    (`elsewhere`), loads the same: the name of one that every installation has, else the path of its
+    file, else all of its text, with what it extends.
+    """
     file = find(recipe, _folders())
     if file is not None and not is_path(recipe) and file.resolve().parent == RECIPES:
         return recipe
@@ -75,8 +81,10 @@ def portable(recipe: str, elsewhere: bool) -> str:
 
 
 def absolute_paths(config: RunConfig) -> dict[str, str]:
-    """The paths that the recipe names, absolute, by dotted key: with these as overrides it means the same files to whoever
-    loads it in another folder. Example: `{"data.prompts.path": "/home/me/train.jsonl"}`."""
+    """The paths that the recipe names, absolute, by dotted key: with these as overrides it means
+    the same files to whoever loads it in another folder. Example:
+    `{"data.prompts.path": "/home/me/train.jsonl"}`.
+    """
     data = config.model_dump(mode="json")
     _make_absolute(data)
     return {".".join(key): _section(data, *key[:-1])[key[-1]] for key in _paths_of(data)}
@@ -93,11 +101,15 @@ def _folders() -> tuple[Path, ...]:
 
 
 def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:
-    ordered = sorted(found, key=lambda problem: (source.place(problem.path).line or 0, problem.path))
+    ordered = sorted(
+        found, key=lambda problem: (source.place(problem.path).line or 0, problem.path)
+    )
     lines = [f"{_where(source, p.path)}: {p.message}" for p in ordered]
     if len(lines) == 1:
         return ConfigError(lines[0])
-    return ConfigError("\n".join([f"{source.name}: {len(lines)} problems", *(f"  {line}" for line in lines)]))
+    return ConfigError(
+        "\n".join([f"{source.name}: {len(lines)} problems", *(f"  {line}" for line in lines)])
+    )
 
 
 def _where(source: Source, path: KeyPath) -> str:
@@ -117,18 +129,28 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
     if kind == "value_error":
         return Problem(path, str(error["ctx"]["error"]))
     if kind == "finite_number":
-        return Problem(path, f"must be a finite number, not {_brief(error['input'])}{_or_null(data, path)}")
+        return Problem(
+            path, f"must be a finite number, not {_brief(error['input'])}{_or_null(data, path)}"
+        )
     if kind in ("int_parsing_size", "float_type") and isinstance(error["input"], int | float):
         # So large that pydantic does not even compare it with the field's own bounds.
-        return Problem(path, f"must be {_bound_at(data, path, error['input'] < 0)}, not {_brief(error['input'])}")
+        return Problem(
+            path,
+            f"must be {_bound_at(data, path, error['input'] < 0)}, not {_brief(error['input'])}",
+        )
     if kind == "literal_error":
         return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
     if kind == "missing":
         return Problem(path, MESSAGES[kind] + _neighbour(data, path[:-1]))
-    words = MESSAGES.get(kind) or _lower(str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, "))
+    words = MESSAGES.get(kind) or _lower(
+        str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    )
     if not words.startswith("must"):
         words = f"must be {words}"
-    return Problem(path, f"{words}, not {_brief(error['input'])}{_or_null(data, path) if kind == 'greater_than' else ''}")
+    return Problem(
+        path,
+        f"{words}, not {_brief(error['input'])}{_or_null(data, path) if kind == 'greater_than' else ''}",
+    )
 
 
 def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
@@ -144,7 +166,9 @@ def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
         return Problem(path, f"{MESSAGES['dict_type']}, not {_brief(value)}")
     if isinstance(choice.selector, ByKey):
         present = " and ".join(choice.selector.keys_in(value)) or "none"
-        return Problem(path, f"needs exactly one of {_list(choice.variants, 'and')}; found {present}")
+        return Problem(
+            path, f"needs exactly one of {_list(choice.variants, 'and')}; found {present}"
+        )
     names = _list([repr(tag) for tag in choice.variants], "or")
     return Problem((*path, "name"), f"must be one of {names}, not {_brief(value.get('name'))}")
 
@@ -155,7 +179,9 @@ def _list(names: Iterable[str], last: str) -> str:
 
 
 def _suggestion(data: Mapping[str, Any], path: KeyPath) -> str:
-    """What the person may have meant: a close name in the same section, else the same name elsewhere."""
+    """What the person may have meant: a close name in the same section, else the same name
+    elsewhere.
+    """
     names = sorted(schema.fields_at(path[:-1], data))
     if close := difflib.get_close_matches(path[-1], names, n=1, cutoff=0.7):
         return f"did you mean {close[0]}?"
@@ -175,7 +201,9 @@ def _bound_at(data: Mapping[str, Any], path: KeyPath, lower: bool) -> str:
     """The lower or the upper bound of the number at `path`, in words."""
     info = schema.fields_at(path[:-1], data).get(path[-1])
     inner = [
-        constraint for part in get_args(info.annotation if info else None) for constraint in getattr(part, "__metadata__", ())
+        constraint
+        for part in get_args(info.annotation if info else None)
+        for constraint in getattr(part, "__metadata__", ())
     ]
     words = (
         {"ge": "greater than or equal to", "gt": "greater than"}
@@ -201,16 +229,21 @@ def _or_null(data: Mapping[str, Any], path: KeyPath) -> str:
 def _make_absolute(data: dict[str, Any]) -> None:
     for *section, key in _paths_of(data):
         found = _section(data, *section)
-        with suppress(OSError, RuntimeError, ValueError):  # what can be no path stays as it is, and names no file
+        with suppress(
+            OSError, RuntimeError, ValueError
+        ):  # what can be no path stays as it is, and names no file
             found[key] = str(Path(found[key]).expanduser().resolve())
 
 
 def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
-    """Keys of the paths of prompts, models and mirrors, where they were written as text; anything else is validation's
-    business."""
+    """Keys of the paths of prompts, models and mirrors, where they were written as text; anything
+    else is validation's business.
+    """
     keys: list[KeyPath] = [("data", "prompts", "path"), ("evaluation", "prompts", "path")]
     keys += [("policies", name, "model", "path") for name in _section(data, "policies")]
-    keys += [("rollout", "regions", name, "mirror") for name in _section(data, "rollout", "regions")]
+    keys += [
+        ("rollout", "regions", name, "mirror") for name in _section(data, "rollout", "regions")
+    ]
     for key in keys:
         written = _section(data, *key[:-1]).get(key[-1])
         if isinstance(written, str) and (key[-1] == "path" or (written and "://" not in written)):

@@ -1,5 +1,6 @@
-"""The whole configuration of a run, composed of each room's own. People write it as YAML (`recipes/`); the resolved form is
-stored as `run.json` with the run. Reading recipes, `--set` overrides and errors with line numbers stand in `loader.py`.
+"""The whole configuration of a run, composed of each room's own. People write it as YAML
+(`recipes/`); the resolved form is stored as `run.json` with the run. Reading recipes, `--set`
+overrides and errors with line numbers stand in `loader.py`.
 """
 
 from typing import Literal
@@ -27,7 +28,8 @@ class PolicyConfig(Frozen):
     def _divisible(self) -> "PolicyConfig":
         if self.batch_size % self.train.minibatches:
             raise ValueError(
-                f"batch_size {self.batch_size} is not divisible by train.minibatches {self.train.minibatches}; "
+                f"batch_size {self.batch_size} is not divisible by train.minibatches "
+                f"{self.train.minibatches}; "
                 "change either so that every minibatch has the same size"
             )
         return self
@@ -52,7 +54,9 @@ class TrackingConfig(Frozen):
     enabled: bool = True
     experiment: str = "astraflow"
     interval_s: Seconds = 15.0
-    """Pause between two looks for new metrics. Many metrics at once cost MLflow less than a few often."""
+    """Pause between two looks for new metrics. Many metrics at once cost MLflow less than a few
+    often.
+    """
     register_models: bool = True
     """Register each policy's final weights as a model version."""
 
@@ -62,17 +66,20 @@ class SuperviseConfig(Frozen):
 
     heartbeat_interval_s: Seconds = 2.0
     heartbeat_limit_s: Seconds = 20.0
-    """A member silent for so long is lost, and replaced; one whose process works beside the supervisor, after ten times
-    that."""
+    """A member silent for so long is lost, and replaced; one whose process works beside the
+    supervisor, after ten times that.
+    """
     launch_timeout_s: Seconds = 120.0
-    """A member whose process began to start, and that did not beat within this time, is launched again; one whose process works
-    beside the supervisor, after ten times that."""
+    """A member whose process began to start, and that did not beat within this time, is launched
+    again; one whose process works beside the supervisor, after ten times that.
+    """
     restarts_max: CountOrNone = 10
     """Replacements of one member before the run fails."""
     poll_interval_s: Seconds = 2.0
     stop_timeout_s: Seconds = 40.0
-    """Time for members to leave by themselves when the run ends, before they are cancelled; ten times that after a completed
-    run, while they work."""
+    """Time for members to leave by themselves when the run ends, before they are cancelled; ten
+    times that after a completed run, while they work.
+    """
 
 
 class RunConfig(Frozen):
@@ -92,7 +99,9 @@ class RunConfig(Frozen):
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
 
     def evaluated_versions(self) -> tuple[dict[str, int], ...]:
-        """The version vectors that are evaluated, in order: version 0, every `evaluation.every`, and the last."""
+        """The version vectors that are evaluated, in order: version 0, every `evaluation.every`,
+        and the last.
+        """
         if self.evaluation is None:
             return ()
         due = (*range(0, self.steps, self.evaluation.every), self.steps)
@@ -101,5 +110,8 @@ class RunConfig(Frozen):
     @model_validator(mode="after")
     def _some_worker(self) -> "RunConfig":
         if not sum(region.workers for region in self.rollout.regions.values()):
-            raise ValueError("rollout.regions has no worker at all; set workers: 1 or more in at least one region")
+            raise ValueError(
+                "rollout.regions has no worker at all; set workers: 1 or more in at least one "
+                "region"
+            )
         return self

@@ -1,4 +1,5 @@
-"""What the configuration models say about a place in a recipe: which fields, which union, which variant.
+"""What the configuration models say about a place in a recipe: which fields, which union, which
+variant.
 
     kind       at a place                                   example
     model      a section with fields                        `rollout.workflow`
@@ -75,9 +76,9 @@ def without_effect(data: Mapping[str, Any]) -> dict[KeyPath, str]:
 def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) -> set[str]:
     """Return the keys of the section at `path` that `above`, laid over it, makes meaningless.
 
-    `above` selects another variant of the union, or another value that `OnlyWith` asks for. Example:
-    over `prompts: {builtin: chained_addition, split: test}` the section `{path: a.jsonl}` makes
-    `builtin` and `split` meaningless.
+    `above` selects another variant of the union, or another value that `OnlyWith` asks for.
+    Example: over `prompts: {builtin: chained_addition, split: test}` the section `{path: a.jsonl}`
+    makes `builtin` and `split` meaningless.
     """
     kind, below = kind_at(path, data), _at(data, path)
     keys: set[str] = set()
@@ -117,7 +118,9 @@ def kind_at(path: KeyPath, data: Mapping[str, Any]) -> Kind:
 
 
 def fields_at(path: KeyPath, data: Mapping[str, Any]) -> dict[str, FieldInfo]:
-    """Return the fields that the section at `path` may have; those of all variants where it selects none."""
+    """Return the fields that the section at `path` may have; those of all variants where it selects
+    none.
+    """
     fields: dict[str, FieldInfo] = {}
     for model in _models(kind_at(path, data), _at(data, path)):
         fields = {**model.model_fields, **fields}
@@ -137,10 +140,18 @@ def all_paths(kind: Kind = RunConfig, path: KeyPath = ()) -> list[KeyPath]:
     return sorted(paths, key=len)
 
 
-def _sections(data: Any, kind: Kind, path: KeyPath) -> Iterator[tuple[KeyPath, Kind, dict[str, Any]]]:
+def _sections(
+    data: Any, kind: Kind, path: KeyPath
+) -> Iterator[tuple[KeyPath, Kind, dict[str, Any]]]:
     """Yield every section of `data` that has a model or a union, with its path."""
     if isinstance(kind, Items):
-        items = enumerate(data) if isinstance(data, list) else data.items() if isinstance(data, dict) else ()
+        items = (
+            enumerate(data)
+            if isinstance(data, list)
+            else data.items()
+            if isinstance(data, dict)
+            else ()
+        )
         for key, value in items:
             yield from _sections(value, kind.inner, (*path, str(key)))
     elif kind is not None and isinstance(data, dict):
@@ -189,7 +200,12 @@ def _kind(annotation: Any, metadata: tuple[Any, ...] = ()) -> Kind:
 
 
 def _conditions(model: type[BaseModel]) -> dict[str, OnlyWith]:
-    return {name: data for name, info in model.model_fields.items() for data in info.metadata if isinstance(data, OnlyWith)}
+    return {
+        name: data
+        for name, info in model.model_fields.items()
+        for data in info.metadata
+        if isinstance(data, OnlyWith)
+    }
 
 
 def _no_effect(selected: str, wanted: str) -> str:

@@ -1,6 +1,7 @@
 """The configuration of a stored run, as this release understands it.
 
-Earlier releases stored a section that selects one of several variants with the fields of all of them:
+Earlier releases stored a section that selects one of several variants with the fields of all of
+them:
 
     loss: {name: m2po, m2_threshold: 0.01, clip_low: 0.2, …}     model: {tiny: null, path: null, hub: x}
 
@@ -31,10 +32,12 @@ def read_config(run: ObjectStore) -> RunConfig:
 
 
 def migrated(config: Json) -> Json:
-    """Return a stored configuration in the form of this release; one of this form is returned as it is.
+    """Return a stored configuration in the form of this release; one of this form is returned as it
+    is.
 
-    Only settings of variants that a section does not select are removed: they had no effect. Any other
-    setting that this release does not have stays, and is refused where the configuration is read.
+    Only settings of variants that a section does not select are removed: they had no effect. Any
+    other setting that this release does not have stays, and is refused where the configuration is
+    read.
     """
     config = copy.deepcopy(config)
     for setting in schema.foreign(config):
@@ -60,11 +63,15 @@ def config_of(config: Json, run: ObjectStore) -> RunConfig:
         names = (*read.policies, *read.rollout.regions)
         faults = [f"{name!r} is no name" for name in names if not layout.NAME.fullmatch(name)]
     except ValidationError as error:
-        faults = [f"{'.'.join(schema.without_tags(each['loc'])) or 'config'}: {each['msg']}" for each in error.errors()]
+        faults = [
+            f"{'.'.join(schema.without_tags(each['loc'])) or 'config'}: {each['msg']}"
+            for each in error.errors()
+        ]
     if faults:
         more = f", and {len(faults) - FAULTS_SHOWN} more" if len(faults) > FAULTS_SHOWN else ""
         raise CorruptError(
-            f"the configuration in {run.url}/run.json does not fit this release: {'; '.join(faults[:FAULTS_SHOWN])}{more}; "
+            f"the configuration in {run.url}/run.json does not fit this release: "
+            f"{'; '.join(faults[:FAULTS_SHOWN])}{more}; "
             "use the release that made the run"
         )
     return read

@@ -1,8 +1,10 @@
-"""YAML as plain data, with the line of every key, and within bounds: size, nesting, and what aliases expand to.
+"""YAML as plain data, with the line of every key, and within bounds: size, nesting, and what
+aliases expand to.
 
-A YAML text of a few lines can stand for a billion values (`b: [*a, *a, …]`, level upon level), nest deeper than any parser
-follows, or ask for a type that its value does not have. All of that is one ConfigError that names the text and, where there is
-one, the line. What the keys mean is unknown here.
+A YAML text of a few lines can stand for a billion values (`b: [*a, *a, …]`, level upon level), nest
+deeper than any parser follows, or ask for a type that its value does not have. All of that is one
+ConfigError that names the text and, where there is one, the line. What the keys mean is unknown
+here.
 """
 
 import re
@@ -22,21 +24,30 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads `5e-5` as the number it is; YAML 1.1 asks for a dot and would make it text. Nor is `010` eight or
-    `1:30` ninety here, as in YAML 1.1: such a value stays text."""
+    """Safe YAML that reads `5e-5` as the number it is; YAML 1.1 asks for a dot and would make it
+    text. Nor is `010` eight or `1:30` ninety here, as in YAML 1.1: such a value stays text.
+    """
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int")]
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?((\.\d+|\d+\.\d*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    re.compile(
+        r"^[-+]?((\.\d+|\d+\.\d*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+    ),
     list("-+0123456789."),
 )
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)$"), list("-+0123456789")
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
 )
 
 
@@ -48,7 +59,9 @@ _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 class Document(NamedTuple):
-    """A text's value, and the line (from 1) of every key in it; a list item is a key by its index."""
+    """A text's value, and the line (from 1) of every key in it; a list item is a key by its
+    index.
+    """
 
     value: Any
     lines: dict[KeyPath, int]
@@ -57,13 +70,18 @@ class Document(NamedTuple):
 
 
 def read(text: str, name: str) -> Document:
-    """The one document of a text; ConfigError that begins with `name`. The value of an empty text is None."""
+    """The one document of a text; ConfigError that begins with `name`. The value of an empty text
+    is None.
+    """
     if len(text.encode("utf-8", "surrogatepass")) > BYTES_MAX:
-        raise ConfigError(f"{name}: larger than {BYTES_MAX:,} bytes; a recipe is a page of settings")
+        raise ConfigError(
+            f"{name}: larger than {BYTES_MAX:,} bytes; a recipe is a page of settings"
+        )
     if found := _CONTROL.search(text):
         line = text.count("\n", 0, found.start()) + 1
         raise ConfigError(
-            f"{name}, line {line}: not valid YAML: the character U+{ord(found[0]):04X} cannot stand in a text; remove it"
+            f"{name}, line {line}: not valid YAML: the character U+{ord(found[0]):04X} cannot "
+            "stand in a text; remove it"
         )
     loader = None
     try:
@@ -74,19 +92,29 @@ def read(text: str, name: str) -> Document:
         lines = {}
         for count, (path, line) in enumerate(_walk(node, (), name), start=1):
             if count > VALUES_MAX:
-                raise ConfigError(f"{name}, line {line}: more than {VALUES_MAX:,} values; do its aliases (*) multiply them?")
+                raise ConfigError(
+                    f"{name}, line {line}: more than {VALUES_MAX:,} values; do its aliases (*) "
+                    "multiply them?"
+                )
             lines[path] = line
         return Document(loader.construct_document(node), lines, node.start_mark.line + 1)
     except yaml.MarkedYAMLError as error:
-        mark = error.context_mark or error.problem_mark  # the context is where the broken thing begins
-        raise ConfigError(f"{name}, line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem or error}") from None
+        mark = (
+            error.context_mark or error.problem_mark
+        )  # the context is where the broken thing begins
+        raise ConfigError(
+            f"{name}, line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem or error}"
+        ) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name}: nested deeper than {NESTING_MAX} sections") from None
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # What PyYAML's constructors raise for a value that its tag does not fit: `2001-99-99`, `!!bool maybe`, 5,000 digits.
-        raise ConfigError(f"{name}: not valid YAML: a value is not of the type it is written as ({error})") from None
+        # What PyYAML's constructors raise for a value that its tag does not fit: `2001-99-99`,
+        # `!!bool maybe`, 5,000 digits.
+        raise ConfigError(
+            f"{name}: not valid YAML: a value is not of the type it is written as ({error})"
+        ) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -100,16 +128,21 @@ def write(value: Any) -> str:
 def _walk(node: yaml.Node, path: KeyPath, name: str) -> Iterator[tuple[KeyPath, int]]:
     """Every key path of a composed document with its line (from 1)."""
     if len(path) > NESTING_MAX:  # an anchor that contains itself would go on for ever
-        raise ConfigError(f"{name}, line {node.start_mark.line + 1}: nested deeper than {NESTING_MAX} sections")
+        raise ConfigError(
+            f"{name}, line {node.start_mark.line + 1}: nested deeper than {NESTING_MAX} sections"
+        )
     if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{name}, line {line}: a key is one word, not a list or a section")
+                raise ConfigError(
+                    f"{name}, line {line}: a key is one word, not a list or a section"
+                )
             if key.value in lines and key.value != "<<":
                 raise ConfigError(
-                    f"{name}, line {line}: {'.'.join((*path, key.value))}: written twice (first on line "
+                    f"{name}, line {line}: {'.'.join((*path, key.value))}: written twice (first on "
+                    "line "
                     f"{lines[key.value]}); keep one"
                 )
             lines[key.value] = line

@@ -1,6 +1,8 @@
-"""A few episodes of a run, spread over its time, right and wrong, with every token as text: what the report lets one browse.
+"""A few episodes of a run, spread over its time, right and wrong, with every token as text: what
+the report lets one browse.
 
-Text comes from the tokens, one by one, so that a reader sees what the engine really consumed and produced.
+Text comes from the tokens, one by one, so that a reader sees what the engine really consumed and
+produced.
 """
 
 import logging
@@ -42,8 +44,8 @@ class Piece:
     """(text, log-probability) of each."""
 
 
-@dataclass(frozen=True)
-class Turn:
+@dataclass(frozen=True, kw_only=True)
+class TurnText:
     """One sequence."""
 
     name: str
@@ -55,7 +57,7 @@ class Turn:
     pieces: tuple[Piece, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EpisodeSample:
     phase: str
     outcome: Outcome
@@ -73,11 +75,13 @@ class EpisodeSample:
     seconds: float
     versions: Mapping[str, tuple[int, int]]
     """policy → oldest and newest version that sampled a token."""
-    turns: tuple[Turn, ...]
+    turns: tuple[TurnText, ...]
 
 
 def sample_episodes(run: ObjectStore, num_orders: int, policy: str) -> list[EpisodeSample]:
-    """Up to `EPISODES_PER_PHASE` episodes of each third of the run. `policy` names whose tokenizer turns tokens to text."""
+    """Up to `EPISODES_PER_PHASE` episodes of each third of the run. `policy` names whose tokenizer
+    turns tokens to text.
+    """
     decode = decoder(run, policy)
     found: list[EpisodeSample] = []
     for phase, numbers in _phases(num_orders):
@@ -92,7 +96,9 @@ def sample_episodes(run: ObjectStore, num_orders: int, policy: str) -> list[Epis
 
 
 def decoder(run: ObjectStore, policy: str) -> Decode:
-    """One token as text, by the `tokenizer.json` of version 0; token numbers where there is none that can be read."""
+    """One token as text, by the `tokenizer.json` of version 0; token numbers where there is none
+    that can be read.
+    """
     try:
         files = reader.fetch_files(run, policy, 0)
     except (NotFoundError, *UNREADABLE):
@@ -103,7 +109,11 @@ def decoder(run: ObjectStore, policy: str) -> Decode:
         try:
             light = Tokenizer.from_str(files["tokenizer.json"].decode())
         except Exception as error:  # tokenizers has no error of its own: it raises this very class
-            log.warning("tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s", policy, error)
+            log.warning(
+                "tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s",
+                policy,
+                error,
+            )
         else:
             return cache(lambda token: str(light.decode([token], skip_special_tokens=False)))
     return lambda token: f"⟨{token}⟩"
@@ -164,9 +174,9 @@ def _versions(episode: Episode) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _turn(sequence: Sequence, decode: Decode) -> Turn:
+def _turn(sequence: Sequence, decode: Decode) -> TurnText:
     pieces = tuple(_pieces(sequence, decode))
-    return Turn(
+    return TurnText(
         name=sequence.name,
         policies=tuple(dict.fromkeys(piece.policy for piece in pieces if piece.policy)),
         reward=sequence.reward,
@@ -190,7 +200,10 @@ def _pieces(sequence: Sequence, decode: Decode) -> Iterator[Piece]:
         if here != before + 1 or _who(sequence, here) != _who(sequence, before):
             owner, version = _who(sequence, before)
             policy = "" if owner == NOBODY else sequence.policies[owner]
-            tokens = [(decode(int(sequence.tokens[at])), float(sequence.logprobs[at])) for at in places[start:index]]
+            tokens = [
+                (decode(int(sequence.tokens[at])), float(sequence.logprobs[at]))
+                for at in places[start:index]
+            ]
             if 0 <= before + 1 < here:
                 tokens.append((LEFT_OUT, 0.0))
             yield Piece(policy, version, tuple(tokens))
@@ -214,7 +227,14 @@ def _varied(found: list[EpisodeSample], count: int) -> list[EpisodeSample]:
 
 def _bounded(found: list[EpisodeSample]) -> Iterator[EpisodeSample]:
     """As many episodes, from all phases, as fit into TOKENS_MAX."""
-    sizes = [sum(min(turn.num_tokens, TOKENS_PER_SEQUENCE_MAX) for turn in episode.turns) for episode in found]
+    sizes = [
+        sum(min(turn.num_tokens, TOKENS_PER_SEQUENCE_MAX) for turn in episode.turns)
+        for episode in found
+    ]
     share = min(1.0, TOKENS_MAX / max(sum(sizes), 1))
-    kept = sample(len(found), max(1, int(len(found) * share))) if share < 1.0 and len(found) > 1 else range(len(found))
+    kept = (
+        sample(len(found), max(1, int(len(found) * share)))
+        if share < 1.0 and len(found) > 1
+        else range(len(found))
+    )
     return (found[index] for index in kept)

@@ -1,4 +1,6 @@
-"""The figures of a report: which numbers of a run are drawn, how, and what a reader should see in them."""
+"""The figures of a report: which numbers of a run are drawn, how, and what a reader should see in
+them.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ COMPONENT_COLORS = {
     "generate": 0, "step": 0, "evaluate": 0, "algorithms": 4, "reward": 4, "publish": 3, "checkpoint": 6,
     "store": 1, "refresh": 5, "wait": 7,
 }  # fmt: skip
-"""Components that services report → colour; whatever else they report takes the others in turn. Waiting is grey."""
+"""Components that services report → colour; whatever else they report takes the others in turn.
+Waiting is grey.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,14 @@ def policy_colors(policies: Iterable[str]) -> dict[str, int]:
     return dict(zip(policies, free, strict=False))
 
 
-def learning(histories: Sequence[History], evaluations: Sequence[Evaluation], colors: Mapping[str, int]) -> list[Figure]:
+def learning(
+    histories: Sequence[History], evaluations: Sequence[Evaluation], colors: Mapping[str, int]
+) -> list[Figure]:
     return [
         Figure(
             "Held-out accuracy",
-            "Each evaluation plays the same fixed problems; solver alone and team share the same first attempts.",
+            "Each evaluation plays the same fixed problems; solver alone and team share the same "
+            "first attempts.",
             plots.line_chart(
                 _evaluation_lines(evaluations),
                 x_label="version",
@@ -54,12 +61,14 @@ def learning(histories: Sequence[History], evaluations: Sequence[Evaluation], co
         ),
         Figure(
             "Reward per policy",
-            "Mean reward of all sequences played since the step before, before any filter; bold is smoothed.",
+            "Mean reward of all sequences played since the step before, before any filter; bold is "
+            "smoothed.",
             _per_policy(histories, "dataflow/reward/mean", colors, "reward", smoothed=True),
         ),
         Figure(
             "Right answers while training",
-            "Share of right first attempts and of right final answers among the episodes that were played.",
+            "Share of right first attempts and of right final answers among the episodes that were "
+            "played.",
             plots.line_chart(
                 _played_accuracy(histories),
                 x_label="step",
@@ -76,10 +85,12 @@ def learning(histories: Sequence[History], evaluations: Sequence[Evaluation], co
     ]
 
 
-def staleness(histories: Sequence[History], max_staleness: int, colors: Mapping[str, int]) -> list[Figure]:
+def staleness(
+    histories: Sequence[History], max_staleness: int, colors: Mapping[str, int]
+) -> list[Figure]:
     lines = [
-        Line(f"{history.policy} {stat}", history.numbers, history.series(f"dataflow/staleness/{stat}").tolist(),
-             colors[history.policy], "solid" if stat == "mean" else "dashed")
+        Line(name=f"{history.policy} {stat}", xs=history.numbers, ys=history.series(f"dataflow/staleness/{stat}").tolist(),
+             color=colors[history.policy], style="solid" if stat == "mean" else "dashed")
         for history in histories for stat in ("mean", "max")
     ]  # fmt: skip
     chart = plots.line_chart(
@@ -90,31 +101,55 @@ def staleness(histories: Sequence[History], max_staleness: int, colors: Mapping[
         limit=(max_staleness, f"max_staleness {max_staleness}"),
     )
     counts = {history.policy: dict(history.staleness()) for history in histories}
-    ages = plots.histogram(counts, x_label="versions behind", y_label="sequences", colors=[colors[h.policy] for h in histories])
+    ages = plots.histogram(
+        counts,
+        x_label="versions behind",
+        y_label="sequences",
+        colors=[colors[h.policy] for h in histories],
+    )
     return [
-        Figure("Staleness per step", "Trainer's version minus the oldest version in a sequence; mean and worst.", chart),
-        Figure("How old the data was", "Sequences trained on, by how many versions old they were.", ages),
+        Figure(
+            "Staleness per step",
+            "Trainer's version minus the oldest version in a sequence; mean and worst.",
+            chart,
+        ),
+        Figure(
+            "How old the data was",
+            "Sequences trained on, by how many versions old they were.",
+            ages,
+        ),
     ]
 
 
-def flow(histories: Sequence[History], log: ShardLog, start_s: float, colors: Mapping[str, int]) -> list[Figure]:
+def flow(
+    histories: Sequence[History], log: ShardLog, start_s: float, colors: Mapping[str, int]
+) -> list[Figure]:
     minutes, rates = throughput(log, start_s)
-    regions = [Line(region, minutes, values, index) for index, (region, values) in enumerate(rates.items())]
+    regions = [
+        Line(name=region, xs=minutes, ys=values, color=index)
+        for index, (region, values) in enumerate(rates.items())
+    ]
     return [
         Figure(
             "Sampled tokens per region",
             "Tokens that the region's workers sampled, spread over the time each order was played.",
-            plots.line_chart(regions, x_label="minutes since start", y_label="tokens / s", y_range=(0, None)),
+            plots.line_chart(
+                regions, x_label="minutes since start", y_label="tokens / s", y_range=(0, None)
+            ),
         ),
         Figure(
             "Trainers waiting for data",
             "Share of the time between two versions that the trainer waited for its batch.",
-            _per_policy(histories, "trainer/wait_fraction", colors, "waiting", smoothed=True, percent=True),
+            _per_policy(
+                histories, "trainer/wait_fraction", colors, "waiting", smoothed=True, percent=True
+            ),
         ),
         Figure(
             "From shard to batch",
             "Median time from the end of an order's play to the batch its sequences are in.",
-            _per_policy(histories, "dataflow/shard_to_batch_s/p50", colors, "seconds", smoothed=True),
+            _per_policy(
+                histories, "dataflow/shard_to_batch_s/p50", colors, "seconds", smoothed=True
+            ),
         ),
         Figure(
             "Tokens trained on per step",
@@ -125,20 +160,33 @@ def flow(histories: Sequence[History], log: ShardLog, start_s: float, colors: Ma
 
 
 def wall_clock(beats: Sequence[Heartbeat]) -> Figure:
-    """Every member's seconds by component; the process's CPU time is no component of its wall-clock."""
-    rows = {beat.id: {name: spent for name, spent in beat.seconds.items() if name != "cpu" and spent > 0} for beat in beats}
+    """Every member's seconds by component; the process's CPU time is no component of its
+    wall-clock.
+    """
+    rows = {
+        beat.id: {
+            name: spent for name, spent in beat.seconds.items() if name != "cpu" and spent > 0
+        }
+        for beat in beats
+    }
     rows = {member: parts for member, parts in rows.items() if parts}
     return Figure(
         "Where the wall-clock went",
-        "Seconds each member spent in each component since it was last launched; parts that overlap in time add up.",
+        "Seconds each member spent in each component since it was last launched; parts that "
+        "overlap in time add up.",
         plots.stacked_bars(rows, unit="seconds", colors=_component_colors(rows.values())),
         wide=True,
     )
 
 
-def worker_timeline(log: ShardLog, histories: Sequence[History], start_s: float, colors: Mapping[str, int]) -> Figure:
+def worker_timeline(
+    log: ShardLog, histories: Sequence[History], start_s: float, colors: Mapping[str, int]
+) -> Figure:
     """One lane for each worker, and one for the versions of each policy."""
-    regions = {one.region: index for index, one in enumerate(sorted(log.played, key=lambda one: one.region))}
+    regions = {
+        one.region: index
+        for index, one in enumerate(sorted(log.played, key=lambda one: one.region))
+    }
     shades = {region: index for index, region in enumerate(regions)}
     lanes = []
     for worker, played in by_worker(log.played).items():
@@ -147,7 +195,8 @@ def worker_timeline(log: ShardLog, histories: Sequence[History], start_s: float,
                 (one.started_s - start_s) / 60,
                 (one.finished_s - start_s) / 60,
                 shades[one.region],
-                f"order {one.order}: {one.episodes} episodes, {one.tokens} tokens in {one.finished_s - one.started_s:.1f} s"
+                f"order {one.order}: {one.episodes} episodes, {one.tokens} tokens in "
+                f"{one.finished_s - one.started_s:.1f} s"
                 + (f", {one.failed} failed" if one.failed else "")
                 + "".join(f", {policy} ≤ v{version}" for policy, version in one.newest.items()),
             )
@@ -163,7 +212,8 @@ def worker_timeline(log: ShardLog, histories: Sequence[History], start_s: float,
         lanes.append(Lane(f"{history.policy} versions", (), marks, colors[history.policy]))
     return Figure(
         "Worker timeline",
-        "Each bar is an order from lease to shard (orders overlap on purpose); each tick a published version.",
+        "Each bar is an order from lease to shard (orders overlap on purpose); each tick a "
+        "published version.",
         plots.lanes(lanes, x_label="minutes since start", legend=list(shades.items())),
         wide=True,
     )
@@ -171,14 +221,54 @@ def worker_timeline(log: ShardLog, histories: Sequence[History], start_s: float,
 
 def health(histories: Sequence[History], colors: Mapping[str, int]) -> list[Figure]:
     wanted = (
-        ("Loss", "trainer/loss", "loss", "Policy-gradient loss; its level means little, jumps mean trouble."),
-        ("Gradient norm", "trainer/grad_norm", "norm", "Before clipping; a steep rise comes before a collapse."),
-        ("Policy shift", "trainer/kl/mean", "KL", "Estimated KL between the policy and the sampler of its data."),
-        ("Second moment", "trainer/m2/mean", "mean (log ratio)²", "What M2PO bounds: how far the data is off-policy."),
-        ("Entropy", "trainer/entropy/mean", "nats", "Falls as a policy becomes sure; near zero it stops exploring."),
-        ("Ratio", "trainer/ratio/mean", "π / b", "Mean probability ratio of policy and sampler; 1 is on-policy."),
-        ("Silenced tokens", "trainer/masked_share", "share", "Tokens that clipping or masking took out of the loss."),
-        ("Answer length", "dataflow/length/mean", "tokens", "Mean sampled tokens of a trained sequence."),
+        (
+            "Loss",
+            "trainer/loss",
+            "loss",
+            "Policy-gradient loss; its level means little, jumps mean trouble.",
+        ),
+        (
+            "Gradient norm",
+            "trainer/grad_norm",
+            "norm",
+            "Before clipping; a steep rise comes before a collapse.",
+        ),
+        (
+            "Policy shift",
+            "trainer/kl/mean",
+            "KL",
+            "Estimated KL between the policy and the sampler of its data.",
+        ),
+        (
+            "Second moment",
+            "trainer/m2/mean",
+            "mean (log ratio)²",
+            "What M2PO bounds: how far the data is off-policy.",
+        ),
+        (
+            "Entropy",
+            "trainer/entropy/mean",
+            "nats",
+            "Falls as a policy becomes sure; near zero it stops exploring.",
+        ),
+        (
+            "Ratio",
+            "trainer/ratio/mean",
+            "π / b",
+            "Mean probability ratio of policy and sampler; 1 is on-policy.",
+        ),
+        (
+            "Silenced tokens",
+            "trainer/masked_share",
+            "share",
+            "Tokens that clipping or masking took out of the loss.",
+        ),
+        (
+            "Answer length",
+            "dataflow/length/mean",
+            "tokens",
+            "Mean sampled tokens of a trained sequence.",
+        ),
     )
     return [
         Figure(title, note, _per_policy(histories, name, colors, unit, smoothed=True))
@@ -200,7 +290,15 @@ def _evaluation_lines(evaluations: Sequence[Evaluation]) -> list[Line]:
         alone = workflow == evals.SOLO_WORKFLOW
         name = "solver alone" if alone else f"team ({workflow})"
         color = (0 if alone else TEAM_COLOR) + (3 * (index // 2) if several else 0)
-        lines.append(Line(f"{name}, {dataset}" if several else name, [x for x, _ in at], [y for _, y in at], color, dots=True))
+        lines.append(
+            Line(
+                name=f"{name}, {dataset}" if several else name,
+                xs=[x for x, _ in at],
+                ys=[y for _, y in at],
+                color=color,
+                dots=True,
+            )
+        )
     return lines
 
 
@@ -214,14 +312,24 @@ def _per_policy(
         color = colors[history.policy]
         window = max(1, round(len(values) * SMOOTHING_SHARE)) if smoothed else 1
         if window > 1:
-            lines.append(Line(history.policy, history.numbers, values, color, "faint"))
+            lines.append(
+                Line(name=history.policy, xs=history.numbers, ys=values, color=color, style="faint")
+            )
             values = smooth(values, window)
-        lines.append(Line(history.policy, history.numbers, values, color))
-    return plots.line_chart(lines, x_label="step", y_label=unit, y_range=(0, 1) if percent else (None, None), percent=percent)
+        lines.append(Line(name=history.policy, xs=history.numbers, ys=values, color=color))
+    return plots.line_chart(
+        lines,
+        x_label="step",
+        y_label=unit,
+        y_range=(0, 1) if percent else (None, None),
+        percent=percent,
+    )
 
 
 def _played_accuracy(histories: Sequence[History]) -> list[Line]:
-    """The episodes are the same for every policy; the first policy that measured them speaks for all."""
+    """The episodes are the same for every policy; the first policy that measured them speaks for
+    all.
+    """
     names = (
         ("first attempt", "dataflow/accuracy/first_attempt", 0),
         ("final answer", "dataflow/accuracy/final", TEAM_COLOR),
@@ -232,24 +340,35 @@ def _played_accuracy(histories: Sequence[History]) -> list[Line]:
         if history is not None:
             values = history.series(name).tolist()
             window = max(1, round(len(values) * SMOOTHING_SHARE))
-            lines.append(Line(label, history.numbers, values, color, "faint"))
-            lines.append(Line(label, history.numbers, smooth(values, window), color))
+            lines.append(
+                Line(name=label, xs=history.numbers, ys=values, color=color, style="faint")
+            )
+            lines.append(
+                Line(name=label, xs=history.numbers, ys=smooth(values, window), color=color)
+            )
     return lines
 
 
 def _versions_over_time(histories: Sequence[History], colors: Mapping[str, int]) -> str:
-    born = [step.created_s for history in histories for step in history.steps if step.number == 0 and step.created_s]
+    born = [
+        step.created_s
+        for history in histories
+        for step in history.steps
+        if step.number == 0 and step.created_s
+    ]
     start_s = min(born, default=0.0)
     lines = [
         Line(
-            history.policy,
-            [(step.created_s - start_s) / 60 for step in history.steps if step.created_s],
-            [float(step.number) for step in history.steps if step.created_s],
-            colors[history.policy],
+            name=history.policy,
+            xs=[(step.created_s - start_s) / 60 for step in history.steps if step.created_s],
+            ys=[float(step.number) for step in history.steps if step.created_s],
+            color=colors[history.policy],
         )
         for history in histories
     ]
-    return plots.line_chart(lines, x_label="minutes since version 0", y_label="version", y_range=(0, None))
+    return plots.line_chart(
+        lines, x_label="minutes since version 0", y_label="version", y_range=(0, None)
+    )
 
 
 def _component_colors(rows: Iterable[Mapping[str, float]]) -> dict[str, int]:
@@ -257,7 +376,11 @@ def _component_colors(rows: Iterable[Mapping[str, float]]) -> dict[str, int]:
     found = {name for row in rows for name in row}
     known = [name for name in COMPONENT_COLORS if name in found and name != "wait"]
     others = sorted(found - COMPONENT_COLORS.keys())
-    free = [color for color in range(NUM_COLORS - 1) if color not in {COMPONENT_COLORS[name] for name in known}]
+    free = [
+        color
+        for color in range(NUM_COLORS - 1)
+        if color not in {COMPONENT_COLORS[name] for name in known}
+    ]
     colors = {name: COMPONENT_COLORS[name] for name in known}
     colors |= {name: (free or [6])[index % len(free or [6])] for index, name in enumerate(others)}
     return colors | ({"wait": COMPONENT_COLORS["wait"]} if "wait" in found else {})

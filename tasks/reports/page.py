@@ -1,8 +1,10 @@
-"""The report of a run: one self-contained HTML page, made from the store alone, whether the run is over or not.
+"""The report of a run: one self-contained HTML page, made from the store alone, whether the run is
+over or not.
 
     status, history, shard log, evaluations, episode samples ──▶ figures ──▶ report.html.j2 ──▶ report.html
 
-This module gathers and words; `plots.py` draws, `figures.py` chooses the figures, the template has the looks.
+This module gathers and words; `plots.py` draws, `figures.py` chooses the figures, the template has
+the looks.
 """
 
 import time
@@ -38,7 +40,9 @@ SURPRISE_NATS = (0.1, 0.7, 2.3)
 
 @dataclass(frozen=True)
 class Card:
-    """A headline number. Example: `Card("solver alone", "33 % → 92 %", "held out, 500 problems")`."""
+    """A headline number. Example:
+    `Card("solver alone", "33 % → 92 %", "held out, 500 problems")`.
+    """
 
     label: str
     value: str
@@ -81,7 +85,10 @@ def render_report(run: ObjectStore, run_id: str) -> str:
     status = status_of(run)
     beats = heartbeats.look(run).beats
     colors = figures.policy_colors(config.policies)
-    histories = [read_history(run, policy, max(one.version or 0, one.batches)) for policy, one in status.policies.items()]
+    histories = [
+        read_history(run, policy, max(one.version or 0, one.batches))
+        for policy, one in status.policies.items()
+    ]
     log = read_shard_log(run)
     evaluations = evals.look(run).found
     episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
@@ -114,7 +121,11 @@ def _sections(
     start_s = min([one.started_s for one in log.played], default=status.started)
     return [
         Section("learning", "Learning", figures.learning(histories, evaluations, colors)),
-        Section("staleness", "Staleness", figures.staleness(histories, config.data.max_staleness, colors)),
+        Section(
+            "staleness",
+            "Staleness",
+            figures.staleness(histories, config.data.max_staleness, colors),
+        ),
         Section("flow", "Flow", figures.flow(histories, log, start_s, colors)),
         Section(
             "time",
@@ -135,7 +146,9 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
         cards.append(
             Card(
                 "solver alone" if alone else "team",
-                f"{first.accuracy:.1%} → {last.accuracy:.1%}" if len(scores) > 1 else f"{first.accuracy:.1%}",
+                f"{first.accuracy:.1%} → {last.accuracy:.1%}"
+                if len(scores) > 1
+                else f"{first.accuracy:.1%}",
                 f"{gain}{last.n} held-out problems of {last.dataset}",
                 0 if alone else figures.TEAM_COLOR,
             )
@@ -143,19 +156,32 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
     steps = ", ".join(f"{policy} {one.step}" for policy, one in status.policies.items())
     trained = sum(one.tokens_trained for one in status.policies.values())
     sampled = round(sum(one.tokens for one in log.played) / log.share)
-    cards.append(Card("steps", f"{min((p.step for p in status.policies.values()), default=0)} / {status.steps}", steps))
-    cards.append(Card("wall-clock", _duration(status.elapsed_s), f"started {_clock_time(status.started)}"))
+    cards.append(
+        Card(
+            "steps",
+            f"{min((p.step for p in status.policies.values()), default=0)} / {status.steps}",
+            steps,
+        )
+    )
+    cards.append(
+        Card("wall-clock", _duration(status.elapsed_s), f"started {_clock_time(status.started)}")
+    )
     cards.append(Card("tokens", f"{sampled:,}", f"sampled; {trained:,} trained on"))
     return cards
 
 
 def _books(history: History) -> list[BookRow]:
-    """What became of every sequence of a policy; of a sampled history, of the sequences in the sampled steps."""
+    """What became of every sequence of a policy; of a sampled history, of the sequences in the
+    sampled steps.
+    """
     fates = dict(sorted(history.fates().items(), key=lambda item: -item[1]))
     if history.steps:
         fates["waiting"] = history.steps[-1].waiting
     total = sum(fates.values())
-    return [BookRow(history.policy, fate, count, count / total if total else 0.0) for fate, count in fates.items()]
+    return [
+        BookRow(history.policy, fate, count, count / total if total else 0.0)
+        for fate, count in fates.items()
+    ]
 
 
 def _counts(episodes: Iterable[EpisodeSample]) -> dict[str, int]:
@@ -174,13 +200,19 @@ def _surprise(logprob: float) -> int:
 
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_shown,
     )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _shown(value: Any) -> Any:
-    """What is put into the page: of text and markup, only what a page can show. jinja2 escapes the text after this."""
+    """What is put into the page: of text and markup, only what a page can show. jinja2 escapes the
+    text after this.
+    """
     return type(value)(plain(value)) if isinstance(value, str) else value
 
 
@@ -191,4 +223,10 @@ def _clock_time(time_s: float) -> str:
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return (
+        f"{hours} h {minutes:02d} min"
+        if hours
+        else f"{minutes} min {rest:02d} s"
+        if minutes
+        else f"{rest} s"
+    )

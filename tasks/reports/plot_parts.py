@@ -1,6 +1,8 @@
-"""What every plot is put together from: axes with round ticks, a grid, a legend, the SVG frame, and short numbers.
+"""What every plot is put together from: axes with round ticks, a grid, a legend, the SVG frame, and
+short numbers.
 
-Colours are the CSS classes `f0` to `f7` (filled) and `s0` to `s7` (stroked) of the page that shows a plot.
+Colours are the CSS classes `f0` to `f7` (filled) and `s0` to `s7` (stroked) of the page that shows
+a plot.
 """
 
 import math
@@ -13,7 +15,9 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 14, 34, 40
 NUM_COLORS = 8
 
 STEP_MIN, DRAWN_MAX = 1e-100, 1e100
-"""A range below the one is none; a value beyond the other leaves a gap, as one that is not finite does."""
+"""A range below the one is none; a value beyond the other leaves a gap, as one that is not finite
+does.
+"""
 RANGE_MIN = 1e-9
 """Values closer together than this share of their size are one value: the rest is rounding."""
 
@@ -33,7 +37,9 @@ class Axis:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers that cover [low, high]. Example: (0, 0.93) → [0, 0.2, 0.4, 0.6, 0.8, 1.0]."""
+    """About `count` round numbers that cover [low, high]. Example: (0, 0.93) → [0, 0.2, 0.4, 0.6,
+    0.8, 1.0].
+    """
     if not high - low > max(RANGE_MIN * max(abs(low), abs(high)), STEP_MIN):
         high = low + max(abs(low), STEP_MIN) if low else 1.0
     rough = (high - low) / count
@@ -56,7 +62,9 @@ def thin(points: Sequence[tuple[float, float]], count: int) -> list[tuple[float,
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Mean over the last `window` finite values at each place. Example: ([0, 2, 4], 2) → [0, 1, 3]."""
+    """Mean over the last `window` finite values at each place. Example: ([0, 2, 4], 2) → [0, 1,
+    3].
+    """
     recent: list[float] = []
     means = []
     for value in values:
@@ -81,17 +89,27 @@ def grid(
     x_axis: Axis, y_axis: Axis, y_ticks: Sequence[float], x_label: str, y_label: str, percent: bool,
     x_ticks: Sequence[float] | None = None,
 ) -> str:  # fmt: skip
-    """Both axes of a chart of standard size: lines, ticks and names. `x_ticks` replaces the round ones."""
-    inside = x_ticks or [tick for tick in nice_ticks(x_axis.low, x_axis.high, 7) if x_axis.low <= tick <= x_axis.high]
-    parts = [x_axis_ticks(x_axis, inside, TOP, HEIGHT - BOTTOM), x_axis_title(x_label, LEFT, HEIGHT)]
+    """Both axes of a chart of standard size: lines, ticks and names. `x_ticks` replaces the round
+    ones.
+    """
+    inside = x_ticks or [
+        tick for tick in nice_ticks(x_axis.low, x_axis.high, 7) if x_axis.low <= tick <= x_axis.high
+    ]
+    parts = [
+        x_axis_ticks(x_axis, inside, TOP, HEIGHT - BOTTOM),
+        x_axis_title(x_label, LEFT, HEIGHT),
+    ]
     for tick in y_ticks:
         label = f"{tick:.0%}".replace("%", " %") if percent else number(tick)
         y = y_axis(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4}" text-anchor="end">{label}</text>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 7}" y="{y + 4}" text-anchor="end">{label}</text>'
+        )
     middle = (TOP + HEIGHT - BOTTOM) / 2
     parts.append(
-        f'<text class="axis" transform="translate(13 {middle}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
+        f'<text class="axis" transform="translate(13 {middle}) rotate(-90)" '
+        f'text-anchor="middle">{escape(y_label)}</text>'
     )
     return "".join(parts)
 
@@ -100,7 +118,8 @@ def x_axis_ticks(axis: Axis, ticks: Sequence[float], top: float, bottom: float) 
     """Vertical lines from `top` to `bottom` in pixels, with numbers below."""
     return "".join(
         f'<path class="grid" d="M{axis(tick)} {top}V{bottom}"/>'
-        f'<text class="tick" x="{axis(tick)}" y="{bottom + 15}" text-anchor="middle">{number(tick)}</text>'
+        f'<text class="tick" x="{axis(tick)}" y="{bottom + 15}" '
+        f'text-anchor="middle">{number(tick)}</text>'
         for tick in ticks
     )
 
@@ -115,7 +134,9 @@ def legend_row(entries: Sequence[tuple[str, int]]) -> str:
     """(name, colour) of each entry, in a row at the top."""
     parts, x = [], float(LEFT)
     for name, color in entries:
-        parts.append(f'<rect class="f{color % NUM_COLORS}" x="{x:.0f}" y="9" width="12" height="10" rx="2"/>')
+        parts.append(
+            f'<rect class="f{color % NUM_COLORS}" x="{x:.0f}" y="9" width="12" height="10" rx="2"/>'
+        )
         parts.append(f'<text class="label" x="{x + 17:.0f}" y="18">{escape(name)}</text>')
         x += 17 + 6.8 * len(name) + 16
     return "".join(parts)
@@ -128,7 +149,14 @@ def label_width(names: set[str]) -> float:
 
 def empty(what: str) -> str:
     """In place of a plot that has nothing to show."""
-    return frame([f'<text class="axis" x="{WIDTH / 2}" y="60" text-anchor="middle">no {escape(what)} yet</text>'], 100, what)
+    return frame(
+        [
+            f'<text class="axis" x="{WIDTH / 2}" y="60" text-anchor="middle">no {escape(what)} '
+            "yet</text>"
+        ],
+        100,
+        what,
+    )
 
 
 def frame(parts: Sequence[str], height: float, label: str, width: float = WIDTH) -> str:

@@ -1,7 +1,7 @@
 """Plots as inline SVG text: lines, bars, histograms, lanes. Numbers in, markup out.
 
-Colours are CSS variables (`--c0` to `--c7`, `--ink`, `--grid`) of the page that shows them, so that a plot follows the page's
-light or dark theme. Nothing here knows what is plotted.
+Colours are CSS variables (`--c0` to `--c7`, `--ink`, `--grid`) of the page that shows them, so that
+a plot follows the page's light or dark theme. Nothing here knows what is plotted.
 """
 
 import math
@@ -33,12 +33,14 @@ from tasks.reports.plot_parts import (
 )
 
 POINTS_MAX = 400
-"""Points drawn of one line; more cannot be told apart at this width and would only make the page heavy."""
+"""Points drawn of one line; more cannot be told apart at this width and would only make the page
+heavy.
+"""
 HOVER_POINTS_MAX = 120
 """Points of a line that show their value under the mouse."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Line:
     """One line of a chart. Example: `Line("solver", [0, 20], [0.33, 0.74], color=0)`."""
 
@@ -80,8 +82,12 @@ def line_chart(
     percent: bool = False,
     limit: tuple[float, str] | None = None,
 ) -> str:
-    """Lines over a common x axis. `limit` draws a named horizontal bound; `percent` labels 0.5 as 50 %."""
-    points = [[(x, y) for x, y in zip(line.xs, line.ys, strict=True) if is_drawn(x)] for line in lines]
+    """Lines over a common x axis. `limit` draws a named horizontal bound; `percent` labels 0.5 as
+    50 %.
+    """
+    points = [
+        [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if is_drawn(x)] for line in lines
+    ]
     xs = [x for line in points for x, _ in line]
     ys = [y for line in points for _, y in line if is_drawn(y)] + ([limit[0]] if limit else [])
     if not xs or not any(is_drawn(y) for line in points for _, y in line):
@@ -93,14 +99,19 @@ def line_chart(
     if limit is not None:
         y = y_axis(limit[0])
         parts.append(f'<path class="limit" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text class="tick" x="{WIDTH - RIGHT - 3}" y="{y - 4}" text-anchor="end">{escape(limit[1])}</text>')
+        parts.append(
+            f'<text class="tick" x="{WIDTH - RIGHT - 3}" y="{y - 4}" '
+            f'text-anchor="end">{escape(limit[1])}</text>'
+        )
     for line, dots in zip(lines, points, strict=True):
         parts.append(_polyline(line, thin(dots, POINTS_MAX), x_axis, y_axis, percent))
     parts.append(legend_row([(line.name, line.color) for line in lines if line.style != "faint"]))
     return frame(parts, HEIGHT, y_label)
 
 
-def histogram(counts: Mapping[str, Mapping[int, int]], *, x_label: str, y_label: str, colors: Sequence[int]) -> str:
+def histogram(
+    counts: Mapping[str, Mapping[int, int]], *, x_label: str, y_label: str, colors: Sequence[int]
+) -> str:
     """Side by side bars of whole numbers: series → value → how often; a colour for each series."""
     values = sorted({value for series in counts.values() for value in series})
     top = max((count for series in counts.values() for count in series.values()), default=0)
@@ -110,23 +121,32 @@ def histogram(counts: Mapping[str, Mapping[int, int]], *, x_label: str, y_label:
     x_axis = Axis(low - 0.5, high + 0.5, LEFT, WIDTH - RIGHT)
     ticks = nice_ticks(0, top)
     y_axis = Axis(0, ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [grid(x_axis, y_axis, ticks, x_label, y_label, percent=False, x_ticks=_whole_ticks(low, high))]
+    parts = [
+        grid(
+            x_axis, y_axis, ticks, x_label, y_label, percent=False, x_ticks=_whole_ticks(low, high)
+        )
+    ]
     width = (x_axis(1) - x_axis(0)) * 0.8 / len(counts)
     for index, (name, series) in enumerate(counts.items()):
         for value, count in sorted(series.items()):
             x = x_axis(value - 0.4) + index * width
             y = y_axis(count)
             parts.append(
-                f'<rect class="f{colors[index] % NUM_COLORS}" x="{x:.1f}" y="{y}" width="{max(width - 1, 0.5):.1f}" '
-                f'height="{y_axis(0) - y:.1f}"><title>{escape(name)}, {value}: {count}</title></rect>'
+                f'<rect class="f{colors[index] % NUM_COLORS}" x="{x:.1f}" y="{y}" '
+                f'width="{max(width - 1, 0.5):.1f}" '
+                f'height="{y_axis(0) - y:.1f}"><title>{escape(name)}, {value}: '
+                f"{count}</title></rect>"
             )
     parts.append(legend_row(list(zip(counts, colors, strict=True))))
     return frame(parts, HEIGHT, y_label)
 
 
-def stacked_bars(rows: Mapping[str, Mapping[str, float]], *, unit: str, colors: Mapping[str, int]) -> str:
-    """One wide horizontal bar a row, cut into components: row → component → amount. `colors` orders the components; those
-    of one colour share an entry of the legend."""
+def stacked_bars(
+    rows: Mapping[str, Mapping[str, float]], *, unit: str, colors: Mapping[str, int]
+) -> str:
+    """One wide horizontal bar a row, cut into components: row → component → amount. `colors` orders
+    the components; those of one colour share an entry of the legend.
+    """
     totals = {name: sum(parts.values()) for name, parts in rows.items()}
     if not rows or max(totals.values()) <= 0:
         return empty(unit)
@@ -134,27 +154,41 @@ def stacked_bars(rows: Mapping[str, Mapping[str, float]], *, unit: str, colors: 
     bottom = TOP + row_height * len(rows)
     ticks = nice_ticks(0, max(totals.values()), 10)
     axis = Axis(0, ticks[-1], left, width - RIGHT)
-    parts = [x_axis_ticks(axis, ticks, TOP, bottom), x_axis_title(unit, left, bottom + BOTTOM, width)]
+    parts = [
+        x_axis_ticks(axis, ticks, TOP, bottom),
+        x_axis_title(unit, left, bottom + BOTTOM, width),
+    ]
     for index, (name, amounts) in enumerate(rows.items()):
         y = TOP + index * row_height + 4
-        parts.append(f'<text class="label" x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>')
+        parts.append(
+            f'<text class="label" x="{left - 8}" y="{y + 13}" '
+            f'text-anchor="end">{escape(name)}</text>'
+        )
         at = 0.0
         for component in [known for known in colors if amounts.get(known, 0.0) > 0]:
             end = at + amounts[component]
             share = f"{component}: {number(amounts[component])} {unit} ({amounts[component] / totals[name]:.0%})"
             parts.append(
                 f'<rect class="f{colors[component] % NUM_COLORS}" x="{axis(at)}" y="{y}" '
-                f'width="{axis(end) - axis(at):.1f}" height="18"><title>{escape(f"{name}, {share}")}</title></rect>'
+                f'width="{axis(end) - axis(at):.1f}" '
+                f'height="18"><title>{escape(f"{name}, {share}")}</title></rect>'
             )
             at = end
-    words = {color: ", ".join(name for name in colors if colors[name] == color) for color in colors.values()}
+    words = {
+        color: ", ".join(name for name in colors if colors[name] == color)
+        for color in colors.values()
+    }
     parts.append(legend_row([(names, color) for color, names in words.items()]))
     return frame(parts, bottom + BOTTOM, unit, width)
 
 
 def lanes(rows: Sequence[Lane], *, x_label: str, legend: Sequence[tuple[str, int]] = ()) -> str:
-    """Spans of time, one lane a row, over a common time axis that begins at 0. Overlapping spans of a lane stack up."""
-    ends = [bar.end for row in rows for bar in row.bars] + [moment for row in rows for moment, _ in row.marks]
+    """Spans of time, one lane a row, over a common time axis that begins at 0. Overlapping spans of
+    a lane stack up.
+    """
+    ends = [bar.end for row in rows for bar in row.bars] + [
+        moment for row in rows for moment, _ in row.marks
+    ]
     if not ends:
         return empty(x_label)
     width, left, bar_height = 2 * WIDTH, label_width({row.name for row in rows}), 9
@@ -166,13 +200,16 @@ def lanes(rows: Sequence[Lane], *, x_label: str, legend: Sequence[tuple[str, int
         depth = max(tracks, default=0) + 1
         row_height = depth * (bar_height + 1) + 12
         body.append(
-            f'<text class="label" x="{left - 8}" y="{y + row_height / 2 + 1}" text-anchor="end">{escape(row.name)}</text>'
+            f'<text class="label" x="{left - 8}" y="{y + row_height / 2 + 1}" '
+            f'text-anchor="end">{escape(row.name)}</text>'
         )
         body.append(f'<path class="grid" d="M{left} {y + row_height - 3:.1f}H{width - RIGHT}"/>')
         for bar, track in zip(row.bars, tracks, strict=True):
             body.append(
-                f'<rect class="f{bar.color % NUM_COLORS} bar" x="{axis(bar.start)}" y="{y + track * (bar_height + 1):.1f}" '
-                f'width="{max(axis(bar.end) - axis(bar.start) - 0.5, 0.7):.1f}" height="{bar_height}">'
+                f'<rect class="f{bar.color % NUM_COLORS} bar" x="{axis(bar.start)}" '
+                f'y="{y + track * (bar_height + 1):.1f}" '
+                f'width="{max(axis(bar.end) - axis(bar.start) - 0.5, 0.7):.1f}" '
+                f'height="{bar_height}">'
                 f"<title>{escape(bar.text)}</title></rect>"
             )
         for moment, text in row.marks:
@@ -212,7 +249,9 @@ def _tracks(bars: Sequence[Bar]) -> list[int]:
     return tracks
 
 
-def _polyline(line: Line, points: list[tuple[float, float]], x_axis: Axis, y_axis: Axis, percent: bool) -> str:
+def _polyline(
+    line: Line, points: list[tuple[float, float]], x_axis: Axis, y_axis: Axis, percent: bool
+) -> str:
     commands, pen = [], "M"
     for x, y in points:
         if is_drawn(y):
@@ -220,7 +259,9 @@ def _polyline(line: Line, points: list[tuple[float, float]], x_axis: Axis, y_axi
             pen = "L"
         else:
             pen = "M"
-    parts = [f'<path class="line s{line.color % NUM_COLORS} {line.style}" d="{"".join(commands)}"/>']
+    parts = [
+        f'<path class="line s{line.color % NUM_COLORS} {line.style}" d="{"".join(commands)}"/>'
+    ]
     finite = [(x, y) for x, y in points if is_drawn(y)]
     if line.style != "faint":
         radius = 3 if line.dots or len(finite) == 1 else 5
@@ -228,7 +269,8 @@ def _polyline(line: Line, points: list[tuple[float, float]], x_axis: Axis, y_axi
         for x, y in thin(finite, HOVER_POINTS_MAX):
             value = f"{y:.1%}" if percent else number(y)
             parts.append(
-                f'<circle class="{kind} f{line.color % NUM_COLORS}" cx="{x_axis(x)}" cy="{y_axis(y)}" r="{radius}">'
+                f'<circle class="{kind} f{line.color % NUM_COLORS}" cx="{x_axis(x)}" '
+                f'cy="{y_axis(y)}" r="{radius}">'
                 f"<title>{escape(line.name)} at {number(x)}: {value}</title></circle>"
             )
     return "".join(parts)

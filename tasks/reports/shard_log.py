@@ -1,4 +1,5 @@
-"""When each worker played what: one line for each shard, and what follows from them (lanes, throughput, play accuracy).
+"""When each worker played what: one line for each shard, and what follows from them (lanes,
+throughput, play accuracy).
 
 Times are the workers' own clocks; they draw pictures and decide nothing.
 """
@@ -19,7 +20,7 @@ SHARDS_READ_MAX = 2000
 """Shards that one log reads; a longer run is sampled evenly."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Played:
     """One shard in a line."""
 
@@ -50,15 +51,20 @@ class ShardLog:
 
 
 def read_shard_log(run: ObjectStore, limit: int = SHARDS_READ_MAX) -> ShardLog:
-    """Every finished order, or `limit` of them evenly spread; those that cannot be read are left out."""
+    """Every finished order, or `limit` of them evenly spread; those that cannot be read are left
+    out.
+    """
     num_orders = orders.next_number(run)
     with ThreadPoolExecutor(READERS, thread_name_prefix="shards") as pool:
         found = list(pool.map(lambda number: _played(run, number), sample(num_orders, limit)))
     return ShardLog(tuple(one for one in found if one is not None), num_orders)
 
 
-def throughput(log: ShardLog, start_s: float, buckets: int = 60) -> tuple[list[float], dict[str, list[float]]]:
-    """Middles of equal spans of time in minutes since `start_s`, and region → sampled tokens per second in each.
+def throughput(
+    log: ShardLog, start_s: float, buckets: int = 60
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Middles of equal spans of time in minutes since `start_s`, and region → sampled tokens per
+    second in each.
 
     A shard's tokens count evenly over the time it was played.
     """
@@ -69,9 +75,13 @@ def throughput(log: ShardLog, start_s: float, buckets: int = 60) -> tuple[list[f
     rates: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
     for one in log.played:
         span_s = max(one.finished_s - one.started_s, 1e-3)
-        overlap_s = np.minimum(edges[1:], one.started_s + span_s) - np.maximum(edges[:-1], one.started_s)
+        overlap_s = np.minimum(edges[1:], one.started_s + span_s) - np.maximum(
+            edges[:-1], one.started_s
+        )
         tokens = np.clip(overlap_s, 0.0, None) / span_s * one.tokens
-        rates[one.region] = rates.get(one.region, np.zeros(buckets)) + tokens / np.diff(edges) / log.share
+        rates[one.region] = (
+            rates.get(one.region, np.zeros(buckets)) + tokens / np.diff(edges) / log.share
+        )
     middles = ((edges[:-1] + edges[1:]) / 2 - start_s) / 60
     return middles.tolist(), {region: values.tolist() for region, values in sorted(rates.items())}
 
@@ -96,7 +106,9 @@ def _played(run: ObjectStore, number: int) -> Played | None:
         region=shard.region,
         started_s=shard.started_s,
         finished_s=shard.finished_s,
-        tokens=sum(int((s.owners != NOBODY).sum()) for episode in episodes for s in episode.sequences),
+        tokens=sum(
+            int((s.owners != NOBODY).sum()) for episode in episodes for s in episode.sequences
+        ),
         episodes=len(episodes),
         failed=sum(episode.error is not None for episode in episodes),
         newest={policy: max(versions) for policy, versions in shard.weights.items() if versions},

@@ -1,4 +1,6 @@
-"""The Prefect tasks of a run: each is one call of a plain function, and is handed names, never tables or tensors."""
+"""The Prefect tasks of a run: each is one call of a plain function, and is handed names, never
+tables or tensors.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -23,7 +25,12 @@ log = logging.getLogger(__name__)
 def evaluation_task(evaluate: "Evaluate") -> "Evaluate":
     """The evaluation of one vector of versions as a task that a person can see."""
 
-    @task(name="evaluate", task_run_name="evaluate {versions}", cache_policy=NO_CACHE, persist_result=False)
+    @task(
+        name="evaluate",
+        task_run_name="evaluate {versions}",
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
     def shown(versions: Mapping[str, int]) -> bool:
         return evaluate(versions)
 
@@ -35,7 +42,9 @@ def verify_run(run_id: str, progress: Progress) -> Verdict:
     """Check every invariant of the run from the store alone."""
     verdict = verify(runs.open_run(object_store.default_store(), run_id), progress)
     for violation in verdict.violations:
-        log.error("invariant %d is broken at %s: %s", violation.invariant, violation.where, violation.what)
+        log.error(
+            "invariant %d is broken at %s: %s", violation.invariant, violation.where, violation.what
+        )
     return verdict
 
 
@@ -47,9 +56,13 @@ def write_report(run_id: str) -> None:
     write(runs.open_run(object_store.default_store(), run_id), run_id)
 
 
-@task(name="track", task_run_name="last sync with MLflow", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="track", task_run_name="last sync with MLflow", cache_policy=NO_CACHE, persist_result=False
+)
 def finish_tracking(tracker: Tracker, state: str) -> str | None:
-    """Hand MLflow what it does not have yet, with the report and the final weights; the address of the run's page there."""
+    """Hand MLflow what it does not have yet, with the report and the final weights; the address of
+    the run's page there.
+    """
     return tracker.finish(state)
 
 
@@ -72,6 +85,12 @@ def summary(run_id: str, stop: Stop, verdict: Verdict | None) -> str:
         texts = map(markdown, (versions, row.dataset, row.workflow))
         lines.append(f"| {' | '.join(texts)} | {row.accuracy:.1%} | {row.n} |")
     if verdict is not None:
-        lines += ["", "verify: clean" if verdict.ok else f"verify: **{len(verdict.violations)} violations**"]
-    lines += ["", f"Report: `astraflow report {run_id}`, or `{store.url}/runs/{run_id}/report.html`"]
+        lines += [
+            "",
+            "verify: clean" if verdict.ok else f"verify: **{len(verdict.violations)} violations**",
+        ]
+    lines += [
+        "",
+        f"Report: `astraflow report {run_id}`, or `{store.url}/runs/{run_id}/report.html`",
+    ]
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import State
 
 from data_ops.config import PolicyData
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime, StoppedError, stop_reason
 from storage.errors import ConfigError
 from storage.records.control import Stop
@@ -42,7 +42,7 @@ class _Service:
 
     run: ObjectStore
     config: RunConfig
-    heartbeat: Pulse
+    heartbeat: HeartbeatWriter
     stop: threading.Event
     """Set by SIGTERM, and when a newer attempt of the same member is alive."""
 
@@ -55,11 +55,13 @@ class _Service:
 
 
 @contextmanager
-def _serving(run_id: str, kind: heartbeats.Kind, member: str, attempt: int, region: str = "") -> Iterator[_Service]:
+def _serving(
+    run_id: str, kind: heartbeats.Kind, member: str, attempt: int, region: str = ""
+) -> Iterator[_Service]:
     """Open the run and write its member's heartbeats.
 
-    A ConfigError, which only a person can correct, fails the run at once with its message. After any
-    other error the supervisor starts the member again.
+    A ConfigError, which only a person can correct, fails the run at once with its message. After
+    any other error the supervisor starts the member again.
     """
     store_credentials.load()
     run = runs.open_run(object_store.default_store(), run_id)
@@ -67,7 +69,9 @@ def _serving(run_id: str, kind: heartbeats.Kind, member: str, attempt: int, regi
     interval_s = config.supervise.heartbeat_interval_s
     with (
         stop_on_sigterm() as stop,
-        Pulse(run, kind, member, attempt, interval_s, region=region, leave=stop.set) as heartbeat,
+        HeartbeatWriter(
+            run, kind, member, attempt, interval_s, region=region, leave=stop.set
+        ) as heartbeat,
     ):
         try:
             yield _Service(run, config, heartbeat, stop)
@@ -95,7 +99,9 @@ def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
     return service.ended()
 
 
-def run_dataflow_window(run_id: str, member: str, attempt: int) -> Literal["done", "full", "stopped"]:
+def run_dataflow_window(
+    run_id: str, member: str, attempt: int
+) -> Literal["done", "full", "stopped"]:
     """Serve until the dataflow is done, this flow run has its share of tasks, or it was stopped."""
     from data_ops.dataflow.service import serve
     from tasks.services.parallel_ingest import ParallelIntake
@@ -103,7 +109,8 @@ def run_dataflow_window(run_id: str, member: str, attempt: int) -> Literal["done
     with _serving(run_id, "dataflow", member, attempt) as service:
         config = service.config
         policies = {
-            name: PolicyData(batch_size=policy.batch_size, steps=config.steps) for name, policy in config.policies.items()
+            name: PolicyData(batch_size=policy.batch_size, steps=config.steps)
+            for name, policy in config.policies.items()
         }
         take_in = ParallelIntake(service.run, config.data, list(policies))
         full = "the next window begins"
@@ -128,10 +135,13 @@ def run_mirror(run_id: str, member: str, attempt: int, region: str) -> Ended:
     with _serving(run_id, "mirror", member, attempt, region) as service:
         spec = service.config.rollout.regions.get(region)
         if spec is None or not spec.mirror:
-            raise ConfigError(f"run {run_id} has no mirror in {region!r}; name one in rollout.regions.{region}.mirror")
+            raise ConfigError(
+                f"run {run_id} has no mirror in {region!r}; name one in "
+                f"rollout.regions.{region}.mirror"
+            )
         mirror = replication.of_run(service.run, spec.mirror)
         lifetime = service.lifetime(replication.early_stop_reason)
-        replication.keep(lifetime, mirror, list(service.config.policies), service.config.steps)
+        replication.replicate(lifetime, mirror, list(service.config.policies), service.config.steps)
     return service.ended()
 
 
@@ -141,7 +151,9 @@ def run_trainer(run_id: str, member: str, attempt: int, policy: str) -> Ended:
     with _serving(run_id, "trainer", member, attempt) as service:
         config = service.config
         if policy not in config.policies:
-            raise ConfigError(f"run {run_id} has no policy {policy!r}; it has {', '.join(config.policies)}")
+            raise ConfigError(
+                f"run {run_id} has no policy {policy!r}; it has {', '.join(config.policies)}"
+            )
         settings = config.policies[policy].train
         train(service.lifetime(), policy, settings, config.steps, config.seed)
     return service.ended()

@@ -1,8 +1,9 @@
 """What SIGTERM means to a flow's process, and as what its flow run then ends.
 
-Prefect's own handler raises in the middle of whatever runs. Here the signal only sets an event: services drain, the
-supervisor winds down, and then the flow returns. Who sent it decides how the flow run ends: Prefect cancelled it
-(`Cancelled`), or somebody stopped the process, whose work then goes on elsewhere (`Crashed`, through TerminationSignal).
+Prefect's own handler raises in the middle of whatever runs. Here the signal only sets an event:
+services drain, the supervisor winds down, and then the flow returns. Who sent it decides how the
+flow run ends: Prefect cancelled it (`Cancelled`), or somebody stopped the process, whose work then
+goes on elsewhere (`Crashed`, through TerminationSignal).
 """
 
 import _thread
@@ -59,7 +60,8 @@ def drained() -> State[None]:
     """The state in which the flow run of a service ends that was stopped, and has drained.
 
     Raises:
-        TerminationSignal: Prefect did not ask for it, so the flow run has crashed: another attempt does its member's work.
+        TerminationSignal: Prefect did not ask for it, so the flow run has crashed: another attempt
+        does its member's work.
     """
     if not is_being_cancelled():
         raise TerminationSignal(signal=signal.SIGTERM)
@@ -67,7 +69,9 @@ def drained() -> State[None]:
 
 
 def is_being_cancelled() -> bool:
-    """Whether Prefect is cancelling the current flow run. A server that does not answer has cancelled nothing."""
+    """Whether Prefect is cancelling the current flow run. A server that does not answer has
+    cancelled nothing.
+    """
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(str(flow_run.get_id()))).state

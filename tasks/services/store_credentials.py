@@ -1,8 +1,9 @@
 """The store's credentials from a Prefect `Secret` block, for workers whose machines have none.
 
-ASTRAFLOW_STORE_SECRET names the block; its value is the text of a JSON object of `AWS_…` variables, which become this process's
-own. They are held in its environment and nowhere else: not in a run, not in a parameter, not in a message. The value must be
-text: Prefect's page and API hide that, and show what lies inside an object.
+ASTRAFLOW_STORE_SECRET names the block; its value is the text of a JSON object of `AWS_…` variables,
+which become this process's own. They are held in its environment and nowhere else: not in a run,
+not in a parameter, not in a message. The value must be text: Prefect's page and API hide that, and
+show what lies inside an object.
 """
 
 import os
@@ -15,17 +16,21 @@ from tasks.services.prefect_settings import REFUSED, settings_for
 
 VARIABLE = "ASTRAFLOW_STORE_SECRET"
 EXAMPLE = '{"AWS_ACCESS_KEY_ID": "…", "AWS_SECRET_ACCESS_KEY": "…"}'
-PYTHON = f"import json; from prefect.blocks.system import Secret; Secret(value=json.dumps({EXAMPLE}))"
+PYTHON = (
+    f"import json; from prefect.blocks.system import Secret; Secret(value=json.dumps({EXAMPLE}))"
+)
 
 _KEY = re.compile(r"AWS_[A-Z0-9_]+")
 _TOKENS = ("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 
 
 def load(name: str | None = None, api_url: str | None = None) -> None:
-    """Sets the variables that the block holds; nothing where none is named. `name` is the block's, from the environment where
-    it is left out; `api_url` is the Prefect server's, from Prefect's settings where it is left out.
+    """Sets the variables that the block holds; nothing where none is named. `name` is the block's,
+    from the environment where it is left out; `api_url` is the Prefect server's, from Prefect's
+    settings where it is left out.
 
-    Raises ConfigError for a block that is not there or holds anything else, TransientError when the server does not answer.
+    Raises ConfigError for a block that is not there or holds anything else, TransientError when the
+    server does not answer.
     """
     name = os.environ.get(VARIABLE) if name is None else name
     if not name:
@@ -47,7 +52,8 @@ def _read(name: str, api_url: str | None) -> Any:
     server = api_url or PREFECT_API_URL.value()
     if not server:
         raise ConfigError(
-            f"{VARIABLE} names the Prefect block {name}, but no Prefect server is known; run `astraflow up`, "
+            f"{VARIABLE} names the Prefect block {name}, but no Prefect server is known; run "
+            "`astraflow up`, "
             "or set PREFECT_API_URL"
         )
     try:
@@ -55,35 +61,46 @@ def _read(name: str, api_url: str | None) -> Any:
             found = client.read_block_document_by_name(name, "secret", include_secrets=True)
     except ObjectNotFound:
         raise ConfigError(
-            f"the Prefect server {without_credentials(server)} has no Secret block {name}, which {VARIABLE} names; "
+            f"the Prefect server {without_credentials(server)} has no Secret block {name}, which "
+            f"{VARIABLE} names; "
             f'make it on its page under Blocks, or in Python: {PYTHON}.save("{name}")'
         ) from None
     except httpx.HTTPError as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in REFUSED:
             raise ConfigError(
-                f"the Prefect server {without_credentials(server)} refuses to show the block {name}, which {VARIABLE} names; "
+                f"the Prefect server {without_credentials(server)} refuses to show the block "
+                f"{name}, which {VARIABLE} names; "
                 "set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY, to what it asks for"
             ) from error
         raise TransientError(
-            f"the Prefect block {name} cannot be read from {without_credentials(server)}: {type(error).__name__}"
+            f"the Prefect block {name} cannot be read from {without_credentials(server)}: "
+            f"{type(error).__name__}"
         ) from error
     stored = found.data.get("value")
     if isinstance(stored, dict):
         raise ConfigError(
-            f"the Prefect block {name} holds an object, whose keys Prefect shows to everybody; store it as text, "
+            f"the Prefect block {name} holds an object, whose keys Prefect shows to everybody; "
+            "store it as text, "
             f'{PYTHON}.save("{name}", overwrite=True), and take new keys'
         )
     return Secret(value=stored).get()
 
 
 def _checked(name: str, value: Any) -> dict[str, str]:
-    """Messages name keys, never values. A key of odd form could be a value in the wrong place, and is not named either."""
+    """Messages name keys, never values. A key of odd form could be a value in the wrong place, and
+    is not named either.
+    """
     if not isinstance(value, dict) or not value:
         raise ConfigError(f"the Prefect block {name} must hold a JSON object such as {EXAMPLE}")
     for key, text in value.items():
         if not _KEY.fullmatch(key):
             shown = key if re.fullmatch(r"[A-Za-z_]{1,30}", key) else "of another form"
-            raise ConfigError(f"the Prefect block {name} has the key {shown}; it may hold AWS_… variables only: remove it")
+            raise ConfigError(
+                f"the Prefect block {name} has the key {shown}; it may hold AWS_… variables only: "
+                "remove it"
+            )
         if not isinstance(text, str) or not text:
-            raise ConfigError(f"the Prefect block {name} must hold text under {key}; put the value in quotes")
+            raise ConfigError(
+                f"the Prefect block {name} must hold text under {key}; put the value in quotes"
+            )
     return dict(value)

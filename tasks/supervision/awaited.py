@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.supervision.members import Phase
+from tasks.supervision.members import FlowRunPhase
 
 NAMED_MAX = 6
 """Members of one state that are named; the others are counted."""
@@ -13,21 +13,23 @@ ROLLOUT_POOL = "rollout"
 """The work pool whose queues are the regions."""
 LOADING = "loading"
 _STATES = {
-    Phase.NONE: "not launched yet",
-    Phase.SCHEDULED: "no worker has taken it",
-    Phase.PENDING: "process starting",
-    Phase.RUNNING: "process starting",
-    Phase.ENDED: "to be launched again",
+    FlowRunPhase.NONE: "not launched yet",
+    FlowRunPhase.SCHEDULED: "no worker has taken it",
+    FlowRunPhase.PENDING: "process starting",
+    FlowRunPhase.RUNNING: "process starting",
+    FlowRunPhase.ENDED: "to be launched again",
 }
 _ORDER = (*dict.fromkeys(_STATES.values()), LOADING)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Awaited:
-    """A member that is not at work yet. Example: `Awaited("trainer-solver", Phase.PENDING, 12.0)`."""
+    """A member that is not at work yet. Example:
+    `Awaited("trainer-solver", Phase.PENDING, 12.0)`.
+    """
 
     id: str
-    phase: Phase
+    phase: FlowRunPhase
     since_s: float
     """Since it was launched."""
     loading: bool = False
@@ -54,7 +56,7 @@ def _state(member: Awaited) -> str:
 
 def _remedy(member: Awaited) -> str:
     """The command that starts a worker for a member's region which has had none for UNTAKEN_S."""
-    untaken = member.phase is Phase.SCHEDULED and not member.loading
+    untaken = member.phase is FlowRunPhase.SCHEDULED and not member.loading
     if not (untaken and member.queue and member.since_s >= UNTAKEN_S):
         return ""
     pool = f"--pool {ROLLOUT_POOL} --work-queue {member.queue}"
@@ -66,5 +68,5 @@ def _group_words(state: str, remedy: str, members: Sequence[Awaited]) -> str:
     named = ", ".join(member.id for member in members[:NAMED_MAX])
     more = f" and {len(members) - NAMED_MAX} more" if len(members) > NAMED_MAX else ""
     longest_s = max(member.since_s for member in members)
-    since = "" if members[0].phase is Phase.NONE else f", {longest_s:.0f} s"
+    since = "" if members[0].phase is FlowRunPhase.NONE else f", {longest_s:.0f} s"
     return f"{named}{more} ({state}{since}{remedy})"

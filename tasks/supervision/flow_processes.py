@@ -1,8 +1,10 @@
-"""The processes of flow runs on this machine: how long they have been idle, by the CPU time they use.
+"""The processes of flow runs on this machine: how long they have been idle, by the CPU time they
+use.
 
-A silent member may be dead, or slow on a busy machine. Where its process runs beside the supervisor, as in the local stack, its
-CPU time shows which. A process is recognised by the id of its flow run, which Prefect puts into its environment, so that
-neither an id that was given again nor another machine of the same name is mistaken for it.
+A silent member may be dead, or slow on a busy machine. Where its process runs beside the
+supervisor, as in the local stack, its CPU time shows which. A process is recognised by the id of
+its flow run, which Prefect puts into its environment, so that neither an id that was given again
+nor another machine of the same name is mistaken for it.
 """
 
 import os
@@ -14,11 +16,15 @@ from dataclasses import dataclass
 import psutil
 
 MARK = "PREFECT__FLOW_RUN_ID"
-"""Environment variable that Prefect gives the process of a flow run, and that its descendants inherit."""
+"""Environment variable that Prefect gives the process of a flow run, and that its descendants
+inherit.
+"""
 WINDOW_S = 5.0
 """Least time over which CPU time is measured."""
 SHARE_MIN = 0.03
-"""Of the CPU time that the process could have had, used by one that works; one that waits for data uses less."""
+"""Of the CPU time that the process could have had, used by one that works; one that waits for data
+uses less.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,8 +36,10 @@ class _Sample:
 
 
 def cpu_seconds(flow_run_id: str) -> float | None:
-    """CPU time of the processes of a flow run on this machine and of their finished children, so that it does not fall when one
-    of them ends; None when there are none, or nobody may look at them."""
+    """CPU time of the processes of a flow run on this machine and of their finished children, so
+    that it does not fall when one of them ends; None when there are none, or nobody may look at
+    them.
+    """
     total, is_here = 0.0, False
     for process in _processes(flow_run_id):
         try:
@@ -45,10 +53,14 @@ def cpu_seconds(flow_run_id: str) -> float | None:
 
 
 def terminate(flow_run_id: str) -> None:
-    """Send SIGTERM to the flow run's process on this machine, if there is one. Its descendants are its own to end."""
+    """Send SIGTERM to the flow run's process on this machine, if there is one. Its descendants are
+    its own to end.
+    """
     processes = {process.pid: process for process in _processes(flow_run_id)}
     roots = [process for process in processes.values() if _parent(process) not in processes]
-    for process in roots:  # found before the first signal: the child of one that has ended has another parent
+    for (
+        process
+    ) in roots:  # found before the first signal: the child of one that has ended has another parent
         with suppress(psutil.Error, OSError):
             process.terminate()
 
@@ -62,8 +74,9 @@ def _parent(process: psutil.Process) -> int:
 
 
 def fair_share() -> float:
-    """Share of a core that each of the processes which want to run now can have: 1 on an idle machine, 0.05 for 40 processes on
-    two cores."""
+    """Share of a core that each of the processes which want to run now can have: 1 on an idle
+    machine, 0.05 for 40 processes on two cores.
+    """
     cores = os.cpu_count() or 1
     return min(1.0, cores / max(1.0, os.getloadavg()[0]))
 
@@ -83,10 +96,12 @@ class FlowProcesses:
         self._samples: dict[str, _Sample] = {}
 
     def idle_s(self, flow_run_id: str) -> float | None:
-        """Seconds since the flow run's process was last seen to work; None when it has no process here.
+        """Seconds since the flow run's process was last seen to work; None when it has no process
+        here.
 
-        The first look counts as work. Looks at shorter intervals than WINDOW_S measure nothing. A process works that used
-        SHARE_MIN of its fair share since the look before, so that a machine with many busy processes makes nobody idle.
+        The first look counts as work. Looks at shorter intervals than WINDOW_S measure nothing. A
+        process works that used SHARE_MIN of its fair share since the look before, so that a machine
+        with many busy processes makes nobody idle.
         """
         now_s = self._clock()
         last = self._samples.get(flow_run_id)
@@ -96,7 +111,9 @@ class FlowProcesses:
         if cpu_s is None:
             self.forget(flow_run_id)
             return None
-        active = last is None or cpu_s - last.cpu_s >= SHARE_MIN * self._share() * (now_s - last.at_s)
+        active = last is None or cpu_s - last.cpu_s >= SHARE_MIN * self._share() * (
+            now_s - last.at_s
+        )
         active_at_s = now_s if last is None or active else last.active_at_s
         self._samples[flow_run_id] = _Sample(now_s, cpu_s, active_at_s)
         return now_s - active_at_s
@@ -110,7 +127,10 @@ def _processes(flow_run_id: str) -> Iterator[psutil.Process]:
     """The living processes of the flow run on this machine that this user may look at."""
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == flow_run_id and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get(MARK) == flow_run_id
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 yield process
         except (psutil.Error, OSError):
             continue

@@ -1,7 +1,9 @@
-"""The few words the supervisor speaks to Prefect: launch a member, read its newest flow run, cancel. Nothing is decided here.
+"""The few words the supervisor speaks to Prefect: launch a member, read its newest flow run,
+cancel. Nothing is decided here.
 
-A member's flow runs carry the tags `run:{run id}` and `member:{member id}`; a restarted supervisor finds them by these, so
-nothing about a run is lost with the supervisor's process. Prefect being away is normal: the answer is None, and logged.
+A member's flow runs carry the tags `run:{run id}` and `member:{member id}`; a restarted supervisor
+finds them by these, so nothing about a run is lost with the supervisor's process. Prefect being
+away is normal: the answer is None, and logged.
 """
 
 import logging
@@ -27,13 +29,15 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.states import Cancelled, Cancelling, Crashed
 
 from storage.errors import ConfigError
-from tasks.supervision.members import Member, Phase
+from tasks.supervision.members import FlowRunPhase, Member
 
 log = logging.getLogger(__name__)
 
 _UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
 _ASK_AGAIN = (408, 429)
-"""The answers below 500 that only mean "later": a request that came in too slowly, and too many of them."""
+"""The answers below 500 that only mean "later": a request that came in too slowly, and too many of
+them.
+"""
 _CREATED_TWICE = "Data integrity conflict"
 """Begin of the server's answer when two requests create one row at the same time, such as the work
 queue of a new region. The next request finds the row."""
@@ -46,7 +50,7 @@ class Launched:
     """A member's newest flow run."""
 
     attempt: int
-    phase: Phase
+    phase: FlowRunPhase
     flow_run_id: str
     state_name: str
 
@@ -59,7 +63,8 @@ class PrefectLauncher:
         self._tags = ["astraflow", f"run:{run_id}"]
 
     async def launch(self, member: Member, attempt: int) -> Launched | None:
-        """Ask Prefect to start an attempt; None when Prefect is away. Asking again is harmless: same key, same flow run.
+        """Ask Prefect to start an attempt; None when Prefect is away. Asking again is harmless:
+        same key, same flow run.
 
         Prefect creates the member's work queue when the deployment's pool has none of this name.
 
@@ -69,7 +74,12 @@ class PrefectLauncher:
         try:
             flow_run = await arun_deployment(
                 member.deployment,
-                parameters={"run_id": self._run_id, "member": member.id, "attempt": attempt, **member.parameters},
+                parameters={
+                    "run_id": self._run_id,
+                    "member": member.id,
+                    "attempt": attempt,
+                    **member.parameters,
+                },
                 timeout=0,
                 flow_run_name=f"{member.id} · {self._run_id}",
                 tags=[*self._tags, f"member:{member.id}"],
@@ -78,59 +88,84 @@ class PrefectLauncher:
             )
         except ObjectNotFound as error:
             raise ConfigError(
-                f"the Prefect server has no deployment {member.deployment!r}; register the deployments: astraflow deploy"
+                f"the Prefect server has no deployment {member.deployment!r}; register the "
+                "deployments: astraflow deploy"
             ) from error
-        except (*_UNANSWERED, ValueError) as error:  # a name that is not FLOW/DEPLOYMENT is a ValueError
+        except (
+            *_UNANSWERED,
+            ValueError,
+        ) as error:  # a name that is not FLOW/DEPLOYMENT is a ValueError
             if not _is_away(error):
-                raise ConfigError(f"the deployment {member.deployment!r} cannot be run: {error}") from error
+                raise ConfigError(
+                    f"the deployment {member.deployment!r} cannot be run: {error}"
+                ) from error
             log.warning("could not launch %s: %s", member.id, error)
             return None
         return _launched(flow_run)
 
     async def newest(self) -> Mapping[str, Launched] | None:
-        """member id → its newest flow run, for every member ever launched; None when Prefect does not say."""
+        """member id → its newest flow run, for every member ever launched; None when Prefect does
+        not say.
+        """
         newest: dict[str, Launched] = {}
         try:
             async with get_client() as client:
-                flow_runs = await _read_all(client, FlowRunFilter(tags=FlowRunFilterTags(all_=self._tags)))
+                flow_runs = await _read_all(
+                    client, FlowRunFilter(tags=FlowRunFilterTags(all_=self._tags))
+                )
         except _UNANSWERED as error:
             log.warning("Prefect does not say how the members are: %s", error)
             return None
         for flow_run in flow_runs:
             found = _launched(flow_run)
-            for member in (tag.partition(":")[2] for tag in flow_run.tags if tag.startswith("member:")):
+            for member in (
+                tag.partition(":")[2] for tag in flow_run.tags if tag.startswith("member:")
+            ):
                 if member not in newest or newest[member].attempt < found.attempt:
                     newest[member] = found
         return newest
 
     async def declare_crashed(self, launched: Launched, reason: str) -> None:
-        """Prefect alone never notices a lost machine. The process, should it live, leaves when its successor beats; until
-        then created-once writes keep the two apart."""
+        """Prefect alone never notices a lost machine. The process, should it live, leaves when its
+        successor beats; until then created-once writes keep the two apart.
+        """
         await _set_state(UUID(launched.flow_run_id), Crashed(message=reason), force=True)
 
     async def cancel(self, launched: Launched) -> None:
-        """Ends its process; one that waits for a worker is never started. A process that is starting has nobody yet who would
-        end it, and its flow run would be about to be cancelled for ever: it is declared cancelled. Prefect lets such a
-        process, should it come up, run all the same: what ends that is the run's stop."""
-        state = Cancelling if launched.phase is Phase.RUNNING else Cancelled
-        await _set_state(UUID(launched.flow_run_id), state(message="the run has ended"), force=False)
+        """Ends its process; one that waits for a worker is never started. A process that is
+        starting has nobody yet who would end it, and its flow run would be about to be cancelled
+        for ever: it is declared cancelled. Prefect lets such a process, should it come up, run all
+        the same: what ends that is the run's stop.
+        """
+        state = Cancelling if launched.phase is FlowRunPhase.RUNNING else Cancelled
+        await _set_state(
+            UUID(launched.flow_run_id), state(message="the run has ended"), force=False
+        )
 
     async def bury(self, ended: Sequence[Launched]) -> None:
-        """Flow runs inside a process that was killed have nobody to end them: Prefect would show them running for ever."""
+        """Flow runs inside a process that was killed have nobody to end them: Prefect would show
+        them running for ever.
+        """
         parents = FlowRunFilterParentFlowRunId(any_=[UUID(one.flow_run_id) for one in ended])
         unfinished = FlowRunFilterState(type=FlowRunFilterStateType(not_any_=list(TERMINAL_STATES)))
         try:
             async with get_client() as client:
-                left = await _read_all(client, FlowRunFilter(parent_flow_run_id=parents, state=unfinished))
+                left = await _read_all(
+                    client, FlowRunFilter(parent_flow_run_id=parents, state=unfinished)
+                )
         except _UNANSWERED as error:
             log.warning("Prefect does not say what they left unfinished: %s", error)
             return
         for flow_run in left:
-            await _set_state(flow_run.id, Crashed(message="the process it ran in has ended"), force=True)
+            await _set_state(
+                flow_run.id, Crashed(message="the process it ran in has ended"), force=True
+            )
 
 
 async def introduce(run_id: str) -> None:
-    """Shows the current flow run under the name of its training run, and finds it by the tag of that run."""
+    """Shows the current flow run under the name of its training run, and finds it by the tag of
+    that run.
+    """
     flow_run_id = UUID(str(runtime.flow_run.get_id()))
     try:
         async with get_client() as client:
@@ -141,11 +176,18 @@ async def introduce(run_id: str) -> None:
 
 
 async def rival(run_id: str) -> str | None:
-    """The id of a flow run that began to supervise the training run before the current one, and has not ended; None where
-    there is none, or Prefect does not say."""
+    """The id of a flow run that began to supervise the training run before the current one, and has
+    not ended; None where there is none, or Prefect does not say.
+    """
     own_id = UUID(str(runtime.flow_run.get_id()))
-    living = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING]))
-    named = FlowRunFilter(name=FlowRunFilterName(any_=[run_id]), tags=FlowRunFilterTags(all_=[f"run:{run_id}"]), state=living)
+    living = FlowRunFilterState(
+        type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
+    )
+    named = FlowRunFilter(
+        name=FlowRunFilterName(any_=[run_id]),
+        tags=FlowRunFilterTags(all_=[f"run:{run_id}"]),
+        state=living,
+    )
     try:
         async with get_client() as client:
             own = await client.read_flow_run(own_id)
@@ -153,7 +195,11 @@ async def rival(run_id: str) -> str | None:
     except _UNANSWERED as error:
         log.warning("Prefect does not say who else supervises %s: %s", run_id, error)
         return None
-    earlier = [one for one in found if one.start_time and own.start_time and one.start_time < own.start_time]
+    earlier = [
+        one
+        for one in found
+        if one.start_time and own.start_time and one.start_time < own.start_time
+    ]
     return str(earlier[0].id) if earlier else None
 
 
@@ -187,13 +233,13 @@ async def _read_all(client: PrefectClient, which: FlowRunFilter) -> Sequence[Flo
 def _launched(flow_run: FlowRun) -> Launched:
     state = flow_run.state
     if state is None or state.is_scheduled():
-        phase = Phase.SCHEDULED
+        phase = FlowRunPhase.SCHEDULED
     elif state.is_pending():
-        phase = Phase.PENDING
+        phase = FlowRunPhase.PENDING
     elif state.is_final():
-        phase = Phase.ENDED
+        phase = FlowRunPhase.ENDED
     else:
-        phase = Phase.RUNNING
+        phase = FlowRunPhase.RUNNING
     return Launched(
         attempt=int(flow_run.parameters.get("attempt", 0)),
         phase=phase,

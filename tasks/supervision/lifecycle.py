@@ -19,7 +19,7 @@ from prefect.runtime import deployment, flow_run
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.records.control import Stop
 from storage.store import object_store
@@ -38,8 +38,9 @@ from tasks.supervision.launcher import PrefectLauncher, introduce, rival
 log = logging.getLogger(__name__)
 
 CANCEL_PATIENCE_S = 12.0
-"""Prefect kills a cancelled flow run after 30 s. So long may its members take to leave by themselves; what is left of the
-time goes to the report."""
+"""Prefect kills a cancelled flow run after 30 s. So long may its members take to leave by
+themselves; what is left of the time goes to the report.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,13 @@ class Outcome:
     reason: str
 
 
-async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any]) -> Outcome:
+async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, Any]) -> Outcome:
     """Run the recipe to its end.
 
     Raises:
-        AstraFlowError: the run failed, is supervised already, or cannot begin, with the reason in a sentence.
-        TerminationSignal: this process was told to leave, by somebody else than Prefect. The run goes on without it.
+        AstraFlowError: the run failed, is supervised already, or cannot begin, with the reason in a
+        sentence. TerminationSignal: this process was told to leave, by somebody else than Prefect.
+        The run goes on without it.
     """
     config = loader.load(recipe, overrides)
     name = run_id or made_up_run_id(config.name)
@@ -68,10 +70,16 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
     run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
     await introduce(name)
     attempt = int(flow_run.get_run_count() or 1) - 1
-    with Pulse(run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s) as pulse:
+    with HeartbeatWriter(
+        run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s
+    ) as pulse:
         tracker = None if tracking is None else Tracker(run, name, config, tracking)
         async with _syncing(tracker, config.tracking.interval_s):
-            stop = await _supervise(supervisor.Supervisor(run, config, pulse, PrefectLauncher(name)))
+            stop = await _supervise(
+                supervisor.Supervisor(
+                    run=run, config=config, pulse=pulse, launcher=PrefectLauncher(name)
+                )
+            )
         await _close(name, tracker, stop, pulse)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
@@ -79,38 +87,52 @@ async def conduct(run_id: str | None, recipe: str, overrides: Mapping[str, Any])
 
 
 def made_up_run_id(name: str) -> str:
-    """`{name}-{date}-{time}-{4 hex digits of the flow run}`: the same for every retry of one flow run."""
+    """`{name}-{date}-{time}-{4 hex digits of the flow run}`: the same for every retry of one flow
+    run.
+    """
     started = flow_run.get_scheduled_start_time()
     return f"{name}-{started:%Y%m%d-%H%M%S}-{str(flow_run.get_id() or 'x' * 4)[-4:]}"
 
 
 async def _refuse_beside_a_living_one(run: ObjectStore, run_id: str, config: RunConfig) -> None:
-    """One run, one supervisor. One that Prefect still shows, but whose process is not on this machine and whose heartbeat does
-    not change for the time after which a member counts as lost, has died with its machine. ConfigError where another one
-    lives."""
+    """One run, one supervisor. One that Prefect still shows, but whose process is not on this
+    machine and whose heartbeat does not change for the time after which a member counts as lost,
+    has died with its machine. ConfigError where another one lives.
+    """
     other = await rival(run_id)
     if other is None:
         return
     before = await asyncio.to_thread(_last_beat, run)
-    for _ in range(math.ceil(config.supervise.heartbeat_limit_s / config.supervise.heartbeat_interval_s)):
+    for _ in range(
+        math.ceil(config.supervise.heartbeat_limit_s / config.supervise.heartbeat_interval_s)
+    ):
         await asyncio.sleep(config.supervise.heartbeat_interval_s)
         now = await asyncio.to_thread(_last_beat, run)
         if now is not None and now != before:
             raise _supervised(run_id, other)
-    if await asyncio.to_thread(flow_processes.cpu_seconds, other) is not None:  # it lives, and is slow
+    if (
+        await asyncio.to_thread(flow_processes.cpu_seconds, other) is not None
+    ):  # it lives, and is slow
         raise _supervised(run_id, other)
 
 
 def _supervised(run_id: str, flow_run_id: str) -> ConfigError:
     return ConfigError(
-        f"run {run_id} is supervised already, by the flow run {flow_run_id}; `astraflow status {run_id}` shows it, "
+        f"run {run_id} is supervised already, by the flow run {flow_run_id}; `astraflow status "
+        f"{run_id}` shows it, "
         f"`astraflow cancel {run_id}` ends it"
     )
 
 
 def _last_beat(run: ObjectStore) -> tuple[float, int] | None:
-    """When the supervisor that is heard began to beat, and how often it has; None where none is, or it has left."""
-    beats = (beat for beat in heartbeats.read_all(run) if beat.kind == "supervisor" and beat.state not in ("done", "failed"))
+    """When the supervisor that is heard began to beat, and how often it has; None where none is, or
+    it has left.
+    """
+    beats = (
+        beat
+        for beat in heartbeats.read_all(run)
+        if beat.kind == "supervisor" and beat.state not in ("done", "failed")
+    )
     return next(((beat.started_s, beat.beats) for beat in beats), None)
 
 
@@ -120,7 +142,9 @@ def _deployment() -> str:
 
 
 async def _supervise(watcher: supervisor.Supervisor) -> Stop:
-    """Supervise until the run is over. A cancelled flow run cancels the training run, which its members then leave."""
+    """Supervise until the run is over. A cancelled flow run cancels the training run, which its
+    members then leave.
+    """
     async with sigterm_as_event() as told:
         supervising = asyncio.create_task(watcher.supervise())
         hearing = asyncio.create_task(told.wait())
@@ -128,10 +152,15 @@ async def _supervise(watcher: supervisor.Supervisor) -> Stop:
             await asyncio.wait({supervising, hearing}, return_when=asyncio.FIRST_COMPLETED)
             if not supervising.done():
                 if not await asyncio.to_thread(is_being_cancelled):
-                    log.warning("told to leave; the run's members go on, and the same run id takes them up again")
+                    log.warning(
+                        "told to leave; the run's members go on, and the same run id takes them up "
+                        "again"
+                    )
                     raise TerminationSignal(signal=signal.SIGTERM)
                 watcher.leave_within_s = min(watcher.leave_within_s, CANCEL_PATIENCE_S)
-                watcher.over = Stop("cancelled", "its flow run was cancelled in Prefect", time.time())
+                watcher.over = Stop(
+                    "cancelled", "its flow run was cancelled in Prefect", time.time()
+                )
             return await supervising
         finally:
             supervising.cancel()
@@ -140,8 +169,9 @@ async def _supervise(watcher: supervisor.Supervisor) -> Stop:
 
 @contextlib.asynccontextmanager
 async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[None]:
-    """Sync MLflow in the background; a dead MLflow server slows nothing, the store remembers for it. Left when the sync in
-    flight is through, since a tracker works on one thread at a time."""
+    """Sync MLflow in the background; a dead MLflow server slows nothing, the store remembers for
+    it. Left when the sync in flight is through, since a tracker works on one thread at a time.
+    """
     if tracker is None:
         yield
         return
@@ -153,7 +183,9 @@ async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(over.wait(), interval_s)
 
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # it tells every retry; the tracker tells it once
+    logging.getLogger("urllib3.connectionpool").setLevel(
+        logging.ERROR
+    )  # it tells every retry; the tracker tells it once
     syncing = asyncio.create_task(sync())
     try:
         yield
@@ -165,8 +197,10 @@ async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[
             log.exception("tracking ended early; the end of the run tries once more")
 
 
-async def _close(run_id: str, tracker: Tracker | None, stop: Stop, pulse: Pulse) -> None:
-    """Verify, report, last tracking. Each may fail without failing the run, whose results are in the store."""
+async def _close(run_id: str, tracker: Tracker | None, stop: Stop, pulse: HeartbeatWriter) -> None:
+    """Verify, report, last tracking. Each may fail without failing the run, whose results are in
+    the store.
+    """
 
     def verifying(part: str, share: float) -> None:
         closing_steps.record(pulse, ClosingStep.VERIFYING, part, share)
@@ -180,7 +214,11 @@ async def _close(run_id: str, tracker: Tracker | None, stop: Stop, pulse: Pulse)
         tracked = prefect_tasks.finish_tracking(tracker, stop.state, return_state=True)
         link = await tracked.aresult(raise_on_failure=False)
         if isinstance(link, str):
-            await acreate_link_artifact(link=link, key="mlflow", description="MLflow: metrics, models, report")
+            await acreate_link_artifact(
+                link=link, key="mlflow", description="MLflow: metrics, models, report"
+            )
     found = await verdict.aresult(raise_on_failure=False)
     markdown = prefect_tasks.summary(run_id, stop, found if isinstance(found, Verdict) else None)
-    await acreate_markdown_artifact(key="run-summary", markdown=markdown, description=f"Run {run_id}")
+    await acreate_markdown_artifact(
+        key="run-summary", markdown=markdown, description=f"Run {run_id}"
+    )

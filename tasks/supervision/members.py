@@ -1,5 +1,5 @@
-"""Who takes part in a run, and what the supervisor does about each of them. Knows nothing of Prefect: pure data and one
-pure function, so that every case can be tested as a table.
+"""Who takes part in a run, and what the supervisor does about each of them. Knows nothing of
+Prefect: pure data and one pure function, so that every case can be tested as a table.
 
     member  ─ is its work done? (the store says)          ┐
             ─ its newest flow run (Prefect says)          ├─▶ decide ─▶ launch | lost | retire | keep
@@ -21,9 +21,11 @@ from tasks.recipes.run_config import RunConfig
 Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Member:
-    """One service of a run. Example: `Member("trainer-solver", "trainer", "train/trainer", {"policy": "solver"})`."""
+    """One service of a run. Example:
+    `Member("trainer-solver", "trainer", "train/trainer", {"policy": "solver"})`.
+    """
 
     id: str
     """Stable over restarts; names its heartbeat and its flow runs' tag."""
@@ -49,16 +51,38 @@ def members_of(config: RunConfig) -> tuple[Member, ...]:
         for region, spec in config.rollout.regions.items()
         for index in range(spec.workers)
     ]
-    trainers = [Member(f"trainer-{policy}", "trainer", "train/trainer", {"policy": policy}) for policy in config.policies]
+    trainers = [
+        Member(
+            id=f"trainer-{policy}",
+            kind="trainer",
+            deployment="train/trainer",
+            parameters={"policy": policy},
+        )
+        for policy in config.policies
+    ]
     mirrors = [
-        Member(f"mirror-{region}", "mirror", "mirror/mirror", {"region": region}, queue=region)
+        Member(
+            id=f"mirror-{region}",
+            kind="mirror",
+            deployment="mirror/mirror",
+            parameters={"region": region},
+            queue=region,
+        )
         for region, spec in config.rollout.regions.items()
         if spec.mirror
     ]
-    evaluation = [Member("evaluation", "evaluation", "evaluate/evaluation", {})] if config.evaluation else []
+    evaluation = (
+        [
+            Member(
+                id="evaluation", kind="evaluation", deployment="evaluate/evaluation", parameters={}
+            )
+        ]
+        if config.evaluation
+        else []
+    )
     return (
-        Member("base-model", "base_model", "prepare/base-model", {}),
-        Member("dataflow", "dataflow", "dataflow/dataflow", {}),
+        Member(id="base-model", kind="base_model", deployment="prepare/base-model", parameters={}),
+        Member(id="dataflow", kind="dataflow", deployment="dataflow/dataflow", parameters={}),
         *trainers,
         *mirrors,
         *rollout,
@@ -67,7 +91,9 @@ def members_of(config: RunConfig) -> tuple[Member, ...]:
 
 
 def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
-    """Whether the member's work is complete, judged by the objects it was to write and by nothing else."""
+    """Whether the member's work is complete, judged by the objects it was to write and by nothing
+    else.
+    """
     match member.kind:
         case "base_model":
             return all(manifests.exists(run, policy, 0) for policy in config.policies)
@@ -75,13 +101,15 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
             return manifests.exists(run, member.parameters["policy"], config.steps)
         case "dataflow" | "rollout":
             return orders.ended(run)
-        case "mirror":  # it then has the time to stop to copy what is left: one that is away holds up no run
+        case (
+            "mirror"
+        ):  # it then has the time to stop to copy what is left: one that is away holds up no run
             return all(manifests.exists(run, policy, config.steps) for policy in config.policies)
         case "evaluation":
             return evals.exists(run, config.evaluated_versions()[-1])
 
 
-class Phase(Enum):
+class FlowRunPhase(Enum):
     """Prefect's view of a member's newest flow run, as coarse as the decision needs it."""
 
     NONE = "none"
@@ -94,8 +122,10 @@ class Phase(Enum):
 
 
 SLOW_FACTOR = 10
-"""A silent member whose process works is given so many times the limit of silence: on a machine with ten times the work that it
-has cores for, everything takes ten times as long. One whose process is gone or idle is not."""
+"""A silent member whose process works is given so many times the limit of silence: on a machine
+with ten times the work that it has cores for, everything takes ten times as long. One whose process
+is gone or idle is not.
+"""
 
 
 class Decision(Enum):
@@ -107,30 +137,40 @@ class Decision(Enum):
     KEEP = "keep"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Seen:
     """What the supervisor knows of a member at one look."""
 
     done: bool
-    phase: Phase
+    phase: FlowRunPhase
     since_launch_s: float
     """Since a worker took the newest attempt (or since this supervisor first saw it)."""
     silent_s: float | None
-    """Since the attempt's heartbeat last changed, on the supervisor's clock; None before its first beat."""
+    """Since the attempt's heartbeat last changed, on the supervisor's clock; None before its first
+    beat.
+    """
     since_done_s: float = 0.0
     works: bool = False
     """Its process was found on this machine and used CPU time lately."""
 
 
-def decide(seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, stop_timeout_s: float) -> Decision:
-    """What to do about a member. The order of truth: its finished work, then Prefect's word, then its heartbeat."""
+def decide(
+    seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, stop_timeout_s: float
+) -> Decision:
+    """What to do about a member. The order of truth: its finished work, then Prefect's word, then
+    its heartbeat.
+    """
     slowness = SLOW_FACTOR if seen.works else 1
     if seen.done:
-        active = seen.phase in (Phase.SCHEDULED, Phase.PENDING, Phase.RUNNING)
-        return Decision.RETIRE if active and seen.since_done_s > slowness * stop_timeout_s else Decision.KEEP
-    if seen.phase in (Phase.NONE, Phase.ENDED):
+        active = seen.phase in (FlowRunPhase.SCHEDULED, FlowRunPhase.PENDING, FlowRunPhase.RUNNING)
+        return (
+            Decision.RETIRE
+            if active and seen.since_done_s > slowness * stop_timeout_s
+            else Decision.KEEP
+        )
+    if seen.phase in (FlowRunPhase.NONE, FlowRunPhase.ENDED):
         return Decision.LAUNCH
-    if seen.phase is Phase.SCHEDULED:
+    if seen.phase is FlowRunPhase.SCHEDULED:
         return Decision.KEEP  # another flow run would wait for the same worker
     if seen.silent_s is None:
         return Decision.LOST if seen.since_launch_s > slowness * launch_timeout_s else Decision.KEEP

@@ -1,4 +1,6 @@
-"""What every object store promises, whatever it is made of: each test runs on memory, a folder and S3."""
+"""What every object store promises, whatever it is made of: each test runs on memory, a folder and
+S3.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -136,12 +138,17 @@ def test_list_is_sorted_and_stays_within_the_folder(store: ObjectStore) -> None:
 def test_list_starts_after_a_key(store: ObjectStore) -> None:
     for number in range(5):
         store.create(f"orders/{number:08d}.json", b"x")
-    assert store.list("orders", start_after="orders/00000002.json") == ["orders/00000003.json", "orders/00000004.json"]
+    assert store.list("orders", start_after="orders/00000002.json") == [
+        "orders/00000003.json",
+        "orders/00000004.json",
+    ]
     assert store.list("orders", start_after="orders/00000004.json") == []
     assert store.list("orders", start_after="a")[0] == "orders/00000000.json"
 
 
-def test_list_goes_on_over_more_than_one_page(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_goes_on_over_more_than_one_page(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(s3, "PAGE_KEYS_MAX", 5)
     keys = [f"many/{number:02d}/x" for number in range(12)]
     for key in keys:
@@ -160,7 +167,13 @@ def test_list_sees_what_others_wrote_just_now(store: ObjectStore) -> None:
 
 
 def test_folders_are_named_without_what_lies_in_them(store: ObjectStore) -> None:
-    for key in ("runs/b/run.json", "runs/a/run.json", "runs/a/orders/1", "runs/loose", "models/m/x"):
+    for key in (
+        "runs/b/run.json",
+        "runs/a/run.json",
+        "runs/a/orders/1",
+        "runs/loose",
+        "models/m/x",
+    ):
         store.create(key, b"x")
     assert store.folders("runs") == ["a", "b"]
     assert store.folders() == ["models", "runs"]
@@ -219,15 +232,23 @@ def test_a_url_names_its_own_endpoint(s3_server: str, monkeypatch: pytest.Monkey
     assert open_store(run.address).list() == ["weights/manifest.json"]
     with pytest.raises(NotFoundError, match=rf"{run.url}/absent at {s3_server}$"):
         run.get("absent")
-    with pytest.raises(ConfigError, match=f"the bucket no-such-bucket at {s3_server} does not exist"):
+    with pytest.raises(
+        ConfigError, match=f"the bucket no-such-bucket at {s3_server} does not exist"
+    ):
         open_store(f"s3://no-such-bucket?endpoint={s3_server}").get("a")
 
 
 @pytest.mark.s3
-def test_a_profile_wins_over_the_environment(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_wins_over_the_environment(
+    s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its keys, its region and its endpoint: the environment's are another store's."""
-    (tmp_path / "config").write_text(f"[profile eu]\nregion = eu-west-1\nendpoint_url = {s3_server}\n")
-    (tmp_path / "credentials").write_text("[eu]\naws_access_key_id = key-of-eu\naws_secret_access_key = secret-of-eu\n")
+    (tmp_path / "config").write_text(
+        f"[profile eu]\nregion = eu-west-1\nendpoint_url = {s3_server}\n"
+    )
+    (tmp_path / "credentials").write_text(
+        "[eu]\naws_access_key_id = key-of-eu\naws_secret_access_key = secret-of-eu\n"
+    )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -245,14 +266,23 @@ def test_a_profile_wins_over_the_environment(s3_server: str, tmp_path: Path, mon
 
 
 @pytest.mark.s3
-def test_a_profile_that_is_not_there_is_a_sentence(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_that_is_not_there_is_a_sentence(
+    s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    with pytest.raises(ConfigError, match=r"config profile \(eu\) could not be found; correct the profile eu in ~/\.aws"):
+    with pytest.raises(
+        ConfigError,
+        match=r"config profile \(eu\) could not be found; correct the profile eu in ~/\.aws",
+    ):
         open_store(f"s3://{BUCKET}/x?profile=eu").get("a")
 
 
-def test_a_large_object_of_known_size_comes_in_parts_and_whole(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "PART_BYTES_MIN", 1000)  # so that a small object is a large one
+def test_a_large_object_of_known_size_comes_in_parts_and_whole(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        object_store, "PART_BYTES_MIN", 1000
+    )  # so that a small object is a large one
     body = bytes(range(256)) * 1000
     store.put("large", body)
     parts: list[tuple[int, int]] = []
@@ -272,7 +302,9 @@ def test_a_large_object_of_known_size_comes_in_parts_and_whole(store: ObjectStor
     assert parts == []  # of unknown size, or small: one request
     for told in (len(body), len(body) - 1, 1001, 1000, 1):
         assert store.get("large", told)[:told] == body[:told]
-    assert store.get("large", len(body) + 70_000) == body  # what was cut short comes out short, and its digest tells
+    assert (
+        store.get("large", len(body) + 70_000) == body
+    )  # what was cut short comes out short, and its digest tells
     with pytest.raises(NotFoundError):
         store.get("not there", len(body))
 
@@ -285,9 +317,13 @@ def test_an_object_that_is_too_large_for_its_kind_is_neither_written_nor_read(
     monkeypatch.setattr(backend, "BYTES_MAX", 5)
     monkeypatch.setattr(backend, "ARROW_BYTES_MAX", 4)
     assert store.get("stop.json") == b"12345"
-    with pytest.raises(CorruptError, match=r"shards/0\.arrow.* has 5 bytes; an object of its kind has at most 4$"):
+    with pytest.raises(
+        CorruptError, match=r"shards/0\.arrow.* has 5 bytes; an object of its kind has at most 4$"
+    ):
         store.get("shards/0.arrow")
-    with pytest.raises(ConfigError, match=r"shards/1\.arrow has 5 bytes; .* has at most 4, which nobody would read"):
+    with pytest.raises(
+        ConfigError, match=r"shards/1\.arrow has 5 bytes; .* has at most 4, which nobody would read"
+    ):
         store.create("shards/1.arrow", b"54321")
     with pytest.raises(ConflictError):
         store.create("shards/0.arrow", b"1234")

@@ -1,4 +1,6 @@
-"""What every rollout engine promises (`docs/rollout_engine.md`). A new engine joins by a line in `ENGINES_UNDER_TEST`."""
+"""What every rollout engine promises (`docs/rollout_engine.md`). A new engine joins by a line in
+`ENGINES_UNDER_TEST`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,7 +12,14 @@ import numpy as np
 import pytest
 
 from rollout.config import EngineConfig
-from rollout.engines.engine import NO_VERSION, Engine, EngineFailedError, Generation, SamplingParams, make_engine
+from rollout.engines.engine import (
+    NO_VERSION,
+    Engine,
+    EngineFailedError,
+    Generation,
+    SamplingParams,
+    make_engine,
+)
 from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
@@ -26,13 +35,20 @@ MakeEngine = Callable[..., Awaitable[Engine]]
 
 @pytest.fixture(params=ENGINES_UNDER_TEST)
 async def engine_of(request: pytest.FixtureRequest) -> AsyncIterator[MakeEngine]:
-    """`await engine_of(tensors, …)`: an engine holding `tensors` as version 0, closed at the end of the test."""
+    """`await engine_of(tensors, …)`: an engine holding `tensors` as version 0, closed at the end of
+    the test.
+    """
     made: list[Engine] = []
 
     async def make(
-        tensors: dict[str, HostTensor] | None, model: Json = CONFIG, max_concurrent: int = 8, max_tokens: int = 64
+        tensors: dict[str, HostTensor] | None,
+        model: Json = CONFIG,
+        max_concurrent: int = 8,
+        max_tokens: int = 64,
     ) -> Engine:
-        config = EngineConfig(name=request.param, max_concurrent=max_concurrent, max_tokens=max_tokens)
+        config = EngineConfig(
+            name=request.param, max_concurrent=max_concurrent, max_tokens=max_tokens
+        )
         made.append(make_engine(config, model))
         if tensors is not None:
             await made[-1].load(0, tensors)
@@ -47,7 +63,9 @@ def spans_of(generation: Generation) -> list[tuple[int, int, int]]:
     return [(span.version, span.start, span.end) for span in generation.spans]
 
 
-async def test_greedy_follows_the_likeliest_token_with_log_probability_zero(engine_of: MakeEngine) -> None:
+async def test_greedy_follows_the_likeliest_token_with_log_probability_zero(
+    engine_of: MakeEngine,
+) -> None:
     engine = await engine_of(counting(1))
     answer = await engine.generate([9, 3], SamplingParams(temperature=0, max_new_tokens=5))
     assert answer.tokens.tolist() == [4, 5, 6, 7, 8]
@@ -92,11 +110,15 @@ async def test_an_answer_ends_where_the_longest_context_does(engine_of: MakeEngi
 async def test_log_probabilities_are_those_of_the_distribution_the_token_was_drawn_from(
     engine_of: MakeEngine, sampling: SamplingParams, expected: dict[int, float]
 ) -> None:
-    """Worked out from .5 .3 .2: temperature ½ squares and renormalises (.25 + .09 + .04 = .38); .5 is ⅝ of .5 + .3."""
+    """Worked out from .5 .3 .2: temperature ½ squares and renormalises (.25 + .09 + .04 = .38); .5
+    is ⅝ of .5 + .3.
+    """
     engine = await engine_of(memoryless([0.5, 0.3, 0.2]), max_tokens=512)
     answer = await engine.generate([5], SamplingParams(**{**vars(sampling), "max_new_tokens": 500}))
     assert set(answer.tokens.tolist()) == set(expected)
-    assert answer.logprobs.tolist() == pytest.approx([log(expected[token]) for token in answer.tokens.tolist()], abs=1e-5)
+    assert answer.logprobs.tolist() == pytest.approx(
+        [log(expected[token]) for token in answer.tokens.tolist()], abs=1e-5
+    )
 
 
 async def test_requests_with_different_sampling_share_a_batch(engine_of: MakeEngine) -> None:
@@ -113,11 +135,17 @@ async def test_requests_with_different_sampling_share_a_batch(engine_of: MakeEng
         assert answer.logprobs.tolist() == pytest.approx(logprobs, abs=1e-5)
 
 
-async def test_tokens_follow_their_probabilities_over_seeds_and_within_an_answer(engine_of: MakeEngine) -> None:
-    """Chi-square over 3,200 draws with 3 degrees of freedom: above 16.3 once in a thousand times."""
+async def test_tokens_follow_their_probabilities_over_seeds_and_within_an_answer(
+    engine_of: MakeEngine,
+) -> None:
+    """Chi-square over 3,200 draws with 3 degrees of freedom: above 16.3 once in a thousand
+    times.
+    """
     probabilities = np.array([0.1, 0.2, 0.3, 0.4])
     engine = await engine_of(memoryless(probabilities.tolist()), max_concurrent=64)
-    answers = await asyncio.gather(*(engine.generate([5], SamplingParams(seed=seed, max_new_tokens=16)) for seed in range(200)))
+    answers = await asyncio.gather(
+        *(engine.generate([5], SamplingParams(seed=seed, max_new_tokens=16)) for seed in range(200))
+    )
     counts = np.bincount(np.concatenate([answer.tokens for answer in answers]), minlength=4)
     expected = 3200 * probabilities
     assert float(((counts - expected) ** 2 / expected).sum()) < 16.3
@@ -150,16 +178,23 @@ def random_model() -> Any:
 
 
 def tensors_of(model: Any) -> dict[str, HostTensor]:
-    return {name: host_tensor(parameter.detach().numpy()) for name, parameter in model.named_parameters()}
+    return {
+        name: host_tensor(parameter.detach().numpy())
+        for name, parameter in model.named_parameters()
+    }
 
 
 async def test_log_probabilities_equal_those_of_transformers_on_the_whole_text(
     engine_of: MakeEngine, random_model: Any
 ) -> None:
-    """Many ragged requests at once, more than there are places, groups of equal prompts among them."""
+    """Many ragged requests at once, more than there are places, groups of equal prompts among
+    them.
+    """
     import torch
 
-    engine = await engine_of(tensors_of(random_model), random_model.config.to_dict(), max_concurrent=7)
+    engine = await engine_of(
+        tensors_of(random_model), random_model.config.to_dict(), max_concurrent=7
+    )
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, 40, 1 + 3 * (i % 5)).tolist() for i in range(10)] * 3
     sampling = [SamplingParams(temperature=0.7, seed=i, max_new_tokens=3 + i) for i in range(30)]
@@ -169,13 +204,19 @@ async def test_log_probabilities_equal_those_of_transformers_on_the_whole_text(
         assert len(answer.tokens) == asked.max_new_tokens
         text = torch.tensor([prompt + answer.tokens.tolist()])
         with torch.inference_mode():
-            predicted = torch.log_softmax(random_model(text).logits[0, len(prompt) - 1 : -1] / 0.7, dim=-1)
+            predicted = torch.log_softmax(
+                random_model(text).logits[0, len(prompt) - 1 : -1] / 0.7, dim=-1
+            )
         expected = predicted.gather(1, text[0, len(prompt) :, None])[:, 0]
         np.testing.assert_allclose(answer.logprobs, expected.numpy(), atol=1e-4)
 
 
-async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(engine_of: MakeEngine, random_model: Any) -> None:
-    engine = await engine_of(tensors_of(random_model), random_model.config.to_dict(), max_concurrent=64)
+async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(
+    engine_of: MakeEngine, random_model: Any
+) -> None:
+    engine = await engine_of(
+        tensors_of(random_model), random_model.config.to_dict(), max_concurrent=64
+    )
     asked = SamplingParams(temperature=0.9, top_p=0.95, seed=1234, max_new_tokens=30)
     alone = await engine.generate([3, 1, 4, 1, 5], asked)
 
@@ -188,11 +229,17 @@ async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(engi
     np.testing.assert_allclose(answers[20].logprobs, alone.logprobs, atol=1e-5)
 
 
-async def test_weights_swap_between_two_tokens_and_every_token_names_its_version(engine_of: MakeEngine) -> None:
-    """Version v counts in steps of 1 + v % 2, so that the tokens themselves tell which weights sampled them."""
+async def test_weights_swap_between_two_tokens_and_every_token_names_its_version(
+    engine_of: MakeEngine,
+) -> None:
+    """Version v counts in steps of 1 + v % 2, so that the tokens themselves tell which weights
+    sampled them.
+    """
     engine = await engine_of(counting(1), max_tokens=4096)
     running = [
-        asyncio.ensure_future(engine.generate([start], SamplingParams(max_new_tokens=300 + 20 * start)))
+        asyncio.ensure_future(
+            engine.generate([start], SamplingParams(max_new_tokens=300 + 20 * start))
+        )
         for start in range(12)  # four of them wait for a place
     ]
     version = 0
@@ -214,7 +261,9 @@ async def test_weights_swap_between_two_tokens_and_every_token_names_its_version
     assert any(len(answer.spans) > 1 for answer in answers)
 
 
-async def test_an_engine_tells_its_version_and_the_digest_of_every_version_it_held(engine_of: MakeEngine) -> None:
+async def test_an_engine_tells_its_version_and_the_digest_of_every_version_it_held(
+    engine_of: MakeEngine,
+) -> None:
     engine = await engine_of(None, max_concurrent=5)
     assert (engine.version, engine.capacity()) == (NO_VERSION, 5)
     await engine.load(3, counting(1))
@@ -239,10 +288,14 @@ async def test_only_newer_weights_or_the_very_same_are_accepted(engine_of: MakeE
     assert spans_of(answer) == [(2, 0, 2)]
 
 
-async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(engine_of: MakeEngine) -> None:
+async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
+    engine_of: MakeEngine,
+) -> None:
     engine = await engine_of(counting(1))
     with pytest.raises(ConfigError, match=r"lack lm_head\.weight"):
-        await engine.load(1, {name: tensor for name, tensor in counting(2).items() if name != "lm_head.weight"})
+        await engine.load(
+            1, {name: tensor for name, tensor in counting(2).items() if name != "lm_head.weight"}
+        )
     answer = await engine.generate([0], SamplingParams(max_new_tokens=2))
     assert answer.tokens.tolist() == [1, 2]
     assert engine.version == 0
@@ -275,7 +328,8 @@ async def test_a_request_that_cannot_be_served_is_refused(
 async def test_a_cancelled_request_frees_its_place(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1), max_concurrent=2, max_tokens=8192)
     endless = [
-        asyncio.ensure_future(engine.generate([0], SamplingParams(max_new_tokens=ENDLESS))) for _ in range(4)
+        asyncio.ensure_future(engine.generate([0], SamplingParams(max_new_tokens=ENDLESS)))
+        for _ in range(4)
     ]  # two run, two wait
     await asyncio.sleep(0.05)
     for request in endless:
@@ -289,7 +343,8 @@ async def test_a_cancelled_request_frees_its_place(engine_of: MakeEngine) -> Non
 async def test_closing_ends_running_and_waiting_requests_as_aborted(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1), max_concurrent=2, max_tokens=8192)
     endless = [
-        asyncio.ensure_future(engine.generate([0], SamplingParams(max_new_tokens=ENDLESS))) for _ in range(3)
+        asyncio.ensure_future(engine.generate([0], SamplingParams(max_new_tokens=ENDLESS)))
+        for _ in range(3)
     ]  # two run, one waits
     await asyncio.sleep(0.05)
     await engine.close()
@@ -307,7 +362,8 @@ async def test_closing_ends_running_and_waiting_requests_as_aborted(engine_of: M
 
 
 @pytest.mark.parametrize(
-    "change", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"max_new_tokens": 0}]
+    "change",
+    [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"max_new_tokens": 0}],
 )
 def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):

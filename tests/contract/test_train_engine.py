@@ -1,4 +1,5 @@
-"""What every train engine must do. A new one subclasses `TrainEngineContract` and overrides `engine_name`.
+"""What every train engine must do. A new one subclasses `TrainEngineContract` and overrides
+`engine_name`.
 
 Steps are compared with `tests/plain_trainer.py`: weights and the value of every metric.
 """
@@ -18,7 +19,15 @@ from storage.records.types import Json
 from storage.records.weights import HostTensor
 from tests.builders import batch, row
 from tests.plain_trainer import PlainTrainer
-from tests.trainer_cases import LINEAR, MODEL_CONFIG, PPO, VOCAB, base_weights, reference_model, sampled_batch
+from tests.trainer_cases import (
+    LINEAR,
+    MODEL_CONFIG,
+    PPO,
+    VOCAB,
+    base_weights,
+    reference_model,
+    sampled_batch,
+)
 from trainer.config import TrainConfig
 from trainer.engines.engine import TrainEngine, make_engine
 from trainer.engines.torch.host_tensors import to_torch
@@ -49,7 +58,9 @@ ADAM = TrainConfig(
 """Every setting of the optimizer away from where it would not be noticed."""
 
 
-def through_files(tensors: Mapping[str, HostTensor], state: Json) -> tuple[dict[str, HostTensor], Json]:
+def through_files(
+    tensors: Mapping[str, HostTensor], state: Json
+) -> tuple[dict[str, HostTensor], Json]:
     """What a checkpoint's round trip makes of them."""
     return from_safetensors(to_safetensors(tensors)), json.loads(json.dumps(state, allow_nan=False))
 
@@ -57,12 +68,19 @@ def through_files(tensors: Mapping[str, HostTensor], state: Json) -> tuple[dict[
 def moves(engine: TrainEngine, before: Mapping[str, HostTensor]) -> torch.Tensor:
     """How far each weight has moved, all in one vector; F32 published."""
     after = engine.weights()
-    return torch.cat([(to_torch(after[name]) - to_torch(before[name]).float()).flatten() for name in sorted(before)])
+    return torch.cat(
+        [
+            (to_torch(after[name]) - to_torch(before[name]).float()).flatten()
+            for name in sorted(before)
+        ]
+    )
 
 
 def plain_moves(plain: PlainTrainer, before: Mapping[str, HostTensor]) -> torch.Tensor:
     after = plain.weights()
-    return torch.cat([(after[name] - to_torch(before[name]).double()).flatten() for name in sorted(before)])
+    return torch.cat(
+        [(after[name] - to_torch(before[name]).double()).flatten() for name in sorted(before)]
+    )
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -73,8 +91,12 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 class TrainEngineContract:
     engine_name = ""
 
-    def started(self, config: TrainConfig, weights: Mapping[str, HostTensor] | None = None) -> TrainEngine:
-        engine = make_engine(config.model_copy(update={"engine": self.engine_name}), MODEL_CONFIG, seed=SEED)
+    def started(
+        self, config: TrainConfig, weights: Mapping[str, HostTensor] | None = None
+    ) -> TrainEngine:
+        engine = make_engine(
+            config.model_copy(update={"engine": self.engine_name}), MODEL_CONFIG, seed=SEED
+        )
         engine.set_weights(base_weights() if weights is None else weights)
         return engine
 
@@ -88,7 +110,9 @@ class TrainEngineContract:
     def test_a_tied_head_may_be_given_too(self) -> None:
         weights = base_weights()
         both = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
-        assert weights_digest(self.started(TrainConfig(), both).weights()) == weights_digest(weights)
+        assert weights_digest(self.started(TrainConfig(), both).weights()) == weights_digest(
+            weights
+        )
 
     def test_weights_that_do_not_fit_are_refused_by_name(self) -> None:
         weights = base_weights()
@@ -99,7 +123,9 @@ class TrainEngineContract:
         with pytest.raises(CorruptError, match=r"model\.surprise"):
             engine.set_weights(weights | {"model.norm.weight": norm, "model.surprise": norm})
         with pytest.raises(CorruptError, match=r"shapes for: model\.norm\.weight"):
-            engine.set_weights(weights | {"model.norm.weight": weights["model.embed_tokens.weight"]})
+            engine.set_weights(
+                weights | {"model.norm.weight": weights["model.embed_tokens.weight"]}
+            )
 
     def test_published_weights_do_not_follow_the_next_step(self) -> None:
         engine = self.started(ORDINARY)
@@ -129,11 +155,19 @@ class TrainEngineContract:
         assert metrics["trainer/kl/mean"] == pytest.approx(0.0, abs=1e-6)
 
     @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
-    def test_a_step_is_the_gradient_of_its_loss_over_shuffled_minibatches(self, loss: LossConfig) -> None:
+    def test_a_step_is_the_gradient_of_its_loss_over_shuffled_minibatches(
+        self, loss: LossConfig
+    ) -> None:
         weights = base_weights()
         given = sampled_batch(reference_model(weights), num_rows=7, noise=0.6, temperature=0.8)
         config = LINEAR.model_copy(
-            update={"loss": loss, "minibatches": 2, "lr": 1e3, "normalize_advantages": True, "micro_batch_tokens": 15}
+            update={
+                "loss": loss,
+                "minibatches": 2,
+                "lr": 1e3,
+                "normalize_advantages": True,
+                "micro_batch_tokens": 15,
+            }
         )
         engine, plain = self.started(config), PlainTrainer(config, weights, SEED)
         metrics, expected = engine.step(given), plain.step(given)
@@ -156,18 +190,27 @@ class TrainEngineContract:
         config = LINEAR.model_copy(update={"grad_clip": 100.0})
         given = sampled_batch(reference_model(weights), noise=0.3)
         engine, plain = self.started(config), PlainTrainer(config, weights, SEED)
-        assert engine.step(given)["trainer/grad_norm"] == pytest.approx(plain.step(given)["trainer/grad_norm"], rel=1e-5)
+        assert engine.step(given)["trainer/grad_norm"] == pytest.approx(
+            plain.step(given)["trainer/grad_norm"], rel=1e-5
+        )
         assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-3
 
     def test_a_gradient_without_a_limit_is_not_scaled(self) -> None:
         weights = base_weights()
         given = sampled_batch(reference_model(weights), noise=0.3)
-        rows = tuple(replace(one, advantages=one.advantages * np.float32(1e10)) for one in given.rows)
+        rows = tuple(
+            replace(one, advantages=one.advantages * np.float32(1e10)) for one in given.rows
+        )
         config = LINEAR.model_copy(update={"grad_clip": None, "lr": 1e4, "eps": 1e14})
         limited = self.started(config.model_copy(update={"grad_clip": 1e9}))
         engine, plain = self.started(config), PlainTrainer(config, weights, SEED)
-        metrics, expected = engine.step(replace(given, rows=rows)), plain.step(replace(given, rows=rows))
-        assert metrics["trainer/grad_norm"] == pytest.approx(expected["trainer/grad_norm"], rel=1e-4)
+        metrics, expected = (
+            engine.step(replace(given, rows=rows)),
+            plain.step(replace(given, rows=rows)),
+        )
+        assert metrics["trainer/grad_norm"] == pytest.approx(
+            expected["trainer/grad_norm"], rel=1e-4
+        )
         assert metrics["trainer/grad_norm"] > 2e9
         assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-3
         limited.step(replace(given, rows=rows))
@@ -191,7 +234,9 @@ class TrainEngineContract:
 
     @pytest.mark.parametrize("form", ["adaptive_clip", "token_mask", "water_filled"])
     def test_with_a_dual_clip_one_token_does_not_decide_a_step(self, form: str) -> None:
-        """One token with A < 0 and ρ = e²⁵. The mask drops it where its moment is over the threshold: here it is not."""
+        """One token with A < 0 and ρ = e²⁵. The mask drops it where its moment is over the
+        threshold: here it is not.
+        """
         weights = base_weights()
         given = sampled_batch(reference_model(weights))
         strange = given.rows[0]
@@ -203,8 +248,13 @@ class TrainEngineContract:
         loss = M2po.model_validate({"m2_form": form, "m2_threshold": 1e3, "dual_clip": 3.0})
         config = LINEAR.model_copy(update={"loss": loss})
         engine, plain = self.started(config), PlainTrainer(config, weights, SEED)
-        metrics, expected = engine.step(replace(given, rows=rows)), plain.step(replace(given, rows=rows))
-        assert metrics["trainer/grad_norm"] == pytest.approx(expected["trainer/grad_norm"], rel=1e-4)
+        metrics, expected = (
+            engine.step(replace(given, rows=rows)),
+            plain.step(replace(given, rows=rows)),
+        )
+        assert metrics["trainer/grad_norm"] == pytest.approx(
+            expected["trainer/grad_norm"], rel=1e-4
+        )
         assert metrics["trainer/grad_norm"] < 10.0
         assert metrics["trainer/masked_share"] == pytest.approx(1 / metrics["trainer/tokens"])
         assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-3
@@ -219,13 +269,25 @@ class TrainEngineContract:
             M2po(m2_form="token_mask"),
             M2po(m2_form="water_filled"),
         ],
-        ids=["token_mean", "sequence_mean", "constant", "adaptive_clip", "token_mask", "water_filled"],
+        ids=[
+            "token_mean",
+            "sequence_mean",
+            "constant",
+            "adaptive_clip",
+            "token_mask",
+            "water_filled",
+        ],
     )
-    def test_the_gradient_does_not_depend_on_how_much_fits_into_memory(self, loss: LossConfig) -> None:
+    def test_the_gradient_does_not_depend_on_how_much_fits_into_memory(
+        self, loss: LossConfig
+    ) -> None:
         weights = base_weights()
         given = sampled_batch(reference_model(weights), num_rows=10, noise=0.3)
         config = LINEAR.model_copy(update={"loss": loss, "normalize_advantages": True})
-        whole, split = self.started(config), self.started(config.model_copy(update={"micro_batch_tokens": 15}))
+        whole, split = (
+            self.started(config),
+            self.started(config.model_copy(update={"micro_batch_tokens": 15})),
+        )
         one, many = whole.step(given), split.step(given)
         together, apart = moves(whole, weights), moves(split, weights)
         assert float(together.norm()) > 0.1
@@ -244,7 +306,10 @@ class TrainEngineContract:
         model = reference_model(base_weights())
         for sign in (1.0, -1.0):
             plain = sampled_batch(model)
-            rows = tuple(replace(each, advantages=np.where(each.loss_mask, sign, 0).astype(np.float32)) for each in plain.rows)
+            rows = tuple(
+                replace(each, advantages=np.where(each.loss_mask, sign, 0).astype(np.float32))
+                for each in plain.rows
+            )
             engine = self.started(config)
             engine.step(replace(plain, rows=rows))
             ratio = engine.step(replace(plain, rows=rows, step=2))["trainer/ratio/mean"]
@@ -254,17 +319,25 @@ class TrainEngineContract:
         model = reference_model(base_weights())
         given = sampled_batch(model)
         rows = tuple(
-            replace(each, advantages=np.where(each.loss_mask, 5 * each.advantages + 3, 0).astype(np.float32))
+            replace(
+                each,
+                advantages=np.where(each.loss_mask, 5 * each.advantages + 3, 0).astype(np.float32),
+            )
             for each in given.rows
         )
         config = LINEAR.model_copy(update={"normalize_advantages": True, "minibatches": 2})
         one, other = self.started(config), self.started(config)
         one.step(given)
         other.step(replace(given, rows=rows))
-        assert torch.allclose(moves(one, base_weights()), moves(other, base_weights()), rtol=1e-3, atol=1e-5)
+        assert torch.allclose(
+            moves(one, base_weights()), moves(other, base_weights()), rtol=1e-3, atol=1e-5
+        )
 
     def test_metrics_of_rows_are_those_of_the_batch(self) -> None:
-        rows = (row(version=1, reward=1.0, prompt=(1, 2), answer=(3, 4)), row(version=4, reward=0.0, answer=(5,)))
+        rows = (
+            row(version=1, reward=1.0, prompt=(1, 2), answer=(3, 4)),
+            row(version=4, reward=0.0, answer=(5,)),
+        )
         small = [replace(each, tokens=each.tokens % VOCAB) for each in rows]
         metrics = self.started(TrainConfig(warmup_steps=10)).step(batch(*small, step=6))
         assert metrics["trainer/tokens"] == 3.0
@@ -287,9 +360,13 @@ class TrainEngineContract:
 
     def test_weight_decay_pulls_on_matrices_alone(self) -> None:
         weights = base_weights()
-        engine = self.started(ORDINARY.model_copy(update={"weight_decay": 0.5, "normalize_advantages": False}))
+        engine = self.started(
+            ORDINARY.model_copy(update={"weight_decay": 0.5, "normalize_advantages": False})
+        )
         given = sampled_batch(reference_model(weights))
-        rows = tuple(replace(each, advantages=np.zeros_like(each.advantages)) for each in given.rows)
+        rows = tuple(
+            replace(each, advantages=np.zeros_like(each.advantages)) for each in given.rows
+        )
         engine.step(replace(given, rows=rows))  # there is no gradient: what moves was pulled
         for name, tensor in engine.weights().items():
             before = to_torch(weights[name]).float()
@@ -309,7 +386,9 @@ class TrainEngineContract:
         for given in batches[2:]:
             assert straight.step(given) == resumed.step(given)
         assert weights_digest(straight.weights()) == weights_digest(resumed.weights())
-        for (name, one), other in zip(straight.save()[0].items(), resumed.save()[0].values(), strict=True):
+        for (name, one), other in zip(
+            straight.save()[0].items(), resumed.save()[0].values(), strict=True
+        ):
             assert one.bits.tobytes() == other.bits.tobytes(), name
 
     def test_what_was_saved_does_not_follow_the_next_step(self) -> None:
@@ -363,7 +442,9 @@ class TrainEngineContract:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
         strange = replace(row(prompt=(1, 2), answer=(3, VOCAB)), min_version=0)
-        with pytest.raises(CorruptError, match=r"row 1 of batches/solver/00000002\.arrow.*vocabulary of 24"):
+        with pytest.raises(
+            CorruptError, match=r"row 1 of batches/solver/00000002\.arrow.*vocabulary of 24"
+        ):
             engine.step(batch(row(prompt=(1,), answer=(2,)), strange, step=2))
         assert weights_digest(engine.weights()) == before
 
@@ -371,7 +452,9 @@ class TrainEngineContract:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
         hopeless = row(prompt=(1, 2), answer=(3, 4), logprob=-1e30, advantage=-1.0)
-        other = row(prompt=(1,), answer=(2,), advantage=1.0)  # advantages are normalised over the batch: equal ones would be 0
+        other = row(
+            prompt=(1,), answer=(2,), advantage=1.0
+        )  # advantages are normalised over the batch: equal ones would be 0
         metrics = engine.step(batch(hopeless, other, step=1))
         assert metrics["trainer/skipped"] == 1.0
         assert all(np.isfinite(value) for value in metrics.values())
@@ -389,10 +472,15 @@ class TrainEngineContract:
 class TestTorchEngine(TrainEngineContract):
     engine_name = "torch"
 
-    @pytest.mark.parametrize("missing", ["optimizer/model.norm.weight/exp_avg", "optimizer/model.norm.weight/"])
+    @pytest.mark.parametrize(
+        "missing", ["optimizer/model.norm.weight/exp_avg", "optimizer/model.norm.weight/"]
+    )
     def test_an_optimizer_state_that_lacks_a_parameter_is_refused(self, missing: str) -> None:
         engine = self.started(ORDINARY)
         engine.step(sampled_batch(reference_model(base_weights())))
         tensors, state = engine.save()
         with pytest.raises(CorruptError, match="optimizer's state does not belong to this model"):
-            engine.load({name: each for name, each in tensors.items() if not name.startswith(missing)}, state)
+            engine.load(
+                {name: each for name, each in tensors.items() if not name.startswith(missing)},
+                state,
+            )

@@ -9,7 +9,7 @@ import pytest
 
 from rollout.agents.workflow import Workflow
 from rollout.config import WorkflowConfig
-from rollout.rewards.math_reward import MathReward, Score
+from rollout.rewards.math_reward import Judgement, MathReward
 from rollout.service.episode_runner import play_episode
 from rollout.workflows import WORKFLOWS, make_workflow, policies_by_role
 from rollout.workflows.actor_and_verify import ActorAndVerify, read_verdict
@@ -30,7 +30,9 @@ async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Epis
         "solver": scripted_player("solver", lines(*solver), version=3),
         "verifier": scripted_player("verifier", lines(*verifier), version=5),
     }
-    episode = await play_episode(cast_of(ActorAndVerify(MathReward(5.0)), **players), PROMPT, seed=0)
+    episode = await play_episode(
+        cast_of(ActorAndVerify(MathReward(5.0)), **players), PROMPT, seed=0
+    )
     chat = players["solver"].chat
     asked: list[str] = []
     for player in players.values():
@@ -40,19 +42,25 @@ async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Epis
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
-async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token_has(name: str) -> None:
+async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token_has(
+    name: str,
+) -> None:
     workflow = make_workflow(WorkflowConfig(name=name), MathReward(5.0))
     players = {role: scripted_player(role, solve, version=4) for role in workflow.roles}
     episode = await play_episode(cast_of(workflow, **players), PROMPT, seed=0)
     assert episode.error is None
-    assert [sequence.starts_episode for sequence in episode.sequences] == [True] + [False] * (len(episode.sequences) - 1)
+    assert [sequence.starts_episode for sequence in episode.sequences] == [True] + [False] * (
+        len(episode.sequences) - 1
+    )
     assert {"first_attempt", "final"} <= set(episode.metrics)
     for sequence in episode.sequences:
         (policy,) = sequence.policies
         answer = players[policy].engine.asked[0][0]  # type: ignore[attr-defined]  # a ScriptedEngine
         prompt_length = len(answer)
         assert sequence.tokens[:prompt_length].tolist() == list(answer)
-        assert sequence.owners.tolist() == [NOBODY] * prompt_length + [0] * (len(sequence.tokens) - prompt_length)
+        assert sequence.owners.tolist() == [NOBODY] * prompt_length + [0] * (
+            len(sequence.tokens) - prompt_length
+        )
         assert set(sequence.versions[prompt_length:].tolist()) == {4}
         assert sequence.loss_mask.tolist() == (sequence.owners == 0).tolist()
         assert set(sequence.logprobs[prompt_length:].tolist()) == {-0.5}
@@ -98,7 +106,9 @@ async def test_each_sequence_of_the_team_gets_its_own_reward(
     assert episode.metrics["verdict_correct"] == verdict_correct
     assert (episode.metrics["rejected"], episode.metrics["retried"]) == (rejected, rejected)
     policies = {sequence.name: sequence.policies for sequence in episode.sequences}
-    assert policies == {name: ("verifier",) if name == "verdict" else ("solver",) for name in rewards}
+    assert policies == {
+        name: ("verifier",) if name == "verdict" else ("solver",) for name in rewards
+    }
 
 
 async def test_the_team_is_asked_in_the_words_the_base_models_know() -> None:
@@ -131,7 +141,10 @@ def test_the_last_verify_tag_is_the_verdict(text: str, verdict: str | None) -> N
 async def test_one_policy_may_play_both_roles() -> None:
     config = WorkflowConfig(name="actor_and_verify", roles={"verifier": "solver"})
     workflow = make_workflow(config, MathReward(5.0))
-    assert policies_by_role(workflow, config, {"solver": None}) == {"solver": "solver", "verifier": "solver"}
+    assert policies_by_role(workflow, config, {"solver": None}) == {
+        "solver": "solver",
+        "verifier": "solver",
+    }
     both = scripted_player("solver", lines(WRONG, REJECT, RIGHT))
     episode = await play_episode(cast_of(workflow, solver=both, verifier=both), PROMPT, seed=0)
     assert [sequence.policies for sequence in episode.sequences] == [("solver",)] * 3
@@ -139,8 +152,8 @@ async def test_one_policy_may_play_both_roles() -> None:
 
 async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None:
     class Counting:
-        async def score(self, answer: str, prompt: Prompt) -> Score:
-            return Score(0.0, {"tests_run": 3.0})
+        async def score(self, answer: str, prompt: Prompt) -> Judgement:
+            return Judgement(0.0, {"tests_run": 3.0})
 
         def close(self) -> None: ...
 
@@ -155,10 +168,14 @@ async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (WorkflowConfig(name="debate"), r"'debate' is not known; use one of actor_and_verify, single_turn"),
+        (
+            WorkflowConfig(name="debate"),
+            r"'debate' is not known; use one of actor_and_verify, single_turn",
+        ),
         (
             WorkflowConfig(name="single_turn", args={"rounds": 3}),
-            r"rollout\.workflow\.args\.rounds: the workflow single_turn takes no such argument; it takes attempt_message",
+            r"rollout\.workflow\.args\.rounds: the workflow single_turn takes no such argument; it "
+            r"takes attempt_message",
         ),
         (
             WorkflowConfig(name="single_turn", args={"attempt_message": "{problem}"}),
@@ -170,7 +187,9 @@ async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None
         ),
     ],
 )
-def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(config: WorkflowConfig, message: str) -> None:
+def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(
+    config: WorkflowConfig, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make_workflow(config, MathReward(5.0))
 
@@ -178,12 +197,22 @@ def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(config: Wor
 @pytest.mark.parametrize(
     ("roles", "policies", "message"),
     [
-        ({"critic": "solver"}, {"solver": None, "verifier": None}, r"roles\.critic: .* it has solver, verifier"),
-        ({}, {"solver": None}, r"the role verifier played by policy verifier, which the recipe lacks"),
+        (
+            {"critic": "solver"},
+            {"solver": None, "verifier": None},
+            r"roles\.critic: .* it has solver, verifier",
+        ),
+        (
+            {},
+            {"solver": None},
+            r"the role verifier played by policy verifier, which the recipe lacks",
+        ),
         ({"verifier": "judge"}, {"solver": None}, r"the role verifier played by policy judge"),
     ],
 )
-def test_a_role_nobody_can_play_is_named(roles: dict[str, str], policies: Mapping[str, None], message: str) -> None:
+def test_a_role_nobody_can_play_is_named(
+    roles: dict[str, str], policies: Mapping[str, None], message: str
+) -> None:
     config = WorkflowConfig(name="actor_and_verify", roles=roles)
     with pytest.raises(ConfigError, match=message):
         policies_by_role(make_workflow(config, MathReward(5.0)), config, policies)
@@ -196,10 +225,14 @@ async def test_the_documentations_example_plays_as_it_says(monkeypatch: pytest.M
     module = ModuleType("guessing")
     exec(compile(code, "docs/workflows.md", "exec"), module.__dict__)
     monkeypatch.setitem(__import__("sys").modules, "guessing", module)
-    config = WorkflowConfig(name="guessing:HigherOrLower", reward="guessing:Exact", args={"turns_max": 4})
+    config = WorkflowConfig(
+        name="guessing:HigherOrLower", reward="guessing:Exact", args={"turns_max": 4}
+    )
     workflow: Workflow = make_workflow(config, module.__dict__["Exact"](timeout_s=1.0))
     player = scripted_player("guesser", lines("50", "75", "I say 60", "61"))
-    episode = await play_episode(cast_of(workflow, guesser=player), Prompt("g/0", {"question": "Guess.", "answer": "60"}), 0)
+    episode = await play_episode(
+        cast_of(workflow, guesser=player), Prompt("g/0", {"question": "Guess.", "answer": "60"}), 0
+    )
     assert episode.error is None
     assert [(sequence.name, sequence.reward) for sequence in episode.sequences] == [("game", 1.0)]
     assert episode.metrics["turns"] == 3.0

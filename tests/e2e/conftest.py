@@ -1,7 +1,8 @@
-"""A local stack in a home of its own, on free ports, and its commands as a person types them; one for all tests that need no
-other.
+"""A local stack in a home of its own, on free ports, and its commands as a person types them; one
+for all tests that need no other.
 
-It is brought up as late and only as often as needed, and nothing of it is left at the end, whatever the tests did.
+It is brought up as late and only as often as needed, and nothing of it is left at the end, whatever
+the tests did.
 """
 
 import os
@@ -18,7 +19,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId, FlowRunFilterTags
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterTags,
+)
 from prefect.exceptions import PrefectHTTPStatusError
 
 from deployments.paths import Home
@@ -42,8 +47,9 @@ NOTHING: Mapping[str, str] = {}
 E2E_TIMEOUT_S = 3600
 """Of one test: a distant backstop, for the tests themselves wait as long as there is progress."""
 STALL_LIMIT_S = 300.0
-"""A wait fails when the stack did nothing that can be seen for so long: on a machine with eight times the work that it has
-cores for, the start of a process takes a minute."""
+"""A wait fails when the stack did nothing that can be seen for so long: on a machine with eight
+times the work that it has cores for, the start of a process takes a minute.
+"""
 TRACES_INTERVAL_S = 5.0
 """Between two looks at what the stack does; each costs it some CPU time."""
 
@@ -79,9 +85,13 @@ class Laptop:
         return self._command("prefect", *arguments)
 
     def start(self, run_id: str, *settings: str) -> str:
-        """Starts a run of the tests' recipe with `key=value` settings; returns its supervisor's flow run."""
+        """Starts a run of the tests' recipe with `key=value` settings; returns its supervisor's
+        flow run.
+        """
         overrides = [part for setting in settings for part in ("--set", setting)]
-        said = self.astraflow("run", "--recipe", str(RECIPE), "--run-id", run_id, *overrides, "--detach")
+        said = self.astraflow(
+            "run", "--recipe", str(RECIPE), "--run-id", run_id, *overrides, "--detach"
+        )
         assert said.returncode == 0, said.stderr
         return said.stdout.split("/runs/flow-run/")[1].split()[0]
 
@@ -100,7 +110,9 @@ class Laptop:
         with connected(self.stack.prefect_url) as client:
             found = client.read_flow_runs(flow_run_filter=tagged)
             parents = FlowRunFilterParentFlowRunId(any_=[one.id for one in found])
-            found += client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parents))
+            found += client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(parent_flow_run_id=parents)
+            )
         states: dict[str, list[str]] = {}
         for one in sorted({one.id: one for one in found}.values(), key=lambda one: one.created):
             states.setdefault(one.name, []).append(one.state.name)
@@ -119,7 +131,9 @@ class Laptop:
         environment["ASTRAFLOW_HOME"] = str(self.home.root)
         command = [str(BIN / name), *arguments]
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            child = subprocess.Popen(command, cwd=self.home.root, env=environment, stdout=out, stderr=err)
+            child = subprocess.Popen(
+                command, cwd=self.home.root, env=environment, stdout=out, stderr=err
+            )
             try:
                 self.wait_until(lambda: child.poll() is not None, look_s=0.05)
             finally:
@@ -130,8 +144,12 @@ class Laptop:
             return subprocess.CompletedProcess(command, child.returncode, out.read(), err.read())
 
 
-def wait_until(happened: Callable[[], bool], home: Home, running: Stack, look_s: float = 0.2) -> None:
-    """Waits as long as the stack leaves new traces: objects, what members say, states of flow runs, processes."""
+def wait_until(
+    happened: Callable[[], bool], home: Home, running: Stack, look_s: float = 0.2
+) -> None:
+    """Waits as long as the stack leaves new traces: objects, what members say, states of flow runs,
+    processes.
+    """
     seen, looked_at, moved_at = _traces(home, running), time.monotonic(), time.monotonic()
     while not happened():
         time.sleep(look_s)
@@ -141,15 +159,27 @@ def wait_until(happened: Callable[[], bool], home: Home, running: Stack, look_s:
         if traces != seen:
             seen, moved_at = traces, time.monotonic()
         idle_s = time.monotonic() - moved_at
-        assert idle_s < STALL_LIMIT_S, f"it did not happen, and the stack has done nothing for {idle_s:.0f} s; last: {seen}"
+        assert idle_s < STALL_LIMIT_S, (
+            f"it did not happen, and the stack has done nothing for {idle_s:.0f} s; last: {seen}"
+        )
 
 
 def _traces(home: Home, running: Stack) -> tuple[object, ...]:
-    """What changes while a stack works. Counters of time and traffic grow in idle members, too, and are left out."""
+    """What changes while a stack works. Counters of time and traffic grow in idle members, too, and
+    are left out.
+    """
     store = open_store(running.store_url)
     keys = [key for key in store.list() if f"/{layout.HEARTBEATS}" not in key]
     said = [
-        (run_id, beat.id, beat.attempt, beat.state, beat.note, beat.progress.get("base_model"), beat.progress.get("episodes"))
+        (
+            run_id,
+            beat.id,
+            beat.attempt,
+            beat.state,
+            beat.note,
+            beat.progress.get("base_model"),
+            beat.progress.get("episodes"),
+        )
         for run_id in runs.list_runs(store)
         for beat in heartbeats.read_all(store.sub(layout.run_prefix(run_id)))
     ]
@@ -160,7 +190,13 @@ def _flow_states(api_url: str) -> tuple[tuple[str, str], ...]:
     """Empty while the server does not answer."""
     try:
         with connected(api_url) as client:
-            return tuple(sorted((str(one.id), one.state.name) for one in client.read_flow_runs() if one.state is not None))
+            return tuple(
+                sorted(
+                    (str(one.id), one.state.name)
+                    for one in client.read_flow_runs()
+                    if one.state is not None
+                )
+            )
     except (ConfigError, PrefectHTTPStatusError):
         return ()
 
@@ -186,7 +222,9 @@ def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Lap
     """A stack that was brought up with these environment variables, until the block is left."""
     try:
         up = _up(home, variables)
-        with pytest.MonkeyPatch.context() as patch:  # so that clients in this process are known to the servers
+        with (
+            pytest.MonkeyPatch.context() as patch
+        ):  # so that clients in this process are known to the servers
             complete = environment.of_stack(home, up, {})
             for name in (environment.PREFECT_AUTH, *environment.MLFLOW_AUTH):
                 if name in complete:
@@ -200,7 +238,9 @@ def stack_in(home: Home, variables: Mapping[str, str] = NOTHING) -> Iterator[Lap
             for left in processes.marked(str(home.root)):
                 with suppress(ProcessLookupError):  # it ended meanwhile
                     os.kill(left.pid, signal.SIGKILL)
-            until(lambda: processes.marked(str(home.root)) == [])  # a zombie, which nobody waits for, counts as ended
+            until(
+                lambda: processes.marked(str(home.root)) == []
+            )  # a zombie, which nobody waits for, counts as ended
 
 
 def _up(home: Home, variables: Mapping[str, str]) -> Stack:
@@ -212,7 +252,9 @@ def _up(home: Home, variables: Mapping[str, str]) -> Stack:
 
 
 class _own_environment:  # noqa: N801  # a context manager reads like a function
-    """The stack's commands make this process speak to the stack; afterwards the other tests have their environment back."""
+    """The stack's commands make this process speak to the stack; afterwards the other tests have
+    their environment back.
+    """
 
     def __enter__(self) -> None:
         self._before = dict(os.environ)
@@ -225,7 +267,9 @@ class _own_environment:  # noqa: N801  # a context manager reads like a function
 
 
 def _free_port() -> int:
-    """One that the system chose: two stacks that start at once would both find the usual one free."""
+    """One that the system chose: two stacks that start at once would both find the usual one
+    free.
+    """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]

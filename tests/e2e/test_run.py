@@ -1,4 +1,6 @@
-"""A whole run, through the commands that a person types; what they print for programs is as docs/schemas.md says."""
+"""A whole run, through the commands that a person types; what they print for programs is as
+docs/schemas.md says.
+"""
 
 import json
 import math
@@ -33,8 +35,13 @@ def said(laptop: Laptop) -> str:
 
 
 def test_the_run_command_shows_the_run_and_tells_its_end(said: str) -> None:
-    assert re.search(r"^first: completed after \d+:\d\d; all policies reached version 6$", said, re.MULTILINE)
-    assert re.search(rf"the policy alone: \d+\.\d% → \d+\.\d% of {PROBLEMS} held-out problems \(version 0 → 6\)", said)
+    assert re.search(
+        r"^first: completed after \d+:\d\d; all policies reached version 6$", said, re.MULTILINE
+    )
+    assert re.search(
+        rf"the policy alone: \d+\.\d% → \d+\.\d% of {PROBLEMS} held-out problems \(version 0 → 6\)",
+        said,
+    )
     assert "verify: clean" in said
     assert "/runs/first/report.html" in said
 
@@ -50,21 +57,30 @@ def test_status_is_what_its_schema_says(laptop: Laptop, said: str) -> None:
     assert status["elapsed_s"] > 0
     assert list(status["policies"]) == POLICIES
     for policy in status["policies"].values():
-        assert (policy["step"], policy["steps"], policy["version"], policy["batches"]) == (STEPS,) * 4
+        assert (policy["step"], policy["steps"], policy["version"], policy["batches"]) == (
+            STEPS,
+        ) * 4
         assert 0 <= policy["wait_fraction"] <= 1
         assert 0 <= policy["reward_mean"] <= 1
         assert 0 <= policy["accuracy"] <= 1
         assert 0 <= policy["staleness_mean"] <= policy["staleness_max"] <= 8
         assert policy["tokens_trained"] > STEPS * BATCH
     assert list(status["regions"]) == ["us-east", "eu-west", "mars"]
-    assert sum(region["orders_done"] for region in status["regions"].values()) == status["counts"]["orders"]
-    assert {(region["workers"], region["tokens_per_s"]) for region in status["regions"].values()} == {(0, 0.0)}
+    assert (
+        sum(region["orders_done"] for region in status["regions"].values())
+        == status["counts"]["orders"]
+    )
+    assert {
+        (region["workers"], region["tokens_per_s"]) for region in status["regions"].values()
+    } == {(0, 0.0)}
     assert [(row["versions"], row["workflow"]) for row in status["evals"]] == [
         ({"solver": version, "verifier": version}, workflow)
         for version in (0, 3, 6)
         for workflow in ("single_turn", "actor_and_verify")
     ]
-    assert all(row["dataset"] == "chained_addition" and row["n"] == PROBLEMS for row in status["evals"])
+    assert all(
+        row["dataset"] == "chained_addition" and row["n"] == PROBLEMS for row in status["evals"]
+    )
     assert all(0 <= row["accuracy"] <= 1 for row in status["evals"])
     assert status["counts"]["evaluations"] == 3
     assert {member["id"]: (member["state"], member["attempt"]) for member in status["members"]} == {
@@ -81,7 +97,11 @@ def test_status_is_what_its_schema_says(laptop: Laptop, said: str) -> None:
 
 def test_runs_lists_the_run(laptop: Laptop, said: str) -> None:
     (run,) = [run for run in _json(laptop, "runs", "--json") if run["run_id"] == "first"]
-    assert (run["state"], run["deployment"], run["steps"]) == ("completed", "astraflow/multi-policy", STEPS)
+    assert (run["state"], run["deployment"], run["steps"]) == (
+        "completed",
+        "astraflow/multi-policy",
+        STEPS,
+    )
     assert run["versions"] == dict.fromkeys(POLICIES, STEPS)
     assert run["started"] == runs.read_run(laptop.run("first")).created_s
 
@@ -95,20 +115,28 @@ def test_the_books_of_the_run_balance(laptop: Laptop, said: str) -> None:
     for book in verdict["policies"].values():
         assert (book["batches"], book["trained"], book["replayed"]) == (STEPS, STEPS * BATCH, 0)
     assert verdict["sequences"] == sum(
-        book[fate] for book in verdict["policies"].values() for fate in ("trained", "filtered", "expired", "waiting")
+        book[fate]
+        for book in verdict["policies"].values()
+        for fate in ("trained", "filtered", "expired", "waiting")
     )
 
 
 def test_the_report_needs_nothing_but_itself(laptop: Laptop, said: str, tmp_path: Path) -> None:
-    assert laptop.astraflow("report", "first", "--out", str(tmp_path / "report.html")).returncode == 0
+    assert (
+        laptop.astraflow("report", "first", "--out", str(tmp_path / "report.html")).returncode == 0
+    )
     page = (tmp_path / "report.html").read_text()
     assert page.startswith("<!DOCTYPE html>") or page.startswith("<!doctype html>")
     assert "first" in page
-    loaded = re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)""", page) + re.findall(r"@import|url\(\s*http", page)
+    loaded = re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)([^"']+)""", page) + re.findall(
+        r"@import|url\(\s*http", page
+    )
     assert loaded == []
 
 
-def test_an_exported_policy_speaks_in_transformers(laptop: Laptop, said: str, tmp_path: Path) -> None:
+def test_an_exported_policy_speaks_in_transformers(
+    laptop: Laptop, said: str, tmp_path: Path
+) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -118,7 +146,10 @@ def test_an_exported_policy_speaks_in_transformers(laptop: Laptop, said: str, tm
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(out)
     prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "7+8=?"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        [{"role": "user", "content": "7+8=?"}],
+        add_generation_prompt=True,
+        return_dict=True,
+        return_tensors="pt",
     )
     with torch.inference_mode():
         answer = model.generate(**prompt, do_sample=False, max_new_tokens=4)
@@ -145,19 +176,36 @@ def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(laptop: Laptop, s
                 assert [point.step for point in history] == list(range(1, STEPS + 1)), name
                 assert all(math.isfinite(point.value) for point in history)
             (version,) = client.search_model_versions(f"name='astraflow-{policy}'")
-            assert (version.run_id, version.tags) == (child.info.run_id, {"astraflow.version": str(STEPS)})
+            assert (version.run_id, version.tags) == (
+                child.info.run_id,
+                {"astraflow.version": str(STEPS)},
+            )
         assert {run.info.status for run in found} == {"FINISHED"}
         team = client.get_metric_history(parent.info.run_id, "eval/team/accuracy")
         assert [point.step for point in team] == [0, 3, 6]
-        assert {"config.json", "report.html"} <= {one.path for one in client.list_artifacts(parent.info.run_id)}
+        assert {"config.json", "report.html"} <= {
+            one.path for one in client.list_artifacts(parent.info.run_id)
+        }
 
 
-def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(laptop: Laptop, said: str) -> None:
+def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(
+    laptop: Laptop, said: str
+) -> None:
     sentence = "run first is completed; choose another run id"
-    refused = laptop.astraflow("run", "--recipe", str(RECIPE), "--run-id", "first", *SET, "--detach")
+    refused = laptop.astraflow(
+        "run", "--recipe", str(RECIPE), "--run-id", "first", *SET, "--detach"
+    )
     assert (refused.returncode, refused.stderr) == (2, f"{sentence}\n")
     asked = laptop.prefect(
-        *("deployment", "run", "astraflow/multi-policy", "--param", "run_id=first", "--param", f"recipe={RECIPE}"),
+        *(
+            "deployment",
+            "run",
+            "astraflow/multi-policy",
+            "--param",
+            "run_id=first",
+            "--param",
+            f"recipe={RECIPE}",
+        ),
         *("--param", f"overrides={json.dumps(REGIONS)}"),
     )
     again = asked.stdout.split("UUID: ")[1].split()[0]
@@ -168,10 +216,23 @@ def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(lap
 
 def test_every_parameter_of_the_form_has_a_type_and_a_description(laptop: Laptop) -> None:
     with connected(laptop.stack.prefect_url) as client:
-        form = client.read_deployment_by_name("astraflow/multi-policy").parameter_openapi_schema["properties"]
-    assert set(form) == {"run_id", "recipe", "steps", "seed", "max_staleness", "samples_per_prompt", "overrides"}
+        form = client.read_deployment_by_name("astraflow/multi-policy").parameter_openapi_schema[
+            "properties"
+        ]
+    assert set(form) == {
+        "run_id",
+        "recipe",
+        "steps",
+        "seed",
+        "max_staleness",
+        "samples_per_prompt",
+        "overrides",
+    }
     for name, field in form.items():
-        kinds = {field.get("type"), *(kind.get("type") for kind in field.get("anyOf", []))} - {None, "null"}
+        kinds = {field.get("type"), *(kind.get("type") for kind in field.get("anyOf", []))} - {
+            None,
+            "null",
+        }
         assert kinds <= {"string", "integer", "object"}, name
         assert len(kinds) == 1, name
         assert len(field["description"]) > 15, name

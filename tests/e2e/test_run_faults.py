@@ -1,4 +1,5 @@
-"""What kills, cancels and restarts do to a run: it completes or ends as it was told to, and its books stay clean.
+"""What kills, cancels and restarts do to a run: it completes or ends as it was told to, and its
+books stay clean.
 
 The runs here take one small step after the other, so that there is a middle to disturb.
 """
@@ -22,13 +23,28 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(E2E_TIMEOUT_S)]
 
 POLICIES = ("solver", "verifier")
 STEPS = 30
-SLOWLY = (f"steps={STEPS}", "data.max_staleness=0", "policies.*.train.checkpoint_every=5", "evaluation=null")
+SLOWLY = (
+    f"steps={STEPS}",
+    "data.max_staleness=0",
+    "policies.*.train.checkpoint_every=5",
+    "evaluation=null",
+)
 ENDLESSLY = ("steps=10000", *SLOWLY[1:])
 
 
-def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members(laptop: Laptop) -> None:
+def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members(
+    laptop: Laptop,
+) -> None:
     said = laptop.prefect(
-        *("deployment", "run", "astraflow/multi-policy", "--param", "run_id=killed", "--param", f"recipe={RECIPE}"),
+        *(
+            "deployment",
+            "run",
+            "astraflow/multi-policy",
+            "--param",
+            "run_id=killed",
+            "--param",
+            f"recipe={RECIPE}",
+        ),
         *("--param", f"steps={STEPS}", "--param", "max_staleness=0"),
     )
     assert said.returncode == 0, said.stderr
@@ -44,7 +60,9 @@ def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members
     assert _attempts(laptop, "killed") == dict.fromkeys(victims, 1) | dict.fromkeys(untouched, 0)
     states = laptop.flow_runs("killed")
     assert states["killed"] == ["Completed"]
-    assert {name: states[f"{name} · killed"] for name in victims} == {key: ["Crashed", "Completed"] for key in victims}
+    assert {name: states[f"{name} · killed"] for name in victims} == {
+        key: ["Crashed", "Completed"] for key in victims
+    }
     assert {state for found in states.values() for state in found} == {"Crashed", "Completed"}
 
 
@@ -68,7 +86,9 @@ def test_a_run_cancelled_in_prefect_is_taken_up_by_its_run_id_even_after_the_los
     _is_clean(laptop, "resumed")
     attempts = _attempts(laptop, "resumed")
     assert (attempts.pop("supervisor"), attempts.pop("base-model")) == (0, 0)
-    assert set(attempts.values()) == {1}, "the third supervisor has taken over the members of the second"
+    assert set(attempts.values()) == {1}, (
+        "the third supervisor has taken over the members of the second"
+    )
     assert laptop.flow_runs("resumed")["resumed"] == ["Cancelled", "Crashed", "Completed"]
 
 
@@ -128,6 +148,8 @@ def _has_left_cleanly(laptop: Laptop, run_id: str, flow_run_id: str) -> None:
     laptop.wait_until(lambda: laptop.flow_processes() == [])
     assert json.loads(laptop.astraflow("status", run_id, "--json").stdout)["state"] == "cancelled"
     states = laptop.flow_runs(run_id)
-    assert {state for found in states.values() for state in found} <= {"Cancelled", "Completed"}, states
+    assert {state for found in states.values() for state in found} <= {"Cancelled", "Completed"}, (
+        states
+    )
     assert "Traceback" not in laptop.flow_log(flow_run_id)
     _is_clean(laptop, run_id)

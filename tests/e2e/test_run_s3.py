@@ -1,5 +1,6 @@
-"""A run whose store and whose two regional mirrors are on S3, by configuration alone: the mirrors on another server than the
-home store, and every credential in a Prefect block."""
+"""A run whose store and whose two regional mirrors are on S3, by configuration alone: the mirrors
+on another server than the home store, and every credential in a Prefect block.
+"""
 
 import json
 from collections.abc import Iterator
@@ -27,13 +28,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(E2E_TIMEOUT_
 STEPS = 4
 POLICIES = ["solver", "verifier"]
 HOME = "s3://home/astraflow"
-KEYS = {"AWS_ACCESS_KEY_ID": "AKIANOBODYMAYSEETHIS", "AWS_SECRET_ACCESS_KEY": "nobody/may+see/this/either"}
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "AKIANOBODYMAYSEETHIS",
+    "AWS_SECRET_ACCESS_KEY": "nobody/may+see/this/either",
+}
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[str, str]]:
-    """The addresses of the home store's server and of the mirrors', with their buckets. This process reaches the first as the
-    environment says; the stack's processes know nothing of that."""
+    """The addresses of the home store's server and of the mirrors', with their buckets. This
+    process reaches the first as the environment says; the stack's processes know nothing of that.
+    """
     with pytest.MonkeyPatch.context() as environment:
         for name, value in {**KEYS, "AWS_DEFAULT_REGION": "us-east-1"}.items():
             environment.setenv(name, value)
@@ -44,7 +49,11 @@ def servers() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def cloud(servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Laptop]:
-    named = {"ASTRAFLOW_STORE": HOME, "ASTRAFLOW_STORE_SECRET": "store", "MLFLOW_TRACKING_URI": f"http://{HOST}:9"}
+    named = {
+        "ASTRAFLOW_STORE": HOME,
+        "ASTRAFLOW_STORE_SECRET": "store",
+        "MLFLOW_TRACKING_URI": f"http://{HOST}:9",
+    }
     with stack_in(Home(tmp_path_factory.mktemp("cloud") / "home"), named) as cloud:
         with temporary_settings(settings_for(cloud.stack.prefect_url)):
             block = {**KEYS, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": servers[0]}
@@ -55,15 +64,29 @@ def cloud(servers: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def mirrors(servers: tuple[str, str]) -> dict[str, str]:
     """Region → URL."""
-    return {"us-east": f"s3://mirror-us/weights?endpoint={servers[1]}", "eu-west": f"s3://mirror-eu?endpoint={servers[1]}"}
+    return {
+        "us-east": f"s3://mirror-us/weights?endpoint={servers[1]}",
+        "eu-west": f"s3://mirror-eu?endpoint={servers[1]}",
+    }
 
 
 @pytest.fixture(scope="module")
 def said(cloud: Laptop, mirrors: dict[str, str]) -> str:
-    """What `astraflow run` printed; the run is named `far`, and over when its report is there. The weights decay so fast that
-    every step changes them. Looks are few, since each costs the test's servers some milliseconds of CPU."""
-    settings = [f"steps={STEPS}", "policies.*.train.weight_decay=100", "evaluation=null", "tracking.enabled=false"]
-    settings += ["supervise.poll_interval_s=2", "supervise.heartbeat_interval_s=2", "rollout.refresh_interval_s=0.5"]
+    """What `astraflow run` printed; the run is named `far`, and over when its report is there. The
+    weights decay so fast that every step changes them. Looks are few, since each costs the test's
+    servers some milliseconds of CPU.
+    """
+    settings = [
+        f"steps={STEPS}",
+        "policies.*.train.weight_decay=100",
+        "evaluation=null",
+        "tracking.enabled=false",
+    ]
+    settings += [
+        "supervise.poll_interval_s=2",
+        "supervise.heartbeat_interval_s=2",
+        "rollout.refresh_interval_s=0.5",
+    ]
     settings += [f"rollout.regions.{region}.mirror={url}" for region, url in mirrors.items()]
     assigned = [part for setting in settings for part in ("--set", setting)]
     told = cloud.astraflow("run", "--recipe", str(RECIPE), "--run-id", "far", *assigned, "--detach")
@@ -80,13 +103,18 @@ def run(cloud: Laptop, said: str) -> ObjectStore:
 def test_the_run_completes_and_its_books_balance(cloud: Laptop, said: str) -> None:
     assert "far is started" in said
     status = _json(cloud, "status", "far", "--json")
-    assert (status["state"], status["reason"]) == ("completed", f"all policies reached version {STEPS}")
+    assert (status["state"], status["reason"]) == (
+        "completed",
+        f"all policies reached version {STEPS}",
+    )
     verdict = _json(cloud, "verify", "far", "--json")
     assert (verdict["ok"], verdict["violations"]) == (True, [])
 
 
 @pytest.mark.parametrize("region", ["us-east", "eu-west"])
-def test_every_version_is_in_both_mirrors_bit_for_bit(run: ObjectStore, mirrors: dict[str, str], region: str) -> None:
+def test_every_version_is_in_both_mirrors_bit_for_bit(
+    run: ObjectStore, mirrors: dict[str, str], region: str
+) -> None:
     mirror = open_store(mirrors[region]).sub(layout.run_prefix("far"))
     for policy in POLICIES:
         assert manifests.latest(run, policy) == STEPS
@@ -112,22 +140,32 @@ def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None
             assert worker.progress[f"{FROM_MIRROR}{policy}"] > 0
 
 
-def test_commands_read_the_store_that_the_stack_was_brought_up_with(cloud: Laptop, said: str) -> None:
-    assert [row["version"] for row in _json(cloud, "weights", "far", "solver", "--json")] == list(range(STEPS + 1))
+def test_commands_read_the_store_that_the_stack_was_brought_up_with(
+    cloud: Laptop, said: str
+) -> None:
+    assert [row["version"] for row in _json(cloud, "weights", "far", "solver", "--json")] == list(
+        range(STEPS + 1)
+    )
     assert cloud.astraflow("report", "far").stdout == f"{HOME}/runs/far/report.html\n"
 
 
 def test_the_keys_stand_in_no_object_no_log_and_no_record_of_the_stack(
     cloud: Laptop, run: ObjectStore, mirrors: dict[str, str], said: str
 ) -> None:
-    """The stack's folder holds its logs, its record, and all that Prefect knows: parameters, pools and the block, encrypted."""
+    """The stack's folder holds its logs, its record, and all that Prefect knows: parameters, pools
+    and the block, encrypted.
+    """
     places = [cloud.store, *map(open_store, mirrors.values())]
     bodies = {f"{store.url}/{key}": store.get(key) for store in places for key in store.list()}
-    bodies |= {str(path): path.read_bytes() for path in cloud.home.root.rglob("*") if path.is_file()}
+    bodies |= {
+        str(path): path.read_bytes() for path in cloud.home.root.rglob("*") if path.is_file()
+    }
     assert {f"{run.url}/{layout.RUN}", str(cloud.home.record)} <= bodies.keys()
     assert any(name.startswith(str(cloud.home.flow_logs)) for name in bodies)
     with connected(cloud.stack.prefect_url) as prefect:
-        bodies["the block, as Prefect shows it"] = prefect.request("GET", "/block_types/slug/secret/block_documents").content
+        bodies["the block, as Prefect shows it"] = prefect.request(
+            "GET", "/block_types/slug/secret/block_documents"
+        ).content
     for text in KEYS.values():
         assert text not in said
         assert [name for name, body in bodies.items() if text.encode() in body] == []

@@ -1,4 +1,6 @@
-"""The local stack, for real: processes, ports, a Prefect server, workers. One stack serves all tests here, in their order."""
+"""The local stack, for real: processes, ports, a Prefect server, workers. One stack serves all
+tests here, in their order.
+"""
 
 import json
 import os
@@ -46,7 +48,7 @@ def probe(seconds: float = 0.0) -> str:
 """
 
 
-@dataclass
+@dataclass(kw_only=True)
 class World:
     """A home of its own, with a stack in it whose usual ports are taken."""
 
@@ -77,7 +79,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         _leave_a_stale_record(home)
         said: list[str] = []
         try:
-            yield World(home, folder, taken, up_down.up(home, said.append, wait_for_mlflow=False), said)
+            yield World(
+                home=home,
+                folder=folder,
+                taken=taken,
+                stack=up_down.up(home, said.append, wait_for_mlflow=False),
+                said=said,
+            )
         finally:
             up_down.down(home, said.append)
             for listener in listeners:
@@ -89,7 +97,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world: World) -> None:
     assert len(world.stack.processes) == 5
     assert all(map(processes.is_alive, world.stack.processes))
-    ports = {int(url.split(":")[2].split("/")[0]) for url in (world.stack.prefect_url, world.stack.mlflow_url)}
+    ports = {
+        int(url.split(":")[2].split("/")[0])
+        for url in (world.stack.prefect_url, world.stack.mlflow_url)
+    }
     assert len(ports) == 2
     assert not ports & set(world.taken)
 
@@ -120,12 +131,18 @@ def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: Wor
     run_a_command = {"job_variables": {"command": "touch /tmp/evil"}}
     with httpx.Client(base_url=world.stack.prefect_url, trust_env=False) as anyone:
         for headers in ({}, {"authorization": auth.basic("astraflow:wrong")}):
-            started = anyone.post(f"deployments/{deployment}/create_flow_run", json=run_a_command, headers=headers)
-            read = anyone.post("block_documents/filter", json={"include_secrets": True}, headers=headers)
+            started = anyone.post(
+                f"deployments/{deployment}/create_flow_run", json=run_a_command, headers=headers
+            )
+            read = anyone.post(
+                "block_documents/filter", json={"include_secrets": True}, headers=headers
+            )
             assert (started.status_code, read.status_code) == (401, 401)
     secret = {"authorization": auth.basic(auth.create(world.home))}
     with httpx.Client(base_url=world.stack.prefect_url, trust_env=False, headers=secret) as known:
-        foreign = known.post(f"deployments/{deployment}/create_flow_run", json=run_a_command, headers=EVIL)
+        foreign = known.post(
+            f"deployments/{deployment}/create_flow_run", json=run_a_command, headers=EVIL
+        )
         rebound = known.get("flow_runs/filter", headers={"host": "evil.example:4200"})
         preflight = known.options(f"deployments/{deployment}/create_flow_run", headers=EVIL)
         assert [answer.status_code for answer in (foreign, rebound, preflight)] == [403, 403, 403]
@@ -140,7 +157,9 @@ async def test_prefects_event_stream_asks_for_the_secret(world: World) -> None:
         with pytest.raises(ConnectionClosedError, match="Invalid token"):
             await anyone.recv()
     with pytest.raises(InvalidStatus, match="403"):
-        await connect(stream, subprotocols=[Subprotocol("prefect")], proxy=None, origin=Origin(EVIL["origin"]))
+        await connect(
+            stream, subprotocols=[Subprotocol("prefect")], proxy=None, origin=Origin(EVIL["origin"])
+        )
     with temporary_settings(settings_for(world.stack.prefect_url)):
         async with PrefectEventSubscriber(reconnection_attempts=0) as subscriber:
             async with PrefectEventsClient() as client:
@@ -156,7 +175,9 @@ def test_mlflow_asks_for_the_secret_too(world: World) -> None:
     with httpx.Client(trust_env=False) as client:
         assert client.get(search).status_code == 401
         assert client.get(search, headers={**secret, **EVIL}).status_code == 403
-        assert [one["name"] for one in client.get(search, headers=secret).json()["experiments"]] == ["Default"]
+        assert [
+            one["name"] for one in client.get(search, headers=secret).json()["experiments"]
+        ] == ["Default"]
 
 
 def test_the_printed_address_logs_a_browser_in(world: World) -> None:
@@ -170,7 +191,12 @@ def test_the_printed_address_logs_a_browser_in(world: World) -> None:
             assert browser.get(world.stack.mlflow_url).text.lower().startswith("<!doctype html>")
             if told.text:
                 stored = {"authorization": f"Basic {told.text}"}
-                assert browser.get(f"{world.stack.prefect_url}/admin/version", headers=stored).status_code == 200
+                assert (
+                    browser.get(
+                        f"{world.stack.prefect_url}/admin/version", headers=stored
+                    ).status_code
+                    == 200
+                )
 
 
 def test_the_home_is_its_owners_only(world: World) -> None:
@@ -184,14 +210,20 @@ def test_servers_listen_on_the_loopback_interface_only(world: World) -> None:
     for name in ("prefect-server", "mlflow"):
         server = world.stack.process(name)
         assert server is not None
-        listened = [one.laddr.ip for one in psutil.Process(server.pid).net_connections() if one.status == psutil.CONN_LISTEN]
+        listened = [
+            one.laddr.ip
+            for one in psutil.Process(server.pid).net_connections()
+            if one.status == psutil.CONN_LISTEN
+        ]
         assert listened == ["127.0.0.1"]
 
 
 def test_servers_have_no_keys_of_the_store(world: World) -> None:
     for one in world.stack.processes:
         inherited = psutil.Process(one.pid).environ()
-        assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == one.name.startswith("worker"), one.name
+        assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == one.name.startswith(
+            "worker"
+        ), one.name
 
 
 def test_up_replaces_only_what_died(world: World) -> None:
@@ -201,32 +233,71 @@ def test_up_replaces_only_what_died(world: World) -> None:
     _wait(world, lambda: not processes.is_alive(victim))
     assert up_down.running(world.home) is None
     mended = up_down.up(world.home, world.said.append)
-    replaced = {process.name for process in mended.processes if process not in world.stack.processes}
+    replaced = {
+        process.name for process in mended.processes if process not in world.stack.processes
+    }
     assert replaced == {"worker-trainers"}
     world.stack = mended
 
 
 def test_an_active_schedule_plans_runs(world: World) -> None:
-    """With a SQLAlchemy that Prefect does not know, the scheduler creates none, and says nothing."""
-    probe = Deployment("probe", "probe", "probe_flow_for_test.py:probe", "control", "for a test")
-    nightly = Deployment(
-        "probe", "cron", "probe_flow_for_test.py:probe", "trainers", "for a test", cron="0 2 * * *", cron_active=True
+    """With a SQLAlchemy that Prefect does not know, the scheduler creates none, and says
+    nothing.
+    """
+    probe = Deployment(
+        flow="probe",
+        name="probe",
+        entrypoint="probe_flow_for_test.py:probe",
+        pool="control",
+        description="for a test",
     )
-    assert deployments.register(world.stack.prefect_url, [probe, nightly], str(world.folder)) == ["probe/probe", "probe/cron"]
+    nightly = Deployment(
+        flow="probe",
+        name="cron",
+        entrypoint="probe_flow_for_test.py:probe",
+        pool="trainers",
+        description="for a test",
+        cron="0 2 * * *",
+        cron_active=True,
+    )
+    assert deployments.register(world.stack.prefect_url, [probe, nightly], str(world.folder)) == [
+        "probe/probe",
+        "probe/cron",
+    ]
     _wait(world, lambda: _planned_runs(world, "cron") > 0)
 
 
 def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) -> None:
-    nightly = Deployment("probe", "cron", "probe_flow_for_test.py:probe", "trainers", "for a test", cron="0 2 * * *")
+    nightly = Deployment(
+        flow="probe",
+        name="cron",
+        entrypoint="probe_flow_for_test.py:probe",
+        pool="trainers",
+        description="for a test",
+        cron="0 2 * * *",
+    )
     deployments.register(world.stack.prefect_url, [nightly], str(world.folder))
     with connected(world.stack.prefect_url) as client:
-        assert [schedule.active for schedule in client.read_deployment_by_name("probe/cron").schedules] == [True]
+        assert [
+            schedule.active for schedule in client.read_deployment_by_name("probe/cron").schedules
+        ] == [True]
 
 
 def test_prefects_own_command_finds_the_stack_without_any_environment(world: World) -> None:
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    command = [sys.executable, "-m", "prefect", "deployment", "run", "probe/probe", "--param", "seconds=0"]
-    said = subprocess.run(command, cwd=world.home.root, env=bare, capture_output=True, text=True, check=True).stdout
+    command = [
+        sys.executable,
+        "-m",
+        "prefect",
+        "deployment",
+        "run",
+        "probe/probe",
+        "--param",
+        "seconds=0",
+    ]
+    said = subprocess.run(
+        command, cwd=world.home.root, env=bare, capture_output=True, text=True, check=True
+    ).stdout
     flow_run_id = said.split("UUID: ")[1].split()[0]
     _wait(world, lambda: flow_runs.read(world.stack.prefect_url, flow_run_id).state == "Completed")
     printed = (world.home.flow_logs / f"{flow_run_id}.log").read_text()
@@ -236,7 +307,11 @@ def test_prefects_own_command_finds_the_stack_without_any_environment(world: Wor
 
 def test_the_secret_is_in_no_log_and_in_nothing_that_prefect_keeps(world: World) -> None:
     password = auth.create(world.home).partition(":")[2].encode()
-    kept = [path for path in world.home.root.rglob("*") if path.is_file() and password in path.read_bytes()]
+    kept = [
+        path
+        for path in world.home.root.rglob("*")
+        if path.is_file() and password in path.read_bytes()
+    ]
     assert sorted(kept) == [world.home.auth, world.home.prefect_toml]
 
 
@@ -258,11 +333,22 @@ def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
 
 
 def _leave_a_stale_record(home: Home) -> None:
-    """As if the machine had been switched off: ids that now belong to others, this very process among them."""
+    """As if the machine had been switched off: ids that now belong to others, this very process
+    among them.
+    """
     home.create()
     stale = {"name": "prefect-server", "pid": os.getpid(), "created_s": 1.0, "log": ""}
-    body = {"format": 1, "prefect_url": f"http://{HOST}:1/api", "mlflow_url": f"http://{HOST}:2", "store_url": "x"}
-    home.record.write_text(json.dumps({**body, "own_server": True, "processes": [stale], "deployed": "", "ready": True}))
+    body = {
+        "format": 1,
+        "prefect_url": f"http://{HOST}:1/api",
+        "mlflow_url": f"http://{HOST}:2",
+        "store_url": "x",
+    }
+    home.record.write_text(
+        json.dumps(
+            {**body, "own_server": True, "processes": [stale], "deployed": "", "ready": True}
+        )
+    )
 
 
 def _listener() -> socket.socket:

@@ -1,4 +1,5 @@
-"""A proxy before an HTTP server that fails as it is told: one fault a request, taken from a list, then none.
+"""A proxy before an HTTP server that fails as it is told: one fault a request, taken from a list,
+then none.
 
 "drop"      the connection breaks before the server sees the request
 "refuse"    503 without asking the server
@@ -20,11 +21,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 CHUNK_BYTES = 2**14
-ANSWERS = {"refuse": b"503 Slow Down", "compete": b"409 Conflict", "deny": b"412 Precondition Failed"}
+ANSWERS = {
+    "refuse": b"503 Slow Down",
+    "compete": b"409 Conflict",
+    "deny": b"412 Precondition Failed",
+}
 
 
 class FlakyProxy(ThreadingTCPServer):
-    """Listens on a free port of this machine while its `with` block lasts; `address` is what clients connect to."""
+    """Listens on a free port of this machine while its `with` block lasts; `address` is what
+    clients connect to.
+    """
 
     daemon_threads = True
     allow_reuse_address = True
@@ -41,7 +48,9 @@ class FlakyProxy(ThreadingTCPServer):
         """How fast one connection carries an answer."""
         self._away_until_s = -math.inf
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread = threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
 
     def fail(self, faults: Iterable[str]) -> None:
         """The next requests fail so, in turn."""
@@ -78,7 +87,11 @@ class _Exchange(StreamRequestHandler):
             return
         fault = self.server.next_fault()
         if fault in ANSWERS:
-            self.wfile.write(b"HTTP/1.1 " + ANSWERS[fault] + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            self.wfile.write(
+                b"HTTP/1.1 "
+                + ANSWERS[fault]
+                + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+            )
         elif fault != "drop":
             with socket.create_connection(self.server.upstream) as upstream:
                 upstream.sendall(request)
@@ -98,9 +111,14 @@ class _Exchange(StreamRequestHandler):
             return None
         while lines[-1] not in (b"\r\n", b""):
             lines.append(self.rfile.readline())
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
+        headers = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(b":") for line in lines[1:])
+        }
         if headers.get(b"expect", b"").lower() == b"100-continue":
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = self.rfile.read(int(headers.get(b"content-length", 0)))
-        kept = [line for line in lines[:-1] if not line.lower().startswith((b"connection:", b"expect:"))]
+        kept = [
+            line for line in lines[:-1] if not line.lower().startswith((b"connection:", b"expect:"))
+        ]
         return b"".join([*kept, b"Connection: close\r\n\r\n", body])

@@ -1,4 +1,6 @@
-"""Writers killed with −9 in the middle of commits, and rivals in other processes: an object is whole, and is one writer's."""
+"""Writers killed with −9 in the middle of commits, and rivals in other processes: an object is
+whole, and is one writer's.
+"""
 
 import signal
 import subprocess
@@ -54,7 +56,10 @@ def start(program: str, store: ObjectStore, name: str) -> "subprocess.Popen[str]
 
 
 def whole(body: bytes) -> bool:
-    return len(body) == BODY_BYTES + 32 and xxhash.xxh3_128_hexdigest(body[:BODY_BYTES]).encode() == body[BODY_BYTES:]
+    return (
+        len(body) == BODY_BYTES + 32
+        and xxhash.xxh3_128_hexdigest(body[:BODY_BYTES]).encode() == body[BODY_BYTES:]
+    )
 
 
 def test_readers_never_see_half_an_object_of_a_killed_writer(local_store: ObjectStore) -> None:
@@ -63,7 +68,9 @@ def test_readers_never_see_half_an_object_of_a_killed_writer(local_store: Object
         with start(WRITER, local_store, f"w{kill}") as writer:
             assert writer.stdout is not None
             writer.stdout.readline()  # it is in the middle of its work
-            until_s = time.monotonic() + 0.0037 * kill  # each kill falls into another moment of a commit
+            until_s = (
+                time.monotonic() + 0.0037 * kill
+            )  # each kill falls into another moment of a commit
             while time.monotonic() < until_s:
                 assert whole(local_store.get(local_store.list("shards")[-1]))
             writer.send_signal(signal.SIGKILL)
@@ -88,7 +95,9 @@ def test_the_work_goes_on_where_a_killed_writer_stood(local_store: ObjectStore) 
     assert local_store.list("shards") == sorted([*stood, "shards/next"])
 
 
-def test_of_rivals_in_several_processes_each_object_has_exactly_one_winner(local_store: ObjectStore) -> None:
+def test_of_rivals_in_several_processes_each_object_has_exactly_one_winner(
+    local_store: ObjectStore,
+) -> None:
     names = ["a", "b", "c", "d"]
     rivals = [start(RIVAL, local_store, name) for name in names]
     wins: dict[int, list[str]] = {number: [] for number in range(100)}

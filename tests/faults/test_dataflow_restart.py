@@ -1,4 +1,6 @@
-"""The dataflow dies at every one of its writes in turn; another one goes on from the store alone."""
+"""The dataflow dies at every one of its writes in turn; another one goes on from the store
+alone.
+"""
 
 from dataclasses import replace
 
@@ -11,12 +13,17 @@ from storage.store.object_store import ObjectStore
 from tests.dataflow_world import AwayBackend, DyingBackend, Killed, World, world
 
 KILLS_MAX = 200
-LONG = {"solver": PolicyData(batch_size=4, steps=40), "verifier": PolicyData(batch_size=4, steps=40)}
+LONG = {
+    "solver": PolicyData(batch_size=4, steps=40),
+    "verifier": PolicyData(batch_size=4, steps=40),
+}
 
 
 def run_with_a_death(made: World, dies_at: int, after: bool) -> bool:
-    """Whether the dataflow lived long enough to die at that write; another one has then finished the run."""
-    backend = DyingBackend(made.run.backend, dies_at, after)
+    """Whether the dataflow lived long enough to die at that write; another one has then finished
+    the run.
+    """
+    backend = DyingBackend(backend=made.run.backend, dies_at=dies_at, after=after)
     try:
         made.finish(made.dataflow(replace(made.run, backend=backend)))
     except Killed:
@@ -26,7 +33,9 @@ def run_with_a_death(made: World, dies_at: int, after: bool) -> bool:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
-def test_a_dataflow_that_dies_at_any_write_is_replaced_without_loss(memory_store: ObjectStore, after: bool) -> None:
+def test_a_dataflow_that_dies_at_any_write_is_replaced_without_loss(
+    memory_store: ObjectStore, after: bool
+) -> None:
     for dies_at in range(1, KILLS_MAX):
         made = world(memory_store.sub(f"{dies_at}"), max_staleness=2)
         died = run_with_a_death(made, dies_at, after)
@@ -38,11 +47,18 @@ def test_a_dataflow_that_dies_at_any_write_is_replaced_without_loss(memory_store
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
-def test_a_write_that_fails_once_is_tried_again_by_the_same_dataflow(memory_store: ObjectStore, after: bool) -> None:
+def test_a_write_that_fails_once_is_tried_again_by_the_same_dataflow(
+    memory_store: ObjectStore, after: bool
+) -> None:
     for dies_at in range(1, KILLS_MAX):
         made = world(memory_store.sub(f"{dies_at}"), max_staleness=2)
         # No patience: the store itself does not retry, so the dataflow has to.
-        backend = DyingBackend(made.run.backend, dies_at, after, TransientError("the answer got lost"))
+        backend = DyingBackend(
+            backend=made.run.backend,
+            dies_at=dies_at,
+            after=after,
+            error=TransientError("the answer got lost"),
+        )
         dataflow = made.dataflow(replace(made.run, backend=backend, patience_s=1e-6))
         try:
             made.finish(dataflow)
@@ -54,7 +70,9 @@ def test_a_write_that_fails_once_is_tried_again_by_the_same_dataflow(memory_stor
     raise AssertionError(f"the run makes more than {KILLS_MAX} writes; raise KILLS_MAX")
 
 
-def test_two_dataflows_on_one_run_do_no_harm(memory_store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_dataflows_on_one_run_do_no_harm(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
     made = world(memory_store, max_staleness=2)
     first, second = made.dataflow(), made.dataflow()
     for _ in range(200):
@@ -86,13 +104,23 @@ def test_a_rebuild_that_fails_half_way_is_done_again(memory_store: ObjectStore) 
     made.check()
 
 
-def test_an_order_that_was_used_but_never_seen_is_seen_after_a_restart(memory_store: ObjectStore) -> None:
+def test_an_order_that_was_used_but_never_seen_is_seen_after_a_restart(
+    memory_store: ObjectStore,
+) -> None:
     num_unseen = 0
     for dies_at in range(5, 40):
         made = world(memory_store.sub(f"{dies_at}"), max_staleness=2, policies=LONG)
         with pytest.raises(Killed):
-            made.finish(made.dataflow(replace(made.run, backend=DyingBackend(made.run.backend, dies_at))))
-        used = {number for policy in LONG for batch in made.batches(policy) for number in batch.shards}
+            made.finish(
+                made.dataflow(
+                    replace(
+                        made.run, backend=DyingBackend(backend=made.run.backend, dies_at=dies_at)
+                    )
+                )
+            )
+        used = {
+            number for policy in LONG for batch in made.batches(policy) for number in batch.shards
+        }
         num_unseen += len(used - seen(made))
         dataflow = made.dataflow()
         for _ in range(6):
@@ -110,7 +138,9 @@ def seen(made: World) -> set[int]:
     return set(listed)
 
 
-def test_a_restart_after_every_round_changes_nothing_in_the_guarantees(memory_store: ObjectStore) -> None:
+def test_a_restart_after_every_round_changes_nothing_in_the_guarantees(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store, max_staleness=1)
     dataflow: Dataflow = made.dataflow()
     for _ in range(400):

@@ -1,4 +1,6 @@
-"""A store whose connections break: what was answered is true, what was committed is committed once."""
+"""A store whose connections break: what was answered is true, what was committed is committed
+once.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +29,9 @@ def flaky_store(proxy: FlakyProxy) -> ObjectStore:
 
 
 @pytest.mark.parametrize("fault", ["drop", "refuse", "lose", "truncate"])
-def test_each_kind_of_failure_is_mended_by_another_try(flaky_store: ObjectStore, proxy: FlakyProxy, fault: str) -> None:
+def test_each_kind_of_failure_is_mended_by_another_try(
+    flaky_store: ObjectStore, proxy: FlakyProxy, fault: str
+) -> None:
     flaky_store.create("warm", b"up")
     for call in (
         lambda: flaky_store.create("run.json", b"body" * 1000),
@@ -44,13 +48,17 @@ def test_each_kind_of_failure_is_mended_by_another_try(flaky_store: ObjectStore,
     assert flaky_store.list() == ["run.json", "warm"]
 
 
-def test_a_create_whose_answer_was_lost_is_a_success(flaky_store: ObjectStore, proxy: FlakyProxy) -> None:
+def test_a_create_whose_answer_was_lost_is_a_success(
+    flaky_store: ObjectStore, proxy: FlakyProxy
+) -> None:
     proxy.fail(["lose", "lose"])
     flaky_store.create("run.json", b"mine")
     assert flaky_store.get("run.json") == b"mine"
 
 
-def test_a_lost_answer_does_not_hide_that_a_rival_won(flaky_store: ObjectStore, proxy: FlakyProxy, s3_server: str) -> None:
+def test_a_lost_answer_does_not_hide_that_a_rival_won(
+    flaky_store: ObjectStore, proxy: FlakyProxy, s3_server: str
+) -> None:
     flaky_store.create("run.json", b"rival")
     proxy.fail(["lose", "drop"])
     with pytest.raises(ConflictError):
@@ -64,7 +72,9 @@ def test_a_rival_write_under_way_is_waited_for(flaky_store: ObjectStore, proxy: 
     assert flaky_store.get("run.json") == b"mine"
 
 
-def test_a_412_that_names_no_condition_is_understood(flaky_store: ObjectStore, proxy: FlakyProxy) -> None:
+def test_a_412_that_names_no_condition_is_understood(
+    flaky_store: ObjectStore, proxy: FlakyProxy
+) -> None:
     flaky_store.create("run.json", b"first")
     proxy.fail(["deny"])
     with pytest.raises(ConflictError):
@@ -80,10 +90,14 @@ def test_patience_with_a_dead_server_ends(flaky_store: ObjectStore, proxy: Flaky
         replace(flaky_store, patience_s=1.0).get("warm")
 
 
-def test_check_of_a_server_that_is_not_there_says_so(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_a_server_that_is_not_there_says_so(
+    s3_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("storage.store.object_store.CHECK_PATIENCE_S", 0.5)
-    with pytest.raises(ConfigError, match=r"s3://bucket/x cannot be used: .*start the server it names"):
+    with pytest.raises(
+        ConfigError, match=r"s3://bucket/x cannot be used: .*start the server it names"
+    ):
         check(open_store("s3://bucket/x"))
 
 
@@ -92,10 +106,15 @@ def test_a_bucket_that_does_not_exist_is_a_sentence(s3_server: str) -> None:
         open_store("s3://no-such-bucket/x").create("a", b"x")
 
 
-def test_missing_credentials_are_a_sentence(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_a_sentence(
+    s3_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(ConfigError, match=r"cannot be reached: Unable to locate credentials; correct the AWS_… variables"):
+    with pytest.raises(
+        ConfigError,
+        match=r"cannot be reached: Unable to locate credentials; correct the AWS_… variables",
+    ):
         open_store(f"s3://{BUCKET}/x").create("a", b"x")

@@ -1,5 +1,6 @@
-"""Services without loops of their own, killed at one of their changes after the other: the last attempt ends as if nothing
-had been."""
+"""Services without loops of their own, killed at one of their changes after the other: the last
+attempt ends as if nothing had been.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +25,22 @@ from tests.fakes import publish_base
 from tests.killed_store import Killed, killed_at
 
 SMALL = TinyBase(
-    hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, skill_iterations=1, habit_iterations=1, batch_size=4
+    hidden=16,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    intermediate=16,
+    skill_iterations=1,
+    habit_iterations=1,
+    batch_size=4,
 )
 
 
 def each_kill(store: ObjectStore, after: bool, work: Callable[[ObjectStore], None]) -> int:
-    """Does `work` on a store, killed at its first change, again from the start at its second, … until it comes to its end;
-    how often it was killed. What each attempt left stays."""
+    """Does `work` on a store, killed at its first change, again from the start at its second, …
+    until it comes to its end; how often it was killed. What each attempt left stays.
+    """
     for number in range(1, 200):
         dying, _ = killed_at(store, number, after)
         try:
@@ -54,11 +64,15 @@ def test_a_base_model_whose_builder_dies_again_and_again_is_built_and_published_
     assert kills >= 4, "files of the model and of two policies"
     built, _ = load_model(memory_store, build_digest(SMALL))
     for policy in models:
-        assert weights_digest(reader.fetch(memory_store.sub("runs/r"), policy, 0)) == weights_digest(built)
+        assert weights_digest(
+            reader.fetch(memory_store.sub("runs/r"), policy, 0)
+        ) == weights_digest(built)
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(memory_store: ObjectStore, after: bool) -> None:
+def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(
+    memory_store: ObjectStore, after: bool
+) -> None:
     settings = {"evaluation.prompts.limit": 3, "rollout.engine.name": "tests.fakes:ScriptedEngine"}
     config = loader.load("multi_policy_tiny", settings)
     publish_base(memory_store, ["solver", "verifier"])
@@ -73,7 +87,9 @@ def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(memo
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_mirror_whose_copier_dies_again_and_again_holds_every_version(memory_store: ObjectStore, after: bool) -> None:
+def test_a_mirror_whose_copier_dies_again_and_again_holds_every_version(
+    memory_store: ObjectStore, after: bool
+) -> None:
     home, mirror = memory_store.sub("home"), memory_store.sub("mirror")
     for version in range(3):
         publisher.publish(home, "solver", version, tensors(version))
@@ -84,13 +100,18 @@ def test_a_mirror_whose_copier_dies_again_and_again_holds_every_version(memory_s
 
     assert each_kill(mirror, after, copy) >= 3
     for version in range(3):
-        assert weights_digest(reader.fetch(mirror, "solver", version)) == weights_digest(tensors(version))
+        assert weights_digest(reader.fetch(mirror, "solver", version)) == weights_digest(
+            tensors(version)
+        )
     assert manifests.latest(mirror, "solver") == 2
 
 
 def collected(folder: Path) -> tuple[ObjectStore, ObjectStore, RunConfig]:
     """A run of six versions, its mirror, and its recipe."""
-    config = loader.load("single_policy_tiny", {"evaluation": None, "rollout.regions.eu-west.mirror": str(folder / "eu")})
+    config = loader.load(
+        "single_policy_tiny",
+        {"evaluation": None, "rollout.regions.eu-west.mirror": str(folder / "eu")},
+    )
     run = runs.create_run(open_store(str(folder / "home")), "one", config.model_dump(mode="json"))
     for version in range(6):
         publisher.publish(run, "solver", version, tensors(version))
@@ -109,13 +130,23 @@ def test_gc_that_dies_again_and_again_at_home_lets_go_of_what_was_planned_and_of
 
     def collect(store: ObjectStore) -> None:
         assert (
-            garbage_collection.remove(garbage_collection.survey(store, "one", config, Retention(last=2, every=0, grace_s=0.0)))
+            garbage_collection.remove(
+                garbage_collection.survey(
+                    store, "one", config, Retention(last=2, every=0, grace_s=0.0)
+                )
+            )
             == {}
         )
 
     assert each_kill(run, after, collect) >= 3, "records of versions, and their files"
     for store in (run, copy):
-        held = {key.split("/")[2] for key in store.list("weights/solver") if key.endswith(".safetensors")}
+        held = {
+            key.split("/")[2]
+            for key in store.list("weights/solver")
+            if key.endswith(".safetensors")
+        }
         assert held == {f"{version:08d}" for version in (0, 4, 5)}
     for version in (0, 4, 5):
-        assert weights_digest(reader.fetch(run, "solver", version)) == weights_digest(tensors(version))
+        assert weights_digest(reader.fetch(run, "solver", version)) == weights_digest(
+            tensors(version)
+        )

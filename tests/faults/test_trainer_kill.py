@@ -10,7 +10,9 @@ from tests.checkout import ROOT
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_before_any_of_its_writes_ends_bit_equal_to_one_that_never_was(tmp_path: Path) -> None:
+def test_a_trainer_killed_before_any_of_its_writes_ends_bit_equal_to_one_that_never_was(
+    tmp_path: Path,
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.trainer_process", str(tmp_path)],
         cwd=ROOT,
@@ -21,9 +23,11 @@ def test_a_trainer_killed_before_any_of_its_writes_ends_bit_equal_to_one_that_ne
     )
     assert done.returncode == 0, done.stderr
     outcomes = json.loads(done.stdout)
-    # Five versions of a data file and a manifest, one of them an anchor that carries its delta, too; three checkpoints of the
-    # same (steps 2, 4, 5), two of them pruned.
+    # Five versions of a data file and a manifest, one of them an anchor that carries its delta,
+    # too; three checkpoints of the same (steps 2, 4, 5), two of them pruned.
     assert len(outcomes["killed"]) == 5 * 2 + 1 + 3 * 2 + 2 * 2
-    assert len(set(outcomes["straight"])) == 7  # version 0 to 5 and the checkpoint: every step changed the weights
+    assert (
+        len(set(outcomes["straight"])) == 7
+    )  # version 0 to 5 and the checkpoint: every step changed the weights
     for writes, outcome in enumerate(outcomes["killed"]):
         assert outcome == outcomes["straight"], f"killed before write {writes + 1}"

@@ -1,5 +1,7 @@
-"""What may happen to weights on their way from a trainer to the workers, on a local store and on an S3 server of its own
-process: nobody ever serves a wrong bit, what was committed stays, and what failed is told and tried again."""
+"""What may happen to weights on their way from a trainer to the workers, on a local store and on an
+S3 server of its own process: nobody ever serves a wrong bit, what was committed stays, and what
+failed is told and tried again.
+"""
 
 import asyncio
 import subprocess
@@ -14,15 +16,15 @@ from uuid import uuid4
 import pytest
 
 from rollout.config import EngineConfig
-from rollout.service.weight_sync import Refresher
+from rollout.service.weight_sync import WeightSync
 from storage import layout
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader
-from storage.weights.manifests import Held
-from storage.weights.read_through import LAG_MAX_S, NearFirst, near_first
+from storage.weights.manifests import LoadedWeights
+from storage.weights.read_through import LAG_MAX_S, ReadThrough, read_through_mirror
 from tests.builders import mirror_next
 from tests.checkout import ROOT
 from tests.fakes import ScriptedEngine
@@ -112,12 +114,18 @@ def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FlakyProxy]:
 
 def python(program: str, *arguments: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", program, *arguments]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     return subprocess.Popen(command, text=True, cwd=ROOT, **pipes)
 
 
 def data_keys(run: ObjectStore, version: int) -> list[str]:
-    return [key for key in run.list(layout.weights("solver", version)) if key.endswith(".safetensors")]
+    return [
+        key for key in run.list(layout.weights("solver", version)) if key.endswith(".safetensors")
+    ]
 
 
 def move_data(here: Path, there: Path) -> None:
@@ -125,21 +133,25 @@ def move_data(here: Path, there: Path) -> None:
         file.rename(there / file.name)
 
 
-def right(run: ObjectStore, version: int, held: Held | None = None) -> bool:
+def right(run: ObjectStore, version: int, held: LoadedWeights | None = None) -> bool:
     """Whether the version comes out as its manifest says."""
     found = reader.read(run, "solver", version, held)
     return weights_digest(found.tensors) == manifests.read_manifest(run, "solver", version).digest
 
 
-async def worker_at(run: ObjectStore, version: int) -> tuple[ScriptedEngine, Refresher, Pulse]:
+async def worker_at(
+    run: ObjectStore, version: int
+) -> tuple[ScriptedEngine, WeightSync, HeartbeatWriter]:
     held = await asyncio.to_thread(reader.read, run, "solver", version)
     engine = ScriptedEngine(EngineConfig(), {})
     await engine.load(version, held.tensors)
-    pulse = Pulse(run, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0)
-    return engine, Refresher(run, "solver", engine, 0.05, pulse, held), pulse
+    pulse = HeartbeatWriter(run, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0)
+    return engine, WeightSync(run, "solver", engine, 0.05, pulse, held), pulse
 
 
-def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_made_again(run: ObjectStore) -> None:
+def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_made_again(
+    run: ObjectStore,
+) -> None:
     publish(run, models(3, size=3000))
     kills, done = 0, None
     while done is None:
@@ -158,10 +170,14 @@ def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_mad
     held = reader.read(run, "solver", 2)
     assert right(run, 3)
     assert right(run, 3, held)
-    assert manifests.read_manifest(run, "solver", 3).digest == weights_digest(models(4, size=3000)[3])
+    assert manifests.read_manifest(run, "solver", 3).digest == weights_digest(
+        models(4, size=3000)[3]
+    )
 
 
-def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(run: ObjectStore) -> None:
+def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(
+    run: ObjectStore,
+) -> None:
     publish(run, models(1, size=3000))
     rivals = [python(RIVAL, run.url, str(number)) for number in range(2)]
     for rival in rivals:
@@ -182,7 +198,9 @@ def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(r
     manifest = manifests.read_manifest(run, "solver", 1)
     assert manifest.digest == weights_digest(models(2 + winner, size=3000)[-1])
     assert right(run, 1)
-    assert {key.rpartition("/")[2] for key in data_keys(run, 1)} == {file.name for file in manifest.files}
+    assert {key.rpartition("/")[2] for key in data_keys(run, 1)} == {
+        file.name for file in manifest.files
+    }
 
 
 @pytest.mark.s3
@@ -195,7 +213,7 @@ def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) ->
         manifest = publisher.publish(run, "solver", version, versions[version], base=held[-1])
         lost = proxy.requests >= version
         assert manifests.read_manifest(run, "solver", version) == manifest
-        held.append(Held(manifest, versions[version]))
+        held.append(LoadedWeights(manifest, versions[version]))
         assert right(run, version, held[-2])
         if not lost:
             break
@@ -205,7 +223,9 @@ def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) ->
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_a_store_that_is_gone_for_half_a_minute_in_the_middle_of_a_fetch_delays_it(proxy: FlakyProxy) -> None:
+def test_a_store_that_is_gone_for_half_a_minute_in_the_middle_of_a_fetch_delays_it(
+    proxy: FlakyProxy,
+) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
     held = publish(run, models(5, size=3000))
     proxy.away_s = AWAY_S
@@ -244,7 +264,9 @@ def _swap(run: ObjectStore, key: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [_flip, _truncate, _swap])
-async def test_a_damaged_object_is_never_served_and_passed_by_with_the_next_anchor(run: ObjectStore, damage: Any) -> None:
+async def test_a_damaged_object_is_never_served_and_passed_by_with_the_next_anchor(
+    run: ObjectStore, damage: Any
+) -> None:
     versions = models(5, size=3000)
     held = publish(run, versions[:4])
     engine, refresher, pulse = await worker_at(run, 2)
@@ -277,12 +299,17 @@ def test_an_anchor_deleted_by_hand_is_a_clear_error_that_names_the_chain(run: Ob
         reader.read(run, "solver", 3)
     assert right(run, 3, held[2])  # who has a version needs no anchor
     run.delete(layout.manifest(layout.weights("solver", 0)))
-    with pytest.raises(CorruptError, match="the chain 3 ← 2 ← 1 starts from version 0, which does not exist any more"):
+    with pytest.raises(
+        CorruptError,
+        match="the chain 3 ← 2 ← 1 starts from version 0, which does not exist any more",
+    ):
         reader.read(run, "solver", 3)
 
 
 @pytest.mark.s3
-async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(proxy: FlakyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(
+    proxy: FlakyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
     publish(run, models(2, size=2**19, share=0.2))
     engine, refresher, _ = await worker_at(run, 0)
@@ -312,9 +339,9 @@ def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: Object
         for key in data_keys(mirror, version):
             _flip(mirror, key, "")
         mirror.put(layout.manifest(layout.weights("solver", version)), b"{}")
-    store = near_first(home, mirror)
+    store = read_through_mirror(home, mirror)
     assert right(store, 3)
-    assert right(near_first(home, mirror), 3, held[1])
+    assert right(read_through_mirror(home, mirror), 3, held[1])
 
 
 def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore) -> None:
@@ -322,8 +349,8 @@ def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore)
     held = publish(home, models(4, size=3000))
     for _ in range(2):
         mirror_next(home, mirror)
-    store = near_first(home, mirror)
-    assert isinstance(store.backend, NearFirst)
+    store = read_through_mirror(home, mirror)
+    assert isinstance(store.backend, ReadThrough)
     now_s = 0.0
     store.backend.clock = lambda: now_s
     assert manifests.newer(store, "solver", 0) == held[1].manifest
@@ -346,7 +373,10 @@ def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: Objec
             newest = manifests.newer(run, "solver", held.manifest.version)
             if newest is None:
                 continue
-            held, spare = reader.read(run, "solver", newest.version, held, known=newest, spare=spare), held
+            held, spare = (
+                reader.read(run, "solver", newest.version, held, known=newest, spare=spare),
+                held,
+            )
             if weights_digest(held.tensors) != weights_digest(versions[newest.version]):
                 wrong.append(f"version {newest.version}")
 
@@ -355,8 +385,10 @@ def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: Objec
         thread.start()
     held = first
     for version in range(1, len(versions)):
-        manifest = publisher.publish(run, "solver", version, versions[version], base=held, anchor=version % 5 == 0)
-        held = Held(manifest, versions[version])
+        manifest = publisher.publish(
+            run, "solver", version, versions[version], base=held, anchor=version % 5 == 0
+        )
+        held = LoadedWeights(manifest, versions[version])
     for thread in readers:
         thread.join(PATIENCE_S)
     over.set()

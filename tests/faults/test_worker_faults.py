@@ -27,7 +27,9 @@ def processes(store: ObjectStore) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-m", "tests.faults.worker_process", store.url, name, str(TTL_S)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.worker_process", store.url, name, str(TTL_S)]
+        )
         started.append(process)
         return process
 
@@ -45,7 +47,9 @@ def holder(run: ObjectStore, order: int) -> str:
 
 
 @pytest.mark.slow
-def test_the_orders_of_a_worker_killed_in_the_middle_are_finished_by_another(local_store: ObjectStore) -> None:
+def test_the_orders_of_a_worker_killed_in_the_middle_are_finished_by_another(
+    local_store: ObjectStore,
+) -> None:
     publish_base(local_store, ["solver", "verifier"], delay_s=0.5)
     write_orders(local_store, 6)
     with processes(local_store) as start:
@@ -57,12 +61,18 @@ def test_the_orders_of_a_worker_killed_in_the_middle_are_finished_by_another(loc
         until(answered(local_store, 6))
     assert [shards.read(local_store, number).worker for number in range(6)] == ["second"] * 6
     assert [shards.read(local_store, number).attempt for number in range(6)] == [1, 1, 0, 0, 0, 0]
-    rewards = [group.episodes[0].reward for number in range(6) for group in shards.read(local_store, number).groups]
+    rewards = [
+        group.episodes[0].reward
+        for number in range(6)
+        for group in shards.read(local_store, number).groups
+    ]
     assert rewards == [1.0] * 12
 
 
 @pytest.mark.slow
-def test_a_worker_that_slept_through_its_lease_wakes_up_and_does_no_harm(local_store: ObjectStore) -> None:
+def test_a_worker_that_slept_through_its_lease_wakes_up_and_does_no_harm(
+    local_store: ObjectStore,
+) -> None:
     publish_base(local_store, ["solver", "verifier"], delay_s=0.5)
     write_orders(local_store, 2)
     with processes(local_store) as start:

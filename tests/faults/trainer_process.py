@@ -27,11 +27,15 @@ from trainer.service.trainer import train
 
 POLICY = "solver"
 STEPS = 5
-CONFIG = TrainConfig(lr=1e-3, warmup_steps=2, minibatches=2, checkpoint_every=2, checkpoints_keep=1, anchor_every=3)
+CONFIG = TrainConfig(
+    lr=1e-3, warmup_steps=2, minibatches=2, checkpoint_every=2, checkpoints_keep=1, anchor_every=3
+)
 
 
 class DyingFiles(LocalFiles):
-    """Local files whose process is killed, as by `kill -9`, when it is about to change them for the n-th time."""
+    """Local files whose process is killed, as by `kill -9`, when it is about to change them for the
+    n-th time.
+    """
 
     def __init__(self, root: Path, deaths_at: int) -> None:
         super().__init__(root)
@@ -61,7 +65,9 @@ def prepare(folder: Path) -> None:
     """A run with version 0 and every batch."""
     run = open_store(str(folder))
     base = base_weights()
-    publisher.publish(run, POLICY, 0, base, extra_files={"config.json": json.dumps(MODEL_CONFIG).encode()})
+    publisher.publish(
+        run, POLICY, 0, base, extra_files={"config.json": json.dumps(MODEL_CONFIG).encode()}
+    )
     model = reference_model(base)
     for step in range(1, STEPS + 1):
         batches.commit(run, sampled_batch(model, step, noise=0.1))
@@ -81,7 +87,9 @@ def ending(call: Callable[[], None]) -> int:
 
 
 def outcome(folder: Path) -> list[str]:
-    """Digests of all versions, which are read as they are stored, and of the last checkpoint's tensors."""
+    """Digests of all versions, which are read as they are stored, and of the last checkpoint's
+    tensors.
+    """
     run = open_store(str(folder))
     versions = [weights_digest(reader.fetch(run, POLICY, version)) for version in range(STEPS + 1)]
     return [*versions, weights_digest(checkpoints.load(run, POLICY, STEPS)[0])]
@@ -95,7 +103,9 @@ def main(folder: Path) -> None:
     while True:
         place = folder / f"killed-{len(killed)}"
         shutil.copytree(folder / "prepared", place)
-        dying = replace(open_store(str(place)), backend=DyingFiles(place, deaths_at=len(killed) + 1))
+        dying = replace(
+            open_store(str(place)), backend=DyingFiles(place, deaths_at=len(killed) + 1)
+        )
         end = ending(lambda run=dying: trained(run))  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         if end == 0:
             break  # it outlived all its writes

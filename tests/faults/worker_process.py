@@ -1,4 +1,5 @@
-"""A rollout worker with a scripted engine as a process of its own: `python -m tests.faults.worker_process STORE NAME TTL_S`.
+"""A rollout worker with a scripted engine as a process of its own:
+`python -m tests.faults.worker_process STORE NAME TTL_S`.
 
 SIGTERM drains it, as its Prefect flow would; `kill -9` kills it.
 """
@@ -8,7 +9,7 @@ import sys
 import threading
 
 from rollout.service.worker import end_reason, work
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import open_store
 from tests.workers import SAMPLING, config
@@ -18,7 +19,9 @@ def main(store: str, name: str, ttl_s: str) -> None:
     run = open_store(store)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with Pulse(run, "rollout", name, attempt=0, interval_s=0.5, region="us-east") as pulse:
+    with HeartbeatWriter(
+        run, "rollout", name, attempt=0, interval_s=0.5, region="us-east"
+    ) as pulse:
         settings = config("actor_and_verify", lease_ttl_s=float(ttl_s), drain_s=300.0)
         work(Lifetime(run, pulse, stop, why_over=end_reason), settings, SAMPLING, "us-east")
 

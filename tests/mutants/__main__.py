@@ -1,6 +1,8 @@
-"""Say which small mutations of the code the tests notice: `make mutants ARGS="--sample 200 --seed 0 storage/coordination"`.
+"""Say which small mutations of the code the tests notice:
+`make mutants ARGS="--sample 200 --seed 0 storage/coordination"`.
 
-It works in copies of the tree, in as many processes as there are CPUs. `docs/testing.md` says how to read what it prints.
+It works in copies of the tree, in as many processes as there are CPUs. `docs/testing.md` says how
+to read what it prints.
 """
 
 import argparse
@@ -48,34 +50,73 @@ class Outcome:
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.splitlines()[0])
-    parser.add_argument("paths", nargs="*", default=list(ROOMS), help="modules or folders (default: storage data_ops trainer)")
-    parser.add_argument("--sample", type=int, default=100, help="how many mutants, drawn at random (default 100; 0: all)")
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        default=list(ROOMS),
+        help="modules or folders (default: storage data_ops trainer)",
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        default=100,
+        help="how many mutants, drawn at random (default 100; 0: all)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants tried at a time (default: CPUs)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="mutants tried at a time (default: CPUs)",
+    )
     parser.add_argument("--function", default="", help="only mutants within this function or class")
     parser.add_argument("--json", type=Path, help="also write the outcomes to this file")
     parser.add_argument("--list", action="store_true", help="print the sample and try nothing")
     args = parser.parse_args(arguments)
     sources = {path: Path(path).read_text() for path in _files(args.paths)}
-    drawn = [one for path, source in sources.items() for one in mutants(path, source) if one.function.startswith(args.function)]
+    drawn = [
+        one
+        for path, source in sources.items()
+        for one in mutants(path, source)
+        if one.function.startswith(args.function)
+    ]
     num_all, listed = len(drawn), _read_listed()
-    names = {_key(one, sources[one.path]) for one in drawn if one.path in {path for path, *_ in listed}}
+    names = {
+        _key(one, sources[one.path]) for one in drawn if one.path in {path for path, *_ in listed}
+    }
     for path, function, before, after in listed.keys() - names:
         if path in sources and function.startswith(args.function):
-            print(f"{LISTED.name} lists what is no mutant any more: {path} {function}\n  - {before}\n  + {after}")
+            print(
+                f"{LISTED.name} lists what is no mutant any more: {path} {function}\n  - "
+                f"{before}\n  + {after}"
+            )
     if 0 < args.sample < num_all:
-        drawn = sorted(random.Random(args.seed).sample(drawn, args.sample), key=lambda one: (one.path, one.start, one.text))
-    print(f"{len(drawn)} of {num_all} mutants of {len(sources)} files, seed {args.seed}", flush=True)
+        drawn = sorted(
+            random.Random(args.seed).sample(drawn, args.sample),
+            key=lambda one: (one.path, one.start, one.text),
+        )
+    print(
+        f"{len(drawn)} of {num_all} mutants of {len(sources)} files, seed {args.seed}", flush=True
+    )
     if args.list:
         print("\n".join(_diff(one, sources[one.path]) for one in drawn))
         return 0
-    outcomes = [Outcome(one, "listed", listed[key]) for one in drawn if (key := _key(one, sources[one.path])) in listed]
+    outcomes = [
+        Outcome(one, "listed", listed[key])
+        for one in drawn
+        if (key := _key(one, sources[one.path])) in listed
+    ]
     known = {outcome.mutant for outcome in outcomes}
     outcomes += _tried([one for one in drawn if one not in known], sources, args.jobs)
-    outcomes.sort(key=lambda outcome: (outcome.mutant.path, outcome.mutant.start, outcome.mutant.text))
+    outcomes.sort(
+        key=lambda outcome: (outcome.mutant.path, outcome.mutant.start, outcome.mutant.text)
+    )
     for outcome in outcomes:
         if outcome.fate in ("survived", "not covered"):
-            print(f"\n{outcome.fate}, {outcome.num_tests} tests\n{_diff(outcome.mutant, sources[outcome.mutant.path])}")
+            print(
+                f"\n{outcome.fate}, {outcome.num_tests} "
+                f"tests\n{_diff(outcome.mutant, sources[outcome.mutant.path])}"
+            )
     print(f"\n{_table(outcomes)}")
     if args.json:
         args.json.write_text(json.dumps([_row(outcome, sources) for outcome in outcomes], indent=1))
@@ -83,14 +124,22 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _files(paths: Iterable[str]) -> list[str]:
-    found = [file for path in map(Path, paths) for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
+    found = [
+        file
+        for path in map(Path, paths)
+        for file in ([path] if path.is_file() else sorted(path.rglob("*.py")))
+    ]
     if not found:
-        raise SystemExit(f"no Python files in {' '.join(paths)}; name files or folders of the rooms")
+        raise SystemExit(
+            f"no Python files in {' '.join(paths)}; name files or folders of the rooms"
+        )
     return [file.as_posix() for file in dict.fromkeys(found)]
 
 
 def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[Outcome]:
-    """First with the test files that are named for a mutant's module, then, if it is not noticed, with all others of its."""
+    """First with the test files that are named for a mutant's module, then, if it is not noticed,
+    with all others of its.
+    """
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         context = multiprocessing.get_context("fork")
         roots: Queue[Path] = context.Queue()
@@ -105,16 +154,30 @@ def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[
             for near in (True, False):
                 left = [one for one, outcome in tried.items() if outcome.fate != "noticed"]
                 wanted = {
-                    path: [file for file, names in test_files.items() if _tests(file, names, path, near)]
+                    path: [
+                        file
+                        for file, names in test_files.items()
+                        if _tests(file, names, path, near)
+                    ]
                     for path in {one.path for one in left}
                 }
-                found = _baselines(pool, sorted({file for of_path in wanted.values() for file in of_path}))
-                of_path = {path: {file: found[file] for file in files} for path, files in wanted.items()}
+                found = _baselines(
+                    pool, sorted({file for of_path in wanted.values() for file in of_path})
+                )
+                of_path = {
+                    path: {file: found[file] for file in files} for path, files in wanted.items()
+                }
                 work = [(one, sources[one.path], of_path[one.path]) for one in left]
                 for number, outcome in enumerate(pool.imap_unordered(_try, work), start=1):
                     tried[outcome.mutant] = outcome.after(tried[outcome.mutant])
-                    shown = f"{outcome.mutant.path}:{outcome.mutant.line} {outcome.fate} {outcome.by}"
-                    print(f"{'near' if near else 'far'} {number}/{len(left)} {shown}", file=sys.stderr, flush=True)
+                    shown = (
+                        f"{outcome.mutant.path}:{outcome.mutant.line} {outcome.fate} {outcome.by}"
+                    )
+                    print(
+                        f"{'near' if near else 'far'} {number}/{len(left)} {shown}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
     return list(tried.values())
 
 
@@ -129,12 +192,18 @@ def _baselines(pool: Pool, files: Sequence[str]) -> dict[str, Tests]:
 
 
 def _tests(file: str, names: set[str], path: str, near: bool) -> bool:
-    """Whether the test file, which reaches `names`, reaches the module `path`, and is (`near`) or is not named for it."""
-    return path.removesuffix(".py").replace("/", ".") in names and near == (file in trials.nearest(path))
+    """Whether the test file, which reaches `names`, reaches the module `path`, and is (`near`) or
+    is not named for it.
+    """
+    return path.removesuffix(".py").replace("/", ".") in names and near == (
+        file in trials.nearest(path)
+    )
 
 
 def _copy_tree(root: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], check=True, capture_output=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], check=True, capture_output=True
+    ).stdout
     for name in listed.decode().split("\0"):
         if name and Path(name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +236,9 @@ def _try(work: tuple[Mutant, str, dict[str, Tests]]) -> Outcome:
     finally:
         target.write_text(source)
     unreached = probed != mutant.applied(source) and not reached.exists()
-    return Outcome(mutant, "noticed" if by else "not covered" if unreached else "survived", by, len(tests))
+    return Outcome(
+        mutant, "noticed" if by else "not covered" if unreached else "survived", by, len(tests)
+    )
 
 
 def _key(mutant: Mutant, source: str) -> tuple[str, str, str, str]:
@@ -176,7 +247,10 @@ def _key(mutant: Mutant, source: str) -> tuple[str, str, str, str]:
 
 def _read_listed() -> dict[tuple[str, str, str, str], str]:
     entries = tomllib.loads(LISTED.read_text()).get("mutant", [])
-    return {(one["file"], one["function"], one["before"], one["after"]): one["reason"] for one in entries}
+    return {
+        (one["file"], one["function"], one["before"], one["after"]): one["reason"]
+        for one in entries
+    }
 
 
 def _diff(mutant: Mutant, source: str) -> str:
@@ -186,7 +260,13 @@ def _diff(mutant: Mutant, source: str) -> str:
 
 def _row(outcome: Outcome, sources: dict[str, str]) -> dict[str, object]:
     path, function, before, after = _key(outcome.mutant, sources[outcome.mutant.path])
-    place = {"file": path, "line": outcome.mutant.line, "function": function, "before": before, "after": after}
+    place = {
+        "file": path,
+        "line": outcome.mutant.line,
+        "function": function,
+        "before": before,
+        "after": after,
+    }
     return {**place, "fate": outcome.fate, "by": outcome.by, "num_tests": outcome.num_tests}
 
 
@@ -203,7 +283,9 @@ def _table(outcomes: Iterable[Outcome]) -> str:
     for name in sorted(counts, key=lambda name: (name == "all", name.endswith("/"), name)):
         tried = sum(counts[name][fate] for fate in FATES[:3])
         share = f"{counts[name]['noticed'] / tried:.0%}" if tried else ""
-        lines.append(f"| {name} | {' | '.join(str(counts[name][fate]) for fate in FATES)} | {share} |")
+        lines.append(
+            f"| {name} | {' | '.join(str(counts[name][fate]) for fate in FATES)} | {share} |"
+        )
     return "\n".join(lines)
 
 

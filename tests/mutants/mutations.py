@@ -1,9 +1,10 @@
-"""Small mutations of a module's source: what one wrong key stroke or one forgotten line would have made of it.
+"""Small mutations of a module's source: what one wrong key stroke or one forgotten line would have
+made of it.
 
     source ──ast──▶ places ──▶ Mutant(start, end, text): the source with one place replaced
 
-Left alone are annotations, decorators, docstrings, log calls and the words of error messages, because no test should depend on
-them, and assertions, of which `strict=True` of a `zip` is one.
+Left alone are annotations, decorators, docstrings, log calls and the words of error messages,
+because no test should depend on them, and assertions, of which `strict=True` of a `zip` is one.
 """
 
 import ast
@@ -20,13 +21,23 @@ OPERATORS: dict[type[ast.operator], str] = {
     ast.BitAnd: "|", ast.BitOr: "&", ast.Mod: "//",
 }  # fmt: skip
 TWINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-TRANSPARENT = ("property", "staticmethod", "classmethod", "contextmanager", "asynccontextmanager", "cache", "model_validator")
-"""Decorators under which a function stays Python code; any other may compile it, which shows neither calls nor lines."""
+TRANSPARENT = (
+    "property",
+    "staticmethod",
+    "classmethod",
+    "contextmanager",
+    "asynccontextmanager",
+    "cache",
+    "model_validator",
+)
+"""Decorators under which a function stays Python code; any other may compile it, which shows
+neither calls nor lines.
+"""
 LOGGERS = ("log", "logger", "logging")
 DROPPED = (ast.Raise, ast.Delete, ast.AugAssign, ast.Continue, ast.Break)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mutant:
     """One changed place of one file."""
 
@@ -49,20 +60,29 @@ class Mutant:
         return source[: self.start] + self.text + source[self.end :]
 
     def change(self, source: str) -> tuple[str, str]:
-        """The changed lines before and after, without indentation, joined by spaces: the mutant's lasting name."""
+        """The changed lines before and after, without indentation, joined by spaces: the mutant's
+        lasting name.
+        """
         before, after = source.splitlines(), self.applied(source).splitlines()
         head = _num_equal(before, after)
         tail = _num_equal(before[head:][::-1], after[head:][::-1])
-        removed, added = (" ".join(line.strip() for line in side[head : len(side) - tail]) for side in (before, after))
+        removed, added = (
+            " ".join(line.strip() for line in side[head : len(side) - tail])
+            for side in (before, after)
+        )
         return removed, added
 
     def probed(self, source: str, reached: str) -> str:
-        """The mutated source, in which the statement also makes the file `reached` when it is executed, where that can be
-        written: not in compiled functions, nor outside of functions."""
+        """The mutated source, in which the statement also makes the file `reached` when it is
+        executed, where that can be written: not in compiled functions, nor outside of functions.
+        """
         for line in (self.line, self.first_line):
             lines = self.applied(source).splitlines(keepends=True)
             below = lines[line - 1]
-            lines.insert(line - 1, f"{below[: len(below) - len(below.lstrip())]}open({reached!r}, 'w').close()\n")
+            lines.insert(
+                line - 1,
+                f"{below[: len(below) - len(below.lstrip())]}open({reached!r}, 'w').close()\n",
+            )
             if self.can_be_probed and _parses("".join(lines)):
                 return "".join(lines)
         return self.applied(source)
@@ -72,12 +92,17 @@ def mutants(path: str, source: str) -> list[Mutant]:
     """Every mutant of the file `path`, in the order of its lines; each can be parsed."""
     found = list(_Walk(path, source).module())
     unique = {(one.start, one.end, one.text): one for one in found}
-    return sorted((one for one in unique.values() if _parses(one.applied(source))), key=lambda one: (one.start, one.text))
+    return sorted(
+        (one for one in unique.values() if _parses(one.applied(source))),
+        key=lambda one: (one.start, one.text),
+    )
 
 
 def _num_equal(before: Sequence[str], after: Sequence[str]) -> int:
     """At the start of both."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+    )
 
 
 def _parses(source: str) -> bool:
@@ -89,7 +114,9 @@ def _parses(source: str) -> bool:
 
 
 class _Walk:
-    """Through one file. Positions of `ast` count bytes within lines; these here count characters of the file."""
+    """Through one file. Positions of `ast` count bytes within lines; these here count characters of
+    the file.
+    """
 
     def __init__(self, path: str, source: str) -> None:
         self.path, self.source = path, source
@@ -108,7 +135,11 @@ class _Walk:
             yield from self._statement(statement)
         for first, second in pairwise(body):
             effects = _is_effect(first) and _is_effect(second)
-            if effects and ast.Expr in (type(first), type(second)) and self._text(first) != self._text(second):
+            if (
+                effects
+                and ast.Expr in (type(first), type(second))
+                and self._text(first) != self._text(second)
+            ):
                 self._line = first.lineno
                 between = self.source[self._span(first)[1] : self._span(second)[0]]
                 swapped = f"{self._text(second)}{between}{self._text(first)}"
@@ -127,7 +158,11 @@ class _Walk:
             return
         if isinstance(statement, ast.Return) and statement.value is not None:
             yield from self._returned(statement.value)
-        if isinstance(statement, ast.If | ast.While) and not _is_not(statement.test) and not _is_constant(statement.test):
+        if (
+            isinstance(statement, ast.If | ast.While)
+            and not _is_not(statement.test)
+            and not _is_constant(statement.test)
+        ):
             yield self._replaced(statement.test, f"not ({self._text(statement.test)})")
         for name, value in ast.iter_fields(statement):
             if name == "annotation":
@@ -141,7 +176,9 @@ class _Walk:
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
                 yield from self._body(value)
 
-    def _definition(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterator[Mutant]:
+    def _definition(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    ) -> Iterator[Mutant]:
         outer = self._where, self._of, self._line
         self._line = node.lineno
         if not isinstance(node, ast.ClassDef):
@@ -165,8 +202,15 @@ class _Walk:
         for node in _walk_without_strings(tree):
             match node:
                 case ast.Compare():
-                    for (left, right), operator in zip(pairwise([node.left, *node.comparators]), node.ops, strict=True):
-                        yield self._mutant(self._span(left)[1], self._span(right)[0], f" {COMPARISONS[type(operator)]} ", left)
+                    for (left, right), operator in zip(
+                        pairwise([node.left, *node.comparators]), node.ops, strict=True
+                    ):
+                        yield self._mutant(
+                            self._span(left)[1],
+                            self._span(right)[0],
+                            f" {COMPARISONS[type(operator)]} ",
+                            left,
+                        )
                 case ast.BoolOp():
                     word = " or " if isinstance(node.op, ast.And) else " and "
                     for left, right in pairwise(node.values):
@@ -178,9 +222,14 @@ class _Walk:
                 case ast.comprehension():
                     for test in node.ifs:
                         yield self._replaced(test, f"not ({self._text(test)})")
-                case ast.BinOp() if type(node.op) in OPERATORS and not isinstance(node.right, ast.JoinedStr | ast.Tuple):
+                case ast.BinOp() if type(node.op) in OPERATORS and not isinstance(
+                    node.right, ast.JoinedStr | ast.Tuple
+                ):
                     yield self._mutant(
-                        self._span(node.left)[1], self._span(node.right)[0], f" {OPERATORS[type(node.op)]} ", node.left
+                        self._span(node.left)[1],
+                        self._span(node.right)[0],
+                        f" {OPERATORS[type(node.op)]} ",
+                        node.left,
                     )
                 case ast.Constant(value=bool()):
                     yield self._replaced(node, str(not node.value))
@@ -211,15 +260,43 @@ class _Walk:
 
     def _mutant(self, start: int, end: int, text: str, node: ast.AST | None = None) -> Mutant:
         old = self.source[start:end]
-        if node is not None and text.strip() in {*COMPARISONS.values(), *OPERATORS.values(), "or", "and"}:
+        if node is not None and text.strip() in {
+            *COMPARISONS.values(),
+            *OPERATORS.values(),
+            "or",
+            "and",
+        }:
             # Parentheses around the operands belong to neither of them: keep them.
             text = ")" * old.count(")") + text + "(" * old.count("(")
         of = self._of
         if of is None:
-            return Mutant(self.path, self._where, self._line, None, 0, False, start, end, text)
+            return Mutant(
+                path=self.path,
+                function=self._where,
+                line=self._line,
+                code=None,
+                first_line=0,
+                can_be_probed=False,
+                start=start,
+                end=end,
+                text=text,
+            )
         code = of.name, min(one.lineno for one in [of, *of.decorator_list])
-        compiled = any(self._text(decorator).partition("(")[0] not in TRANSPARENT for decorator in of.decorator_list)
-        return Mutant(self.path, self._where, self._line, code, of.body[0].lineno, not compiled, start, end, text)
+        compiled = any(
+            self._text(decorator).partition("(")[0] not in TRANSPARENT
+            for decorator in of.decorator_list
+        )
+        return Mutant(
+            path=self.path,
+            function=self._where,
+            line=self._line,
+            code=code,
+            first_line=of.body[0].lineno,
+            can_be_probed=not compiled,
+            start=start,
+            end=end,
+            text=text,
+        )
 
     def _text(self, node: ast.AST) -> str:
         start, end = self._span(node)
@@ -245,17 +322,23 @@ def _walk_without_strings(tree: ast.AST) -> Iterator[ast.AST]:
 def _is_assertion(node: ast.AST, parent: ast.AST) -> bool:
     """Whether `node` is `strict=True` of a `zip`, which says that the lengths are equal."""
     match parent, node:
-        case ast.Call(func=ast.Name(id="zip")), ast.keyword(arg="strict", value=ast.Constant(value=True)):
+        case ast.Call(func=ast.Name(id="zip")), ast.keyword(
+            arg="strict", value=ast.Constant(value=True)
+        ):
             return True
     return False
 
 
 def _is_effect(statement: ast.stmt) -> bool:
-    """Whether dropping the statement leaves every name bound: a call, or an assignment to a part of something."""
+    """Whether dropping the statement leaves every name bound: a call, or an assignment to a part of
+    something.
+    """
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Call | ast.Await) and not _is_logged(statement)
     if isinstance(statement, ast.Assign):
-        return all(isinstance(target, ast.Attribute | ast.Subscript) for target in statement.targets)
+        return all(
+            isinstance(target, ast.Attribute | ast.Subscript) for target in statement.targets
+        )
     return False
 
 

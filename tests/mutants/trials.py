@@ -1,11 +1,12 @@
-"""Trying a mutant: its nearest tests in a child process, forked after the slow imports, over a copy of the tree.
+"""Trying a mutant: its nearest tests in a child process, forked after the slow imports, over a copy
+of the tree.
 
     baseline   each test file once, unchanged ──▶ which functions each test calls, and the CPU time it takes
     trial      mutated file in a copy ──fork──▶ pytest on the tests that call its function, to the first failure
 
-First a mutant meets the test files that are named for its module; one that survives them meets all others that import the
-module, or a module that imports it. A trial that uses far more CPU time than its tests did in the baseline, or none at all
-for a while, is noticed: it hangs.
+First a mutant meets the test files that are named for its module; one that survives them meets all
+others that import the module, or a module that imports it. A trial that uses far more CPU time than
+its tests did in the baseline, or none at all for a while, is noticed: it hangs.
 """
 
 import ast
@@ -35,11 +36,14 @@ PRELOADED = (
 PYTEST = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 FOLDERS = ("tests/unit", "tests/contract", "tests/property")
 TRIAL_CPU_S = 60.0
-"""Most baseline CPU time of the tests of one trial: a function that half of the suite calls has its nearest tests only."""
+"""Most baseline CPU time of the tests of one trial: a function that half of the suite calls has its
+nearest tests only.
+"""
 CPU_FACTOR, CPU_MARGIN_S = 4.0, 30.0
 """A trial may use so much of its tests' CPU time in the baseline, and so much more."""
 STALLED_S, STALLED_SHARE = 45.0, 0.01
-"""A trial that gets nearly no CPU time for so long waits for something that its mutation took away."""
+"""A trial that gets nearly no CPU time for so long waits for something that its mutation took away.
+"""
 OUTPUT = ".output"
 """In a copy of the tree: what the last child process printed."""
 
@@ -57,7 +61,8 @@ class Tests:
     cpu_s: dict[str, float] = field(default_factory=dict)
     """Test id → CPU time."""
     calls: dict[str, set[Function]] = field(default_factory=dict)
-    """Test id → functions of the rooms that it calls; "" for what fixtures of the whole file call."""
+    """Test id → functions of the rooms that it calls; "" for what fixtures of the whole file call.
+    """
 
     def calling(self, function: Function | None) -> list[str]:
         if function is None or function in self.calls.get("", ()):
@@ -95,7 +100,9 @@ class Recorder:
     def _trace(self, frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
         if code.co_filename.startswith(self.root):
-            self._current.add((code.co_filename.removeprefix(self.root), code.co_name, code.co_firstlineno))
+            self._current.add(
+                (code.co_filename.removeprefix(self.root), code.co_name, code.co_firstlineno)
+            )
 
 
 class Marker:
@@ -116,7 +123,11 @@ class Marker:
 def nearest(path: str) -> list[str]:
     """Test files that are named for the module `path`."""
     folder, _, name = path.rpartition("/")
-    return [f"tests/unit/{folder}/test_{name}", f"tests/contract/test_{name}", f"tests/property/test_{name}"]
+    return [
+        f"tests/unit/{folder}/test_{name}",
+        f"tests/contract/test_{name}",
+        f"tests/property/test_{name}",
+    ]
 
 
 def importing(root: Path) -> dict[str, set[str]]:
@@ -126,7 +137,9 @@ def importing(root: Path) -> dict[str, set[str]]:
     modules = {root / f"{name.replace('.', '/')}.py" for names in direct.values() for name in names}
     further = {path: _imports(path) for path in modules if path.is_file()}
     return {
-        file: names.union(*(further.get(root / f"{name.replace('.', '/')}.py", ()) for name in names))
+        file: names.union(
+            *(further.get(root / f"{name.replace('.', '/')}.py", ()) for name in names)
+        )
         for file, names in direct.items()
     }
 
@@ -165,22 +178,37 @@ def baseline(root: Path, file: str) -> Tests:
     if not passed or not out.exists():
         return Tests(False, output)
     cpu_s, calls = json.loads(out.read_text())
-    return Tests(True, "", cpu_s, {test: {tuple(one) for one in functions} for test, functions in calls.items()})
+    return Tests(
+        True,
+        "",
+        cpu_s,
+        {test: {tuple(one) for one in functions} for test, functions in calls.items()},
+    )
 
 
 def trial(root: Path, tests: Sequence[str], cpu_s: float) -> str:
-    """Run the tests over the mutated tree `root`. The test that failed, `hangs`, or "" when all passed."""
+    """Run the tests over the mutated tree `root`. The test that failed, `hangs`, or "" when all
+    passed.
+    """
     marked = root / ".failed"
     marked.unlink(missing_ok=True)
     run = lambda: int(pytest.main([*PYTEST, "-x", *tests], plugins=[Marker(marked)]))  # noqa: E731
     code = _forked(root, run, cpu_s * CPU_FACTOR + CPU_MARGIN_S)
     if marked.exists():
         return marked.read_text()
-    return "" if code == 0 else "hangs" if code == -signal.SIGKILL else f"the interpreter ended with {code}"
+    return (
+        ""
+        if code == 0
+        else "hangs"
+        if code == -signal.SIGKILL
+        else f"the interpreter ended with {code}"
+    )
 
 
 def _forked(root: Path, work: Callable[[], int], cpu_max_s: float, kept: bool = False) -> int:
-    """Exit code of `work` in a child process whose imports come from `root`; killed when it takes too long."""
+    """Exit code of `work` in a child process whose imports come from `root`; killed when it takes
+    too long.
+    """
     pid = os.fork()
     if pid == 0:
         code = 99
@@ -209,7 +237,10 @@ def _enter(root: Path, not_kept: bool) -> None:
     os.dup2(output, 2)
     for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
         del sys.modules[name]
-    sys.path[:] = [str(root), *(entry for entry in sys.path if entry not in ("", os.environ.get("PYTHONPATH")))]
+    sys.path[:] = [
+        str(root),
+        *(entry for entry in sys.path if entry not in ("", os.environ.get("PYTHONPATH"))),
+    ]
     os.environ["PYTHONPATH"] = str(root)
     sys.dont_write_bytecode = not_kept
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1" if not_kept else ""
@@ -244,12 +275,15 @@ def _cpu_s(process: psutil.Process) -> float:
 
 def _own_cpu_s() -> float:
     """Of this process and of its children that have ended."""
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(
+        sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
 
 
 def chosen(found: Mapping[str, Tests], function: Function | None) -> tuple[list[str], float]:
-    """Tests for a mutant within `function` (None: wherever the module is imported) and their CPU time in the baseline:
-    the fastest files first, as many as `TRIAL_CPU_S` allows."""
+    """Tests for a mutant within `function` (None: wherever the module is imported) and their CPU
+    time in the baseline: the fastest files first, as many as `TRIAL_CPU_S` allows.
+    """
     picked = [
         (sum(tests.cpu_s[one] for one in ids), ids)
         for tests in found.values()

@@ -1,4 +1,6 @@
-"""Whether two records are the same to the last bit: NaN equals the same NaN, and 0.0 is not −0.0."""
+"""Whether two records are the same to the last bit: NaN equals the same NaN, and 0.0 is not
+−0.0.
+"""
 
 import struct
 from collections.abc import Mapping
@@ -15,15 +17,26 @@ def same_bits(left: Any, right: Any) -> bool:
     """
     if is_dataclass(left):
         return type(left) is type(right) and all(
-            same_bits(getattr(left, field.name), getattr(right, field.name)) for field in fields(left)
+            same_bits(getattr(left, field.name), getattr(right, field.name))
+            for field in fields(left)
         )
     if isinstance(left, np.ndarray):
-        return bool(left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes())
+        return bool(
+            left.dtype == right.dtype
+            and left.shape == right.shape
+            and left.tobytes() == right.tobytes()
+        )
     if isinstance(left, Mapping):
         return left.keys() == right.keys() and all(same_bits(left[key], right[key]) for key in left)
     if isinstance(left, (tuple, list)):
-        return type(left) is type(right) and len(left) == len(right) and all(map(same_bits, left, right))
+        return (
+            type(left) is type(right)
+            and len(left) == len(right)
+            and all(map(same_bits, left, right))
+        )
     if isinstance(left, float):
         both_nan = bool(np.isnan(left) and np.isnan(right))
-        return isinstance(right, float) and bool(both_nan or struct.pack("d", left) == struct.pack("d", right))
+        return isinstance(right, float) and bool(
+            both_nan or struct.pack("d", left) == struct.pack("d", right)
+        )
     return type(left) is type(right) and bool(left == right)

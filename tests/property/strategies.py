@@ -1,11 +1,13 @@
-"""Records of every shape the forms must carry: lengths from 0, extreme integers, any bits of a float, any text."""
+"""Records of every shape the forms must carry: lengths from 0, extreme integers, any bits of a
+float, any text.
+"""
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from storage import layout
-from storage.records.batches import Batch, Entry, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
 from storage.records.numbers import TIME_MAX_S
 from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
 from storage.records.types import Float32
@@ -19,7 +21,11 @@ temperatures = st.just(0.0) | st.floats(1e-12, 1e12)
 times = st.floats(0, TIME_MAX_S)
 metrics = st.dictionaries(texts, floats, max_size=3)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts | st.floats(allow_nan=False, allow_infinity=False),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | texts
+    | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
@@ -43,9 +49,9 @@ def sequences(draw: st.DrawFn) -> Sequence:
         loss_mask=draw(npst.arrays(np.bool_, length)) & sampled,
         logprobs=np.where(sampled, float32_of(draw(draws)), np.float32(0)),
         owners=owners,
-        versions=np.where(sampled, draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))), NOBODY).astype(
-            np.int32
-        ),
+        versions=np.where(
+            sampled, draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))), NOBODY
+        ).astype(np.int32),
         policies=policies,
         reward=draw(floats),
         temperature=draw(temperatures),
@@ -55,7 +61,14 @@ def sequences(draw: st.DrawFn) -> Sequence:
     )
 
 
-episodes = st.builds(Episode, st.lists(sequences(), max_size=3).map(tuple), floats, metrics, st.none() | texts, floats)
+episodes = st.builds(
+    Episode,
+    st.lists(sequences(), max_size=3).map(tuple),
+    floats,
+    metrics,
+    st.none() | texts,
+    floats,
+)
 groups = st.builds(Group, prompts, st.lists(episodes, max_size=3).map(tuple))
 shards = st.builds(
     Shard,
@@ -65,23 +78,29 @@ shards = st.builds(
     region=texts,
     groups=st.lists(groups, max_size=3).map(tuple),
     weights=st.dictionaries(
-        st.from_regex(layout.NAME, fullmatch=True), st.dictionaries(st.integers(0, INT32_MAX), texts, max_size=2), max_size=2
+        st.from_regex(layout.NAME, fullmatch=True),
+        st.dictionaries(st.integers(0, INT32_MAX), texts, max_size=2),
+        max_size=2,
     ),
     started_s=times,
     finished_s=times,
 )
 keys = st.builds(
-    SequenceKey, st.integers(0, 2**60), st.integers(0, INT32_MAX), st.integers(0, INT32_MAX), st.integers(0, INT32_MAX)
+    SequenceKey,
+    st.integers(0, 2**60),
+    st.integers(0, INT32_MAX),
+    st.integers(0, INT32_MAX),
+    st.integers(0, INT32_MAX),
 )
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> Row:
+def rows(draw: st.DrawFn) -> BatchRow:
     length = draw(st.integers(1, 8))
     mask = draw(npst.arrays(np.bool_, length))
     draws = st.lists(any_bits, min_size=length, max_size=length)
     sampled_by = draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX)))
-    return Row(
+    return BatchRow(
         key=draw(keys),
         prompt_id=draw(texts),
         tokens=draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))),

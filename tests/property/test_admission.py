@@ -10,9 +10,11 @@ from data_ops.dataflow.admission import HOARD_MAX, Need, orders_to_admit, room
 PROMPTS_PER_ORDER = 2
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Policy:
-    """A policy as admission sees it; groups come back whole and bring `group_yield` rows of the version that is newest."""
+    """A policy as admission sees it; groups come back whole and bring `group_yield` rows of the
+    version that is newest.
+    """
 
     batch_size: int
     group_yield: int
@@ -25,25 +27,33 @@ class Policy:
 
     def need(self) -> Need:
         return Need(
-            self.steps,
-            self.batches,
-            self.version,
-            self.batch_size,
-            len(self.rows),
-            self.groups,
-            float(self.group_yield),
+            steps=self.steps,
+            batches=self.batches,
+            version=self.version,
+            batch_size=self.batch_size,
+            waiting=len(self.rows),
+            groups=self.groups,
+            group_yield=float(self.group_yield),
         )
 
     def make_batches(self, max_staleness: int) -> None:
         while True:
-            self.rows = [version for version in self.rows if self.batches - version <= max_staleness]
-            if self.batches >= self.steps or self.batches > self.version or len(self.rows) < self.batch_size:
+            self.rows = [
+                version for version in self.rows if self.batches - version <= max_staleness
+            ]
+            if (
+                self.batches >= self.steps
+                or self.batches > self.version
+                or len(self.rows) < self.batch_size
+            ):
                 return
             self.rows = sorted(self.rows)[self.batch_size :]
             self.batches += 1
 
 
-policies = st.builds(Policy, batch_size=st.integers(1, 40), group_yield=st.integers(1, 16), steps=st.integers(1, 6))
+policies = st.builds(
+    Policy, batch_size=st.integers(1, 40), group_yield=st.integers(1, 16), steps=st.integers(1, 6)
+)
 
 
 @settings(max_examples=150)
@@ -54,19 +64,26 @@ def test_every_policy_gets_its_batches_within_the_budget(
     for _ in range(4000):
         if all(policy.batches == policy.steps for policy in everyone):
             return
-        admitted = orders_to_admit([policy.need() for policy in everyone], max_staleness, PROMPTS_PER_ORDER)
+        admitted = orders_to_admit(
+            [policy.need() for policy in everyone], max_staleness, PROMPTS_PER_ORDER
+        )
         if admitted:
             unfinished = [policy for policy in everyone if policy.batches < policy.steps]
             for policy in everyone:
                 policy.groups += admitted * PROMPTS_PER_ORDER
             # Beyond the budget of the neediest there is never more than one order.
             assert any(
-                (policy.groups - PROMPTS_PER_ORDER) * policy.group_yield < room(policy.need(), max_staleness)
+                (policy.groups - PROMPTS_PER_ORDER) * policy.group_yield
+                < room(policy.need(), max_staleness)
                 for policy in unfinished
             )
             for policy in unfinished:
                 held_max = HOARD_MAX * (max_staleness + 1) * policy.batch_size
-                excess = len(policy.rows) + (policy.groups - PROMPTS_PER_ORDER) * policy.group_yield - held_max
+                excess = (
+                    len(policy.rows)
+                    + (policy.groups - PROMPTS_PER_ORDER) * policy.group_yield
+                    - held_max
+                )
                 assert excess < 1e-6
         if data.draw(st.booleans()) or not any(policy.groups for policy in everyone):
             for policy in everyone:

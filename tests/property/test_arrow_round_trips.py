@@ -1,4 +1,6 @@
-"""Shards and batches: whatever fulfils the records' promises comes back to the last bit; half a file never does."""
+"""Shards and batches: whatever fulfils the records' promises comes back to the last bit; half a
+file never does.
+"""
 
 import pytest
 from hypothesis import given, settings

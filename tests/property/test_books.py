@@ -1,4 +1,6 @@
-"""Whatever arrives in whatever order, and whenever the dataflow dies: the books balance and nothing is used twice."""
+"""Whatever arrives in whatever order, and whenever the dataflow dies: the books balance and nothing
+is used twice.
+"""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from data_ops.algorithms.samplers import Edf, Fifo
-from data_ops.dataflow.ledger import Books
-from storage.records.batches import Batch, Entry, Row, SequenceKey
+from data_ops.dataflow.ledger import Ledger
+from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
 from tests.builders import row
 
 BATCH_SIZE = 3
@@ -21,7 +23,7 @@ ORDERS = 24
 class Answer:
     """What one shard holds for the policy."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BatchRow, ...]
     entries: tuple[Entry, ...]
 
     @property
@@ -36,7 +38,7 @@ class BooksMachine(RuleBasedStateMachine):
         super().__init__()
         self.shards: dict[int, Answer] = {}
         self.committed: list[Batch] = []
-        self.books = Books("solver", BATCH_SIZE, MAX_STALENESS)
+        self.books = Ledger("solver", BATCH_SIZE, MAX_STALENESS)
 
     @rule(
         order=st.integers(0, ORDERS - 1),
@@ -47,8 +49,14 @@ class BooksMachine(RuleBasedStateMachine):
         if order in self.shards:
             return
         versions = [max(0, len(self.committed) - age) for age in ages]
-        rows = tuple(row(SequenceKey(order, 0, place, 0), version=version) for place, version in enumerate(versions))
-        entries = tuple(Entry(SequenceKey(order, 1, n, 0), "filtered", "zero_advantage") for n in range(num_filtered))
+        rows = tuple(
+            row(SequenceKey(order, 0, place, 0), version=version)
+            for place, version in enumerate(versions)
+        )
+        entries = tuple(
+            Entry(SequenceKey(order, 1, n, 0), "filtered", "zero_advantage")
+            for n in range(num_filtered)
+        )
         self.shards[order] = Answer(rows, entries)
 
     @rule(newest_first=st.booleans())
@@ -73,18 +81,25 @@ class BooksMachine(RuleBasedStateMachine):
     @rule()
     def it_dies(self) -> None:
         newest = self.committed[-1] if self.committed else None
-        self.books = Books.restore("solver", BATCH_SIZE, MAX_STALENESS, newest, self._rows_of)
+        self.books = Ledger.restore("solver", BATCH_SIZE, MAX_STALENESS, newest, self._rows_of)
 
-    def _rows_of(self, order: int) -> dict[SequenceKey, Row]:
+    def _rows_of(self, order: int) -> dict[SequenceKey, BatchRow]:
         return {kept.key: kept for kept in self.shards[order].rows}
 
     def _settled(self) -> Counter[SequenceKey]:
         rows = (kept.key for batch in self.committed for kept in batch.rows)
-        return Counter(rows) + Counter(entry.key for batch in self.committed for entry in batch.ledger)
+        return Counter(rows) + Counter(
+            entry.key for batch in self.committed for entry in batch.ledger
+        )
 
     @invariant()
     def every_sequence_has_one_place_in_memory(self) -> None:
-        closed = [key for order, answer in self.shards.items() if self.books.is_closed(order) for key in answer.keys]
+        closed = [
+            key
+            for order, answer in self.shards.items()
+            if self.books.is_closed(order)
+            for key in answer.keys
+        ]
         places = self._settled()
         places.update(kept.key for kept in self.books.waiting)
         places.update(entry.key for entry in self.books.ledger)

@@ -9,8 +9,18 @@ from storage.records.rollouts import Order, Prompt
 
 TEXT = st.text(st.characters(), max_size=8)
 """Lone surrogates are among the characters."""
-LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXT, st.just(10**3999), st.just(-(10**4000)))
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3))
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    TEXT,
+    st.just(10**3999),
+    st.just(-(10**4000)),
+)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3)
+)
 
 
 def nested(value: Any, depth: int) -> Any:
@@ -24,5 +34,12 @@ def nested(value: Any, depth: int) -> Any:
 def test_whatever_is_accepted_comes_back_from_an_order_as_it_was(value: Any, depth: int) -> None:
     fields = {"question": "1+1", "more": nested(value, depth)}
     if json_values.fault(fields) is None:
-        order = Order(0, (Prompt("a/0", fields),), 1, 0, (), {})
+        order = Order(
+            number=0,
+            prompts=(Prompt("a/0", fields),),
+            samples_per_prompt=1,
+            seed=0,
+            seen=(),
+            cursor={},
+        )
         assert unseal(Order, seal(order), "an order") == order

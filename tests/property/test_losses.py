@@ -25,7 +25,11 @@ def tensors(tokens: list[tuple[float, float]]) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probabilities with gradient, behaviour, advantages)"""
     differences, advantages = zip(*tokens, strict=True)
     logprobs = torch.tensor(differences, dtype=torch.float64, requires_grad=True)
-    return logprobs, torch.zeros(len(tokens), dtype=torch.float64), torch.tensor(advantages, dtype=torch.float64)
+    return (
+        logprobs,
+        torch.zeros(len(tokens), dtype=torch.float64),
+        torch.tensor(advantages, dtype=torch.float64),
+    )
 
 
 def gradient(value: Tensor, logprobs: Tensor) -> Tensor:
@@ -34,7 +38,9 @@ def gradient(value: Tensor, logprobs: Tensor) -> Tensor:
 
 @settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
-def test_what_the_token_mask_keeps_satisfies_the_constraint(tokens: list[tuple[float, float]], threshold: float) -> None:
+def test_what_the_token_mask_keeps_satisfies_the_constraint(
+    tokens: list[tuple[float, float]], threshold: float
+) -> None:
     logprobs, behaviour, _ = tensors(tokens)
     keep = token_mask(logprobs, behaviour, threshold)
     moments = second_moments(logprobs, behaviour)
@@ -46,7 +52,9 @@ def test_what_the_token_mask_keeps_satisfies_the_constraint(tokens: list[tuple[f
 
 @settings(deadline=None)
 @given(TOKENS, THRESHOLDS)
-def test_the_token_mask_drops_no_more_than_it_must(tokens: list[tuple[float, float]], threshold: float) -> None:
+def test_the_token_mask_drops_no_more_than_it_must(
+    tokens: list[tuple[float, float]], threshold: float
+) -> None:
     logprobs, behaviour, _ = tensors(tokens)
     keep = token_mask(logprobs, behaviour, threshold)
     moments = second_moments(logprobs, behaviour)
@@ -104,7 +112,10 @@ def test_a_silenced_token_is_clippable_and_has_no_gradient(
 @given(TOKENS)
 def test_wide_bounds_leave_the_plain_policy_gradient(tokens: list[tuple[float, float]]) -> None:
     logprobs, behaviour, advantages = tensors(tokens)
-    slope = gradient(clipped_ratio(logprobs, behaviour, advantages, ClipBounds(1.0, 1e9)).values_N.sum(), logprobs)
+    slope = gradient(
+        clipped_ratio(logprobs, behaviour, advantages, ClipBounds(1.0, 1e9)).values_N.sum(),
+        logprobs,
+    )
     assert torch.allclose(slope, -logprobs.detach().exp() * advantages)
 
 
@@ -155,7 +166,9 @@ def test_the_water_level_rises_with_the_mean_and_falls_when_the_values_rise(
 def test_water_filled_bounds_keep_within_their_limits_and_widen_with_the_threshold(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
-    bounds, wider = (water_filled_bounds(*tensors(tokens), each) for each in (threshold, 2 * threshold))
+    bounds, wider = (
+        water_filled_bounds(*tensors(tokens), each) for each in (threshold, 2 * threshold)
+    )
     assert 0.3 <= bounds.eps_low <= wider.eps_low * (1 + 1e-12) <= 1.0 + 1e-9
     assert 0.5 <= bounds.eps_high <= wider.eps_high * (1 + 1e-12) <= 99_999.0 + 1e-3
 
@@ -165,7 +178,9 @@ def test_water_filled_bounds_keep_within_their_limits_and_widen_with_the_thresho
 def test_water_filled_bounds_hold_the_second_moment_of_the_clipped_ratios(
     tokens: list[tuple[float, float]], threshold: float
 ) -> None:
-    """What the form is for: of the clipped ratios over T, the mean of (log ρ)² is θ at most, up to the minima of ε."""
+    """What the form is for: of the clipped ratios over T, the mean of (log ρ)² is θ at most, up to
+    the minima of ε.
+    """
     logprobs, behaviour, advantages = tensors(tokens)
     bounds = water_filled_bounds(logprobs, behaviour, advantages, threshold)
     in_t = clippable(logprobs, behaviour, advantages)
@@ -177,7 +192,9 @@ def test_water_filled_bounds_hold_the_second_moment_of_the_clipped_ratios(
 
 @settings(deadline=None)
 @given(TOKENS, st.floats(1.01, 10.0))
-def test_with_a_dual_clip_no_token_loses_more_than_its_limit(tokens: list[tuple[float, float]], dual_clip: float) -> None:
+def test_with_a_dual_clip_no_token_loses_more_than_its_limit(
+    tokens: list[tuple[float, float]], dual_clip: float
+) -> None:
     logprobs, behaviour, advantages = tensors(tokens)
     everything = torch.ones(len(tokens), dtype=torch.bool)
     for loss in (

@@ -1,4 +1,6 @@
-"""Tensors of every dtype and shape come back bit for bit, and the safetensors package agrees on what the file says."""
+"""Tensors of every dtype and shape come back bit for bit, and the safetensors package agrees on
+what the file says.
+"""
 
 import json
 from contextlib import suppress
@@ -14,7 +16,9 @@ from storage.formats.safetensors import BITS, from_safetensors, to_safetensors
 from storage.records.weights import HostTensor
 from tests import builders
 
-NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(lambda name: name != "__metadata__")
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(
+    lambda name: name != "__metadata__"
+)
 
 
 @st.composite
@@ -24,7 +28,9 @@ def tensors(draw: st.DrawFn) -> HostTensor:
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(BITS[dtype]).itemsize
     raw = np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype=np.uint8)
     raw = raw % 2 if dtype == "BOOL" else raw
-    return HostTensor(dtype, shape, raw.view(BITS[dtype]).reshape(shape) if size else np.zeros(shape, BITS[dtype]))
+    return HostTensor(
+        dtype, shape, raw.view(BITS[dtype]).reshape(shape) if size else np.zeros(shape, BITS[dtype])
+    )
 
 
 @settings(max_examples=100)
@@ -48,7 +54,12 @@ def test_a_file_cut_anywhere_is_corrupt() -> None:
 
 
 @settings(max_examples=40)
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda x: st.lists(x) | st.dictionaries(NAMES, x)))
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=3),
+        lambda x: st.lists(x) | st.dictionaries(NAMES, x),
+    )
+)
 def test_any_json_as_header_is_read_or_corrupt_and_never_another_error(header: object) -> None:
     text = json.dumps(header).encode()
     with suppress(CorruptError):

@@ -1,5 +1,7 @@
-"""Whatever somebody stores who writes true digests, a reader gets it or one of the project's errors, and nobody else's object
-suffers: not in `verify`, nor in what reads many objects of a run at once."""
+"""Whatever somebody stores who writes true digests, a reader gets it or one of the project's
+errors, and nobody else's object suffers: not in `verify`, nor in what reads many objects of a run
+at once.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -16,17 +18,26 @@ from hypothesis import strategies as st
 
 from storage import layout
 from storage.coordination import heartbeats, leases
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.safetensors import file_digest
 from storage.records.control import Stop
 from storage.records.weights import HostTensor
-from storage.run import base_models, batches, checkpoints, evaluations, orders, quarantine, runs, shards
+from storage.run import (
+    base_models,
+    batches,
+    checkpoints,
+    evaluations,
+    orders,
+    quarantine,
+    runs,
+    shards,
+)
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.verify.weights import audit_weights
 from storage.weights import compaction, manifests, publisher, reader, tags
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from tasks import evals
 from tasks.evals import Evaluation
 from tests import builders
@@ -50,20 +61,32 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     run = finished_run(store)
     runs.request_stop(run, Stop("completed", "every policy reached version 4", 0.0))
     leases.take(run, 0, "rollout-us-east-0", "us-east", leases.LeaseWatch(1.0))
-    with Pulse(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
+    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
         pulse.update(progress={"step": 3}, versions={"solver": 2})
-    tags.give(run, "best", "solver", 2)
-    checkpoints.save(run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0})
+    tags.create(run, "best", "solver", 2)
+    checkpoints.save(
+        run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0}
+    )
     scores = np.array([1, 0], dtype=np.float32)
-    evals.commit(run, Evaluation({"solver": 4, "verifier": 4}, "held_out", "single_turn", ("a", "b"), scores, scores))
+    evals.commit(
+        run,
+        Evaluation(
+            {"solver": 4, "verifier": 4}, "held_out", "single_turn", ("a", "b"), scores, scores
+        ),
+    )
     quarantine.quarantine(run, layout.order(10**6), "not there")
-    base_models.save_model(store, "8c1f", builders.tensors(0), {"config.json": b"{}"}, {"accuracy": 0.5})
-    held: Held | None = None
+    base_models.save_model(
+        store, "8c1f", builders.tensors(0), {"config.json": b"{}"}, {"accuracy": 0.5}
+    )
+    held: LoadedWeights | None = None
     for version in range(9):  # one more policy, whose versions are deltas
         bits = np.arange(500, dtype=np.uint16)
         bits[: 7 * version] += 1
-        tensors = {"w": HostTensor("BF16", (500,), bits), "b": HostTensor("F32", (), np.array(version, dtype=np.uint32))}
-        held = Held(publisher.publish(run, "third", version, tensors, base=held), tensors)
+        tensors = {
+            "w": HostTensor("BF16", (500,), bits),
+            "b": HostTensor("F32", (), np.array(version, dtype=np.uint32)),
+        }
+        held = LoadedWeights(publisher.publish(run, "third", version, tensors, base=held), tensors)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compaction, "BYTES_MIN", 0)
         patched.setattr(compaction, "SHARE_MAX", 1e9)
@@ -87,7 +110,9 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: [batches.read(RUN, "solver", step) for step in range(1, 5)]
     yield lambda: reader.fetch(RUN, "third", 8)
     yield lambda: reader.fetch_files(RUN, "solver")
-    yield lambda: reader.go(RUN, manifests.read_manifest(RUN, "third", 8), [merged_leg()], reader.read(RUN, "third", 0))
+    yield lambda: reader.apply_path(
+        RUN, manifests.read_manifest(RUN, "third", 8), [merged_leg()], reader.read(RUN, "third", 0)
+    )
     yield lambda: checkpoints.newest(RUN, "solver")
     yield lambda: base_models.load_model(STORE, "8c1f")
     yield lambda: heartbeats.read_all(RUN)
@@ -112,7 +137,9 @@ def read_everything(key: str = "") -> None:
         for read in readers():
             with suppress(AstraFlowError):
                 read()
-        audit_weights(RUN, "third", 8, lambda invariant, where, what: None, lambda what, share: None)
+        audit_weights(
+            RUN, "third", 8, lambda invariant, where, what: None, lambda what, share: None
+        )
         assert verify(RUN).sequences >= SEQUENCES - 16  # at most one shard cannot be read
     except ConfigError:
         assert key.endswith("/run.json")
@@ -131,7 +158,13 @@ def restore() -> None:
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value within a JSON value."""
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    children = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, child in children:
         yield (*path, name)
         yield from places(child, (*path, name))
@@ -185,9 +218,13 @@ def test_headers_of_arrow_files(draw: st.DataObject) -> None:
     header = json.loads(reader.schema.metadata[b"astraflow.header"])
     changed(draw, header)
     table = reader.read_all().combine_chunks()
-    batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=schema)
+    batch = (
+        table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], schema=schema)
+    )
     compression = draw.draw(st.sampled_from(["lz4", "zstd", None]))
-    STORE.put(key, arrow_file(schema, [batch.replace_schema_metadata(None)], kind, header, compression))
+    STORE.put(
+        key, arrow_file(schema, [batch.replace_schema_metadata(None)], kind, header, compression)
+    )
     read_everything(key)
 
 
@@ -212,7 +249,9 @@ def test_bytes_of_arrow_files(draw: st.DataObject) -> None:
 @modest
 @given(st.data())
 def test_files_of_tensors(draw: st.DataObject) -> None:
-    policy, version = draw.draw(st.sampled_from([("third", version) for version in range(9)] + [("solver", 0)]))
+    policy, version = draw.draw(
+        st.sampled_from([("third", version) for version in range(9)] + [("solver", 0)])
+    )
 
     def change(body: bytes) -> bytes:
         length = int.from_bytes(body[:8], "little")
@@ -223,7 +262,10 @@ def test_files_of_tensors(draw: st.DataObject) -> None:
             return len(text).to_bytes(8, "little") + text + body[8 + length :]
         raw = bytearray(body)
         for _ in range(draw.draw(st.integers(1, 4))):
-            place = draw.draw(st.integers(0, len(raw) - 1) | st.integers(8 + length, max(8 + length, len(raw) - 1)))
+            place = draw.draw(
+                st.integers(0, len(raw) - 1)
+                | st.integers(8 + length, max(8 + length, len(raw) - 1))
+            )
             raw[min(place, len(raw) - 1)] = draw.draw(st.integers(0, 255))
         return bytes(raw[: draw.draw(st.integers(0, len(raw)) | st.just(len(raw)))])
 
@@ -234,7 +276,9 @@ def test_files_of_tensors(draw: st.DataObject) -> None:
 @modest
 @given(st.data())
 def test_files_of_a_checkpoint_and_of_merged_changes(draw: st.DataObject) -> None:
-    folder = draw.draw(st.sampled_from([layout.checkpoint("solver", 4), layout.weights("third", 8)]))
+    folder = draw.draw(
+        st.sampled_from([layout.checkpoint("solver", 4), layout.weights("third", 8)])
+    )
     manifest = layout.manifest(folder) if "checkpoints" in folder else layout.merged("third", 8, 0)
     fields = json.loads(ALL[f"{RUN_PREFIX}/{manifest}"])
     files = fields["files"] if "files" in fields else fields["step"]["files"]

@@ -1,11 +1,17 @@
-"""Whatever text goes into the tiny tokenizer comes back exactly: GSM8K's prompts must survive a model made for sums."""
+"""Whatever text goes into the tiny tokenizer comes back exactly: GSM8K's prompts must survive a
+model made for sums.
+"""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasks.base_models.tiny_tokenizer import ROLES, WORDS, tokenizer
 
-pieces = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.sampled_from(WORDS), st.integers().map(str))
+pieces = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.sampled_from(WORDS),
+    st.integers().map(str),
+)
 texts = st.lists(pieces).map("".join).filter(lambda text: not any(role in text for role in ROLES))
 
 

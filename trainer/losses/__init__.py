@@ -5,8 +5,9 @@
     surrogates.py    the ratio, clipped or masked     custom.py     a loss by import path
     diagnostics.py   distances between policies
 
-A model of this union is both the settings of a loss, as a recipe writes them, and its formulas. Reading
-a recipe must not import torch: the modules of this package import it inside the functions that need it.
+A model of this union is both the settings of a loss, as a recipe writes them, and its formulas.
+Reading a recipe must not import torch: the modules of this package import it inside the functions
+that need it.
 """
 
 from typing import Annotated, Final, TypeAlias
@@ -19,10 +20,14 @@ from trainer.losses.m2po import M2po
 from trainer.losses.ppo_clip import PpoClip
 
 LossConfig: TypeAlias = Annotated[
-    Annotated[PpoClip, Tag("ppo_clip")] | Annotated[M2po, Tag("m2po")] | Annotated[CustomLoss, Tag("custom")],
+    Annotated[PpoClip, Tag("ppo_clip")]
+    | Annotated[M2po, Tag("m2po")]
+    | Annotated[CustomLoss, Tag("custom")],
     Discriminator(ByName(default="m2po")),
 ]
-"""The table: `loss: {name: …}` selects one of these. Another loss of AstraFlow is a file and a line here."""
+"""The table: `loss: {name: …}` selects one of these. Another loss of AstraFlow is a file and a line
+here.
+"""
 
 LOSSES: Final = variants(LossConfig)
 """`name` → the model of its settings."""

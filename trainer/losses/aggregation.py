@@ -2,8 +2,8 @@
 
 The loss of a minibatch is Σ weight × token loss. Tokens that a mask drops still count.
 
-Shape legend: B sequences of a minibatch; `lengths_B` int64 [B] is the number of loss tokens of each.
-A weight is that of every loss token of the sequence, float32 [B], and 0 where there is none.
+Shape legend: B sequences of a minibatch; `lengths_B` int64 [B] is the number of loss tokens of
+each. A weight is that of every loss token of the sequence, float32 [B], and 0 where there is none.
 """
 
 from typing import Annotated, Literal, Self
@@ -77,4 +77,6 @@ def _num_sequences(lengths_B: Int64) -> int:
 def _check_lengths(lengths_B: Int64) -> None:
     """Raise ValueError for anything but int64 [B]."""
     if lengths_B.ndim != 1 or lengths_B.dtype != np.int64:
-        raise ValueError(f"expected int64 lengths [B], found {lengths_B.dtype} {list(lengths_B.shape)}")
+        raise ValueError(
+            f"expected int64 lengths [B], found {lengths_B.dtype} {list(lengths_B.shape)}"
+        )

@@ -26,7 +26,9 @@ class CustomLoss(Aggregated):
         except ConfigError as error:
             raise ConfigError(f"train.loss.path: {error}") from error
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"train.loss.args: {self.path} refuses {self.args}: {error}") from error
+            raise ConfigError(
+                f"train.loss.args: {self.path} refuses {self.args}: {error}"
+            ) from error
         return loss
 
     def find(self) -> Any:
@@ -36,7 +38,10 @@ class CustomLoss(Aggregated):
         """
         made: Any = resolve(self.path, {}, LOSS)
         if not isinstance(getattr(made, "whole_minibatch", None), bool):
-            raise ConfigError(f"{self.path} has no class attribute whole_minibatch, True or False; see {LOSS.page}")
+            raise ConfigError(
+                f"{self.path} has no class attribute whole_minibatch, True or False; see "
+                f"{LOSS.page}"
+            )
         if wrong := unfit(made, LOSS, self.args):
             raise ConfigError(f"{self.path} does not take args {self.args} ({wrong}); correct them")
         return made

@@ -1,7 +1,7 @@
 """Distances between the trained policy and the behaviour policy, token by token.
 
-M2PO selects tokens by them, and the engine publishes them as metrics. No gradient flows through any of
-them. Importing this module does not import torch.
+M2PO selects tokens by them, and the engine publishes them as metrics. No gradient flows through any
+of them. Importing this module does not import torch.
 
 Shape legend: N loss tokens. Notation as in `trainer/losses/loss.py`.
 """

@@ -39,7 +39,9 @@ class TokenLoss:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Constants of one minibatch. Example: `Prepared(scalars={"clip_low": 0.2, "clip_high": 0.2})`."""
+    """Constants of one minibatch. Example:
+    `Prepared(scalars={"clip_low": 0.2, "clip_high": 0.2})`.
+    """
 
     scalars: Mapping[str, float] = field(default_factory=dict)
     """Constants of the whole minibatch by name. The engine publishes the metric `trainer/{name}`:
@@ -60,20 +62,25 @@ class Loss(Protocol):
     def whole_minibatch(self) -> bool:
         """Whether `prepare` needs the log-probabilities of all loss tokens of a minibatch.
 
-        True: a minibatch of several micro-batches costs one more forward pass without gradients. False:
-        the constants of a token depend on that token alone, and `prepare` is called once for each
-        micro-batch. A class attribute: `whole_minibatch = True`.
+        True: a minibatch of several micro-batches costs one more forward pass without gradients.
+        False: the constants of a token depend on that token alone, and `prepare` is called once for
+        each micro-batch. A class attribute: `whole_minibatch = True`.
         """
 
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
         """Compute the constants of these loss tokens. `logprobs_N` carries no gradient."""
 
-    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
-        """Compute the loss of each token; `prepared` holds the constants of exactly these tokens."""
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
+        """Compute the loss of each token; `prepared` holds the constants of exactly these
+        tokens.
+        """
 
 
 def check_token_loss(result: object, num_tokens: int) -> TokenLoss:
-    """Return what `token_losses` gave; ConfigError when it is not a TokenLoss of `num_tokens` tokens.
+    """Return what `token_losses` gave; ConfigError when it is not a TokenLoss of `num_tokens`
+    tokens.
 
     A value of another shape would be broadcast against the weights and train on wrong numbers.
     """
@@ -82,5 +89,7 @@ def check_token_loss(result: object, num_tokens: int) -> TokenLoss:
     for name in ("values_N", "clipped_N"):
         shape = list(getattr(result, name).shape)
         if shape != [num_tokens]:
-            raise ConfigError(f"token_losses must return {name} of shape [{num_tokens}], not {shape}")
+            raise ConfigError(
+                f"token_losses must return {name} of shape [{num_tokens}], not {shape}"
+            )
     return result

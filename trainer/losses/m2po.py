@@ -6,10 +6,10 @@ Its three published forms differ in what they compute over a minibatch, and in t
     token_mask      a mask that drops tokens, the paper                        masked ratio
     water_filled    bounds of the ratio, the authors' published code           clipped ratio
 
-Bounds and mask depend on all tokens they are computed over. They are computed over the whole minibatch,
-never over a micro-batch: how much fits into memory must not change what is learned. Where a minibatch
-takes one micro-batch this costs nothing, and is what the public implementation does, whose bounds are
-those of the micro-batch.
+Bounds and mask depend on all tokens they are computed over. They are computed over the whole
+minibatch, never over a micro-batch: how much fits into memory must not change what is learned.
+Where a minibatch takes one micro-batch this costs nothing, and is what the public implementation
+does, whose bounds are those of the micro-batch.
 
 Importing this module does not import torch, since every recipe is read with its settings.
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WATER_FILLED_THRESHOLD = 0.04
-"""The threshold θ of the form `water_filled` where a recipe names none: that of the published code."""
+"""The threshold θ of the form `water_filled` where a recipe names none: that of the published code.
+"""
 EPS_LOW_MAX = 0.95
 """Widest lower clip range of `adaptive_clip`: the ratio's lower bound is never below 0.05."""
 EPS_HIGH_MAX = 20.0
@@ -56,7 +57,8 @@ class M2po(Aggregated):
     m2_form: Literal["adaptive_clip", "token_mask", "water_filled"] = "adaptive_clip"
     """Which of the published forms."""
     m2_threshold: Positive = 0.01
-    """Bound θ of the second moment of the log ratio; 0.04 where `m2_form: water_filled` names none."""
+    """Bound θ of the second moment of the log ratio; 0.04 where `m2_form: water_filled` names none.
+    """
     dual_clip: float | None = Field(default=None, gt=1, le=1e6)
     """Largest ratio that counts where the advantage is negative; null: no limit."""
 
@@ -74,7 +76,9 @@ class M2po(Aggregated):
         bounds = bounds_of(logprobs_N, behaviour_N, advantages_N, self.m2_threshold)
         return Prepared(scalars={"clip_low": bounds.eps_low, "clip_high": bounds.eps_high})
 
-    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
         if self.m2_form == "token_mask":
             keep_N = prepared.per_token["keep"]
             return masked_ratio(logprobs_N, behaviour_N, advantages_N, keep_N, self.dual_clip)
@@ -89,13 +93,15 @@ class M2po(Aggregated):
         return value
 
 
-def adaptive_bounds(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, threshold: float) -> ClipBounds:
+def adaptive_bounds(
+    logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, threshold: float
+) -> ClipBounds:
     """Adaptive bounds of the ratio (the form of the public AstraFlow implementation).
 
     When T is empty or mean(m over T) ≤ θ, they are (0.95, 20). Otherwise, with m over T sorted
     descending, k is the smallest index with mean(m[k:]) < θ (the last index if there is none),
-    τ = sqrt(m[k]), ε_lo = min(1 − e^(−τ), 0.95), ε_hi = min(e^τ − 1, 20): the range of the ratio is that
-    of the tokens that satisfy the constraint. Constants: no gradient flows through them.
+    τ = sqrt(m[k]), ε_lo = min(1 − e^(−τ), 0.95), ε_hi = min(e^τ − 1, 20): the range of the ratio is
+    that of the tokens that satisfy the constraint. Constants: no gradient flows through them.
     """
     check_tokens(logprobs_N, behaviour_N, advantages_N)
     moments_N = second_moments(logprobs_N, behaviour_N)
@@ -111,15 +117,17 @@ def adaptive_bounds(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tenso
     return ClipBounds(min(-math.expm1(-tau), EPS_LOW_MAX), min(eps_high, EPS_HIGH_MAX))
 
 
-def water_filled_bounds(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, threshold: float) -> ClipBounds:
+def water_filled_bounds(
+    logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, threshold: float
+) -> ClipBounds:
     """Water-filled bounds of the ratio (the form of the authors' published code).
 
-    When T is empty or mean(m over T) ≤ θ, nothing is clipped: (1, 99999). Otherwise τ is such that the
-    mean over T of min(m, τ²) is θ (`water_level`), ε_lo = max(1 − e^(−τ), 0.3), ε_hi = max(e^τ − 1, 0.5)
-    and at most 99999. A token beyond τ counts with the moment τ², where `adaptive_bounds` leaves it out
-    of the mean. The minima keep the bounds from falling below those of ordinary clipping. The published
-    code takes for τ² the largest m of a token that keeps the mean within θ; here the equation is solved.
-    Constants: no gradient flows through them.
+    When T is empty or mean(m over T) ≤ θ, nothing is clipped: (1, 99999). Otherwise τ is such that
+    the mean over T of min(m, τ²) is θ (`water_level`), ε_lo = max(1 − e^(−τ), 0.3), ε_hi = max(e^τ
+    − 1, 0.5) and at most 99999. A token beyond τ counts with the moment τ², where `adaptive_bounds`
+    leaves it out of the mean. The minima keep the bounds from falling below those of ordinary
+    clipping. The published code takes for τ² the largest m of a token that keeps the mean within θ;
+    here the equation is solved. Constants: no gradient flows through them.
     """
     check_tokens(logprobs_N, behaviour_N, advantages_N)
     in_T = clippable(logprobs_N, behaviour_N, advantages_N)
@@ -129,15 +137,17 @@ def water_filled_bounds(logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: T
     tau = math.sqrt(level)
     # A huge τ would overflow.
     eps_high = math.expm1(min(tau, math.log1p(FILLED_UNCLIPPED_EPS_HIGH)))
-    return ClipBounds(max(-math.expm1(-tau), FILLED_EPS_LOW_MIN), max(eps_high, FILLED_EPS_HIGH_MIN))
+    return ClipBounds(
+        max(-math.expm1(-tau), FILLED_EPS_LOW_MIN), max(eps_high, FILLED_EPS_HIGH_MIN)
+    )
 
 
 def water_level(values_T: Tensor, mean: float) -> float:
     """The level l with mean(min(v, l)) = `mean` over the values [T] ≥ 0.
 
-    Infinity when mean(v) ≤ `mean`, and for no values. With v ascending and s_k the sum of the k smallest,
-    l = (mean · T − s_k) / (T − k) for the smallest k with s_k + (T − k)·v_k ≥ mean · T: the first value
-    that must be cut. Example: values 1, 2, 9 and mean 2 → level 3.
+    Infinity when mean(v) ≤ `mean`, and for no values. With v ascending and s_k the sum of the k
+    smallest, l = (mean · T − s_k) / (T − k) for the smallest k with s_k + (T − k)·v_k ≥ mean · T:
+    the first value that must be cut. Example: values 1, 2, 9 and mean 2 → level 3.
     """
     import torch
 
@@ -156,8 +166,8 @@ def water_level(values_T: Tensor, mean: float) -> float:
 def token_mask(logprobs_N: Tensor, behaviour_N: Tensor, threshold: float) -> Tensor:
     """Token mask (the form of the paper): bool [N], False on tokens to drop.
 
-    Drops the tokens of largest m, as few as possible, until the mean of m over the rest is ≤ θ; of equal
-    ones the earlier first.
+    Drops the tokens of largest m, as few as possible, until the mean of m over the rest is ≤ θ; of
+    equal ones the earlier first.
     """
     import torch
 

@@ -1,4 +1,5 @@
-"""PPO with a clipped ratio (arXiv 1707.06347), with bounds that may differ (DAPO, arXiv 2503.14476).
+"""PPO with a clipped ratio (arXiv 1707.06347), with bounds that may differ (DAPO, arXiv
+2503.14476).
 
 Importing this module does not import torch, since every recipe is read with its settings.
 """
@@ -38,6 +39,8 @@ class PpoClip(Aggregated):
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
         return Prepared(scalars={"clip_low": self.clip_low, "clip_high": self.clip_high})
 
-    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
         bounds = ClipBounds(prepared.scalars["clip_low"], prepared.scalars["clip_high"])
         return clipped_ratio(logprobs_N, behaviour_N, advantages_N, bounds, self.dual_clip)

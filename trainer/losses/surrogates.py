@@ -1,4 +1,5 @@
-"""Surrogate objectives of the policy gradient: the ratio, clipped or masked. Several losses use them.
+"""Surrogate objectives of the policy gradient: the ratio, clipped or masked. Several losses use
+them.
 
 Importing this module does not import torch.
 
@@ -34,8 +35,9 @@ def clipped_ratio(
     """Clipped surrogate of PPO: −min(ρA, clip(ρ, 1−ε_lo, 1+ε_hi)·A).
 
     arXiv 1707.06347; asymmetric bounds: DAPO, arXiv 2503.14476. With a dual clip c > 1 (arXiv
-    1912.09729) the loss of a token with A < 0 is at most −cA, which limits the weight of one token with
-    a huge ratio: ε_hi never clips a token with A < 0. ValueError for tensors of other shapes or dtypes.
+    1912.09729) the loss of a token with A < 0 is at most −cA, which limits the weight of one token
+    with a huge ratio: ε_hi never clips a token with A < 0. ValueError for tensors of other shapes
+    or dtypes.
     """
     check_tokens(logprobs_N, behaviour_N, advantages_N)
     log_ratio_N = logprobs_N - behaviour_N
@@ -59,8 +61,9 @@ def masked_ratio(
 ) -> TokenLoss:
     """−MρA, not clipped, and 0 on dropped tokens (arXiv 2510.01161, equation of J_M2PO).
 
-    Dropped tokens still count in the weights, as in the paper. A dual clip c limits the loss of a kept
-    token with A < 0 to −cA, as in `clipped_ratio`. ValueError for tensors of other shapes or dtypes.
+    Dropped tokens still count in the weights, as in the paper. A dual clip c limits the loss of a
+    kept token with A < 0 to −cA, as in `clipped_ratio`. ValueError for tensors of other shapes or
+    dtypes.
     """
     check_tokens(logprobs_N, behaviour_N, advantages_N)
     if str(keep_N.dtype) != "torch.bool" or keep_N.shape != logprobs_N.shape:
@@ -82,12 +85,17 @@ def check_tokens(first_N: Tensor, *others_N: Tensor) -> None:
         same_shape = tensor.dim() == 1 and tensor.shape == first_N.shape
         if not same_shape or str(tensor.dtype) not in ("torch.float32", "torch.float64"):
             shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in (first_N, *others_N))
-            raise ValueError(f"expected float32 or float64 tensors of one shape [N], found {shapes}")
+            raise ValueError(
+                f"expected float32 or float64 tensors of one shape [N], found {shapes}"
+            )
 
 
-def _limited(log_ratio_N: Tensor, advantages_N: Tensor, clipped_N: Tensor, limit_N: Tensor) -> TokenLoss:
+def _limited(
+    log_ratio_N: Tensor, advantages_N: Tensor, clipped_N: Tensor, limit_N: Tensor
+) -> TokenLoss:
     """−ρA, and the constant `limit_N` on tokens whose gradient is set to 0."""
-    # Masking the log ratio before exp, not the product after it: inf · 0 would be NaN, also in the gradient.
+    # Masking the log ratio before exp, not the product after it: inf · 0 would be NaN, also in the
+    # gradient.
     kept_N = log_ratio_N.masked_fill(clipped_N | (advantages_N == 0), 0.0)
     return TokenLoss(limit_N.where(clipped_N, -kept_N.exp() * advantages_N), clipped_N)
 

@@ -1,10 +1,12 @@
-"""The trainer of one policy: takes batch n, steps, publishes version n, checkpoints. Knows no Prefect.
+"""The trainer of one policy: takes batch n, steps, publishes version n, checkpoints. Knows no
+Prefect.
 
     batches/{policy}/{n} ──▶ engine.step ──▶ weights/{policy}/{n} ──▶ checkpoints/{policy}/{n}
                                               (during step n + 1)
 
-It meets the others in the store alone. What is published stands for ever: a trainer that resumes from its checkpoint
-trains through the batches it had already consumed, and compares what it gets with what it had published.
+It meets the others in the store alone. What is published stands for ever: a trainer that resumes
+from its checkpoint trains through the batches it had already consumed, and compares what it gets
+with what it had published.
 """
 
 import logging
@@ -22,15 +24,16 @@ from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
 from storage.run.checkpoints import Checkpoint
 from storage.weights import manifests, reader
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from trainer.config import TrainConfig
 from trainer.engines.engine import TrainEngine, make_engine
-from trainer.service.weight_publisher import Publication
+from trainer.service.weight_publisher import WeightPublisher
 
 log = logging.getLogger(__name__)
 
 CALL_PATIENCE_S = 5.0
-"""A call on a failing store gives up after this time; the service pauses then, and can be stopped."""
+"""A call on a failing store gives up after this time; the service pauses then, and can be stopped.
+"""
 MODEL_CONFIG = "config.json"
 
 
@@ -62,11 +65,13 @@ class _Trainer:
         self._steps = steps
         self._pulse = lifetime.heartbeat
         self._engine: TrainEngine
-        self._publication = Publication(lifetime, self._run, policy, config)
+        self._publication = WeightPublisher(lifetime, self._run, policy, config)
         self._step = 0
         """The version that the engine's weights are."""
         self._standing = 0
-        """The newest version when this trainer began: up to it, what comes out is compared and not published."""
+        """The newest version when this trainer began: up to it, what comes out is compared and not
+        published.
+        """
         self._checkpointed = 0
         self._tokens_trained = 0.0
         self._diverged = False
@@ -90,7 +95,10 @@ class _Trainer:
             self._advance(batch)
         if self._checkpointed < self._step:
             self._checkpoint()
-        self._pulse.update(state="draining", note=f"leaves with version {max(self._step, self._standing)} published")
+        self._pulse.update(
+            state="draining",
+            note=f"leaves with version {max(self._step, self._standing)} published",
+        )
 
     def _begin(self, seed: int) -> bool:
         """Build the engine from version 0 or the newest checkpoint.
@@ -98,32 +106,51 @@ class _Trainer:
         Returns False when it must stop before version 0 exists.
         """
         self._pulse.update(state="waiting", note=f"waits for the base model of {self._policy}")
-        while not self._lifetime.retry("reading version 0", lambda: manifests.exists(self._run, self._policy, 0)):
+        while not self._lifetime.retry(
+            "reading version 0", lambda: manifests.exists(self._run, self._policy, 0)
+        ):
             if self._lifetime.wait(self._config.poll_interval_s):
                 return False
         self._pulse.update(state="starting", note="builds the engine")
-        files = self._lifetime.retry("reading the model's files", lambda: reader.fetch_files(self._run, self._policy))
+        files = self._lifetime.retry(
+            "reading the model's files", lambda: reader.fetch_files(self._run, self._policy)
+        )
         if MODEL_CONFIG not in files:
-            raise CorruptError(f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with its files")
-        self._engine = make_engine(self._config, parse(files[MODEL_CONFIG], f"{MODEL_CONFIG} of {self._policy}"), seed)
-        newest = self._lifetime.retry("reading the checkpoint", lambda: checkpoints.newest(self._run, self._policy))
+            raise CorruptError(
+                f"version 0 of {self._policy} has no {MODEL_CONFIG}; publish the base model with "
+                "its files"
+            )
+        self._engine = make_engine(
+            self._config, parse(files[MODEL_CONFIG], f"{MODEL_CONFIG} of {self._policy}"), seed
+        )
+        newest = self._lifetime.retry(
+            "reading the checkpoint", lambda: checkpoints.newest(self._run, self._policy)
+        )
         if newest is None:
-            base = self._lifetime.retry("reading version 0", lambda: reader.read(self._run, self._policy, 0))
+            base = self._lifetime.retry(
+                "reading version 0", lambda: reader.read(self._run, self._policy, 0)
+            )
             self._engine.set_weights(base.tensors)
             self._publication.held = base
         else:
             self._resume(newest)
-        standing = self._lifetime.retry("looking for versions", lambda: manifests.latest(self._run, self._policy, self._step))
+        standing = self._lifetime.retry(
+            "looking for versions", lambda: manifests.latest(self._run, self._policy, self._step)
+        )
         if standing is None:
             raise CorruptError(
-                f"{layout.checkpoint(self._policy, self._step)} exists, but {layout.weights(self._policy, self._step)} "
+                f"{layout.checkpoint(self._policy, self._step)} exists, but "
+                f"{layout.weights(self._policy, self._step)} "
                 "does not; restore it, or start a new run"
             )
         self._standing = standing
         if newest is not None and standing == self._step:
             self._compare(self._engine.weights())
         self._pulse.update(versions={self._policy: standing})
-        self._beat("starts from " + ("version 0" if newest is None else f"the checkpoint of step {newest.step}"))
+        self._beat(
+            "starts from "
+            + ("version 0" if newest is None else f"the checkpoint of step {newest.step}")
+        )
         self._version_at_s = time.monotonic()
         return True
 
@@ -141,7 +168,9 @@ class _Trainer:
         start_s = time.monotonic()
         batch: Batch | None = None
         with self._pulse.span("wait"):
-            while (batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))) is None:
+            while (
+                batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
+            ) is None:
                 self._pulse.update(state="waiting")
                 self._publication.check()  # the batch may need the very version whose publication failed
                 if self._lifetime.wait(self._config.poll_interval_s):
@@ -157,7 +186,8 @@ class _Trainer:
             return None
         except CorruptError as error:
             raise CorruptError(
-                f"the trainer of {self._policy} cannot go on: {layout.batch(self._policy, step)} is damaged ({error}); "
+                f"the trainer of {self._policy} cannot go on: {layout.batch(self._policy, step)} "
+                f"is damaged ({error}); "
                 "restore the object, or start a new run"
             ) from error
 
@@ -202,15 +232,18 @@ class _Trainer:
     def _compare(self, tensors: Mapping[str, HostTensor]) -> None:
         """A version published before this trainer resumed stands, whatever came out now."""
         standing = self._lifetime.retry(
-            "reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, self._step)
+            "reading a manifest",
+            lambda: manifests.read_manifest(self._run, self._policy, self._step),
         )
         if standing.digest == weights_digest(tensors):
-            self._publication.held = Held(standing, tensors)
+            self._publication.held = LoadedWeights(standing, tensors)
         elif not self._diverged:
             self._diverged = True
             note = (
-                f"going on from the checkpoint gave other bits at version {self._step} than were published. "
-                f"The published versions up to {self._standing} stand; version {self._standing + 1} is the first "
+                f"going on from the checkpoint gave other bits at version {self._step} than were "
+                "published. "
+                f"The published versions up to {self._standing} stand; version "
+                f"{self._standing + 1} is the first "
                 "from this trainer's weights. On one CPU thread this should not happen"
             )
             self._pulse.update(note=note)
@@ -228,10 +261,14 @@ class _Trainer:
                     lambda: checkpoints.save(self._run, self._policy, step, tensors, state),
                 )
             except ConflictError:
-                log.warning("%s: step %d has a checkpoint already, which stands", self._policy, step)
+                log.warning(
+                    "%s: step %d has a checkpoint already, which stands", self._policy, step
+                )
             self._checkpointed = step
             keep = self._config.checkpoints_keep
-            self._lifetime.retry("pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep))
+            self._lifetime.retry(
+                "pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep)
+            )
 
     def _beat(self, note: str, **rates: float) -> None:
         self._pulse.update(

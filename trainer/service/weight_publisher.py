@@ -1,7 +1,8 @@
-"""Publish versions beside the training: while the next step runs, the version before is encoded and uploaded.
+"""Publish versions beside the training: while the next step runs, the version before is encoded and
+uploaded.
 
-At most one publication is under way; the start of the next one waits for it. Its errors are raised there, so a trainer
-notices a rival one step later. Knows nothing of engines or batches.
+At most one publication is under way; the start of the next one waits for it. Its errors are raised
+there, so a trainer notices a rival one step later. Knows nothing of engines or batches.
 """
 
 import logging
@@ -16,36 +17,45 @@ from storage.records.weights import HostTensor, Manifest
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
 from storage.weights.compaction import Merging
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from trainer.config import TrainConfig
 
 log = logging.getLogger(__name__)
 
 
-class Publication:
+class WeightPublisher:
     """The weights stream of one policy."""
 
-    def __init__(self, lifetime: Lifetime, run: ObjectStore, policy: str, config: TrainConfig) -> None:
+    def __init__(
+        self, lifetime: Lifetime, run: ObjectStore, policy: str, config: TrainConfig
+    ) -> None:
         """`run` is the store of `lifetime`, with its own patience."""
         self._lifetime, self._run, self._policy, self._config = lifetime, run, policy, config
-        self.held: Held | None = None
-        """The newest version that is known to stand: what the next one may be a delta to. Without one that is an anchor."""
+        self.held: LoadedWeights | None = None
+        """The newest version that is known to stand: what the next one may be a delta to. Without
+        one that is an anchor.
+        """
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"publish-{policy}")
         self._merging = Merging(run, config.publish_memory_mb * 2**20)
-        self._under_way: Future[Held] | None = None
+        self._under_way: Future[LoadedWeights] | None = None
         self.seconds = 0.0
         """The last publication took, from its start to its manifest."""
 
-    def start(self, version: int, tensors: Mapping[str, HostTensor], metrics: Mapping[str, float]) -> None:
-        """Publish `version` in the background, after the one before is there: raises what `settle` raises."""
+    def start(
+        self, version: int, tensors: Mapping[str, HostTensor], metrics: Mapping[str, float]
+    ) -> None:
+        """Publish `version` in the background, after the one before is there: raises what `settle`
+        raises.
+        """
         self.settle()
         follows = self.held is not None and self.held.manifest.version == version - 1
         base = self.held if follows and self._config.anchor_every > 1 else None
         self._under_way = self._pool.submit(self._publish, version, tensors, base, metrics)
 
     def settle(self) -> None:
-        """Wait until nothing is under way. Raises ConflictError when another trainer published the version with other weights;
-        StoppedError when the store is away and the service must stop."""
+        """Wait until nothing is under way. Raises ConflictError when another trainer published the
+        version with other weights; StoppedError when the store is away and the service must stop.
+        """
         if self._under_way is None:
             return
         under_way, self._under_way = self._under_way, None
@@ -63,8 +73,12 @@ class Publication:
         self._merging.close()
 
     def _publish(
-        self, version: int, tensors: Mapping[str, HostTensor], base: Held | None, metrics: Mapping[str, float]
-    ) -> Held:
+        self,
+        version: int,
+        tensors: Mapping[str, HostTensor],
+        base: LoadedWeights | None,
+        metrics: Mapping[str, float],
+    ) -> LoadedWeights:
         start_s = time.monotonic()
         with self._lifetime.heartbeat.span("publish"):
             try:
@@ -86,14 +100,19 @@ class Publication:
         self.seconds = time.monotonic() - start_s
         self._lifetime.heartbeat.update(versions={self._policy: version})
         self._merging.after(self._policy, version)
-        return Held(manifest, tensors)
+        return LoadedWeights(manifest, tensors)
 
     def _own(self, version: int, digest: str, error: ConflictError) -> Manifest:
-        """A version that appeared meanwhile is this trainer's own write whose answer got lost, or a rival's."""
-        manifest = self._lifetime.retry("reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, version))
+        """A version that appeared meanwhile is this trainer's own write whose answer got lost, or a
+        rival's.
+        """
+        manifest = self._lifetime.retry(
+            "reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, version)
+        )
         if manifest.digest != digest:
             raise ConflictError(
-                f"version {version} of {self._policy} was published by another trainer with other weights; "
+                f"version {version} of {self._policy} was published by another trainer with other "
+                "weights; "
                 "two trainers of one policy are alive: stop one of them and start this one again"
             ) from error
         return manifest

@@ -1,4 +1,5 @@
-"""What a Hugging Face `config.json` says about a decoder: its sizes, and whether `decoder.py` computes it exactly.
+"""What a Hugging Face `config.json` says about a decoder: its sizes, and whether `decoder.py`
+computes it exactly.
 
 Three families share one computation and differ in a few switches:
 
@@ -19,7 +20,7 @@ from storage.records.types import Json
 FAMILIES = ("llama", "qwen2", "qwen3")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     hidden: int
     layers: int
@@ -43,19 +44,25 @@ class Architecture:
 def read_architecture(config: Json) -> Architecture:
     """The decoder that `config` (the content of a `config.json`) describes.
 
-    Raises ConfigError naming the key when the decoder would not compute the same numbers as the model's own code.
+    Raises ConfigError naming the key when the decoder would not compute the same numbers as the
+    model's own code.
     """
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ConfigError(
-            f"the torch engine does not implement model_type {family!r}; it runs {', '.join(FAMILIES)}. "
+            f"the torch engine does not implement model_type {family!r}; it runs "
+            f"{', '.join(FAMILIES)}. "
             "Choose such a model, or another rollout.engine"
         )
     full = _with_defaults(config)
     _refuse(full, "hidden_act", full["hidden_act"] != "silu")
     _refuse(full, "mlp_bias", bool(full.get("mlp_bias")))
-    _refuse(full, "layer_types", any(kind != "full_attention" for kind in full.get("layer_types") or ()))
-    _refuse(full, "num_key_value_heads", full["num_attention_heads"] % full["num_key_value_heads"] != 0)
+    _refuse(
+        full, "layer_types", any(kind != "full_attention" for kind in full.get("layer_types") or ())
+    )
+    _refuse(
+        full, "num_key_value_heads", full["num_attention_heads"] % full["num_key_value_heads"] != 0
+    )
     bias = bool(full.get("attention_bias"))
     return Architecture(
         hidden=full["hidden_size"],
@@ -76,7 +83,9 @@ def read_architecture(config: Json) -> Architecture:
 
 
 def _with_defaults(config: Json) -> dict[str, Any]:
-    """`config.json` leaves out what equals a family's defaults and spells RoPE in several ways; transformers knows them all."""
+    """`config.json` leaves out what equals a family's defaults and spells RoPE in several ways;
+    transformers knows them all.
+    """
     from transformers import AutoConfig
 
     try:
@@ -88,6 +97,7 @@ def _with_defaults(config: Json) -> dict[str, Any]:
 def _refuse(config: Json, key: str, condition: bool) -> None:
     if condition:
         raise ConfigError(
-            f"the torch engine does not implement {key}={config[key]!r} of the model's config.json; "
+            f"the torch engine does not implement {key}={config[key]!r} of the model's "
+            "config.json; "
             "choose another model or another rollout.engine"
         )

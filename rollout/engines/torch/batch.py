@@ -2,8 +2,9 @@
 
     admit ─▶ prefill new prompts, copy them into slots ─▶ compact ─▶ decode ─▶ draw ─▶ finished
 
-Single-threaded and synchronous; `torch_engine.py` gives it a thread, callers and new weights. One step costs one pass of the
-decoder over the sequences that run, reading the cache no further than the longest of them.
+Single-threaded and synchronous; `torch_engine.py` gives it a thread, callers and new weights. One
+step costs one pass of the decoder over the sequences that run, reading the cache no further than
+the longest of them.
 """
 
 import math
@@ -21,20 +22,21 @@ from rollout.engines.torch.decoder import Decoder
 from rollout.engines.torch.decoder_weights import DecoderWeights
 from rollout.engines.torch.kv_cache import KVCache
 from rollout.engines.torch.prefixes import Prefix, PrefixCache
-from rollout.engines.torch.slots import Plan, Slots
+from rollout.engines.torch.slots import Slots, StepPlan
 from storage.records.rollouts import FinishReason
 
 Tokens: TypeAlias = tuple[int, ...]
 
 PREFILL_TOKENS_MAX = 2048
-"""Padded tokens of one prefill pass (a single longer prompt still goes alone). Waiting prompts fill up a pass that is needed
-anyway, so that it is rarely for one prompt only."""
+"""Padded tokens of one prefill pass (a single longer prompt still goes alone). Waiting prompts fill
+up a pass that is needed anyway, so that it is rarely for one prompt only.
+"""
 
 PREFILL_AHEAD_MAX = 64
 """Waiting requests whose prompts are considered for such a pass."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Request:
     """One generation under way."""
 
@@ -50,7 +52,10 @@ class Request:
 
     def generation(self) -> Generation:
         ends = [start for _, start in self.marks[1:]] + [len(self.tokens)]
-        spans = (VersionSpan(version, start, end) for (version, start), end in zip(self.marks, ends, strict=False))
+        spans = (
+            VersionSpan(version, start, end)
+            for (version, start), end in zip(self.marks, ends, strict=False)
+        )
         return Generation(
             tokens=np.array(self.tokens, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
@@ -60,16 +65,20 @@ class Request:
 
 
 class ContinuousBatch:
-    def __init__(self, decoder: Decoder, cache: KVCache, slots: Slots, capacity: int, device: torch.device) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, slots: Slots, capacity: int, device: torch.device
+    ) -> None:
         self._decoder, self._cache, self._slots = decoder, cache, slots
         self._capacity, self._device = capacity, device
         self._prefixes = PrefixCache()
         self._running: list[Request | None] = []
         """By slot; None is a hole that the next admission or compaction fills."""
         self._waiting: deque[Request] = deque()
-        self._plan = Plan([])
+        self._plan = StepPlan([])
         self._changed = False
-        """Since the last step, requests joined or left: the plan and the longest context must be found again."""
+        """Since the last step, requests joined or left: the plan and the longest context must be
+        found again.
+        """
         self._longest = 0
         """Tokens of the longest running context; the newest of them is not in the cache yet."""
         self._weights: DecoderWeights | None = None
@@ -83,7 +92,9 @@ class ContinuousBatch:
         self._waiting.append(request)
 
     def swap(self, version: int, weights: DecoderWeights) -> None:
-        """The next token is sampled with `weights`; running requests keep the context computed so far."""
+        """The next token is sampled with `weights`; running requests keep the context computed so
+        far.
+        """
         if version == self.version:
             return
         self._weights, self.version = weights, version
@@ -93,22 +104,28 @@ class ContinuousBatch:
                 request.marks.append((version, len(request.tokens)))
 
     def drop(self, request: Request) -> None:
-        """Forget a request that nobody waits for any more; one that has finished already is ignored."""
+        """Forget a request that nobody waits for any more; one that has finished already is
+        ignored.
+        """
         if request in self._running:
             self._leave(self._running.index(request))
         elif request in self._waiting:
             self._waiting.remove(request)
 
     def step(self) -> list[Request]:
-        """Let waiting requests in and generate one token of each running one; the requests that finished."""
+        """Let waiting requests in and generate one token of each running one; the requests that
+        finished.
+        """
         self._admit()
         self._compact()
         return self._decode() if self._running else []
 
     def _admit(self) -> None:
-        """Put waiting requests into free slots, what stands before their last prompt token into the cache.
+        """Put waiting requests into free slots, what stands before their last prompt token into the
+        cache.
 
-        The next decode step treats that last token like any other, so a new request costs no pass of its own.
+        The next decode step treats that last token like any other, so a new request costs no pass
+        of its own.
         """
         holes = [slot for slot, request in enumerate(self._running) if request is None]
         free = [*holes, *range(len(self._running), self._capacity)][: len(self._waiting)]
@@ -122,16 +139,31 @@ class ContinuousBatch:
                 self._cache.fill(slot, prefix.keys, prefix.values)
             request.marks.append((self.version, 0))
             self._running[slot] = request
-        self._slots.enter(free, [request.prompt for request in requests], [request.sampling for request in requests])
+        self._slots.enter(
+            free,
+            [request.prompt for request in requests],
+            [request.sampling for request in requests],
+        )
         self._changed = True
 
     def _prefixes_of(self, texts: Sequence[Tokens]) -> dict[Tokens, Prefix]:
-        """What each text leaves in the cache, computed where it is not held, many in one pass. The empty text has none."""
+        """What each text leaves in the cache, computed where it is not held, many in one pass. The
+        empty text has none.
+        """
         found = {text: prefix for text in texts if (prefix := self._prefixes.get(text))}
         missing = {text: None for text in texts if text and text not in found}
         ahead = islice(self._waiting, PREFILL_AHEAD_MAX if missing else 0)
         candidates = {request.prompt[:-1]: None for request in ahead}
-        todo = deque([*missing, *(text for text in candidates if text and text not in missing and text not in self._prefixes)])
+        todo = deque(
+            [
+                *missing,
+                *(
+                    text
+                    for text in candidates
+                    if text and text not in missing and text not in self._prefixes
+                ),
+            ]
+        )
         while missing.keys() - found.keys():
             for text, prefix in self._compute(_next_pass(todo)).items():
                 self._prefixes.put(text, prefix)
@@ -142,16 +174,22 @@ class ContinuousBatch:
     def _compute(self, texts: Sequence[Tokens]) -> dict[Tokens, Prefix]:
         assert self._weights is not None
         longest = max(map(len, texts))
-        padded = torch.tensor([text + (0,) * (longest - len(text)) for text in texts], device=self._device)
+        padded = torch.tensor(
+            [text + (0,) * (longest - len(text)) for text in texts], device=self._device
+        )
         keys, values = self._decoder.prefill(self._weights, padded)
         # Clones, so that one text that is kept does not keep the whole pass in memory.
         return {
-            text: Prefix(keys[:, row, :, : len(text)].clone(), values[:, row, :, : len(text)].clone())
+            text: Prefix(
+                keys[:, row, :, : len(text)].clone(), values[:, row, :, : len(text)].clone()
+            )
             for row, text in enumerate(texts)
         }
 
     def _compact(self) -> None:
-        """Move the last sequences into the holes, so that those in use stand at the front without gaps."""
+        """Move the last sequences into the holes, so that those in use stand at the front without
+        gaps.
+        """
         running, sources, targets = self._running, list[int](), list[int]()
         for hole in [slot for slot, request in enumerate(running) if request is None]:
             while running and running[-1] is None:
@@ -170,7 +208,7 @@ class ContinuousBatch:
         assert self._weights is not None
         if self._changed:
             requests = [request for request in self._running if request]
-            self._plan = Plan([request.sampling for request in requests])
+            self._plan = StepPlan([request.sampling for request in requests])
             self._longest = max(len(request.prompt) + len(request.tokens) for request in requests)
             self._changed = False
         count = len(self._running)
@@ -182,9 +220,13 @@ class ContinuousBatch:
     def _record(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Request]:
         """Append one token to the request in each slot; those that ended leave their slots."""
         if math.isnan(sum(logprobs)):
-            raise FloatingPointError(f"weights version {self.version} gives logits that are not numbers")
+            raise FloatingPointError(
+                f"weights version {self.version} gives logits that are not numbers"
+            )
         finished = []
-        for slot, (request, token, logprob) in enumerate(zip(self._running, tokens, logprobs, strict=True)):
+        for slot, (request, token, logprob) in enumerate(
+            zip(self._running, tokens, logprobs, strict=True)
+        ):
             assert request is not None
             request.tokens.append(token)
             request.logprobs.append(logprob)
@@ -204,7 +246,9 @@ class ContinuousBatch:
 
 
 def _next_pass(todo: deque[Tokens]) -> list[Tokens]:
-    """Take texts from the front of `todo` until one more would exceed PREFILL_TOKENS_MAX padded tokens."""
+    """Take texts from the front of `todo` until one more would exceed PREFILL_TOKENS_MAX padded
+    tokens.
+    """
     taken = [todo.popleft()]
     longest = len(taken[0])
     while todo and (longest := max(longest, len(todo[0]))) * (len(taken) + 1) <= PREFILL_TOKENS_MAX:

@@ -1,12 +1,14 @@
-"""The forward passes of a Qwen3-, Qwen2- or Llama-style decoder: whole prompts, and one more token of every sequence.
+"""The forward passes of a Qwen3-, Qwen2- or Llama-style decoder: whole prompts, and one more token
+of every sequence.
 
     prefill  tokens [P, S] ──▶ keys and values of the prompts
     decode   tokens [N]    ──▶ logits, the cache extended in place
 
-Written for few operations per step: a tiny model on a CPU spends its time between kernels, not in them. Knows nothing of
-requests, sampling or versions.
+Written for few operations per step: a tiny model on a CPU spends its time between kernels, not in
+them. Knows nothing of requests, sampling or versions.
 
-Shapes: P prompts, S their padded length, N sequences decoded together, H heads, K kv_heads, D head_dim, V vocabulary.
+Shapes: P prompts, S their padded length, N sequences decoded together, H heads, K kv_heads, D
+head_dim, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -21,13 +23,16 @@ from rollout.engines.torch.kv_cache import KVCache
 from rollout.engines.torch.rope import rotate, rotation_tables
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries [M, H, D], keys [M, K, D], values [M, K, D]) → attention [M, H·D], for M tokens."""
+"""(layer, queries [M, H, D], keys [M, K, D], values [M, K, D]) → attention [M, H·D], for M tokens.
+"""
 
 
 class Decoder:
     """Computes; holds no weights, so that they can be swapped between two calls."""
 
-    def __init__(self, architecture: Architecture, max_tokens: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, architecture: Architecture, max_tokens: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.architecture = architecture
         self._eps = torch.tensor([architecture.norm_eps], device=device)
         self._cosines, self._sines = rotation_tables(
@@ -35,7 +40,8 @@ class Decoder:
         )
 
     def prefill(self, weights: DecoderWeights, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Prompts `tokens` [P, S], padded to the right → keys, values [layers, P, K, S, D], garbage at the padding.
+        """Prompts `tokens` [P, S], padded to the right → keys, values [layers, P, K, S, D], garbage
+        at the padding.
 
         The causal mask keeps every real token from seeing the padding behind it.
         """
@@ -46,7 +52,9 @@ class Decoder:
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             all_keys[layer] = keys.view(prompts, length, a.kv_heads, a.head_dim).transpose(1, 2)
-            all_values[layer] = values.reshape(prompts, length, a.kv_heads, a.head_dim).transpose(1, 2)
+            all_values[layer] = values.reshape(prompts, length, a.kv_heads, a.head_dim).transpose(
+                1, 2
+            )
             mixed = F.scaled_dot_product_attention(
                 queries.view(prompts, length, a.heads, a.head_dim).transpose(1, 2),
                 all_keys[layer],
@@ -60,8 +68,16 @@ class Decoder:
         self._layers(weights, tokens.flatten(), positions, attend)
         return all_keys, all_values
 
-    def decode(self, weights: DecoderWeights, cache: KVCache, tokens: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """Slot i's newest token `tokens[i]`, at `positions[i]` [N], joins its context → logits after it [N, V].
+    def decode(
+        self,
+        weights: DecoderWeights,
+        cache: KVCache,
+        tokens: Tensor,
+        positions: Tensor,
+        longest: int,
+    ) -> Tensor:
+        """Slot i's newest token `tokens[i]`, at `positions[i]` [N], joins its context → logits
+        after it [N, V].
 
         `longest` is the largest position plus 1: attention reads no further into the cache.
         """
@@ -73,9 +89,14 @@ class Decoder:
 
         return self._logits(weights, self._layers(weights, tokens, positions, attend))
 
-    def _layers(self, weights: DecoderWeights, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def _layers(
+        self, weights: DecoderWeights, tokens: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
         """Tokens [M] at positions [M] → the residual stream after the last layer [M, hidden]."""
-        cosines, sines = self._cosines.index_select(0, positions), self._sines.index_select(0, positions)
+        cosines, sines = (
+            self._cosines.index_select(0, positions),
+            self._sines.index_select(0, positions),
+        )
         x = weights.embedding.index_select(0, tokens)
         for number, layer in enumerate(weights.layers):
             queries, keys, values = self._project(layer, x, cosines, sines)
@@ -86,7 +107,9 @@ class Decoder:
             x = self._mlp(layer, x)
         return x
 
-    def _project(self, layer: LayerWeights, x: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, layer: LayerWeights, x: Tensor, cosines: Tensor, sines: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         a = self.architecture
         flat = _linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
         heads = flat.view(-1, a.heads + 2 * a.kv_heads, a.head_dim)
@@ -105,7 +128,9 @@ class Decoder:
         return torch.mm(self._norm(x, weights.norm), weights.head)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm over the last dimension, in float32: x · weight / √(mean x² + ε). Half the time of `F.rms_norm` on a CPU."""
+        """RMSNorm over the last dimension, in float32: x · weight / √(mean x² + ε). Half the time
+        of `F.rms_norm` on a CPU.
+        """
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(weight).to(x.dtype)

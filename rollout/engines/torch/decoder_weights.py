@@ -1,10 +1,12 @@
-"""One version of a decoder's weights: read by Hugging Face parameter name, checked, and fused for few large products.
+"""One version of a decoder's weights: read by Hugging Face parameter name, checked, and fused for
+few large products.
 
     q_proj ┐                     gate_proj ┐
     k_proj ├─▶ qkv [I, O]        up_proj   ┴─▶ gate_up [I, O]
     v_proj ┘
 
-Matrices are stored [in, out], the layout that multiplies fastest. Knows nothing of the forward pass or of versions.
+Matrices are stored [in, out], the layout that multiplies fastest. Knows nothing of the forward pass
+or of versions.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +24,7 @@ NAMES_SHOWN_MAX = 3
 """Tensor names that an error message lists."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class LayerWeights:
     input_norm: Tensor
     """[hidden]"""
@@ -30,7 +32,9 @@ class LayerWeights:
     """[hidden, (heads + 2·kv_heads)·head_dim]: queries, keys, values."""
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    """[heads + kv_heads, head_dim]: the query norm for every query head, then the key norm for every key head."""
+    """[heads + kv_heads, head_dim]: the query norm for every query head, then the key norm for
+    every key head.
+    """
     output: Tensor
     """[heads·head_dim, hidden]"""
     output_bias: Tensor | None
@@ -54,21 +58,32 @@ class DecoderWeights:
 
 
 def fuse(
-    architecture: Architecture, tensors: Mapping[str, HostTensor], device: torch.device, dtype: torch.dtype
+    architecture: Architecture,
+    tensors: Mapping[str, HostTensor],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> DecoderWeights:
-    """Weights ready for `Decoder`. ConfigError names tensors that are missing, of another shape, or unknown to the model."""
+    """Weights ready for `Decoder`. ConfigError names tensors that are missing, of another shape, or
+    unknown to the model.
+    """
     shapes = parameter_shapes(architecture)
     ignored = {"lm_head.weight"} if architecture.tied else set()
     _complain("does not have", "lack", shapes.keys() - tensors.keys())
     _complain("has no place for", "hold", tensors.keys() - shapes.keys() - ignored)
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
-            raise ConfigError(f"weights: {name} has shape {tensors[name].shape}; the model's config.json asks for {shape}")
+            raise ConfigError(
+                f"weights: {name} has shape {tensors[name].shape}; the model's config.json asks "
+                f"for {shape}"
+            )
     loaded = {name: to_torch(tensors[name], device, dtype) for name in shapes}
     embedding = loaded["model.embed_tokens.weight"]
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_fuse_layer(architecture, loaded, f"model.layers.{layer}") for layer in range(architecture.layers)),
+        layers=tuple(
+            _fuse_layer(architecture, loaded, f"model.layers.{layer}")
+            for layer in range(architecture.layers)
+        ),
         norm=loaded["model.norm.weight"],
         head=(embedding if architecture.tied else loaded["lm_head.weight"]).t().contiguous(),
     )
@@ -86,26 +101,39 @@ def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
         shapes["lm_head.weight"] = (a.vocab, a.hidden)
     for layer in range(a.layers):
         at = f"model.layers.{layer}"
-        shapes[f"{at}.input_layernorm.weight"] = shapes[f"{at}.post_attention_layernorm.weight"] = (a.hidden,)
+        shapes[f"{at}.input_layernorm.weight"] = shapes[f"{at}.post_attention_layernorm.weight"] = (
+            a.hidden,
+        )
         for name, rows in (("q", queries), ("k", keys), ("v", keys)):
             shapes[f"{at}.self_attn.{name}_proj.weight"] = (rows, a.hidden)
             if a.qkv_bias:
                 shapes[f"{at}.self_attn.{name}_proj.bias"] = (rows,)
         if a.qk_norm:
-            shapes[f"{at}.self_attn.q_norm.weight"] = shapes[f"{at}.self_attn.k_norm.weight"] = (a.head_dim,)
+            shapes[f"{at}.self_attn.q_norm.weight"] = shapes[f"{at}.self_attn.k_norm.weight"] = (
+                a.head_dim,
+            )
         shapes[f"{at}.self_attn.o_proj.weight"] = (a.hidden, queries)
         if a.output_bias:
             shapes[f"{at}.self_attn.o_proj.bias"] = (a.hidden,)
-        shapes[f"{at}.mlp.gate_proj.weight"] = shapes[f"{at}.mlp.up_proj.weight"] = (a.intermediate, a.hidden)
+        shapes[f"{at}.mlp.gate_proj.weight"] = shapes[f"{at}.mlp.up_proj.weight"] = (
+            a.intermediate,
+            a.hidden,
+        )
         shapes[f"{at}.mlp.down_proj.weight"] = (a.hidden, a.intermediate)
     return shapes
 
 
 def to_torch(tensor: HostTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The bit pattern as a tensor of the compute dtype; never shares memory with `tensor`."""
-    views = {"BF16": (np.int16, torch.bfloat16), "F16": (np.int16, torch.float16), "F32": (np.int32, torch.float32)}
+    views = {
+        "BF16": (np.int16, torch.bfloat16),
+        "F16": (np.int16, torch.float16),
+        "F32": (np.int32, torch.float32),
+    }
     if tensor.dtype not in views:
-        raise ConfigError(f"weights: a tensor has dtype {tensor.dtype}; the torch engine reads {', '.join(views)}")
+        raise ConfigError(
+            f"weights: a tensor has dtype {tensor.dtype}; the torch engine reads {', '.join(views)}"
+        )
     as_integer, as_float = views[tensor.dtype]
     bits = torch.from_numpy(tensor.bits.view(as_integer).copy())
     return bits.view(as_float).reshape(tensor.shape).to(device, dtype)
@@ -140,4 +168,7 @@ def _complain(relation: str, verb: str, names: Iterable[str]) -> None:
     if found:
         more = f" and {len(found) - NAMES_SHOWN_MAX} more" if len(found) > NAMES_SHOWN_MAX else ""
         shown = ", ".join(found[:NAMES_SHOWN_MAX]) + more
-        raise ConfigError(f"weights {verb} {shown}, which the model's config.json {relation}; are they of this model?")
+        raise ConfigError(
+            f"weights {verb} {shown}, which the model's config.json {relation}; are they of this "
+            "model?"
+        )

@@ -1,4 +1,6 @@
-"""Handing results from an engine's thread to the event loops that wait for them. Knows nothing of what the results are."""
+"""Handing results from an engine's thread to the event loops that wait for them. Knows nothing of
+what the results are.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -7,8 +9,12 @@ from typing import Any
 
 
 def settle(results: Sequence[tuple["asyncio.Future[Any]", object]]) -> None:
-    """Resolve each future with its result, or with its exception, in its own event loop: one wake-up for each loop."""
-    by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = defaultdict(list)
+    """Resolve each future with its result, or with its exception, in its own event loop: one
+    wake-up for each loop.
+    """
+    by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = (
+        defaultdict(list)
+    )
     for future, result in results:
         by_loop[future.get_loop()].append((future, result))
     for loop, group in by_loop.items():

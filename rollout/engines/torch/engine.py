@@ -4,8 +4,8 @@
     any thread ──load: convert──▶ pending swap ─▶ │ swap · drop · admit · step │
                                                   └────────────────────────────┘
 
-Between two steps the thread takes in what arrived; with nothing to do it sleeps. This module knows threads and event loops;
-batching stands in `batch.py`, the model in `decoder.py`.
+Between two steps the thread takes in what arrived; with nothing to do it sleeps. This module knows
+threads and event loops; batching stands in `batch.py`, the model in `decoder.py`.
 """
 
 import asyncio
@@ -57,11 +57,13 @@ class _Inbox:
         return bool(self.requests or self.cancelled or self.swaps)
 
 
-class TorchEngine:
+class TorchRolloutEngine:
     """`rollout.engines.engine.Engine` on this process's torch."""
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
-        """ConfigError when the model, device or dtype cannot be run, or the key-value cache does not fit into memory."""
+        """ConfigError when the model, device or dtype cannot be run, or the key-value cache does
+        not fit into memory.
+        """
         self._config = config
         self._architecture = read_architecture(model_config)
         self._device, self._dtype = _device(config), _dtype(config)
@@ -92,7 +94,10 @@ class TorchEngine:
         with self._arrived:
             self._check_open()
             if len(self._answers) >= WAITING_MAX:
-                raise ConfigError(f"{WAITING_MAX} requests wait for the engine; have fewer outstanding, or more workers")
+                raise ConfigError(
+                    f"{WAITING_MAX} requests wait for the engine; have fewer outstanding, or more "
+                    "workers"
+                )
             self._answers[request] = answer
             self._inbox.requests.append(request)
             self._arrived.notify()
@@ -112,7 +117,10 @@ class TorchEngine:
             self._check_open()
             newest = max(self._digests, default=NO_VERSION)
             if version < newest or digest != self._digests.get(version, digest):
-                raise ValueError(f"the engine holds version {newest} and was handed other weights as version {version}")
+                raise ValueError(
+                    f"the engine holds version {newest} and was handed other weights as version "
+                    f"{version}"
+                )
             self._digests[version] = digest
             self._inbox.swaps.append(_Swap(version, weights, done))
             self._arrived.notify()
@@ -132,17 +140,29 @@ class TorchEngine:
         if not prompt:
             raise ConfigError("the prompt is empty; an engine continues at least one token")
         if not (min(prompt) >= 0 and max(prompt) < vocab):
-            raise ConfigError(f"the prompt holds an id outside the vocabulary of {vocab}; is this the model's tokenizer?")
+            raise ConfigError(
+                f"the prompt holds an id outside the vocabulary of {vocab}; is this the model's "
+                "tokenizer?"
+            )
         if not all(0 <= token < vocab for token in sampling.stop_ids):
-            raise ConfigError(f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}")
+            raise ConfigError(
+                f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}"
+            )
         if len(prompt) >= max_tokens:
             raise ConfigError(
-                f"a prompt of {len(prompt)} tokens leaves no room for an answer; raise rollout.engine.max_tokens "
+                f"a prompt of {len(prompt)} tokens leaves no room for an answer; raise "
+                "rollout.engine.max_tokens "
                 f"(now {max_tokens}) or use shorter prompts"
             )
         if not self._digests:
-            raise ConfigError("the engine has no weights yet; load a version before the first generate")
-        return Request(prompt, sampling, limit=min(sampling.max_new_tokens, max_tokens - len(prompt)))
+            raise ConfigError(
+                "the engine has no weights yet; load a version before the first generate"
+            )
+        return Request(
+            prompt=prompt,
+            sampling=sampling,
+            limit=min(sampling.max_new_tokens, max_tokens - len(prompt)),
+        )
 
     def _check_open(self) -> None:
         if self._failure:
@@ -157,14 +177,16 @@ class TorchEngine:
         slots, max_tokens = self._config.max_concurrent, self._config.max_tokens
         if max_tokens > self._architecture.max_positions:
             raise ConfigError(
-                f"rollout.engine.max_tokens is {max_tokens}, but the model's max_position_embeddings is "
+                f"rollout.engine.max_tokens is {max_tokens}, but the model's "
+                "max_position_embeddings is "
                 f"{self._architecture.max_positions}; lower the former"
             )
         try:
             cache = KVCache(self._architecture, slots, max_tokens, self._device, self._dtype)
         except RuntimeError as error:
             raise ConfigError(
-                f"no memory for the key-value cache of {slots} sequences of {max_tokens} tokens on {self._device} ({error}); "
+                f"no memory for the key-value cache of {slots} sequences of {max_tokens} tokens on "
+                f"{self._device} ({error}); "
                 "lower rollout.engine.max_concurrent or max_tokens"
             ) from error
         decoder = Decoder(self._architecture, max_tokens, self._device, self._dtype)
@@ -173,13 +195,16 @@ class TorchEngine:
     # … and from here on in the engine's own thread.
 
     def _run(self) -> None:
-        # For this thread: OpenMP keeps the number per thread, so a call elsewhere would not reach it.
+        # For this thread: OpenMP keeps the number per thread, so a call elsewhere would not reach
+        # it.
         torch.set_num_threads(self._config.threads)
         try:
             with torch.inference_mode():
                 while self._take_in():
                     self._answer(self._batch.step())
-        except Exception as error:  # the outermost loop of the thread: whatever it is, the callers must hear of it
+        except (
+            Exception
+        ) as error:  # the outermost loop of the thread: whatever it is, the callers must hear of it
             failure = EngineFailedError(f"the torch engine broke: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._end(failure)
@@ -227,11 +252,15 @@ def _device(config: EngineConfig) -> torch.device:
         device = torch.device(config.device)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"rollout.engine.device {config.device!r} cannot be used here: {error}") from error
+        raise ConfigError(
+            f"rollout.engine.device {config.device!r} cannot be used here: {error}"
+        ) from error
     return device
 
 
 def _dtype(config: EngineConfig) -> torch.dtype:
     if config.dtype not in DTYPES:
-        raise ConfigError(f"rollout.engine.dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}")
+        raise ConfigError(
+            f"rollout.engine.dtype is {config.dtype!r}; use one of {', '.join(DTYPES)}"
+        )
     return DTYPES[config.dtype]

@@ -3,11 +3,13 @@
     keys     [layers, slots, kv_heads, head_dim, max_tokens]
     values   [layers, slots, kv_heads, max_tokens, head_dim]
 
-Keys lie transposed: the products with queries then run along memory, which halves their time on a CPU. Slots in use form a
-dense prefix 0 … N−1, so that a decode step works on plain slices. What lies beyond a sequence's length is garbage that
-attention masks out. Knows nothing of requests or sampling.
+Keys lie transposed: the products with queries then run along memory, which halves their time on a
+CPU. Slots in use form a dense prefix 0 … N−1, so that a decode step works on plain slices. What
+lies beyond a sequence's length is garbage that attention masks out. Knows nothing of requests or
+sampling.
 
-Shapes: N sequences decoded together, K kv_heads, G query heads for each of them, S tokens of a prompt, D head_dim.
+Shapes: N sequences decoded together, K kv_heads, G query heads for each of them, S tokens of a
+prompt, D head_dim.
 """
 
 from collections.abc import Sequence
@@ -20,33 +22,52 @@ from rollout.engines.torch.architecture import Architecture
 
 class KVCache:
     def __init__(
-        self, architecture: Architecture, slots: int, max_tokens: int, device: torch.device, dtype: torch.dtype
+        self,
+        architecture: Architecture,
+        slots: int,
+        max_tokens: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         a = architecture
-        # Zeros, not empty: a NaN in unwritten memory would pass through the mask, as 0 · NaN is NaN.
-        self.keys = torch.zeros((a.layers, slots, a.kv_heads, a.head_dim, max_tokens), device=device, dtype=dtype)
-        self.values = torch.zeros((a.layers, slots, a.kv_heads, max_tokens, a.head_dim), device=device, dtype=dtype)
-        self._slots, self._tokens = torch.arange(slots, device=device), torch.arange(max_tokens, device=device)
+        # Zeros, not empty: a NaN in unwritten memory would pass through the mask, as 0 · NaN is
+        # NaN.
+        self.keys = torch.zeros(
+            (a.layers, slots, a.kv_heads, a.head_dim, max_tokens), device=device, dtype=dtype
+        )
+        self.values = torch.zeros(
+            (a.layers, slots, a.kv_heads, max_tokens, a.head_dim), device=device, dtype=dtype
+        )
+        self._slots, self._tokens = (
+            torch.arange(slots, device=device),
+            torch.arange(max_tokens, device=device),
+        )
         self._visible = torch.zeros((), device=device, dtype=dtype)
         self._hidden = torch.full((), -torch.inf, device=device, dtype=dtype)
         self._scale = a.head_dim**-0.5
 
     def mask(self, positions: Tensor, longest: int) -> Tensor:
-        """What to add to attention scores [N·K, 1, longest] so that slot i sees up to `positions[i]` [N]; for `attend`."""
+        """What to add to attention scores [N·K, 1, longest] so that slot i sees up to
+        `positions[i]` [N]; for `attend`.
+        """
         heads = self.keys.shape[2]
         last = positions[:, None].expand(-1, heads).reshape(-1, 1, 1)
         return torch.where(self._tokens[:longest] > last, self._hidden, self._visible)
 
     def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store one token of each of N sequences, `keys` and `values` [N, K, D], at `positions` [N]."""
+        """Store one token of each of N sequences, `keys` and `values` [N, K, D], at `positions`
+        [N].
+        """
         slots = self._slots[: len(positions)]
         self.keys[layer].permute(0, 3, 1, 2).index_put_((slots, positions), keys)
         self.values[layer].permute(0, 2, 1, 3).index_put_((slots, positions), values)
 
     def attend(self, layer: int, queries: Tensor, mask: Tensor) -> Tensor:
-        """Attention of one token of each sequence, `queries` [N, K·G, D], to its context → [N, K·G·D].
+        """Attention of one token of each sequence, `queries` [N, K·G, D], to its context → [N,
+        K·G·D].
 
-        The query heads that share a key head are the rows of one product, so nothing is repeated in memory.
+        The query heads that share a key head are the rows of one product, so nothing is repeated in
+        memory.
         """
         products, longest = mask.shape[0], mask.shape[2]
         width = queries.shape[-1]
@@ -63,6 +84,8 @@ class KVCache:
         self.values[:, slot, :, :length].copy_(values)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` tokens of each source slot to the target slot at the same place of the list."""
+        """Copy the first `length` tokens of each source slot to the target slot at the same place
+        of the list.
+        """
         self.keys[:, targets, :, :, :length] = self.keys[:, sources, :, :, :length]
         self.values[:, targets, :, :length] = self.values[:, sources, :, :length]

@@ -1,7 +1,8 @@
-"""Prompts that were computed already: their keys and values, for as long as the weights stay the same.
+"""Prompts that were computed already: their keys and values, for as long as the weights stay the
+same.
 
-All samples of a group share one prompt, so it is computed once and copied. Bounded by tokens; the least recently used go first.
-Knows nothing of slots or requests.
+All samples of a group share one prompt, so it is computed once and copied. Bounded by tokens; the
+least recently used go first. Knows nothing of slots or requests.
 """
 
 from collections import OrderedDict
@@ -38,7 +39,9 @@ class PrefixCache:
         return found
 
     def put(self, prompt: tuple[int, ...], prefix: Prefix) -> None:
-        """Keep `prefix`, dropping the least recently used others until all fit; one above the bound is not kept."""
+        """Keep `prefix`, dropping the least recently used others until all fit; one above the bound
+        is not kept.
+        """
         if len(prompt) > self._tokens_max or prompt in self._held:
             return
         self._held[prompt] = prefix

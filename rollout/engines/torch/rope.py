@@ -1,4 +1,5 @@
-"""Rotary position embeddings (Su et al. 2021, https://arxiv.org/abs/2104.09864) in Hugging Face's half-split layout.
+"""Rotary position embeddings (Su et al. 2021, https://arxiv.org/abs/2104.09864) in Hugging Face's
+half-split layout.
 
 Shapes: T positions, N tokens, H heads, D head dimension. Knows nothing of layers or caches.
 """
@@ -13,15 +14,17 @@ from storage.records.types import Json
 
 
 def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
-    """Angle per position of each of the D/2 rotated pairs, float32; ConfigError for a scaling that is not implemented.
+    """Angle per position of each of the D/2 rotated pairs, float32; ConfigError for a scaling that
+    is not implemented.
 
-    `default`: θ^(−2i/D). `linear`: those divided by `factor`. `llama3`: long wavelengths divided by `factor`, short ones
-    kept, a linear blend between.
+    `default`: θ^(−2i/D). `linear`: those divided by `factor`. `llama3`: long wavelengths divided by
+    `factor`, short ones kept, a linear blend between.
     """
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(
-            f"the torch engine does not implement the rope scaling {rope!r} of the model's config.json; "
+            f"the torch engine does not implement the rope scaling {rope!r} of the model's "
+            "config.json; "
             "it knows rope_type default, linear and llama3 with the whole head rotated"
         )
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
@@ -32,7 +35,11 @@ def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, rope: Json) -> Tensor:
-    original, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    original, low, high = (
+        rope["original_max_position_embeddings"],
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+    )
     turns = original * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return torch.lerp(frequencies / rope["factor"], frequencies, kept)
@@ -49,5 +56,7 @@ def rotation_tables(
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate `x` [N, H, D] by each token's angles, `cosines` and `sines` [N, 1, D] being rows of the tables."""
+    """Rotate `x` [N, H, D] by each token's angles, `cosines` and `sines` [N, 1, D] being rows of
+    the tables.
+    """
     return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)

@@ -3,7 +3,8 @@
     integers [4, slots]   newest token, its position, random counter, top-k
     reals    [2, slots]   1 / temperature, top-p
 
-Packed into two tensors, so that a sequence enters or moves with two copies. Which request has which slot stands in `batch.py`.
+Packed into two tensors, so that a sequence enters or moves with two copies. Which request has which
+slot stands in `batch.py`.
 
 Shapes: N slots in use (always 0 … N−1), V vocabulary.
 """
@@ -28,15 +29,25 @@ class Slots:
         """What position and counter grow by with every token."""
         self._reals = torch.ones((2, slots), dtype=torch.float32, device=device)
 
-    def enter(self, slots: Sequence[int], prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
-        """Give `slots` to new requests. The last token of a prompt counts as the newest; those before are in the cache."""
+    def enter(
+        self,
+        slots: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+    ) -> None:
+        """Give `slots` to new requests. The last token of a prompt counts as the newest; those
+        before are in the cache.
+        """
         integers = (
             [prompt[-1] for prompt in prompts],
             [len(prompt) - 1 for prompt in prompts],
             [first_counter(p.seed) for p in params],
             [p.top_k for p in params],
         )
-        reals = ([1 / p.temperature if p.temperature else 1.0 for p in params], [p.top_p for p in params])
+        reals = (
+            [1 / p.temperature if p.temperature else 1.0 for p in params],
+            [p.top_p for p in params],
+        )
         self._integers[:, slots] = torch.tensor(integers, device=self._device)
         self._reals[:, slots] = torch.tensor(reals, device=self._device)
 
@@ -48,8 +59,9 @@ class Slots:
         """Newest tokens and their positions, both [N] int64."""
         return self._integers[_TOKEN, :count], self._integers[_POSITION, :count]
 
-    def sample(self, logits: Tensor, plan: "Plan") -> tuple[list[int], list[float]]:
-        """Draw the next token of slots 0 … N−1 from `logits` [N, V] and advance them; tokens and log-probabilities [N].
+    def sample(self, logits: Tensor, plan: "StepPlan") -> tuple[list[int], list[float]]:
+        """Draw the next token of slots 0 … N−1 from `logits` [N, V] and advance them; tokens and
+        log-probabilities [N].
 
         The one place where the host waits for the device.
         """
@@ -75,11 +87,15 @@ class Slots:
         return [int(token) for token in both[0]], both[1]
 
 
-class Plan:
-    """Which rows of a batch ask for more than plain sampling; the work for the others is skipped. Rows are batch rows."""
+class StepPlan:
+    """Which rows of a batch ask for more than plain sampling; the work for the others is skipped.
+    Rows are batch rows.
+    """
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
-        unusual = [(row, p) for row, p in enumerate(params) if p.temperature != 1 or p.top_k or p.top_p < 1]
+        unusual = [
+            (row, p) for row, p in enumerate(params) if p.temperature != 1 or p.top_k or p.top_p < 1
+        ]
         self.greedy = [row for row, p in unusual if p.temperature == 0]
         self.truncated = [row for row, p in unusual if p.temperature and (p.top_k or p.top_p < 1)]
         self.tempered = any(p.temperature not in (0, 1) for _, p in unusual)

@@ -1,4 +1,6 @@
-"""Where the final answer is in a text: the last `\\boxed{…}`. Knows nothing of what an answer means."""
+"""Where the final answer is in a text: the last `\\boxed{…}`. Knows nothing of what an answer
+means.
+"""
 
 import re
 from typing import Final
@@ -12,18 +14,23 @@ BRACES: Final = re.compile(
     r"|\\(?!\\(?:boxed|fbox)).|[{}]",
     re.DOTALL,
 )
-"""An opened box, a box around a single token, an escaped character (`\\{` opens no group, and `\\\\{` is a line break before
-one), or a brace. A word or a punctuation mark behind `\\boxed` is prose about boxes."""
+"""An opened box, a box around a single token, an escaped character (`\\{` opens no group, and
+`\\\\{` is a line break before one), or a brace. A word or a punctuation mark behind `\\boxed` is
+prose about boxes.
+"""
 
 
 def last_box(text: str) -> str | None:
-    """The contents of the `\\boxed{…}` that begins last among those that are not empty and whose braces balance, or None.
+    """The contents of the `\\boxed{…}` that begins last among those that are not empty and whose
+    braces balance, or None.
 
-    `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`; `\\boxed{3} and \\boxed{4` → `3`; `\\boxed 57` → `5`, as in TeX.
-    One pass over at most TEXT_CHARS_MAX characters, whatever they are.
+    `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`; `\\boxed{3} and \\boxed{4` → `3`; `\\boxed 57` → `5`,
+    as in TeX. One pass over at most TEXT_CHARS_MAX characters, whatever they are.
     """
     text = text[-TEXT_CHARS_MAX:]
-    groups: list[int] = []  # of each group that is still open: where the contents of a box begin, or -1
+    groups: list[
+        int
+    ] = []  # of each group that is still open: where the contents of a box begin, or -1
     begin, end = -1, -1
     for brace in BRACES.finditer(text):
         kind = brace[0][-1]
@@ -33,6 +40,10 @@ def last_box(text: str) -> str | None:
             groups.append(brace.end() if len(brace[0]) > 1 else -1)
         elif brace[0] == "}" and groups:
             opened = groups.pop()
-            if opened > begin and not text[opened : brace.start()].isspace() and opened < brace.start():
+            if (
+                opened > begin
+                and not text[opened : brace.start()].isspace()
+                and opened < brace.start()
+            ):
                 begin, end = opened, brace.start()
     return text[begin:end] if begin >= 0 else None

@@ -2,7 +2,8 @@
 
     same spelling ─▶ lists, tuples, sets, intervals: item by item ─▶ numbers: exactly ─▶ everything else: `algebra`
 
-The event loop asks without algebra and takes None for "not decided"; the judge asks with a computer algebra system.
+The event loop asks without algebra and takes None for "not decided"; the judge asks with a computer
+algebra system.
 """
 
 import re
@@ -14,7 +15,13 @@ from typing import Final, Literal
 from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
 from rollout.rewards.math_answers.inequalities import solution_set
 from rollout.rewards.math_answers.measures import ratio
-from rollout.rewards.math_answers.numbers import Reading, TooLargeError, read_number, rounds, same_number
+from rollout.rewards.math_answers.numbers import (
+    Reading,
+    TooLargeError,
+    read_number,
+    rounds,
+    same_number,
+)
 from rollout.rewards.math_answers.spelling import tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
     Collection,
@@ -31,19 +38,26 @@ from rollout.rewards.math_answers.units import is_unit, measure_behind
 from rollout.rewards.math_answers.words import is_choice, labelled_choice, same_time, same_words
 
 CHARS_MAX: Final = 1_000
-"""A longer answer is wrong, unless it is spelled like the reference: no reference of a known problem set has 300."""
+"""A longer answer is wrong, unless it is spelled like the reference: no reference of a known
+problem set has 300.
+"""
 DEPTH_MAX: Final = 5
 """Collections within collections."""
 NESTING_MAX: Final = 20
 """Groups within groups of an answer; parsers take exponential time for hundreds of them."""
 
 Algebra = Callable[[str, str], bool | None]
-"""Whether two tidy expressions (the answer first) are equal by rules of algebra; None where that is left open."""
+"""Whether two tidy expressions (the answer first) are equal by rules of algebra; None where that is
+left open.
+"""
 
 NAME: Final = re.compile(
-    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text ?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text "
+    r"?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
 )
-"""What may be left of `=` without being part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
+"""What may be left of `=` without being part of the answer: `x`, `x_1`, `f(x)`, `\\theta`,
+`\\text{Area}`.
+"""
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
 
 COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
@@ -69,7 +83,9 @@ TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
 
 TRAILING_DEGREES: Final = re.compile(r"(?<=[\d})a-z])\^ ?(?:\{\\circ ?\}|\\circ)$")
 ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
-ANGLE_DEGREES: Final = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))")
+ANGLE_DEGREES: Final = re.compile(
+    r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))"
+)
 CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
 GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
@@ -77,8 +93,9 @@ GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bool | None:
     """Whether two answers are equal; None where only algebra could tell, and `algebra` does not.
 
-    `1,200` equals `1200.0`; `0.33` is not `0.333`. For a plain number a sum, a difference or a product is wrong even
-    where its value is right: an answer that copies `7+8-3` out of the question is no result.
+    `1,200` equals `1200.0`; `0.33` is not `0.333`. For a plain number a sum, a difference or a
+    product is wrong even where its value is right: an answer that copies `7+8-3` out of the
+    question is no result.
     """
     if len(answer) > CHARS_MAX or len(reference) > CHARS_MAX:
         return bool(answer.strip()) and answer.strip() == reference.strip()
@@ -103,7 +120,9 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     letter, content = labelled_choice(answer)
     gold_letter, gold_content = labelled_choice(gold)
     if letter or gold_letter:
-        return _equal_choices(letter or answer, content, gold_letter or gold, gold_content, algebra, depth)
+        return _equal_choices(
+            letter or answer, content, gold_letter or gold, gold_content, algebra, depth
+        )
     if (intervals := _as_intervals(*_as_ratios(answer, gold))) is None:
         return False
     answer, gold = intervals
@@ -116,22 +135,33 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     given = collection(answer, len(expected.items) if expected is not None else 1)
     if expected is not None and given is not None:
         return _equal_collections(given, expected, algebra, depth - 1) if depth else False
-    if any(each is not None and is_set(each.items[0]) and each.is_set for each in (expected, given)):
+    if any(
+        each is not None and is_set(each.items[0]) and each.is_set for each in (expected, given)
+    ):
         return False  # a set of sets against something else
     ratios = parts_of_ratio(answer), parts_of_ratio(gold)
     if len(ratios[0]) > 2 or len(ratios[1]) > 2:
         return _equal_ratios(*ratios, algebra, depth - 1) if depth else False
-    if (expected is not None or given is not None) and _number(gold if given is not None else answer) is not None:
+    if (expected is not None or given is not None) and _number(
+        gold if given is not None else answer
+    ) is not None:
         return False  # a number against several
     parts, expected_parts = parts_of_union(answer), parts_of_union(gold)
-    if len(parts) == len(expected_parts) > 1 and depth and _equal_unordered(parts, expected_parts, algebra, depth - 1):
+    if (
+        len(parts) == len(expected_parts) > 1
+        and depth
+        and _equal_unordered(parts, expected_parts, algebra, depth - 1)
+    ):
         return True
     return _equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
 
 
-def _equal_choices(letter: str, answer: str, gold_letter: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
-    """Whether two choices with their contents are the same: the letters where both have one, the contents where both have one.
-    For an answer or a gold without a letter, `letter` is its content."""
+def _equal_choices(
+    letter: str, answer: str, gold_letter: str, gold: str, algebra: Algebra, depth: int
+) -> bool | None:
+    """Whether two choices with their contents are the same: the letters where both have one, the
+    contents where both have one. For an answer or a gold without a letter, `letter` is its content.
+    """
     if is_choice(letter) and is_choice(gold_letter) and same_words(letter, gold_letter) is not True:
         return False
     if is_choice(gold) or is_choice(answer):
@@ -145,8 +175,9 @@ def _as_ratios(answer: str, gold: str) -> tuple[str, str]:
 
 
 def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
-    """Inequalities as the intervals that they describe, where the other one is an interval, or inequalities too; None for
-    inequalities in different unknowns."""
+    """Inequalities as the intervals that they describe, where the other one is an interval, or
+    inequalities too; None for inequalities in different unknowns.
+    """
     given, wanted = solution_set(answer), solution_set(gold)
     if given and wanted:
         return (given[1], wanted[1]) if given[0] == wanted[0] else None
@@ -157,7 +188,9 @@ def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
     return answer, gold
 
 
-def _equal_ratios(answer: Sequence[str], gold: Sequence[str], algebra: Algebra, depth: int) -> bool | None:
+def _equal_ratios(
+    answer: Sequence[str], gold: Sequence[str], algebra: Algebra, depth: int
+) -> bool | None:
     """Whether ratios of several terms are the same, each term times the same number."""
     if len(answer) != len(gold):
         return False
@@ -166,14 +199,23 @@ def _equal_ratios(answer: Sequence[str], gold: Sequence[str], algebra: Algebra, 
         scale = given[0].value / wanted[0].value
         pairs = list(zip(given, wanted, strict=True))
         if all(a is not None and g is not None and a.evaluated for a, g in pairs):
-            return all(a is not None and g is not None and a.value == scale * g.value for a, g in pairs)
+            return all(
+                a is not None and g is not None and a.value == scale * g.value for a, g in pairs
+            )
     return _all(_equal(a, g, algebra, depth) for a, g in zip(answer, gold, strict=True))
 
 
-def _equal_collections(answer: Collection, gold: Collection, algebra: Algebra, depth: int) -> bool | None:
+def _equal_collections(
+    answer: Collection, gold: Collection, algebra: Algebra, depth: int
+) -> bool | None:
     if gold.names and not answer.names and answer.is_set:
         return False  # which of them is x and which is y?
-    if answer.names and not gold.names and gold.brackets == "()" and all(len(name) == 1 for name in answer.names):
+    if (
+        answer.names
+        and not gold.names
+        and gold.brackets == "()"
+        and all(len(name) == 1 for name in answer.names)
+    ):
         answer = replace(answer, items=tuple(sorted(answer.items)))  # `y=2, x=1` is the point (1,2)
     order = _order(answer, gold)
     if order == "unordered" and gold.names and not answer.names:
@@ -182,7 +224,9 @@ def _equal_collections(answer: Collection, gold: Collection, algebra: Algebra, d
         return _equal_unordered(answer.items, gold.items, algebra, depth)
     if order is None or len(answer.items) != len(gold.items):
         return False
-    return _all(_equal_items(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True))
+    return _all(
+        _equal_items(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True)
+    )
 
 
 def _equal_items(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
@@ -193,8 +237,9 @@ def _equal_items(answer: str, gold: str, algebra: Algebra, depth: int) -> bool |
 def _order(answer: Collection, gold: Collection) -> Literal["ordered", "unordered"] | None:
     """How two collections are compared; None where their brackets contradict each other.
 
-    Sets, and lists without brackets, have no order; tuples and intervals have one. A list without brackets may stand for
-    a set, or in the same order for a tuple. With more than two items `[1, 2, 3]` is no interval but a tuple too.
+    Sets, and lists without brackets, have no order; tuples and intervals have one. A list without
+    brackets may stand for a set, or in the same order for a tuple. With more than two items
+    `[1, 2, 3]` is no interval but a tuple too.
     """
     if all(each.is_bare or each.is_set for each in (answer, gold)):
         return "unordered"
@@ -207,7 +252,9 @@ def _order(answer: Collection, gold: Collection) -> Literal["ordered", "unordere
     return None
 
 
-def _equal_unordered(answers: Sequence[str], golds: Sequence[str], algebra: Algebra, depth: int) -> bool | None:
+def _equal_unordered(
+    answers: Sequence[str], golds: Sequence[str], algebra: Algebra, depth: int
+) -> bool | None:
     """Whether the items can be paired so that each equals its partner."""
     answers, golds = _distinct(answers), _distinct(golds)
     if len(answers) != len(golds):
@@ -219,7 +266,11 @@ def _equal_unordered(answers: Sequence[str], golds: Sequence[str], algebra: Alge
 
     if _perfect(len(golds), lambda gold, answer: edge(gold, answer) is True):
         return True
-    return None if _perfect(len(golds), lambda gold, answer: edge(gold, answer) is not False) else False
+    return (
+        None
+        if _perfect(len(golds), lambda gold, answer: edge(gold, answer) is not False)
+        else False
+    )
 
 
 def _distinct(items: Sequence[str]) -> list[str]:
@@ -263,7 +314,12 @@ def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
     name, gold_value = _named(gold)
     number = _number(gold_value)
     if number is not None:
-        if name and name != given_name and len(sides(answer)) > 1 and any(map(_variables, sides(answer))):
+        if (
+            name
+            and name != given_name
+            and len(sides(answer)) > 1
+            and any(map(_variables, sides(answer)))
+        ):
             return False
         return _equal_to_number(given_value if given_name else answer, number, gold_value, algebra)
     verdict = same_words(answer, gold)
@@ -279,11 +335,14 @@ def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
 
 
 def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
-    """Whether the result of `a = b = result ≈ 1.41` equals the gold and no side before it contradicts it."""
+    """Whether the result of `a = b = result ≈ 1.41` equals the gold and no side before it
+    contradicts it.
+    """
     exact = answer.partition(ABOUT)[0].strip()
     *before, result = sides(exact or answer)
     known = _variables(gold)
-    # `S = …` names the result; `x+1 = x+2` for a gold in x, and a side without variables, claim something
+    # `S = …` names the result; `x+1 = x+2` for a gold in x, and a side without variables, claim
+    # something
     claims = [part for part in before if _variables(part) <= known]
     return _all(_ask(algebra, part, gold) for part in (result, *claims))
 
@@ -293,14 +352,17 @@ def _variables(text: str) -> frozenset[str]:
 
 
 def _is_relation(text: str) -> bool:
-    """Whether an equation is more than a name and a value: its left side computes with variables, as in `x+y = 4`, or both
-    are words, as in `MR = SRMC`."""
+    """Whether an equation is more than a name and a value: its left side computes with variables,
+    as in `x+y = 4`, or both are words, as in `MR = SRMC`.
+    """
     first, *others = sides(text)
     if not others:
         return False
     if WORD.fullmatch(first) and WORD.fullmatch(others[-1]):
         return True
-    return bool(_variables(first)) and bool(re.search(r"[a-zA-Z\d)}][-+*/^]|\\frac|\d[a-zA-Z]", first))
+    return bool(_variables(first)) and bool(
+        re.search(r"[a-zA-Z\d)}][-+*/^]|\\frac|\d[a-zA-Z]", first)
+    )
 
 
 def _ask(algebra: Algebra, answer: str, gold: str) -> bool | None:
@@ -320,7 +382,12 @@ def _ask(algebra: Algebra, answer: str, gold: str) -> bool | None:
 def _equal_to_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
     *before, result = sides(answer)
     exact, _, decimal = answer.rpartition(ABOUT)
-    if exact and (reading := _number(decimal)) is not None and rounds(reading, gold.value) and reading.value != gold.value:
+    if (
+        exact
+        and (reading := _number(decimal)) is not None
+        and rounds(reading, gold.value)
+        and reading.value != gold.value
+    ):
         answer, (*before, result) = exact, sides(exact)
     try:
         reading = read_number(without_brackets(result))
@@ -355,7 +422,9 @@ def _equal_unread(answer: str, gold: Reading, gold_text: str, algebra: Algebra) 
 
 
 def _named(text: str) -> tuple[str, str]:
-    """`x = 5` and `5 = x` → (`x`, `5`); a text without a name left of its first equality → ("", text)."""
+    """`x = 5` and `5 = x` → (`x`, `5`); a text without a name left of its first equality → ("",
+    text).
+    """
     first, *rest = sides(text)
     if rest and NAME.fullmatch(first):
         return first, "=".join(rest)

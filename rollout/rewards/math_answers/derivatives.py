@@ -2,8 +2,9 @@
 
     m\\frac{dv}{dt}+bv = f  ──▶  m Q_{d1,v,t}+bv = f        x'' ──▶ Q_{p2,x}        \\dot{x} ──▶ Q_{o1,x}
 
-A computer algebra system takes the derivative of one independent symbol with respect to another as 0 and does not read
-primes, so that `m\\frac{dv}{dt}+bv=f` and `bv=f` would be the same to it. Derivatives in different notations are different.
+A computer algebra system takes the derivative of one independent symbol with respect to another as
+0 and does not read primes, so that `m\\frac{dv}{dt}+bv=f` and `bv=f` would be the same to it.
+Derivatives in different notations are different.
 """
 
 import re
@@ -24,7 +25,9 @@ FRACTION: Final = re.compile(
     + r" ?\}"
 )
 SLASH: Final = re.compile(rf"(?<![a-zA-Z\\])d ?{BASE} ?/ ?d ?{VARIABLE}(?![a-zA-Z])")
-DOTS: Final = re.compile(rf"\\(d{{1,4}})ot(?![a-zA-Z]) ?(?:\{{ ?{BASE} ?\}}|{BASE}){INDEX}(\([a-zA-Z\d]\))?")
+DOTS: Final = re.compile(
+    rf"\\(d{{1,4}})ot(?![a-zA-Z]) ?(?:\{{ ?{BASE} ?\}}|{BASE}){INDEX}(\([a-zA-Z\d]\))?"
+)
 PRIMES: Final = re.compile(
     BASE
     + r"(?:('{1,4})|\^ ?(?:\{ ?((?:(?:\\prime|') ?){1,4})\}|(\\prime(?![a-zA-Z]))|\{ ?\((\d{1,2})\) ?\}))"
@@ -42,7 +45,10 @@ def derivatives_as_symbols(text: str) -> str:
     text = FRACTION.sub(_fraction, text)
     text = SLASH.sub(lambda found: _symbol("d", "1", found[1], found[2]), text)
     text = DOTS.sub(
-        lambda found: _symbol("o", str(len(found[1])), (found[2] or found[3]) + (found[4] or ""), found[5] or ""), text
+        lambda found: _symbol(
+            "o", str(len(found[1])), (found[2] or found[3]) + (found[4] or ""), found[5] or ""
+        ),
+        text,
     )
     return PRIMES.sub(_primed, text)
 

@@ -1,4 +1,5 @@
-"""Reads inequalities in one variable as the interval, or the union of intervals, that they describe.
+"""Reads inequalities in one variable as the interval, or the union of intervals, that they
+describe.
 
 3 > x \\ge 1 → x, [1,3)        x<1 or x>3 → x, (-\\infty,1)\\cup(3,\\infty)        \\{x : x>3\\} → x, (3,\\infty)
 """
@@ -18,15 +19,22 @@ RELATIONS: Final = {"<": ("<", False), ">": (">", False), "\\le": ("<", True), "
 INFINITY: Final = "\\infty"
 EMPTY: Final = "\\emptyset"
 
-UNKNOWN: Final = re.compile(r"(?:[a-df-hj-zA-Z]|\\(?!infty|pi|text|emptyset)[a-zA-Z]{2,8})(?:_(?:\w|\{\w{1,8}\}))?")
+UNKNOWN: Final = re.compile(
+    r"(?:[a-df-hj-zA-Z]|\\(?!infty|pi|text|emptyset)[a-zA-Z]{2,8})(?:_(?:\w|\{\w{1,8}\}))?"
+)
 MEMBER: Final = re.compile(r"([a-zA-Z](?:_(?:\w|\{\w{1,8}\}))?) ?\\in ?(?=[(\[])")
-AND: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?and ?\} ?|,? and (?=\S)|\\(?:land|wedge)(?![a-zA-Z])")
+AND: Final = re.compile(
+    r" ?,? ?\\text ?\{ ?,? ?and ?\} ?|,? and (?=\S)|\\(?:land|wedge)(?![a-zA-Z])"
+)
 OR: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?or ?\} ?|,? or (?=\S)|\\(?:lor|vee)(?![a-zA-Z])")
-BUILDER: Final = re.compile(r"\\\{ ?[a-zA-Z](?: ?\\in ?\\mathbb ?(?:\{R\}|R))? ?(?:\\mid(?![a-zA-Z])|\\vert(?![a-zA-Z])|[:|])")
+BUILDER: Final = re.compile(
+    r"\\\{ ?[a-zA-Z](?: ?\\in ?\\mathbb ?(?:\{R\}|R))? "
+    r"?(?:\\mid(?![a-zA-Z])|\\vert(?![a-zA-Z])|[:|])"
+)
 """The beginning of `\\{x : x>3\\}`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Range:
     """What one inequality describes. `x \\ge 1` → `Range("x", "[", "1", "\\infty", ")")`."""
 
@@ -43,12 +51,16 @@ class Range:
     def is_empty(self) -> bool:
         """Whether its bounds are numbers in the wrong order."""
         order = _order(self.lower, self.upper)
-        return order is not None and (order > 0 or (order == 0 and self.opening + self.closing != "[]"))
+        return order is not None and (
+            order > 0 or (order == 0 and self.opening + self.closing != "[]")
+        )
 
 
 def solution_set(text: str) -> tuple[str, str] | None:
-    """The unknown of a tidy text that is an inequality in it, or several, and the set of its solutions as intervals; None
-    where it is anything else. Inequalities with a comma between them hold together if they can."""
+    """The unknown of a tidy text that is an inequality in it, or several, and the set of its
+    solutions as intervals; None where it is anything else. Inequalities with a comma between them
+    hold together if they can.
+    """
     if (builder := BUILDER.match(text)) and text.endswith("\\}"):
         text = text[builder.end() : -len("\\}")].strip()
     if not any(sign in text for sign in (*RELATIONS, "\\in")):
@@ -77,7 +89,15 @@ def _both(conditions: Sequence[str]) -> list[Range] | None:
         first, other = other, first
     if first.unknown != other.unknown or first.upper != INFINITY or other.lower != "-" + INFINITY:
         return None
-    return [Range(first.unknown, first.opening, first.lower, other.upper, other.closing)]
+    return [
+        Range(
+            unknown=first.unknown,
+            opening=first.opening,
+            lower=first.lower,
+            upper=other.upper,
+            closing=other.closing,
+        )
+    ]
 
 
 def _listed(text: str) -> list[Range] | None:
@@ -86,17 +106,38 @@ def _listed(text: str) -> list[Range] | None:
     together = _both(parts) if len(parts) == 2 else None
     if together is None or _order(together[0].lower, together[0].upper) is None:
         return None
-    return [each for part in parts if (each := _range(part)) is not None] if together[0].is_empty else together
+    return (
+        [each for part in parts if (each := _range(part)) is not None]
+        if together[0].is_empty
+        else together
+    )
 
 
 def _range(text: str) -> Range | None:
     if (member := MEMBER.match(text)) and text[-1] in ")]":
         bounds = split(text[member.end() + 1 : -1], (",",))
-        return Range(member[1], text[member.end()], bounds[0], bounds[1], text[-1]) if len(bounds) == 2 else None
-    found = [(kind, at) for kind, at, depth in marks(text) if depth == 0 and (kind in RELATIONS or kind in ("=", "\\ne", ","))]
+        return (
+            Range(
+                unknown=member[1],
+                opening=text[member.end()],
+                lower=bounds[0],
+                upper=bounds[1],
+                closing=text[-1],
+            )
+            if len(bounds) == 2
+            else None
+        )
+    found = [
+        (kind, at)
+        for kind, at, depth in marks(text)
+        if depth == 0 and (kind in RELATIONS or kind in ("=", "\\ne", ","))
+    ]
     if not 1 <= len(found) <= 2 or not all(kind in RELATIONS for kind, _ in found):
         return None
-    begins, ends = [0, *(at + len(kind) for kind, at in found)], [*(at for _, at in found), len(text)]
+    begins, ends = (
+        [0, *(at + len(kind) for kind, at in found)],
+        [*(at for _, at in found), len(text)],
+    )
     parts = [text[begin:end].strip() for begin, end in zip(begins, ends, strict=True)]
     signs = [RELATIONS[kind] for kind, _ in found]
     if signs[0][0] == ">":
@@ -105,7 +146,11 @@ def _range(text: str) -> Range | None:
         return None
     unknowns = [bool(UNKNOWN.fullmatch(part)) for part in parts]
     if len(parts) == 3:
-        return _between(parts[1], parts[0], signs[0][1], parts[2], signs[1][1]) if unknowns[1] else None
+        return (
+            _between(parts[1], parts[0], signs[0][1], parts[2], signs[1][1])
+            if unknowns[1]
+            else None
+        )
     if unknowns[0] == unknowns[1]:
         return None
     if unknowns[0]:
@@ -114,13 +159,22 @@ def _range(text: str) -> Range | None:
 
 
 def _between(unknown: str, lower: str, with_lower: bool, upper: str, with_upper: bool) -> Range:
-    return Range(unknown, "[" if with_lower else "(", lower, upper, "]" if with_upper else ")")
+    return Range(
+        unknown=unknown,
+        opening="[" if with_lower else "(",
+        lower=lower,
+        upper=upper,
+        closing="]" if with_upper else ")",
+    )
 
 
 def _order(lower: str, upper: str) -> int | None:
     """The sign of `lower - upper`; None where one of them is no number."""
     try:
-        numbers = read_number(lower, letters_are_units=False), read_number(upper, letters_are_units=False)
+        numbers = (
+            read_number(lower, letters_are_units=False),
+            read_number(upper, letters_are_units=False),
+        )
     except TooLargeError:
         return None
     if numbers[0] is None or numbers[1] is None:

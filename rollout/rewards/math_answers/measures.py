@@ -1,6 +1,7 @@
 """What a unit of measurement is worth, so that `5 km` is not `5 m` and `500 cm` is `5 m`.
 
-Only where both the answer and the gold name a unit of this table are units compared; every other one is dropped (`units.py`).
+Only where both the answer and the gold name a unit of this table are units compared; every other
+one is dropped (`units.py`).
 """
 
 import re
@@ -41,12 +42,15 @@ TABLE: Final = (
     ("money", "1", "cent cents"),
     ("money", "100", "dollar dollars USD"),
 )
-UNITS: Final = {name: (kind, Fraction(factor)) for kind, factor, names in TABLE for name in names.split()}
+UNITS: Final = {
+    name: (kind, Fraction(factor)) for kind, factor, names in TABLE for name in names.split()
+}
 POWERS: Final = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 SHORT: Final = {"mph": "mi/h", "kph": "km/h", "kmph": "km/h"}
 
 PART: Final = re.compile(
-    r"(?P<per>/|per(?![a-zA-Z]))|(?P<name>[a-zA-Z]{1,20})(?: ?\^ ?\{? ?(?P<power>-?\d) ?\}?)?|(?P<other>[^ .{}~])"
+    r"(?P<per>/|per(?![a-zA-Z]))|(?P<name>[a-zA-Z]{1,20})(?: ?\^ ?\{? ?(?P<power>-?\d) "
+    r"?\}?)?|(?P<other>[^ .{}~])"
 )
 
 
@@ -60,7 +64,9 @@ class Measure:
 
 
 def measure_of(unit: str) -> Measure | None:
-    """What `cm^2`, `miles per hour` or `kg m/s^2` measures; None where one of its words is not in the table."""
+    """What `cm^2`, `miles per hour` or `kg m/s^2` measures; None where one of its words is not in
+    the table.
+    """
     dimensions: Counter[str] = Counter()
     factor, sign, next_power = Fraction(1), 1, 1
     for part in PART.finditer(SHORT.get(unit.strip(), unit)):

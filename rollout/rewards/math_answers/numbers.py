@@ -3,8 +3,8 @@
     1,200.50   5\\times10^{3}   3e5   -\\frac{1}{2}   3 1/2   2^{10}
     50%   121_3   0.\\overline{3}   18 dollars   45^\\circ   7+8-3
 
-All work is bounded by the limits below, whatever the text. A text with a variable, a function or an irrational root is
-not read: a computer algebra system has to decide about that.
+All work is bounded by the limits below, whatever the text. A text with a variable, a function or an
+irrational root is not read: a computer algebra system has to decide about that.
 """
 
 import re
@@ -34,7 +34,17 @@ BASED: Final = re.compile(
 )
 """Sign, digits, base: `121_3`, `(121)_{3}`, `121_{\\text{three}}`, `FF_{16}`."""
 BASES: Final = {
-    **{"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10},
+    **{
+        "two": 2,
+        "three": 3,
+        "four": 4,
+        "five": 5,
+        "six": 6,
+        "seven": 7,
+        "eight": 8,
+        "nine": 9,
+        "ten": 10,
+    },
     **{"eleven": 11, "twelve": 12, "sixteen": 16},
 }
 UNITS_OF_SEVERAL_LETTERS: Final = frozenset(name for name in UNITS if len(name) > 1)
@@ -54,15 +64,19 @@ class _UnreadableError(Exception):
     """The tokens are no number."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A number as it was written. `0.50` → `Reading(Fraction(1, 2), plain=True, decimals=2, digits=2)`."""
+    """A number as it was written. `0.50` →
+    `Reading(Fraction(1, 2), plain=True, decimals=2, digits=2)`.
+    """
 
     value: Fraction
     plain: bool = False
     """A single numeral, at most with a sign, a power of ten, a percent sign or a unit."""
     evaluated: bool = True
-    """No sum, difference or product is left to be computed, except for a product with a power of ten."""
+    """No sum, difference or product is left to be computed, except for a product with a power of
+    ten.
+    """
     decimals: int | None = None
     """Digits after the point; −2 for `1.5e3`; None for what is not written as a decimal."""
     digits: int = 0
@@ -97,9 +111,10 @@ def read_number(text: str, letters_are_units: bool = True) -> Reading | None:
 def same_number(answer: Reading, gold: Reading) -> bool:
     """Whether `answer` is the number `gold`.
 
-    The comparison is exact, except that p % equals p/100 and also p, where only one of the two has the sign, and that
-    a decimal of at least SIGNIFICANT_MIN digits equals a fraction which it rounds. For a plain gold, an answer which leaves
-    something to compute is wrong. Where both have a unit of the same kind, `500 cm` is `5 m`.
+    The comparison is exact, except that p % equals p/100 and also p, where only one of the two has
+    the sign, and that a decimal of at least SIGNIFICANT_MIN digits equals a fraction which it
+    rounds. For a plain gold, an answer which leaves something to compute is wrong. Where both have
+    a unit of the same kind, `500 cm` is `5 m`.
     """
     if answer.base is not None or gold.base is not None:
         return _same_based(answer, gold)
@@ -110,7 +125,11 @@ def same_number(answer: Reading, gold: Reading) -> bool:
     if answer.percent == gold.percent:
         return same_value(answer, gold)
     percent, other = (answer, gold) if answer.percent else (gold, answer)
-    hundredth = replace(percent, value=percent.value / 100, decimals=None if percent.decimals is None else percent.decimals + 2)
+    hundredth = replace(
+        percent,
+        value=percent.value / 100,
+        decimals=None if percent.decimals is None else percent.decimals + 2,
+    )
     return same_value(percent, other) or same_value(hundredth, other)
 
 
@@ -139,31 +158,38 @@ def rounds(decimal: Reading, value: Fraction) -> bool:
 
 
 def _same_based(answer: Reading, gold: Reading) -> bool:
-    """For a gold in base 3 the answer has the same digits, with the base 3 or with none. For a gold without a base an
-    answer with one is judged by its value."""
+    """For a gold in base 3 the answer has the same digits, with the base 3 or with none. For a gold
+    without a base an answer with one is judged by its value.
+    """
     if gold.base is None or answer.base is not None:
         return answer.value == gold.value and (gold.base is None or answer.base == gold.base)
     if not answer.plain or answer.value.denominator != 1:
         return False
-    return _positional(str(abs(answer.value.numerator)), gold.base) == abs(gold.value) and (answer.value < 0) == (
-        gold.value < 0
-    )
+    return _positional(str(abs(answer.value.numerator)), gold.base) == abs(gold.value) and (
+        answer.value < 0
+    ) == (gold.value < 0)
 
 
 def _read_based(found: re.Match[str]) -> Reading | None:
     name = found[5] or found[6]
     base = int(name) if name.isdigit() else BASES.get(name, 0)
-    if base < 2 or bool(found[2]) != bool(found[4]) or any(int(digit, 36) >= base for digit in found[3]):
+    if (
+        base < 2
+        or bool(found[2]) != bool(found[4])
+        or any(int(digit, 36) >= base for digit in found[3])
+    ):
         return None
     value = _positional(found[3], base)
-    return Reading(Fraction(-value if found[1] == "-" else value), base=base)
+    return Reading(value=Fraction(-value if found[1] == "-" else value), base=base)
 
 
 def _read_repeating(found: re.Match[str]) -> Reading:
     """`0.1\\overline{6}` → 1/6."""
     sign, whole, fixed, period = found.groups()
-    value = Fraction(int(whole + fixed or "0") + Fraction(int(period), 10 ** len(period) - 1)) / 10 ** len(fixed)
-    return Reading(-value if sign == "-" else value)
+    value = Fraction(
+        int(whole + fixed or "0") + Fraction(int(period), 10 ** len(period) - 1)
+    ) / 10 ** len(fixed)
+    return Reading(value=-value if sign == "-" else value)
 
 
 def _positional(digits: str, base: int) -> int:
@@ -178,7 +204,12 @@ def _read(found: Sequence[Token], letters_are_units: bool) -> Reading:
     number, unit = [token for token in found[:end] if token.text not in "€£¥₹₩"], list(found[end:])
     if len(number) < end - 1:
         raise _UnreadableError  # one currency sign is a unit, two are a puzzle
-    if unit and number and number[-1].text == "/" and (unit[0].kind == "text" or unit[0].text in UNITS_OF_SEVERAL_LETTERS):
+    if (
+        unit
+        and number
+        and number[-1].text == "/"
+        and (unit[0].kind == "text" or unit[0].text in UNITS_OF_SEVERAL_LETTERS)
+    ):
         number, unit = number[:-1], [replace(unit[0], spaced=True), *unit[1:]]  # `18/hour`
     scale, measure = scale_of(unit, letters_are_units), measure_of(WHOLE.sub("", written(unit)))
     if scale is None:
@@ -214,7 +245,7 @@ class _Reader:
             self._at += 1
             term = self._product()
             value = total.value + term.value if sign == "+" else total.value - term.value
-            total = Reading(_bounded(value), evaluated=False)
+            total = Reading(value=_bounded(value), evaluated=False)
         return total
 
     def _signed(self) -> Reading:
@@ -231,14 +262,17 @@ class _Reader:
             if sign in ("/", "\\div"):
                 self._at += 1
                 right = self._power()
-                left = Reading(_bounded(left.value / right.value), evaluated=left.evaluated and right.evaluated)
+                left = Reading(
+                    value=_bounded(left.value / right.value),
+                    evaluated=left.evaluated and right.evaluated,
+                )
             elif sign in ("*", "\\times", "\\cdot"):
                 self._at += 1
                 left = self._times(left)
             elif self._begins_mixed():
                 left = self._mixed(left)
             elif sign in ("(", "{", "\\frac", "\\sqrt"):
-                left = Reading(_bounded(left.value * self._power().value), evaluated=False)
+                left = Reading(value=_bounded(left.value * self._power().value), evaluated=False)
             else:
                 break
         return left
@@ -248,19 +282,35 @@ class _Reader:
         right = self._power() if self._next() not in ("+", "-") else self._signed_power()
         value = _bounded(left.value * right.value)
         if not ten or not left.plain:
-            return Reading(value, evaluated=False)
+            return Reading(value=value, evaluated=False)
         power = _power_of_ten(right.value)
-        return replace(left, value=value, decimals=(left.decimals or 0) - power, digits=max(left.digits, 1))
+        return replace(
+            left, value=value, decimals=(left.decimals or 0) - power, digits=max(left.digits, 1)
+        )
 
     def _begins_mixed(self) -> bool:
         """Whether what comes continues `3` to `3 1/2` or `3\\frac{1}{2}`."""
         before, token = self._tokens[self._at - 1], self._tokens[self._at]
-        if before.kind != "numeral" or not before.text.isdigit() or (self._at > 1 and self._tokens[self._at - 2].text in "/^_"):
+        if (
+            before.kind != "numeral"
+            or not before.text.isdigit()
+            or (self._at > 1 and self._tokens[self._at - 2].text in "/^_")
+        ):
             return False
         follows = [each.text for each in self._tokens[self._at : self._at + 7]]
         if token.kind == "numeral":
-            return token.spaced and len(follows) > 2 and follows[1] == "/" and all(follows[i].isdigit() for i in (0, 2))
-        is_fraction = len(follows) == 7 and follows[:2] == ["\\frac", "{"] and follows[3:5] == ["}", "{"] and follows[6] == "}"
+            return (
+                token.spaced
+                and len(follows) > 2
+                and follows[1] == "/"
+                and all(follows[i].isdigit() for i in (0, 2))
+            )
+        is_fraction = (
+            len(follows) == 7
+            and follows[:2] == ["\\frac", "{"]
+            and follows[3:5] == ["}", "{"]
+            and follows[6] == "}"
+        )
         return is_fraction and follows[2].isdigit() and follows[5].isdigit()
 
     def _mixed(self, whole: Reading) -> Reading:
@@ -269,7 +319,7 @@ class _Reader:
             self._at += 3
         else:
             part = self._power().value
-        return Reading(whole.value + part, evaluated=whole.evaluated)
+        return Reading(value=whole.value + part, evaluated=whole.evaluated)
 
     def _signed_power(self) -> Reading:
         negative = self._next() == "-"
@@ -287,8 +337,12 @@ class _Reader:
         if exponent.value.denominator != 1:
             raise _UnreadableError
         value = _raised(base.value, exponent.value.numerator)
-        power = Reading(value, evaluated=base.evaluated and exponent.evaluated)
-        return replace(power, plain=True, decimals=-exponent.value.numerator, digits=1) if is_ten else power
+        power = Reading(value=value, evaluated=base.evaluated and exponent.evaluated)
+        return (
+            replace(power, plain=True, decimals=-exponent.value.numerator, digits=1)
+            if is_ten
+            else power
+        )
 
     def _exponent(self) -> Reading:
         if self._next() in ("+", "-"):
@@ -306,10 +360,13 @@ class _Reader:
             return self._group({"(": ")", "{": "}"}[token.text])
         if token.text == "\\frac":
             above, below = self._braced(), self._braced()
-            return Reading(_bounded(above.value / below.value), evaluated=above.evaluated and below.evaluated)
+            return Reading(
+                value=_bounded(above.value / below.value),
+                evaluated=above.evaluated and below.evaluated,
+            )
         if token.text == "\\sqrt":
             radicand = self._braced() if self._next() == "{" else self._atom()
-            return Reading(_square_root(radicand.value), evaluated=radicand.evaluated)
+            return Reading(value=_square_root(radicand.value), evaluated=radicand.evaluated)
         raise _UnreadableError
 
     def _braced(self) -> Reading:
@@ -340,10 +397,15 @@ def _numeral(text: str) -> Reading:
     whole, point, part = digits.partition(".")
     value = Fraction(int((whole + part) or "0"), 10 ** len(part))
     if not point and not exponent:
-        return Reading(value, plain=True)
+        return Reading(value=value, plain=True)
     power = int(exponent or "0")
     significant = len((whole + part).lstrip("0")) or 1
-    return Reading(value * _raised(Fraction(10), power), plain=True, decimals=len(part) - power, digits=significant)
+    return Reading(
+        value=value * _raised(Fraction(10), power),
+        plain=True,
+        decimals=len(part) - power,
+        digits=significant,
+    )
 
 
 def _raised(base: Fraction, exponent: int) -> Fraction:

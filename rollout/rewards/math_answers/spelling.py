@@ -2,7 +2,8 @@
 
     $\\left(\\dfrac12,\\ 1{,}200\\right)$.   ──tidy──▶   (\\frac{1}{2}, 1200)
 
-Only spelling changes here, never meaning. Every pattern takes time that grows linearly with the text.
+Only spelling changes here, never meaning. Every pattern takes time that grows linearly with the
+text.
 """
 
 import re
@@ -64,8 +65,9 @@ SUPERSCRIPTS: Final = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 RAISED: Final = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 
 GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!|\\,|\\thinspace ?)(?=\d{3}(?!\d))")
-"""What separates the thousands of a number and nothing else. A plain comma also separates the items of a list, so whether
-it groups digits is decided where numbers are read."""
+"""What separates the thousands of a number and nothing else. A plain comma also separates the items
+of a list, so whether it groups digits is decided where numbers are read.
+"""
 
 SPACING: Final = re.compile(
     r"(?<!\\)\\[,;: \n\t]|~"
@@ -75,7 +77,9 @@ DROPPED: Final = re.compile(
     r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
     r"|\\(?:color|textcolor|hspace\*?)\s{0,8}\{[^{}]{0,40}\}"
 )
-"""Sizes of delimiters (`\\left.` is an invisible one) and of letters, colours, and spaces of a given width."""
+"""Sizes of delimiters (`\\left.` is an invisible one) and of letters, colours, and spaces of a
+given width.
+"""
 RENAMED: Final = re.compile(
     r"\\(dfrac|tfrac|cfrac|nicefrac|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
     r"mathrm|mathit|mathbf|mathsf|textrm|textit|textbf|textsf|textnormal|mbox|boldsymbol|bold|bm|rm|bf|it)(?![a-zA-Z])\s{0,8}"
@@ -109,7 +113,9 @@ PLAIN: Final = re.compile(
     r"\*\*(?P<power>)|\+/-(?P<signs>)|\\not ?=(?P<unequal>)|(?<=[)\]}]) ?U ?(?=[(\[\\])(?P<union>)"
     r"|(?<![a-zA-Z\\{])(?:np\.|math\.)?(?P<name>pi|sqrt|arcsin|arccos|arctan|sin|cos|tan|exp|log)(?=[({]|(?<=pi)(?![a-zA-Z.]))"
 )
-"""What people and programs write without TeX: `x**2`, `+/-`, `(0,1) U (2,3)`, `2pi`, `sqrt(2)`, `np.arcsin(10/13)`."""
+"""What people and programs write without TeX: `x**2`, `+/-`, `(0,1) U (2,3)`, `2pi`, `sqrt(2)`,
+`np.arcsin(10/13)`.
+"""
 TYPESET: Final = {"power": "^", "signs": "\\pm ", "unequal": "\\ne ", "union": "\\cup "}
 ROOT: Final = re.compile(r"\\sqrt ?\(([^(){}]{1,100})\)")
 INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
@@ -121,31 +127,49 @@ SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
 
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
-SHORT_FRACTION: Final = re.compile(r"\\frac\s{0,8}(?:(\d)\s{0,8}(\d)|(\d)\s{0,8}(?=\{)|\{([^{}]*)\}\s{0,8}(\d)|(?=\{))")
+SHORT_FRACTION: Final = re.compile(
+    r"\\frac\s{0,8}(?:(\d)\s{0,8}(\d)|(\d)\s{0,8}(?=\{)|\{([^{}]*)\}\s{0,8}(\d)|(?=\{))"
+)
 """`\\frac12`, `\\frac1{2}`, `\\frac{1}2`, `\\frac {1}`."""
 
 WHITE: Final = re.compile(r"\s+")
 LOOSE: Final = re.compile(r" (?![0-9A-Za-z.])|(?<![0-9A-Za-z.},;]) ")
-"""A space that separates no two words, numbers or items of a list: `1, 200` is a list, `1,200` a number."""
+"""A space that separates no two words, numbers or items of a list: `1, 200` is a list, `1,200` a
+number.
+"""
 
 
 SPACE: Final = re.compile(r" (?!\d)|(?<![\d,]) |(?<=,) (?!\d{3}(?!\d))")
 
 
 def tidy(text: str) -> str:
-    """The same answer in one spelling: without dollars around it, spacing commands, sizes and a final full stop."""
+    """The same answer in one spelling: without dollars around it, spacing commands, sizes and a
+    final full stop.
+    """
     text = text.strip()
     text = text[2:-2] if len(text) > 4 and text.startswith("**") and text.endswith("**") else text
-    text = SUPERSCRIPTS.sub(lambda found: f"^{{{found[0].translate(RAISED)}}}", text).translate(CHARACTERS)
+    text = SUPERSCRIPTS.sub(lambda found: f"^{{{found[0].translate(RAISED)}}}", text).translate(
+        CHARACTERS
+    )
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
     text = REPEATED.sub(lambda found: f"\\overline{{{found[1] or found[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
     text = RENAMED.sub(lambda found: NEW_NAMES.get(found[1], "\\text"), text)
-    text = SHORT_FRACTION.sub(_fraction, text).replace("\\%", "%").replace("US\\$", "").replace("\\$", "").replace("$", "")
-    text = _unwrapped(LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip())
+    text = (
+        SHORT_FRACTION.sub(_fraction, text)
+        .replace("\\%", "%")
+        .replace("US\\$", "")
+        .replace("\\$", "")
+        .replace("$", "")
+    )
+    text = _unwrapped(
+        LOOSE.sub("", WHITE.sub(" ", ROOT.sub(r"\\sqrt{\1}", PLAIN.sub(_typeset, text)))).strip()
+    )
     text = INDEX.sub(r"\1\2", text).replace("\\{\\}", "\\emptyset")
     if (interval := FRENCH.fullmatch(text)) and "," in interval[2]:
-        return f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
+        return (
+            f"{'[' if interval[1] == '[' else '('}{interval[2]}{']' if interval[3] == ']' else ')'}"
+        )
     return text
 
 
@@ -155,7 +179,9 @@ def _typeset(found: re.Match[str]) -> str:
 
 
 def without_spaces(text: str) -> str:
-    """For comparing spellings: all spaces gone but those that tell numbers apart: `1 2` is not `12`, nor `1, 200` `1,200`."""
+    """For comparing spellings: all spaces gone but those that tell numbers apart: `1 2` is not
+    `12`, nor `1, 200` `1,200`.
+    """
     return SPACE.sub("", text)
 
 
@@ -172,7 +198,11 @@ def _fraction(found: re.Match[str]) -> str:
 def _unwrapped(text: str) -> str:
     """Without the brackets of mathematics around the whole and the punctuation behind it."""
     for opened, closed in (("\\(", "\\)"), ("\\[", "\\]")):
-        text = text.removesuffix(".").removeprefix(opened).removesuffix(closed) if text.startswith(opened) else text
+        text = (
+            text.removesuffix(".").removeprefix(opened).removesuffix(closed)
+            if text.startswith(opened)
+            else text
+        )
     text = text.removesuffix("\\newline").removesuffix("\\\\").strip()
     if len(text) > 1 and text[-1] in ".,;:" and not text.endswith(".."):
         text = text[:-1]

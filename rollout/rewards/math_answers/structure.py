@@ -1,4 +1,5 @@
-"""Takes an answer apart at its outermost level: lists, tuples, intervals, sets, unions, chains of equalities.
+"""Takes an answer apart at its outermost level: lists, tuples, intervals, sets, unions, chains of
+equalities.
 
 \\{1,2\\} → {1 2}     (1,200, 3] → ( 1 200 3 ]     1,200 → one number     x=2 or x=3 → x=2, x=3     2\\pm\\sqrt3 → two items
 """
@@ -14,7 +15,9 @@ ITEMS_MAX: Final = 50
 BRACKETS_MAX: Final = 4
 """Pairs of brackets around the whole that are taken off."""
 
-MARK: Final = re.compile(r"\\\{|\\\}|\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\[a-zA-Z]+|\\.|[()\[\]{},;:=<>]")
+MARK: Final = re.compile(
+    r"\\\{|\\\}|\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\[a-zA-Z]+|\\.|[()\[\]{},;:=<>]"
+)
 OPENING: Final = frozenset(("(", "[", "{", "\\{"))
 CLOSING: Final = frozenset((")", "]", "}", "\\}"))
 CLOSED_BY: Final = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
@@ -24,14 +27,18 @@ GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 """A number whose commas group its digits."""
 
 
-ASSIGNED: Final = re.compile(r"([a-zA-Z]|\\(?!text|frac|sqrt)[a-zA-Z]{2,10})(?:_(?:\w|\{\w{1,8}\}))? ?=")
+ASSIGNED: Final = re.compile(
+    r"([a-zA-Z]|\\(?!text|frac|sqrt)[a-zA-Z]{2,10})(?:_(?:\w|\{\w{1,8}\}))? ?="
+)
 """The beginning of `x_1 = 5`."""
 COORDINATES: Final = re.compile(r"\(([a-zA-Z](?: ?, ?[a-zA-Z]){1,5})\) ?= ?(?=\()")
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Several answers in one. `(0, 1]` → `Collection("(", "]", ("0", "1"))`; `2, 3` has no brackets."""
+    """Several answers in one. `(0, 1]` → `Collection("(", "]", ("0", "1"))`; `2, 3` has no
+    brackets.
+    """
 
     opening: str
     closing: str
@@ -52,7 +59,9 @@ class Collection:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The different unknowns that its items give values to, as in `x=1, y=2`; empty where an item names none."""
+        """The different unknowns that its items give values to, as in `x=1, y=2`; empty where an
+        item names none.
+        """
         found = [ASSIGNED.match(item) for item in self.items]
         names = tuple(name[1] for name in found if name is not None)
         return names if len(set(names)) == len(self.items) else ()
@@ -61,15 +70,18 @@ class Collection:
 def collection(text: str, num_expected: int = 0) -> Collection | None:
     """The items of a tidy text that is a list, tuple, interval or set; None for a single answer.
 
-    A comma with a space behind it separates items. `1,200` is one number, except in brackets without any other comma,
-    and where `num_expected` items are looked for that appear only if it is two.
+    A comma with a space behind it separates items. `1,200` is one number, except in brackets
+    without any other comma, and where `num_expected` items are looked for that appear only if it is
+    two.
     """
     text = CONJUNCTION.sub(", ", text)
     opening, inner, closing = _enclosed(text) or ("", text, "")
     if opening == "\\{" and is_set(inner):
         return Collection(opening, closing, (inner,))
     items, all_commas = _items(inner, keep_numbers=True), _items(inner, keep_numbers=False)
-    if len(items) != num_expected and (len(all_commas) == num_expected or (opening and ", " not in inner)):
+    if len(items) != num_expected and (
+        len(all_commas) == num_expected or (opening and ", " not in inner)
+    ):
         items = all_commas
     if not opening or opening == "\\{":
         items = [one for item in items for one in _both_signs(item)]
@@ -80,11 +92,15 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
 
 def is_set(text: str) -> bool:
     """Whether one pair of braces is around the whole text, or it is the empty set: `\\{1,2\\}`."""
-    return text == "\\emptyset" or (text.startswith("\\{") and _closing_at(text) == len(text) - len("\\}"))
+    return text == "\\emptyset" or (
+        text.startswith("\\{") and _closing_at(text) == len(text) - len("\\}")
+    )
 
 
 def assignments(text: str) -> str | None:
-    """`(x,y)=(1,2)` → `x=1, y=2`; any other text as it is. None where names and values differ in number."""
+    """`(x,y)=(1,2)` → `x=1, y=2`; any other text as it is. None where names and values differ in
+    number.
+    """
     named = COORDINATES.match(text)
     enclosed = _enclosed(text[named.end() :]) if named else None
     if named is None or enclosed is None:
@@ -98,7 +114,9 @@ def assignments(text: str) -> str | None:
 def _both_signs(text: str) -> list[str]:
     if text.count("\\pm") != 1:
         return [text]
-    return [text.replace("\\pm", sign).replace("=+", "=").removeprefix("+").strip() for sign in "+-"]
+    return [
+        text.replace("\\pm", sign).replace("=+", "=").removeprefix("+").strip() for sign in "+-"
+    ]
 
 
 def parts_of_union(text: str) -> tuple[str, ...]:
@@ -120,7 +138,11 @@ def without_brackets(text: str) -> str:
     """`((5))` and `\\{5\\}` → `5`; `(1)(2)` and `\\{\\{5\\}\\}` as they are."""
     for _ in range(BRACKETS_MAX):
         for opening, closing in (("(", ")"), ("{", "}"), ("\\{", "\\}")):
-            if text.startswith(opening) and text.endswith(closing) and _closing_at(text) == len(text) - len(closing):
+            if (
+                text.startswith(opening)
+                and text.endswith(closing)
+                and _closing_at(text) == len(text) - len(closing)
+            ):
                 inner = text[len(opening) : -len(closing)].strip()
                 if opening == "\\{" and is_set(inner):
                     return text
@@ -137,7 +159,9 @@ def nesting(text: str) -> int:
 
 
 def _enclosed(text: str) -> tuple[str, str, str] | None:
-    """(opening bracket, what is inside, closing bracket) where one pair is around the whole text."""
+    """(opening bracket, what is inside, closing bracket) where one pair is around the whole
+    text.
+    """
     opening = "\\{" if text.startswith("\\{") else text[:1]
     end = _closing_at(text) if opening in CLOSED_BY else None
     if end is None or text[end:] not in CLOSED_BY[opening]:
@@ -154,7 +178,8 @@ def _items(text: str, keep_numbers: bool) -> list[str]:
 
 
 def marks(text: str) -> Iterator[tuple[str, int, int]]:
-    """Every bracket, separator and command, with its place and the number of groups that are open around it.
+    """Every bracket, separator and command, with its place and the number of groups that are open
+    around it.
 
     Round and square brackets close each other, since `(0, 1]` is an interval.
     """
@@ -176,7 +201,9 @@ def _closing_at(text: str) -> int | None:
     return None
 
 
-def split(text: str, separators: tuple[str, ...], skipped: AbstractSet[int] = frozenset()) -> list[str]:
+def split(
+    text: str, separators: tuple[str, ...], skipped: AbstractSet[int] = frozenset()
+) -> list[str]:
     """The parts between the separators that are in no group and not at a skipped place."""
     parts: list[str] = []
     begin = 0

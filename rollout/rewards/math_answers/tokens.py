@@ -19,7 +19,9 @@ DEGREES: Final = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-zA-Z]))")
 
 @dataclass(frozen=True)
 class Token:
-    """`12` in `x = 12` is `Token("numeral", "12", spaced=True)`; `\\text{ cm}` is `Token("text", " cm", spaced=False)`."""
+    """`12` in `x = 12` is `Token("numeral", "12", spaced=True)`; `\\text{ cm}` is
+    `Token("text", " cm", spaced=False)`.
+    """
 
     kind: Kind
     text: str
@@ -28,7 +30,9 @@ class Token:
 
 
 def tokens(text: str) -> list[Token] | None:
-    """The tokens of a text, or None where a character belongs to none of the kinds. A degree sign is the unit `deg`."""
+    """The tokens of a text, or None where a character belongs to none of the kinds. A degree sign
+    is the unit `deg`.
+    """
     text = DEGREES.sub(r"\\text{deg}", text)
     found: list[Token] = []
     at, spaced = 0, False

@@ -1,7 +1,8 @@
 """Units behind a number: `18 dollars`, `9 apples`, `45^\\circ`, `3\\text{ cm}^2`, `70 km/h`.
 
-A unit does not change what a number is worth, except for the words in SCALES. Bare letters behind a number are usually
-variables (`5x`), so a single letter or one glued to its number counts as a unit only where it is a known abbreviation.
+A unit does not change what a number is worth, except for the words in SCALES. Bare letters behind a
+number are usually variables (`5x`), so a single letter or one glued to its number counts as a unit
+only where it is a known abbreviation.
 """
 
 import re
@@ -22,8 +23,10 @@ SCALES: Final = {
 }
 
 ABBREVIATIONS_TEXT: Final = (
-    "nm um mm cm dm km ft in yd mi mg kg oz lb lbs ml mL cl dl ms ns sec secs min mins hr hrs yr yrs deg "
-    "rad Hz kHz MHz GHz mph kph kmph rpm eV keV MeV kJ kW kWh MW Pa kPa atm mol amu cc sq cu rs Rs USD "
+    "nm um mm cm dm km ft in yd mi mg kg oz lb lbs ml mL cl dl ms ns sec secs min mins hr hrs yr "
+    "yrs deg "
+    "rad Hz kHz MHz GHz mph kph kmph rpm eV keV MeV kJ kW kWh MW Pa kPa atm mol amu cc sq cu rs Rs "
+    "USD "
     "EUR am pm"
 )
 ABBREVIATIONS: Final = frozenset(ABBREVIATIONS_TEXT.split())
@@ -32,10 +35,14 @@ LETTERS: Final = frozenset(LETTERS_TEXT.split())
 """Units of one letter; they need a space before them, `5m` being five times m."""
 
 NO_UNITS_TEXT: Final = (
-    "a an and or not nor but no non minus plus times over by of to from than then less more most least "
-    "between about around approximately mod modulo divided multiplied times squared cubed pi tau phi inf "
-    "infinity infinite sqrt root roots log ln exp sin cos tan cot sec csc arcsin arccos arctan sinh cosh "
-    "tanh frac cdot choose factorial half halves third thirds quarter quarters fourth fourths fifth "
+    "a an and or not nor but no non minus plus times over by of to from than then less more most "
+    "least "
+    "between about around approximately mod modulo divided multiplied times squared cubed pi tau "
+    "phi inf "
+    "infinity infinite sqrt root roots log ln exp sin cos tan cot sec csc arcsin arccos arctan "
+    "sinh cosh "
+    "tanh frac cdot choose factorial half halves third thirds quarter quarters fourth fourths "
+    "fifth "
     "fifths tenth tenths hundredth hundredths thousandth thousandths dozens base if when for where "
     "is are either both none undefined unknown i e x y z"
 )
@@ -43,12 +50,15 @@ NO_UNITS: Final = frozenset(NO_UNITS_TEXT.split())
 """Words behind a number after which it is not that number, or may not be."""
 
 WHOLE: Final = re.compile(r"of (?:an|a|the) ", re.IGNORECASE)
-"""Before the thing that a fraction is a part of: `3/4 of an hour` is 3/4, and `3/4 of 12` is not."""
+"""Before the thing that a fraction is a part of: `3/4 of an hour` is 3/4, and `3/4 of 12` is not.
+"""
 UNIT_BEHIND: Final = re.compile(r"\\text ?\{([^{}]*)\}((?: ?\^ ?(?:\d|\{-?\d\}))?)$")
 
 COMMANDS: Final = frozenset(("\\mu", "\\Omega", "\\AA", "\\ell", "\\cdot", "\\prime"))
 WORD_MIN: Final = 3
-"""Letters of a bare word that is a unit without being an abbreviation; glued to its number it is never one."""
+"""Letters of a bare word that is a unit without being an abbreviation; glued to its number it is
+never one.
+"""
 
 
 def begins_unit(token: Token) -> bool:
@@ -58,7 +68,9 @@ def begins_unit(token: Token) -> bool:
 def is_unit(text: str) -> bool:
     """Whether a `\\text{…}`, with or without a power behind it, is a unit that changes no value."""
     words = _words(text[text.index("{") + 1 : text.index("}")])
-    return words is not None and not any(word.lower() in NO_UNITS or word.lower() in SCALES for word in words)
+    return words is not None and not any(
+        word.lower() in NO_UNITS or word.lower() in SCALES for word in words
+    )
 
 
 def measure_behind(text: str) -> Measure | None:
@@ -74,8 +86,9 @@ def written(unit: Sequence[Token]) -> str:
 
 
 def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
-    """What the number before this unit is to be multiplied by: 1, or more where it begins with `million`. None where the
-    tokens are no unit; a bare letter is one only if `letters_are_units`."""
+    """What the number before this unit is to be multiplied by: 1, or more where it begins with
+    `million`. None where the tokens are no unit; a bare letter is one only if `letters_are_units`.
+    """
     if (whole := WHOLE.match(written(unit))) is not None:
         rest = written(unit)[whole.end() :]
         return Fraction(1) if is_unit(f"{{{rest}}}") and rest.replace(" ", "").isalpha() else None
@@ -88,7 +101,9 @@ def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
             words += inner
         elif token.kind == "word":
             glued = index == 0 and not token.spaced
-            if not _is_unit_word(token.text, glued) or (token.text in LETTERS and not letters_are_units):
+            if not _is_unit_word(token.text, glued) or (
+                token.text in LETTERS and not letters_are_units
+            ):
                 return None
             words.append(token.text)
         elif token.kind == "command":
@@ -113,7 +128,9 @@ def _is_unit_word(word: str, glued: bool) -> bool:
 
 
 def _words(text: str) -> list[str] | None:
-    """The words of a `\\text{…}`, in which even one letter is a unit; None where there is more than words."""
+    """The words of a `\\text{…}`, in which even one letter is a unit; None where there is more than
+    words.
+    """
     for mark in "/.-~^()€£¥₹₩":
         text = text.replace(mark, " ")
     words = [word.rstrip("23") for word in text.split()]

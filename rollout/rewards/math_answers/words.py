@@ -12,7 +12,8 @@ TEXT: Final = re.compile(r"\\text ?\{([^{}]*)\}")
 WORDS: Final = re.compile(r"[a-zA-Z][a-zA-Z .'()-]*")
 LETTERS: Final = re.compile(r"[a-zA-Z]+(?: [a-zA-Z]+)*\.?")
 WORD_MIN: Final = 4
-"""Letters from which on a run of letters is a word, whose letters have an order, and not a product."""
+"""Letters from which on a run of letters is a word, whose letters have an order, and not a product.
+"""
 SHORT_WORDS: Final = frozenset(("yes", "no", "odd", "all", "any", "one", "two", "six", "ten"))
 CAPITALS: Final = re.compile(r"[A-Z]{3,}")
 
@@ -26,13 +27,15 @@ LABELLED: Final = re.compile(
 ANOTHER: Final = re.compile(r"\([A-E]\)|^(?:and|or)(?![a-zA-Z])")
 
 CLOCK: Final = re.compile(
-    r"(\d{1,2})(?:(?:\{:\}|:)(\d\d))? ?(?:(?:\\text ?\{ ?)?([aApP]) ?\.? ?[mM] ?\.? ?\}?)?(?:\\text ?\{ ?\})?"
+    r"(\d{1,2})(?:(?:\{:\}|:)(\d\d))? ?(?:(?:\\text ?\{ ?)?([aApP]) ?\.? ?[mM] ?\.? "
+    r"?\}?)?(?:\\text ?\{ ?\})?"
 )
 """Hour, minute, `a` or `p`."""
 
 
 def same_words(answer: str, gold: str) -> bool | None:
-    """Whether two texts in words are the same, however they are set; None where one of them may be mathematics.
+    """Whether two texts in words are the same, however they are set; None where one of them may be
+    mathematics.
 
     `abc` and `cba` may be one product. Four letters and more are a word: `stop` is not `pots`.
     """
@@ -72,7 +75,8 @@ def is_choice(text: str) -> bool:
 
 
 def same_time(answer: str, gold: str) -> bool | None:
-    """Whether two times of day are the same; None where they are no such times, or neither says a.m. or p.m.
+    """Whether two times of day are the same; None where they are no such times, or neither says
+    a.m. or p.m.
 
     `5:30` may be either; `17:30` is 5:30 p.m.
     """

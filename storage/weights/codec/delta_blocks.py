@@ -1,15 +1,18 @@
-"""One block of a delta: up to 2²² elements of one tensor, old bits → new bits, as bytes of their own.
+"""One block of a delta: up to 2²² elements of one tensor, old bits → new bits, as bytes of their
+own.
 
     block   u32 bytes of the block | u32 its number in the tensor | u8 method | u8 1 | u16 0 | body
     STEPS   u32 changes | u8 low_bits | u8 × 3 0 | 6 × u32 bytes of each stream | the streams
     streams gaps, lows, wide_gaps, trits, values, wide_steps
     PLANES  one zstd frame for each byte of an element, lowest first, behind a u32 with its size
 
-Numbers are little-endian; `gaps`, `trits` and `values` are zstd frames, the other streams plain. What the streams mean says
-`delta_numpy.Streams`; docs/format.md has the whole form. Small blocks take the loops of NumPy, large ones the compiled
-ones; the bytes are the same. `apply` changes the old bits in place: twice is wrong, so a retry starts from the base.
+Numbers are little-endian; `gaps`, `trits` and `values` are zstd frames, the other streams plain.
+What the streams mean says `delta_numpy.Streams`; docs/format.md has the whole form. Small blocks
+take the loops of NumPy, large ones the compiled ones; the bytes are the same. `apply` changes the
+old bits in place: twice is wrong, so a retry starts from the base.
 
-No stream is decompressed to more bytes than the block has elements: a few bytes of a zstd frame could claim gigabytes.
+No stream is decompressed to more bytes than the block has elements: a few bytes of a zstd frame
+could claim gigabytes.
 """
 
 import struct
@@ -25,9 +28,13 @@ from storage.weights.codec.delta_numpy import TRITS_PER_BYTE, Bits, Positions, S
 
 BLOCK_ELEMENTS = 2**22
 COMPILED_FROM = 2**18
-"""Elements from which on the compiled loops are worth loading: numba itself takes a second to import."""
+"""Elements from which on the compiled loops are worth loading: numba itself takes a second to
+import.
+"""
 PART_ELEMENTS = 2**18
-"""Copied, changed and told one after the other: so many elements stay in a core's own cache meanwhile."""
+"""Copied, changed and told one after the other: so many elements stay in a core's own cache
+meanwhile.
+"""
 STEPS, PLANES = 1, 2
 CLASSES = 1
 """Earlier releases could divide a block's elements into more classes, by their old exponents."""
@@ -36,8 +43,11 @@ _BLOCK, _RUN = struct.Struct("<IIBBH"), struct.Struct("<IB3x6I")
 _ZSTD = pa.Codec("zstd", compression_level=1)
 
 
-def encode(number: int, old: Bits, new: Bits, *, found: tuple[Positions, Bits] | None = None) -> bytes:
-    """Block `number`, which turns `old` into `new` (flat, unsigned, of one length); empty when they are equal.
+def encode(
+    number: int, old: Bits, new: Bits, *, found: tuple[Positions, Bits] | None = None
+) -> bytes:
+    """Block `number`, which turns `old` into `new` (flat, unsigned, of one length); empty when they
+    are equal.
 
     `found` is what `find` would find, where that is known already.
     """
@@ -53,13 +63,16 @@ def encode(number: int, old: Bits, new: Bits, *, found: tuple[Positions, Bits] |
 
 
 def cut(body: memoryview) -> dict[int, memoryview]:
-    """Block by number, of the blocks that follow each other in `body`. CorruptError when it ends within one, or one is there
-    twice."""
+    """Block by number, of the blocks that follow each other in `body`. CorruptError when it ends
+    within one, or one is there twice.
+    """
     blocks: dict[int, memoryview] = {}
     start = 0
     while start < len(body):
         if start + _BLOCK.size > len(body):
-            raise CorruptError(f"a delta of {len(body)} bytes ends within the block at byte {start}")
+            raise CorruptError(
+                f"a delta of {len(body)} bytes ends within the block at byte {start}"
+            )
         size, number, *_ = _BLOCK.unpack_from(body, start)
         if size < _BLOCK.size or start + size > len(body) or number in blocks:
             raise CorruptError(f"a delta of {len(body)} bytes has a wrong block at byte {start}")
@@ -82,16 +95,21 @@ def add(bits: Bits, positions: Positions, steps: Bits) -> None:
     _loops(len(bits)).add(bits, positions, steps)
 
 
-def apply(bits: Bits, block: memoryview, *, old: Bits | None = None, tell: Tell = lambda new: None) -> None:
-    """Turn the old bits into the new ones, in place, or from `old` into `bits`; `tell` is told the new ones, part by part in
-    their order. CorruptError for what cannot be a block of these elements; whether it was the right one, the tensor's digest
-    tells."""
+def apply(
+    bits: Bits, block: memoryview, *, old: Bits | None = None, tell: Tell = lambda new: None
+) -> None:
+    """Turn the old bits into the new ones, in place, or from `old` into `bits`; `tell` is told the
+    new ones, part by part in their order. CorruptError for what cannot be a block of these
+    elements; whether it was the right one, the tensor's digest tells.
+    """
     try:
         _, _, method, num_classes, _ = _BLOCK.unpack_from(block)
         if num_classes != CLASSES:
             raise CorruptError(
-                f"a block of a delta divides its elements into {num_classes} classes; the setting compact_deltas, which wrote "
-                "such blocks, was removed: read the version with the release that wrote it, or start from the next anchor"
+                f"a block of a delta divides its elements into {num_classes} classes; the setting "
+                "compact_deltas, which wrote "
+                "such blocks, was removed: read the version with the release that wrote it, or "
+                "start from the next anchor"
             )
         rest = block[_BLOCK.size :]
         if method == STEPS:
@@ -123,8 +141,11 @@ def _apply_steps(bits: Bits, body: memoryview, old: Bits | None, tell: Tell) -> 
         raise ValueError(f"position {positions[-1]} of {len(bits)} elements")
     for start in range(0, len(bits), PART_ELEMENTS):
         part = slice(start, start + PART_ELEMENTS)
-        # Bounds of the positions' own type: with Python's numbers NumPy would convert all positions first.
-        first, end = np.searchsorted(positions, np.array([start, start + PART_ELEMENTS], dtype=positions.dtype))
+        # Bounds of the positions' own type: with Python's numbers NumPy would convert all positions
+        # first.
+        first, end = np.searchsorted(
+            positions, np.array([start, start + PART_ELEMENTS], dtype=positions.dtype)
+        )
         if old is not None:
             np.copyto(bits[part], old[part])
         loops.add(bits, positions[first:end], steps[first:end])
@@ -183,7 +204,9 @@ def _read_run(loops: Any, body: memoryview, bits: Bits) -> tuple[Positions, Bits
 
 
 def _low_bits(mean_gap: float) -> int:
-    """The high part should need most of a byte's range and no more: gaps are geometric, and low bits do not compress."""
+    """The high part should need most of a byte's range and no more: gaps are geometric, and low
+    bits do not compress.
+    """
     if mean_gap < 32:
         return 0
     return 4 if mean_gap < 512 else 8
@@ -194,7 +217,10 @@ def _planes(old: Bits, new: Bits) -> bytes:
     steps = new - old
     one, sign = steps.dtype.type(1), steps.dtype.type(8 * steps.itemsize - 1)
     zigzag = (steps << one) ^ (np.zeros_like(steps) - (steps >> sign))
-    frames = [_compressed(np.ascontiguousarray(plane)) for plane in zigzag.view(np.uint8).reshape(-1, steps.itemsize).T]
+    frames = [
+        _compressed(np.ascontiguousarray(plane))
+        for plane in zigzag.view(np.uint8).reshape(-1, steps.itemsize).T
+    ]
     return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
 
 

@@ -1,7 +1,9 @@
-"""The loops of the delta codec, compiled by numba. Each does what the function of its name in `delta_numpy` does, bit for bit.
+"""The loops of the delta codec, compiled by numba. Each does what the function of its name in
+`delta_numpy` does, bit for bit.
 
-They hold no Python object while they run, so that blocks run on as many threads as there are cores. Compiled on first use,
-for each width of elements; numba keeps the machine code beside this file, or in the user's cache.
+They hold no Python object while they run, so that blocks run on as many threads as there are cores.
+Compiled on first use, for each width of elements; numba keeps the machine code beside this file, or
+in the user's cache.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,15 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from storage.weights.codec.delta_numpy import ESCAPE, OTHER, TRITS_PER_BYTE, Bits, Bytes, Positions, Streams
+from storage.weights.codec.delta_numpy import (
+    ESCAPE,
+    OTHER,
+    TRITS_PER_BYTE,
+    Bits,
+    Bytes,
+    Positions,
+    Streams,
+)
 
 _compiled: Callable[[Any], Any] = njit(nogil=True, cache=True)
 _WORD_BYTES = 8
@@ -39,9 +49,16 @@ def split(positions: Positions, steps: Bits, low_bits: int) -> Streams:
     values = np.empty(count, dtype=np.uint8)
     wide_steps = np.empty(count, dtype=steps.dtype)
     num_wide_gaps = _split_positions(positions, low_bits, gaps, lows, wide_gaps)
-    num_values, num_wide_steps = _split_steps(steps, 8 * steps.itemsize - 1, trits, values, wide_steps)
+    num_values, num_wide_steps = _split_steps(
+        steps, 8 * steps.itemsize - 1, trits, values, wide_steps
+    )
     return Streams(
-        gaps, lows, wide_gaps[:num_wide_gaps].copy(), trits, values[:num_values].copy(), wide_steps[:num_wide_steps].copy()
+        gaps=gaps,
+        lows=lows,
+        wide_gaps=wide_gaps[:num_wide_gaps].copy(),
+        trits=trits,
+        values=values[:num_values].copy(),
+        wide_steps=wide_steps[:num_wide_steps].copy(),
     )
 
 
@@ -49,7 +66,10 @@ def join(streams: Streams, low_bits: int) -> tuple[Positions, Bits]:
     count = len(streams.gaps)
     positions = np.empty(count, dtype=np.uint32)
     steps = np.empty(count, dtype=streams.wide_steps.dtype)
-    if _join_positions(streams.gaps, streams.lows, streams.wide_gaps, low_bits, positions) == _MISFIT:
+    if (
+        _join_positions(streams.gaps, streams.lows, streams.wide_gaps, low_bits, positions)
+        == _MISFIT
+    ):
         raise ValueError("the gaps do not fit together")
     if _join_steps(streams.trits, streams.values, streams.wide_steps, steps) == _MISFIT:
         raise ValueError("the steps do not fit together")
@@ -64,7 +84,9 @@ def add(bits: Bits, positions: Positions, steps: Bits) -> None:
 
 @cache
 def _find(lanes: int) -> Any:
-    """For elements of which `lanes` make a word: words that are equal, nearly all, cost one comparison."""
+    """For elements of which `lanes` make a word: words that are equal, nearly all, cost one
+    comparison.
+    """
 
     @_compiled
     def find_in_words(
@@ -164,7 +186,9 @@ def _join_positions(
 
 
 @_compiled
-def _join_steps(trits: Bytes, values: Bytes, wide: Bits, steps: Bits) -> int:  # pragma: no cover  # compiled
+def _join_steps(
+    trits: Bytes, values: Bytes, wide: Bits, steps: Bits
+) -> int:  # pragma: no cover  # compiled
     num_values, num_wide, byte = 0, 0, 0
     for number in range(len(steps)):
         if number % TRITS_PER_BYTE == 0:

@@ -1,12 +1,13 @@
-"""The loops of the delta codec in plain NumPy: what `delta_loops` compiles, in its simplest form, and what small tensors take.
+"""The loops of the delta codec in plain NumPy: what `delta_loops` compiles, in its simplest form,
+and what small tensors take.
 
     find     old, new bits        ──▶ positions and steps of what changed
     split    positions, steps     ──▶ streams of bytes
     join     streams of bytes     ──▶ positions, steps
     add      bits += steps, at the positions
 
-Bits are flat arrays of unsigned integers; steps wrap around, so they are exact for NaN, −0.0 and everything else. This module
-knows neither files nor tensors.
+Bits are flat arrays of unsigned integers; steps wrap around, so they are exact for NaN, −0.0 and
+everything else. This module knows neither files nor tensors.
 """
 
 from dataclasses import dataclass
@@ -32,14 +33,16 @@ ESCAPE = 255
 """In `gaps` and `values`: the number is too large for a byte and stands in the wide stream."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Streams:
     """Changes as streams of small numbers. n changes; gap = position − position before − 1."""
 
     gaps: Bytes
     """[n] gap >> low_bits, or ESCAPE."""
     lows: Bytes
-    """[⌈n · low_bits / 8⌉] the gaps' low bits: none, two to a byte (the first one lower), or one to a byte. 0 where escaped."""
+    """[⌈n · low_bits / 8⌉] the gaps' low bits: none, two to a byte (the first one lower), or one to
+    a byte. 0 where escaped.
+    """
     wide_gaps: Positions
     """Whole gaps that were escaped."""
     trits: Bytes

@@ -1,11 +1,12 @@
-"""Tensors of one version as changes to those of another: which tensors changed, and each change as a blob of blocks.
+"""Tensors of one version as changes to those of another: which tensors changed, and each change as
+a blob of blocks.
 
     base tensors, new tensors ──encode──▶ Change per tensor        base tensor, blob ──apply──▶ new tensor
 
-Tensors are cut into blocks, which are encoded on as many threads as there are cores; only a bounded number of blocks is in work
-at once. A tensor's blocks are applied one after the other, so that whoever digests it sees each while it is in the cache: what
-runs side by side are tensors. This module knows neither stores nor manifests; what a block's bytes mean stands in
-`delta_blocks.py`.
+Tensors are cut into blocks, which are encoded on as many threads as there are cores; only a bounded
+number of blocks is in work at once. A tensor's blocks are applied one after the other, so that
+whoever digests it sees each while it is in the cache: what runs side by side are tensors. This
+module knows neither stores nor manifests; what a block's bytes mean stands in `delta_blocks.py`.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from storage.errors import CorruptError
 from storage.formats.safetensors import BITS
 from storage.records.weights import Difference, HostTensor
-from storage.store.ordered_map import in_order
+from storage.store.ordered_map import ordered_map
 from storage.weights.codec import delta_blocks
 from storage.weights.codec.delta_blocks import BLOCK_ELEMENTS, Tell
 from storage.weights.codec.delta_numpy import Bits, Positions
@@ -36,7 +37,9 @@ Y = TypeVar("Y")
 
 @dataclass(frozen=True)
 class Change:
-    """How one tensor comes from a tensor of the base: `blob` is empty when the bits are the same."""
+    """How one tensor comes from a tensor of the base: `blob` is empty when the bits are the
+    same.
+    """
 
     name: str
     blob: bytes
@@ -51,14 +54,18 @@ def encode(
     *,
     threads: int,
 ) -> Iterator[Change]:
-    """The change of every tensor in `sources` (name → name in the base, of the same dtype and shape), in that order.
+    """The change of every tensor in `sources` (name → name in the base, of the same dtype and
+    shape), in that order.
 
-    Tensors are compared unless their maker did so already, with the base's very own: the changes are the same.
+    Tensors are compared unless their maker did so already, with the base's very own: the changes
+    are the same.
     """
     cuts = [
         (name, number)
         for name in sources
-        for number in range(max(1, -(-tensors[name].bits.size // BLOCK_ELEMENTS)))  # one for a tensor without elements, too
+        for number in range(
+            max(1, -(-tensors[name].bits.size // BLOCK_ELEMENTS))
+        )  # one for a tensor without elements, too
     ]
 
     def encode_block(cut: tuple[str, int]) -> tuple[bytes, int]:
@@ -75,9 +82,15 @@ def encode(
         yield Change(name, b"".join(blocks), sum(counts))
 
 
-def moved(base: HostTensor, positions: NDArray[np.uint64], steps: Bits, *, threads: int) -> HostTensor:
-    """A new tensor: the base with `steps` added at `positions`, as `Difference` has them, which it remembers."""
-    made = HostTensor(base.dtype, base.shape, np.empty_like(base.bits), Difference(ref(base), positions, steps))
+def moved(
+    base: HostTensor, positions: NDArray[np.uint64], steps: Bits, *, threads: int
+) -> HostTensor:
+    """A new tensor: the base with `steps` added at `positions`, as `Difference` has them, which it
+    remembers.
+    """
+    made = HostTensor(
+        base.dtype, base.shape, np.empty_like(base.bits), Difference(ref(base), positions, steps)
+    )
     old, new = flat(base.bits), flat(made.bits)
 
     def move_block(number: int) -> None:
@@ -98,17 +111,26 @@ def apply(
     into: Bits | None = None,
     tell: Tell = lambda new: None,
 ) -> HostTensor:
-    """The new tensor, in the memory `into` where there is such; the base's bits stay as they are unless they may change
-    `in_place`, and then are neither old nor new when it fails. `tell` is told the new bits, part by part in their order, while
-    they lie in the cache. CorruptError when `blob` is no change of such a tensor."""
+    """The new tensor, in the memory `into` where there is such; the base's bits stay as they are
+    unless they may change `in_place`, and then are neither old nor new when it fails. `tell` is
+    told the new bits, part by part in their order, while they lie in the cache. CorruptError when
+    `blob` is no change of such a tensor.
+    """
     if in_place and base.bits.flags.writeable and base.bits.flags.c_contiguous:
         made, old = base, None
     else:
-        made = HostTensor(base.dtype, base.shape, np.empty(base.bits.shape, base.bits.dtype) if into is None else into)
+        made = HostTensor(
+            base.dtype,
+            base.shape,
+            np.empty(base.bits.shape, base.bits.dtype) if into is None else into,
+        )
         old = flat(base.bits)
     bits, blocks = flat(made.bits), delta_blocks.cut(blob)
     if blocks and max(blocks) * BLOCK_ELEMENTS >= len(bits):
-        raise CorruptError(f"a delta has a block {max(blocks)} of {BLOCK_ELEMENTS} elements; the tensor has {len(bits)}")
+        raise CorruptError(
+            f"a delta has a block {max(blocks)} of {BLOCK_ELEMENTS} elements; the tensor has "
+            f"{len(bits)}"
+        )
     for number in range(-(-len(bits) // BLOCK_ELEMENTS)):
         new, before = _block(bits, number), None if old is None else _block(old, number)
         if number in blocks:
@@ -118,16 +140,23 @@ def apply(
     return made
 
 
-def merge(blobs: Sequence[memoryview], dtype: str, num_elements: int, *, threads: int) -> tuple[bytes, int]:
-    """One blob that does what `blobs` do one after the other, and the number of elements it changes.
+def merge(
+    blobs: Sequence[memoryview], dtype: str, num_elements: int, *, threads: int
+) -> tuple[bytes, int]:
+    """One blob that does what `blobs` do one after the other, and the number of elements it
+    changes.
 
-    Steps add up, whatever they are added to: the blocks are applied to zeros and the sum is encoded as a step from zeros.
-    CorruptError for what is no change of so many elements. Empty when everything returns to what it was.
+    Steps add up, whatever they are added to: the blocks are applied to zeros and the sum is encoded
+    as a step from zeros. CorruptError for what is no change of so many elements. Empty when
+    everything returns to what it was.
     """
     by_number = [delta_blocks.cut(blob) for blob in blobs]
     numbers = sorted({number for blocks in by_number for number in blocks})
     if numbers and numbers[-1] * BLOCK_ELEMENTS >= num_elements:
-        raise CorruptError(f"a delta has a block {numbers[-1]} of {BLOCK_ELEMENTS} elements; the tensor has {num_elements}")
+        raise CorruptError(
+            f"a delta has a block {numbers[-1]} of {BLOCK_ELEMENTS} elements; the tensor has "
+            f"{num_elements}"
+        )
 
     def merge_block(number: int) -> tuple[bytes, int]:
         parts = [blocks[number] for blocks in by_number if number in blocks]
@@ -146,16 +175,23 @@ def _block(bits: Bits, number: int) -> Bits:
     return bits[number * BLOCK_ELEMENTS : (number + 1) * BLOCK_ELEMENTS]
 
 
-def _found(known: Difference | None, base: HostTensor, number: int) -> tuple[Positions, Bits] | None:
+def _found(
+    known: Difference | None, base: HostTensor, number: int
+) -> tuple[Positions, Bits] | None:
     """What is known of a block; None when that is nothing, or when it is about another base."""
     return _within(known.positions, known.steps, number) if known and known.base() is base else None
 
 
 def _within(positions: NDArray[np.uint64], steps: Bits, number: int) -> tuple[Positions, Bits]:
-    """The part of a difference that lies in a block, its positions counted from the block's start."""
+    """The part of a difference that lies in a block, its positions counted from the block's
+    start.
+    """
     start = number * BLOCK_ELEMENTS
-    # Bounds of the positions' own type: with Python's numbers NumPy would turn all positions into floats first.
-    first, end = np.searchsorted(positions, np.array([start, start + BLOCK_ELEMENTS], dtype=np.uint64))
+    # Bounds of the positions' own type: with Python's numbers NumPy would turn all positions into
+    # floats first.
+    first, end = np.searchsorted(
+        positions, np.array([start, start + BLOCK_ELEMENTS], dtype=np.uint64)
+    )
     return (positions[first:end] - np.uint64(start)).astype(np.uint32), steps[first:end]
 
 
@@ -163,7 +199,7 @@ def _mapped(work: Callable[[X], Y], inputs: Collection[X], threads: int) -> Iter
     """The results in order; without threads where they would not help."""
     if threads == 1 or len(inputs) < 2:
         return map(work, inputs)
-    return in_order(work, inputs, threads=threads, budget=BLOCKS_AHEAD * threads)
+    return ordered_map(work, inputs, threads=threads, budget=BLOCKS_AHEAD * threads)
 
 
 def flat(bits: Bits) -> Bits:

@@ -1,4 +1,6 @@
-"""The formats that the codec is measured against do what they are measured for: they give the new bits."""
+"""The formats that the codec is measured against do what they are measured for: they give the new
+bits.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,12 @@ def formats(folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("new", [NEW, OLD, OLD ^ 0xFFFF, np.where(np.arange(len(OLD)) == len(OLD) - 1, NEW + 1, OLD)])
-def test_a_format_gives_the_new_bits_also_of_what_did_not_change(which: int, new: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "new", [NEW, OLD, OLD ^ 0xFFFF, np.where(np.arange(len(OLD)) == len(OLD) - 1, NEW + 1, OLD)]
+)
+def test_a_format_gives_the_new_bits_also_of_what_did_not_change(
+    which: int, new: Any, tmp_path: Path
+) -> None:
     format, bits = formats(tmp_path)[which], OLD.copy()
     format.apply(bits, format.encode(OLD, new.astype(np.uint16)))
     assert (bits == new).all()
@@ -35,5 +41,11 @@ def test_an_index_and_a_value_are_six_bytes_a_change(tmp_path: Path) -> None:
 def test_the_benchmark_reports_every_format_bit_exact(tmp_path: Path) -> None:
     found = codec.report({"a": (OLD, NEW), "b": (OLD, OLD)}, lambda: None, tmp_path)
     assert found["bit_exact"]
-    assert list(found["bytes_per_change"]) == ["ours", "astraflow_format", "pulse_format", "ours_2_threads", "astraflow_worker"]
+    assert list(found["bytes_per_change"]) == [
+        "ours",
+        "astraflow_format",
+        "pulse_format",
+        "ours_2_threads",
+        "astraflow_worker",
+    ]
     assert found["bytes_per_change"]["astraflow_format"] == 6

@@ -20,12 +20,21 @@ def test_a_measurement_on_the_cpu_runs_the_very_scan_and_is_exact() -> None:
     assert found["bit_exact"]
     assert 0.01 < found["changed"] < 0.1
     assert found["bytes_crossed"]["whole"] == 2_000_000
-    assert found["bytes_crossed"]["scan"] == pytest.approx(6 * 1_000_000 * found["changed"], rel=0.05)
+    assert found["bytes_crossed"]["scan"] == pytest.approx(
+        6 * 1_000_000 * found["changed"], rel=0.05
+    )
     assert all(seconds > 0 for seconds in found["seconds"].values())
-    assert found["device_memory_bytes"] == {"masters": 4_000_000, "whole": 0, "scan": 0, "kept": 2_000_000}
+    assert found["device_memory_bytes"] == {
+        "masters": 4_000_000,
+        "whole": 0,
+        "scan": 0,
+        "kept": 2_000_000,
+    }
 
 
-def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["gpu_scan"])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(SystemExit) as ended:
@@ -34,7 +43,9 @@ def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, capsy
     assert "torch finds no cuda here: run it on a machine with a GPU" in capsys.readouterr().err
 
 
-def test_the_whole_command_runs_on_a_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_whole_command_runs_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(gpu_scan, "WARM_GB", 0.0002)
     command = ["gpu_scan", "--device", "cpu", "--gb", "0.0002", "0.0004", "--repeats", "1"]
     monkeypatch.setattr("sys.argv", [*command, "--json"])

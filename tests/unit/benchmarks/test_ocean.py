@@ -7,21 +7,43 @@ import pytest
 
 from benchmarks.ocean import __main__ as command
 from benchmarks.ocean import figures, link, measurement, services
-from benchmarks.ocean.figures import Step
+from benchmarks.ocean.figures import VersionTimes
 
 FAR, HOME = "10.99.0.1", "10.99.0.2"
 
 
-def step(seconds: float, exact: bool = True, publish_s: float = 0.5) -> Step:
-    stages = {"publish": publish_s, "mirror": 0.0, "wait": 0.0, "probe": 0.25, "read": seconds - publish_s - 0.25}
-    return Step(seconds, stages, 5_000_000, 7, 2, 0.5, 0.25, 0.75, exact)
+def step(seconds: float, exact: bool = True, publish_s: float = 0.5) -> VersionTimes:
+    stages = {
+        "publish": publish_s,
+        "mirror": 0.0,
+        "wait": 0.0,
+        "probe": 0.25,
+        "read": seconds - publish_s - 0.25,
+    }
+    return VersionTimes(
+        seconds=seconds,
+        stages=stages,
+        bytes_crossed=5_000_000,
+        requests=7,
+        connections=2,
+        trainer_cpu_s=0.5,
+        worker_cpu_s=0.25,
+        busy=0.75,
+        bit_exact=exact,
+    )
 
 
 def found(changed: float = 0.01, seconds: float = 1.75) -> Any:
     one = figures.case({"format": "delta", "workers": 4, "mirror": True}, [step(seconds)])
     settings = vars(command.parse(["--changed", str(changed)]))
     machine = {"cpus": 2, "cpu": "a fast one", "kernel": "6", "load_before": 0.5}
-    return {"cases": [one], "target": {"met": [seconds <= 2]}, "bit_exact": True, "settings": settings, "machine": machine}
+    return {
+        "cases": [one],
+        "target": {"met": [seconds <= 2]},
+        "bit_exact": True,
+        "settings": settings,
+        "machine": machine,
+    }
 
 
 def test_the_stages_of_a_step_add_up_to_the_time_until_it_is_held() -> None:
@@ -37,11 +59,19 @@ def test_a_look_that_began_before_the_version_was_there_is_all_probe() -> None:
 
 def test_the_time_that_a_mirror_took_is_a_stage_of_its_own() -> None:
     worker = {"looked_s": 11.75, "noticed_s": 12.0, "held_s": 12.5}
-    assert figures.stages(10.0, 11.0, 11.5, worker) == {"publish": 1.0, "mirror": 0.5, "wait": 0.25, "probe": 0.25, "read": 0.5}
+    assert figures.stages(10.0, 11.0, 11.5, worker) == {
+        "publish": 1.0,
+        "mirror": 0.5,
+        "wait": 0.25,
+        "probe": 0.25,
+        "read": 0.5,
+    }
 
 
 def test_a_worker_that_passes_a_mirror_over_has_waited_for_it_until_then() -> None:
-    parts = figures.stages(10.0, 11.0, float("inf"), {"looked_s": 20.0, "noticed_s": 21.0, "held_s": 22.0})
+    parts = figures.stages(
+        10.0, 11.0, float("inf"), {"looked_s": 20.0, "noticed_s": 21.0, "held_s": 22.0}
+    )
     assert parts == {"publish": 1.0, "mirror": 10.0, "wait": 0.0, "probe": 0.0, "read": 1.0}
 
 
@@ -55,7 +85,9 @@ def test_one_step_that_is_not_exact_spoils_its_case() -> None:
     assert not figures.case({}, [step(1.0), step(2.0, exact=False)])["bit_exact"]
 
 
-def test_only_requests_from_the_far_side_since_publishing_count_and_only_their_own_connections_are_new() -> None:
+def test_only_requests_from_the_far_side_since_publishing_count_and_only_their_own_connections_are_new() -> (
+    None
+):
     served = [
         (1.0, 1.1, 1, FAR, "HEAD", "/b/k", 404, 0),  # a look before
         (2.1, 2.2, 1, FAR, "HEAD", "/b/k", 200, 0),
@@ -70,35 +102,83 @@ def test_only_requests_from_the_far_side_since_publishing_count_and_only_their_o
 
 def test_a_short_run_of_the_table_shows_every_figure_of_a_case() -> None:
     lines = figures.table(found()).splitlines()
-    head, row = (line for line in lines if ("delta " in line and "=" in line) or line.startswith("format"))
+    head, row = (
+        line for line in lines if ("delta " in line and "=" in line) or line.startswith("format")
+    )
     assert head.split() == [
         *("format", "workers", "mirror", "seconds", "="),
-        *("publish", "+", "mirror", "+", "wait", "+", "probe", "+", "read", "MB", "requests", "new", "CPU", "s", "busy"),
+        *(
+            "publish",
+            "+",
+            "mirror",
+            "+",
+            "wait",
+            "+",
+            "probe",
+            "+",
+            "read",
+            "MB",
+            "requests",
+            "new",
+            "CPU",
+            "s",
+            "busy",
+        ),
     ]
     assert row.split() == [
         *("delta", "4", "yes", "1.75", "="),
-        *("0.50", "+", "0.00", "+", "0.00", "+", "0.25", "+", "1.00", "5.0", "7", "2", "0.25", "75%"),
+        *(
+            "0.50",
+            "+",
+            "0.00",
+            "+",
+            "0.00",
+            "+",
+            "0.25",
+            "+",
+            "1.00",
+            "5.0",
+            "7",
+            "2",
+            "0.25",
+            "75%",
+        ),
     ]
     assert "bit exact: True" in lines
 
 
 def test_the_target_is_told_for_the_deltas_it_was_set_for_only() -> None:
     assert "a delta within 2 s: 1 of 1 settings, 1.75 to 1.75 s" in figures.table(found())
-    assert "a delta within 2 s: 0 of 1 settings, 2.50 to 2.50 s" in figures.table(found(seconds=2.5))
+    assert "a delta within 2 s: 0 of 1 settings, 2.50 to 2.50 s" in figures.table(
+        found(seconds=2.5)
+    )
     assert "a delta within" not in figures.table(found(changed=0.1))
 
 
 def test_the_defaults_are_the_case_that_the_target_was_set_for() -> None:
     settings = command.parse([])
     assert (settings.model_gb, settings.changed, settings.workers) == (1.0, 0.01, [1, 4])
-    assert (settings.rtt_ms, settings.gbps, settings.formats) == (300.0, 4.0, ["delta", "anchor", "plain"])
+    assert (settings.rtt_ms, settings.gbps, settings.formats) == (
+        300.0,
+        4.0,
+        ["delta", "anchor", "plain"],
+    )
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--workers", "0"], ["--workers", "x"], ["--formats", "zip"], ["--changed", "1"], ["--rtt-ms", "0"], ["--steps", "0"]],
+    [
+        ["--workers", "0"],
+        ["--workers", "x"],
+        ["--formats", "zip"],
+        ["--changed", "1"],
+        ["--rtt-ms", "0"],
+        ["--steps", "0"],
+    ],
 )
-def test_settings_that_measure_nothing_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_measure_nothing_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         command.parse(arguments)
     assert stopped.value.code == 2
@@ -106,7 +186,10 @@ def test_settings_that_measure_nothing_are_refused(arguments: list[str], capsys:
 
 
 def test_the_settings_of_a_run_can_be_printed_as_json() -> None:
-    assert json.loads(json.dumps(measurement.shown(command.parse(["--wan", "a/b.sh"]))))["wan"] == "a/b.sh"
+    assert (
+        json.loads(json.dumps(measurement.shown(command.parse(["--wan", "a/b.sh"]))))["wan"]
+        == "a/b.sh"
+    )
 
 
 def test_without_root_the_benchmark_says_so_and_ends_with_2(
@@ -137,25 +220,38 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return run
 
 
-def test_without_netem_the_script_makes_the_link_and_takes_it_down(commands: list[list[str]], tmp_path: Path) -> None:
+def test_without_netem_the_script_makes_the_link_and_takes_it_down(
+    commands: list[list[str]], tmp_path: Path
+) -> None:
     script = tmp_path / "wan.sh"
     script.touch()
     with pytest.raises(KeyboardInterrupt), link.emulated(300, 4, script):
         raise KeyboardInterrupt
-    assert commands[-3:] == [["removed"], [str(script), "up", "150", "4", "64"], [str(script), "down"]]
+    assert commands[-3:] == [
+        ["removed"],
+        [str(script), "up", "150", "4", "64"],
+        [str(script), "down"],
+    ]
 
 
-def test_without_netem_and_script_the_error_names_the_option(commands: list[list[str]], tmp_path: Path) -> None:
+def test_without_netem_and_script_the_error_names_the_option(
+    commands: list[list[str]], tmp_path: Path
+) -> None:
     with pytest.raises(link.LinkError, match="--wan"), link.emulated(300, 4, tmp_path / "none.sh"):
         pass
     assert commands[-1] == ["removed"]
 
 
-def test_namespaces_of_somebody_else_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_namespaces_of_somebody_else_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     ran: list[list[str]] = []
     monkeypatch.setattr(link, "_run", lambda command: ran.append(command) or "astra-home (id: 1)\n")
     monkeypatch.setattr(link.os, "geteuid", lambda: 0)
-    with pytest.raises(link.LinkError, match="astra-home exists already"), link.emulated(300, 4, tmp_path):
+    with (
+        pytest.raises(link.LinkError, match="astra-home exists already"),
+        link.emulated(300, 4, tmp_path),
+    ):
         pass
     assert ran == [["ip", "netns", "list"]]
 

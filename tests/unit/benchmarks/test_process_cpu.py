@@ -32,7 +32,15 @@ def test_a_process_belongs_to_its_nearest_named_ancestor() -> None:
     parents = {1: 0, 2: 1, 3: 0, 4: 3, 5: 4, 6: 5, 7: 99}
     seen = [Seen(pid, parent, []) for pid, parent in parents.items()]
     found = process_cpu.components(seen, {1: "server", 3: "workers", 4: "rollout"})
-    assert found == {1: "server", 2: "server", 3: "workers", 4: "rollout", 5: "rollout", 6: "rollout", 7: OTHER}
+    assert found == {
+        1: "server",
+        2: "server",
+        3: "workers",
+        4: "rollout",
+        5: "rollout",
+        6: "rollout",
+        7: OTHER,
+    }
 
 
 def test_ancestors_in_a_circle_end_the_search() -> None:

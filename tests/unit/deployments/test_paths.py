@@ -24,8 +24,20 @@ def test_a_home_that_others_could_read_is_closed(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
     home.create()
     files = (
-        *(home.record, home.lock, home.auth, home.prefect_toml, home.prefect / "prefect.db", home.prefect / "prefect.db-wal"),
-        *(home.mlflow / "mlflow.db", home.logs / "mlflow.log", home.logs / "worker-trainers.old", home.flow_logs / "id.log"),
+        *(
+            home.record,
+            home.lock,
+            home.auth,
+            home.prefect_toml,
+            home.prefect / "prefect.db",
+            home.prefect / "prefect.db-wal",
+        ),
+        *(
+            home.mlflow / "mlflow.db",
+            home.logs / "mlflow.log",
+            home.logs / "worker-trainers.old",
+            home.flow_logs / "id.log",
+        ),
     )
     folders = (home.root, home.prefect, home.mlflow, home.store, home.logs, home.flow_logs)
     for file in files:
@@ -41,7 +53,10 @@ def test_a_home_that_others_could_read_is_closed(tmp_path: Path) -> None:
 
 def test_a_folder_of_all_users_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    with pytest.raises(ConfigError, match=f"set ASTRAFLOW_HOME to a folder of your own, such as {tmp_path / 'astraflow'}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"set ASTRAFLOW_HOME to a folder of your own, such as {tmp_path / 'astraflow'}",
+    ):
         Home(tmp_path).create()
     assert _mode(tmp_path) == 0o1777
     assert list(tmp_path.iterdir()) == []

@@ -56,7 +56,9 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
     assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
 
 
-def test_a_filter_of_the_example_is_named_in_the_books(memory_store: ObjectStore, example: dict[str, Any]) -> None:
+def test_a_filter_of_the_example_is_named_in_the_books(
+    memory_store: ObjectStore, example: dict[str, Any]
+) -> None:
     choosy = {
         **example,
         "filter": [{"name": "my_algorithms:LongEnough", "args": {"mean_tokens": 4}}],
@@ -71,7 +73,9 @@ def test_a_filter_of_the_example_is_named_in_the_books(memory_store: ObjectStore
     assert dataflow.progress()["waiting/solver"] == 0
     (solver, _) = dataflow._assemblies
     reasons = [entry.reason for entry in solver.books.ledger]
-    assert reasons == ["my_algorithms:LongEnough"] * 4  # two groups of two answers of three tokens each
+    assert (
+        reasons == ["my_algorithms:LongEnough"] * 4
+    )  # two groups of two answers of three tokens each
 
 
 def test_the_page_names_every_built_in_and_the_defaults() -> None:

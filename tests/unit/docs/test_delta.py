@@ -1,4 +1,6 @@
-"""A stranger's decoder, written from docs/format.md alone, with NumPy and a Zstandard library: it imports nothing of ours."""
+"""A stranger's decoder, written from docs/format.md alone, with NumPy and a Zstandard library: it
+imports nothing of ours.
+"""
 
 import struct
 from itertools import pairwise
@@ -34,7 +36,11 @@ def decode(old: Any, blob: bytes) -> Any:
         assert len(body) == ends[-1]
         gap = unzstd(gaps, count).astype(np.int64)
         low = np.frombuffer(lows, np.uint8)
-        low = {0: np.zeros(count, np.uint8), 4: np.stack([low & 15, low >> 4], 1).reshape(-1)[:count], 8: low}[low_bits]
+        low = {
+            0: np.zeros(count, np.uint8),
+            4: np.stack([low & 15, low >> 4], 1).reshape(-1)[:count],
+            8: low,
+        }[low_bits]
         full = gap << low_bits | low
         full[gap == 255] = np.frombuffer(wide, "<u4")
         trit = (unzstd(trits, -(-count // 5))[:, None] // [1, 3, 9, 27, 81] % 3).reshape(-1)[:count]
@@ -48,7 +54,9 @@ def decode(old: Any, blob: bytes) -> Any:
 
 
 def unzstd(frame: bytes, size: int) -> Any:
-    return np.frombuffer(pa.decompress(frame, size, "zstd", asbytes=True) if size else b"", np.uint8)
+    return np.frombuffer(
+        pa.decompress(frame, size, "zstd", asbytes=True) if size else b"", np.uint8
+    )
 
 
 def unzigzag(values: Any) -> Any:
@@ -69,12 +77,19 @@ def test_a_stranger_decodes_a_tensor_of_several_blocks() -> None:
     assert (decode(old, change.blob) == new).all()
 
 
-@pytest.mark.parametrize(("dtype", "kind"), [("F32", np.uint32), ("F64", np.uint64), ("U8", np.uint8)])
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [("F32", np.uint32), ("F64", np.uint64), ("U8", np.uint8)]
+)
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.3, 1.0])
 def test_a_stranger_decodes_other_dtypes(dtype: str, kind: Any, share: float) -> None:
     old = draw(0).integers(0, np.iinfo(kind).max, 50_000, dtype=kind)
     steps = draw(1).integers(-400, 400, 50_000).astype(kind)
     new = np.where(draw(2).random(50_000) < share, old + steps, old)
     bits = old.view(np.float64) if dtype == "F64" else old
-    (change,) = deltas.encode({"w": tensor(bits, dtype)}, {"w": tensor(new.view(bits.dtype), dtype)}, {"w": "w"}, threads=1)
+    (change,) = deltas.encode(
+        {"w": tensor(bits, dtype)},
+        {"w": tensor(new.view(bits.dtype), dtype)},
+        {"w": "w"},
+        threads=1,
+    )
     assert (decode(old, change.blob) == new).all()

@@ -1,6 +1,8 @@
-"""`docs/format.md` is a contract: a stranger who has only the page reads a run, and writes what others then read.
+"""`docs/format.md` is a contract: a stranger who has only the page reads a run, and writes what
+others then read.
 
-The stranger is `tests/stranger.py`; here the page's tables are compared with what the writers write, too.
+The stranger is `tests/stranger.py`; here the page's tables are compared with what the writers
+write, too.
 """
 
 import hashlib
@@ -18,7 +20,7 @@ import xxhash
 
 from storage import layout
 from storage.coordination import leases
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.records.control import Stop
 from storage.run import base_models, checkpoints, quarantine, shards
 from storage.run.runs import read_stop, request_stop
@@ -42,16 +44,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lease = leases.take(run, 0, "rollout-us-east-0", "us-east", leases.LeaseWatch(20.0))
     assert lease is not None
     leases.renew(run, lease)
-    checkpoints.save(run, "solver", 4, tensors(4), {"engine": {"format": 1}, "tokens_trained": 72.0})
+    checkpoints.save(
+        run, "solver", 4, tensors(4), {"engine": {"format": 1}, "tokens_trained": 72.0}
+    )
     base_models.save_model(store, "8c1f", tensors(0), {"config.json": b"{}"}, {"accuracy": 0.3})
     request_stop(run, Stop("completed", "every policy reached version 4", 1700000900.0))
-    with Pulse(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
+    with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
         pulse.update(progress={"step": 4.0}, rates={"tokens_per_s": 9.5}, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
-    evals.commit(run, evals.Evaluation(versions, "held_out", "actor_and_verify", ("a", "b"), right, team, 1.0, 2.0))
+    evals.commit(
+        run,
+        evals.Evaluation(
+            versions, "held_out", "actor_and_verify", ("a", "b"), right, team, 1.0, 2.0
+        ),
+    )
     run.put("shards/00000099.arrow", b"torn")
-    quarantine.quarantine(run, "shards/00000099.arrow", "a shard file of 4 bytes is no readable Arrow file")
+    quarantine.quarantine(
+        run, "shards/00000099.arrow", "a shard file of 4 bytes is no readable Arrow file"
+    )
     run.put(layout.REPORT, b"<html>")
     return folder
 
@@ -62,18 +73,30 @@ def stranger(root: Path) -> Stranger:
 
 
 def test_a_stranger_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
-    """Episode 1 of order 1's second prompt, as `true_run` scripts it: an attempt that was right, and its verdict."""
+    """Episode 1 of order 1's second prompt, as `true_run` scripts it: an attempt that was right,
+    and its verdict.
+    """
     header, rows = stranger.arrow("shards/00000001.arrow", "shard")
     order = stranger.json("orders/00000001.json")
     assert [group["prompt"] for group in header["groups"]] == order["prompts"]
-    assert (header["order"], header["worker"], order["samples_per_prompt"]) == (1, "rollout-us-east-0", 4)
+    assert (header["order"], header["worker"], order["samples_per_prompt"]) == (
+        1,
+        "rollout-us-east-0",
+        4,
+    )
     assert len(rows["tokens"]) == 2 * 4 * 2
-    assert len(rows["tokens"]) == sum(play["num_sequences"] for group in header["groups"] for play in group["episodes"])
+    assert len(rows["tokens"]) == sum(
+        play["num_sequences"] for group in header["groups"] for play in group["episodes"]
+    )
     attempt, verdict = 10, 11  # 8 rows of the first prompt, 2 of episode 0
     for row, at in ((attempt, (1, 1, 0)), (verdict, (1, 1, 1))):
         assert (rows["group"][row], rows["episode"][row], rows["sequence"][row]) == at
         assert header["policy_sets"][rows["policy_set"][row]] == ["solver", "verifier"]
-        assert (rows["reward"][row], rows["temperature"][row], rows["finish_reason"][row]) == (1.0, 1.0, "stop")
+        assert (rows["reward"][row], rows["temperature"][row], rows["finish_reason"][row]) == (
+            1.0,
+            1.0,
+            "stop",
+        )
     assert rows["tokens"][attempt] == [11, 12, 41, 51, 3]
     assert rows["owners"][attempt] == [-1, -1, 0, 0, 0]
     assert rows["loss_mask"][attempt] == [False, False, True, True, True]
@@ -85,7 +108,9 @@ def test_a_stranger_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
     assert header["groups"][1]["episodes"][1]["metrics"] == {"first_attempt": 1.0, "final": 1.0}
 
 
-def test_a_stranger_reads_weights_bit_for_bit_and_follows_a_token_to_them(stranger: Stranger) -> None:
+def test_a_stranger_reads_weights_bit_for_bit_and_follows_a_token_to_them(
+    stranger: Stranger,
+) -> None:
     for version in range(STEPS + 1):
         manifest, found, others = stranger.folder(f"weights/solver/{version:08d}")
         assert found["model.weight"].view("<u2").tolist() == [version + bit for bit in range(6)]
@@ -93,7 +118,11 @@ def test_a_stranger_reads_weights_bit_for_bit_and_follows_a_token_to_them(strang
         assert others == ({"config.json": b"{}"} if version == 0 else {})
         assert manifest["digest"] == weights_digest(manifest)
         parent = None if version == 0 else version - 1
-        assert (manifest["parent"], manifest["batch"], manifest["kind"]) == (parent, version or None, "anchor")
+        assert (manifest["parent"], manifest["batch"], manifest["kind"]) == (
+            parent,
+            version or None,
+            "anchor",
+        )
     for key in (stranger.root / "shards").glob("0000000?.arrow"):
         header, _ = stranger.arrow(f"shards/{key.name}", "shard")
         for policy, held in header["weights"].items():
@@ -110,15 +139,22 @@ def test_a_stranger_balances_the_books_of_every_batch(stranger: Stranger, policy
     for step in range(1, STEPS + 1):
         header, rows = stranger.arrow(f"batches/{policy}/{step:08d}.arrow", "batch")
         assert (header["policy"], header["step"]) == (policy, step)
-        held = {order: stranger.arrow(f"shards/{order:08d}.arrow", "shard") for order in set(rows["order"])}
+        held = {
+            order: stranger.arrow(f"shards/{order:08d}.arrow", "shard")
+            for order in set(rows["order"])
+        }
         for order in header["shards"]:
             waiting += _sequences(stranger, order, policy)
         closed |= set(header["shards"])
-        keys = list(zip(*(rows[name] for name in ("order", "group", "episode", "sequence")), strict=True))
+        keys = list(
+            zip(*(rows[name] for name in ("order", "group", "episode", "sequence")), strict=True)
+        )
         settled = {key for key, fate in zip(keys, rows["fate"], strict=True) if fate != "waiting"}
         assert settled <= set(waiting)
         waiting = [key for key in waiting if key not in settled]
-        assert [key for key, fate in zip(keys, rows["fate"], strict=True) if fate == "waiting"] == waiting
+        assert [
+            key for key, fate in zip(keys, rows["fate"], strict=True) if fate == "waiting"
+        ] == waiting
         assert closed == {*range(header["closed_below"]), *header["closed"]}
         trained = [at for at, fate in enumerate(rows["fate"]) if fate == "trained"]
         assert trained == list(range(6))
@@ -141,7 +177,8 @@ def _sequences(stranger: Stranger, order: int, policy: str) -> list[tuple[int, .
     return [
         (order, *place)
         for *place, owners, names in zip(
-            *(rows[c] for c in ("group", "episode", "sequence", "owners", "policy_set")), strict=True
+            *(rows[c] for c in ("group", "episode", "sequence", "owners", "policy_set")),
+            strict=True,
         )
         if header["policy_sets"][names].index(policy) in owners
     ]
@@ -153,9 +190,19 @@ def test_a_stranger_reads_every_other_object(stranger: Stranger) -> None:
     numbers = sorted(path.name for path in (stranger.root / "orders").iterdir())
     assert numbers == [*(f"{n:08d}.json" for n in range(len(numbers) - 1)), "end.json"]
     assert stranger.json("orders/end.json")["orders"] == len(numbers) - 1
-    assert sorted(n for name in numbers[:-1] for n in stranger.json(f"orders/{name}")["seen"]) == [0, 1, 2, 3]
+    assert sorted(n for name in numbers[:-1] for n in stranger.json(f"orders/{name}")["seen"]) == [
+        0,
+        1,
+        2,
+        3,
+    ]
     lease = stranger.json("leases/00000000.0000.json")
-    assert (lease["worker"], lease["lost"], lease["renewals"], lease["released"]) == ("rollout-us-east-0", 0, 1, False)
+    assert (lease["worker"], lease["lost"], lease["renewals"], lease["released"]) == (
+        "rollout-us-east-0",
+        0,
+        1,
+        False,
+    )
     manifest, found, _ = stranger.folder("checkpoints/solver/00000004")
     assert manifest["state"] == {"engine": {"format": 1}, "tokens_trained": 72.0}
     assert found["model.weight"].view("<u2").tolist() == [4, 5, 6, 7, 8, 9]
@@ -174,7 +221,9 @@ def test_a_stranger_reads_every_other_object(stranger: Stranger) -> None:
 
 
 def _strangers_shard() -> bytes:
-    """Order 0, one prompt, one episode that failed and one of a single sequence; no compression, other list item names."""
+    """Order 0, one prompt, one episode that failed and one of a single sequence; no compression,
+    other list item names.
+    """
     lists = {
         "tokens": pa.int32(),
         "loss_mask": pa.bool_(),
@@ -184,15 +233,36 @@ def _strangers_shard() -> bytes:
     }
     words = pa.dictionary(pa.int32(), pa.string())
     values: dict[str, tuple[Any, Any]] = {
-        name: (pa.int32(), at) for name, at in zip(("group", "episode", "sequence"), (0, 1, 0), strict=True)
+        name: (pa.int32(), at)
+        for name, at in zip(("group", "episode", "sequence"), (0, 1, 0), strict=True)
     }
     sampled = ([11, 40, 2], [False, True, True], [0.0, -0.5, -0.25], [-1, 0, 0], [-1, 3, 4])
     for (name, kind), value in zip(lists.items(), sampled, strict=True):
         values[name] = (pa.list_(pa.field("element", kind, nullable=False)), value)
-    values |= {"policy_set": (pa.int32(), 0), "reward": (pa.float64(), 1.0), "temperature": (pa.float64(), 0.7)}
-    values |= {"starts_episode": (pa.bool_(), True), "name": (words, "attempt"), "finish_reason": (words, "length")}
-    play = {"reward": 1.0, "metrics": {"final": 1.0}, "error": None, "seconds": 2, "num_sequences": 1}
-    failed = {"reward": 0.0, "metrics": {}, "error": "timeout after 60 s", "seconds": 60, "num_sequences": 0}
+    values |= {
+        "policy_set": (pa.int32(), 0),
+        "reward": (pa.float64(), 1.0),
+        "temperature": (pa.float64(), 0.7),
+    }
+    values |= {
+        "starts_episode": (pa.bool_(), True),
+        "name": (words, "attempt"),
+        "finish_reason": (words, "length"),
+    }
+    play = {
+        "reward": 1.0,
+        "metrics": {"final": 1.0},
+        "error": None,
+        "seconds": 2,
+        "num_sequences": 1,
+    }
+    failed = {
+        "reward": 0.0,
+        "metrics": {},
+        "error": "timeout after 60 s",
+        "seconds": 60,
+        "num_sequences": 0,
+    }
     group = {"prompt": {"id": "p/1", "fields": {"question": "1+1=?"}}, "episodes": [failed, play]}
     header = {
         "order": 0,
@@ -211,11 +281,15 @@ def _strangers_shard() -> bytes:
     place = b"fedcba98" * 4
     told = {"format": "1", "kind": "shard", "header": json.dumps(header, indent=1), "digest": place}
     fields = [pa.field(name, kind, nullable=False) for name, (kind, _) in values.items()]
-    schema = pa.schema(fields, metadata={f"astraflow.{name}": value for name, value in told.items()})
+    schema = pa.schema(
+        fields, metadata={f"astraflow.{name}": value for name, value in told.items()}
+    )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(
-            pa.RecordBatch.from_arrays([pa.array([value], kind) for kind, value in values.values()], schema=schema)
+            pa.RecordBatch.from_arrays(
+                [pa.array([value], kind) for kind, value in values.values()], schema=schema
+            )
         )
     body: bytes = sink.getvalue().to_pybytes()
     return body.replace(place, xxhash.xxh3_128_hexdigest(body.replace(place, ZEROS)).encode())
@@ -227,22 +301,41 @@ def test_others_read_the_shard_a_stranger_writes(local_store: ObjectStore, tmp_p
     (group,) = shard.groups
     failed, play = group.episodes
     (sequence,) = play.sequences
-    assert (shard.worker, shard.attempt, shard.weights) == ("stranger", 2, {"solver": {3: "sha256:aa", 4: "sha256:bb"}})
+    assert (shard.worker, shard.attempt, shard.weights) == (
+        "stranger",
+        2,
+        {"solver": {3: "sha256:aa", 4: "sha256:bb"}},
+    )
     assert (failed.error, failed.sequences) == ("timeout after 60 s", ())
-    assert (sequence.policies, sequence.temperature, sequence.finish_reason) == (("solver",), 0.7, "length")
+    assert (sequence.policies, sequence.temperature, sequence.finish_reason) == (
+        ("solver",),
+        0.7,
+        "length",
+    )
     assert sequence.tokens.tolist() == [11, 40, 2]
     assert sequence.versions.tolist() == [-1, 3, 4]
     assert sequence.min_version("solver") == 3
 
 
-def test_others_read_the_version_a_stranger_publishes(local_store: ObjectStore, tmp_path: Path) -> None:
+def test_others_read_the_version_a_stranger_publishes(
+    local_store: ObjectStore, tmp_path: Path
+) -> None:
     data = np.array([1.0, -2.0], "<f4").tobytes()
     header = json.dumps({"bias": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     header += b" " * (-len(header) % 8)
     file = struct.pack("<Q", len(header)) + header + data
     name = f"{WRITE_ID}.model-00000.safetensors"
-    listed = {"name": name, "num_bytes": len(file), "digest": "sha256:" + hashlib.sha256(file).hexdigest()}
-    tensor = {"dtype": "F32", "shape": [2], "digest": "xxh3_128:" + xxhash.xxh3_128_hexdigest(data), "file": name}
+    listed = {
+        "name": name,
+        "num_bytes": len(file),
+        "digest": "sha256:" + hashlib.sha256(file).hexdigest(),
+    }
+    tensor = {
+        "dtype": "F32",
+        "shape": [2],
+        "digest": "xxh3_128:" + xxhash.xxh3_128_hexdigest(data),
+        "file": name,
+    }
     manifest = {
         "policy": "solver",
         "version": 1,
@@ -250,7 +343,12 @@ def test_others_read_the_version_a_stranger_publishes(local_store: ObjectStore, 
         "batch": 1,
         "kind": "anchor",
     }
-    manifest |= {"base": None, "tensors": {"bias": tensor}, "files": [listed], "metrics": {"trainer/loss": "NaN"}}
+    manifest |= {
+        "base": None,
+        "tensors": {"bias": tensor},
+        "files": [listed],
+        "metrics": {"trainer/loss": "NaN"},
+    }
     manifest["digest"] = weights_digest(manifest)
     stranger = Stranger(tmp_path / "store" / "weights" / "solver" / "00000001")
     stranger.write(name, file)
@@ -261,20 +359,31 @@ def test_others_read_the_version_a_stranger_publishes(local_store: ObjectStore, 
 
 def test_a_strangers_lease_and_stop_are_respected(local_store: ObjectStore, tmp_path: Path) -> None:
     stranger = Stranger(tmp_path / "store")
-    lease = {"format": 1, "write_id": WRITE_ID, "order": 0, "attempt": 0, "worker": "stranger", "region": "moon"}
+    lease = {
+        "format": 1,
+        "write_id": WRITE_ID,
+        "order": 0,
+        "attempt": 0,
+        "worker": "stranger",
+        "region": "moon",
+    }
     stranger.write("leases/00000000.0000.json", json.dumps(lease).encode())
     watch = leases.LeaseWatch(20.0, clock=iter([0.0, 19.9, 20.0]).__next__)
     assert [leases.take(local_store, 0, "own", "earth", watch) for _ in range(2)] == [None, None]
     taken = leases.take(local_store, 0, "own", "earth", watch)
     assert taken is not None
     assert (taken.attempt, taken.lost) == (1, 1)
-    stranger.write("stop.json", sealed({"state": "cancelled", "reason": "enough", "at_s": 1700000000}))
+    stranger.write(
+        "stop.json", sealed({"state": "cancelled", "reason": "enough", "at_s": 1700000000})
+    )
     assert read_stop(local_store) == Stop("cancelled", "enough", 1700000000.0)
 
 
 def section(heading: str) -> str:
     """The page's text under a heading."""
-    found = re.search(rf"^## `?{re.escape(heading)}`?\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
+    found = re.search(
+        rf"^## `?{re.escape(heading)}`?\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE
+    )
     assert found, f"the page has no section {heading}"
     return found[1]
 
@@ -288,7 +397,16 @@ def table(text: str, first: str) -> dict[str, str]:
 
 
 def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
-    named = {"n": 7, "attempt": 1, "policy": "solver", "step": 3, "version": 4, "base": 0, "kind": "rollout", "id": "rollout-0"}
+    named = {
+        "n": 7,
+        "attempt": 1,
+        "policy": "solver",
+        "step": 3,
+        "version": 4,
+        "base": 0,
+        "kind": "rollout",
+        "id": "rollout-0",
+    }
     named |= {
         "write_id": "WRITE_ID",
         "name": "NAME",
@@ -297,7 +415,10 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         "versions": "solver-00000004",
         "tag": "best",
     }
-    told = {pattern.format(**named, key=layout.shard(7)) for pattern in table(section("Store and keys"), "key")}
+    told = {
+        pattern.format(**named, key=layout.shard(7))
+        for pattern in table(section("Store and keys"), "key")
+    }
     folders = [layout.weights("solver", 4), layout.checkpoint("solver", 3)]
     keys = {
         layout.run_prefix: [layout.run_prefix("tiny-1") + "/"],
@@ -312,7 +433,10 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.manifest: [layout.manifest(folder) for folder in folders],
         layout.evaluation: [layout.evaluation({"solver": 4})],
         layout.heartbeat: [layout.heartbeat("rollout", "rollout-0")],
-        layout.quarantine: [layout.quarantine(layout.shard(7)), layout.quarantine(layout.shard(7)) + ".json"],
+        layout.quarantine: [
+            layout.quarantine(layout.shard(7)),
+            layout.quarantine(layout.shard(7)) + ".json",
+        ],
         layout.retired: [layout.retired("solver", 4)],
         layout.merged: [layout.merged("solver", 4, 0)],
         layout.tag: [layout.tag("best")],
@@ -322,14 +446,23 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
         layout.policy_of_weights: [],
         layout.version_of: [],
     }
-    spelled = {function for name, function in inspect.getmembers(layout, inspect.isfunction) if not name.startswith("_")}
+    spelled = {
+        function
+        for name, function in inspect.getmembers(layout, inspect.isfunction)
+        if not name.startswith("_")
+    }
     assert keys.keys() == spelled
     others = {layout.RUN, layout.STOP, layout.FROZEN, layout.REPORT, "checks/WRITE_ID"}
     assert told == {key for group in keys.values() for key in group} | others
 
 
 def test_every_object_of_a_run_has_a_key_of_the_page(stranger: Stranger) -> None:
-    digits = {"n:08d": r"\d{8}", "step:08d": r"\d{8}", "version:08d": r"\d{8}", "attempt:04d": r"\d{4}"}
+    digits = {
+        "n:08d": r"\d{8}",
+        "step:08d": r"\d{8}",
+        "version:08d": r"\d{8}",
+        "attempt:04d": r"\d{4}",
+    }
     parts = digits | {
         "write_id": "[0-9a-f]{32}",
         "key": "(?:orders|shards|batches)/.+",
@@ -338,12 +471,19 @@ def test_every_object_of_a_run_has_a_key_of_the_page(stranger: Stranger) -> None
     }
     patterns = [
         re.compile(
-            "".join(parts.get(part, r"[\w-]+") if at % 2 else re.escape(part) for at, part in enumerate(re.split(r"[{}]", key)))
+            "".join(
+                parts.get(part, r"[\w-]+") if at % 2 else re.escape(part)
+                for at, part in enumerate(re.split(r"[{}]", key))
+            )
         )
         for key in table(section("Store and keys"), "key")
         if not key.endswith("/")
     ]
-    stored = [path.relative_to(stranger.root).as_posix() for path in stranger.root.rglob("*") if path.is_file()]
+    stored = [
+        path.relative_to(stranger.root).as_posix()
+        for path in stranger.root.rglob("*")
+        if path.is_file()
+    ]
     assert len(stored) > 40
     assert [key for key in stored if not any(pattern.fullmatch(key) for pattern in patterns)] == []
 
@@ -368,18 +508,30 @@ KINDS = {"shards": "shard", "batches": "batch", "evals": "evaluation"}
 
 
 def spelled(value: Any, told: dict[str, str], path: str = "") -> dict[str, Any]:
-    """The fields of an object as the page spells them: `prompts[].id`, `tensors.*.dtype`; one value for each."""
+    """The fields of an object as the page spells them: `prompts[].id`, `tensors.*.dtype`; one value
+    for each.
+    """
     if path and not any(row.startswith((f"{path}.", f"{path}[")) for row in told):
         return {path: value}
     if isinstance(value, list):
         inner = [(f"{path}[]", each) for each in value]
     else:
         star = any(row.startswith(f"{path}.*") for row in told)
-        inner = [(f"{path}.{'*' if star else key}".lstrip("."), each) for key, each in value.items()]
-    return {name: leaf for below, each in inner for name, leaf in spelled(each, told, below).items()}
+        inner = [
+            (f"{path}.{'*' if star else key}".lstrip("."), each) for key, each in value.items()
+        ]
+    return {
+        name: leaf for below, each in inner for name, leaf in spelled(each, told, below).items()
+    }
 
 
-JSON_TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "object": dict}
+JSON_TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "object": dict,
+}
 
 
 def fits(value: Any, kind: str) -> bool:
@@ -391,12 +543,18 @@ def fits(value: Any, kind: str) -> bool:
     if head == "list":
         return isinstance(value, list) and all(fits(each, inner) for each in value if inner)
     if head == "map":
-        return isinstance(value, dict) and all(fits(each, inner) for each in value.values() if inner)
-    return isinstance(value, JSON_TYPES[kind]) and not (kind in ("integer", "number") and isinstance(value, bool))
+        return isinstance(value, dict) and all(
+            fits(each, inner) for each in value.values() if inner
+        )
+    return isinstance(value, JSON_TYPES[kind]) and not (
+        kind in ("integer", "number") and isinstance(value, bool)
+    )
 
 
 @pytest.mark.parametrize(("heading", "key"), OBJECTS.items())
-def test_the_page_lists_just_the_fields_that_are_written_and_their_types(stranger: Stranger, heading: str, key: str) -> None:
+def test_the_page_lists_just_the_fields_that_are_written_and_their_types(
+    stranger: Stranger, heading: str, key: str
+) -> None:
     text = section(heading)
     told = table(text, "field")
     if key.endswith(".json"):
@@ -409,7 +567,9 @@ def test_the_page_lists_just_the_fields_that_are_written_and_their_types(strange
     else:
         written, _ = stranger.arrow(key, KINDS[key.split("/")[0]])
         assert list(written)[-1] == list(told)[-1] == "write_id"
-    (example,) = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL))
+    (example,) = (
+        json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
+    )
     for fields in (written, example):
         found = spelled(fields, told)
         assert found.keys() == told.keys()
@@ -417,7 +577,9 @@ def test_the_page_lists_just_the_fields_that_are_written_and_their_types(strange
 
 
 def test_the_examples_of_the_page_carry_true_checksums() -> None:
-    examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)]
+    examples = [
+        json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
+    ]
     told = [example for example in examples if "checksum" in example]
     assert len(told) == 8
     for example in told:
@@ -446,7 +608,9 @@ def _arrow_type(kind: Any) -> str:
 
 
 @pytest.mark.parametrize("heading", [heading for heading in OBJECTS if heading.endswith(".arrow")])
-def test_the_page_lists_just_the_columns_that_are_written_and_their_types(stranger: Stranger, heading: str) -> None:
+def test_the_page_lists_just_the_columns_that_are_written_and_their_types(
+    stranger: Stranger, heading: str
+) -> None:
     schema = pa.ipc.open_file((stranger.root / OBJECTS[heading]).read_bytes()).schema
     assert not any(field.nullable for field in schema)
     written = [(field.name, _arrow_type(field.type)) for field in schema]

@@ -29,7 +29,8 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"more rows than {arrow_sizes.ROWS_MIN:,} and than the file has bytes",
         f"at most {plain_names.BYTES_MAX} bytes of UTF-8 together",
         f"(tensors by name, about {tensor_set.FILE_BYTES_MAX / 2**20:g} MiB each)",
-        f"numbers have at most {safetensors.NUMBER_DIGITS_MAX} digits, a shape at most {weights.DIMENSIONS_MAX} dimensions",
+        f"numbers have at most {safetensors.NUMBER_DIGITS_MAX} digits, a shape at most "
+        f"{weights.DIMENSIONS_MAX} dimensions",
         f"for people; cut after {runs.REASON_MAX:,} characters",
         f"It has at most {runs.STOP_BYTES_MAX:,} bytes.",
         f"episodes of each prompt; at most {orders.EPISODES_MAX:,} in an order",
@@ -46,7 +47,11 @@ def test_a_limit_of_the_page_is_the_limit_of_the_code(sentence: str) -> None:
 
 def test_limits_that_the_page_states_as_powers() -> None:
     assert "2³⁰ bytes for `.arrow`, 2²⁷ for everything else" in PAGE
-    assert (backend.ARROW_BYTES_MAX, backend.BYTES_MAX, json_objects.VALUES_MAX) == (2**30, 2**27, 2**21)
+    assert (backend.ARROW_BYTES_MAX, backend.BYTES_MAX, json_objects.VALUES_MAX) == (
+        2**30,
+        2**27,
+        2**21,
+    )
     assert "at most 2^53" in PAGE
     assert numbers.QUANTITY_MAX == 2**53
     assert "cut into blocks of 2²² elements" in PAGE

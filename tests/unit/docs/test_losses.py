@@ -41,13 +41,20 @@ def stepped(config: TrainConfig) -> tuple[dict[str, float], np.ndarray]:
     engine.set_weights(weights)
     metrics = engine.step(sampled_batch(reference_model(weights), num_rows=10, noise=0.3))
     after = engine.weights()
-    moves = [(to_torch(after[name]) - to_torch(weights[name]).float()).flatten() for name in sorted(weights)]
+    moves = [
+        (to_torch(after[name]) - to_torch(weights[name]).float()).flatten()
+        for name in sorted(weights)
+    ]
     return metrics, torch.cat(moves).numpy()
 
 
 def test_the_recipe_of_the_page_trains_with_the_class_of_the_page(example: ModuleType) -> None:
     written = yaml.safe_load(block("yaml"))["policies"]["solver"]["train"]["loss"]
-    loss = load("single_policy_tiny", {"policies.solver.train.loss": written}).policies["solver"].train.loss
+    loss = (
+        load("single_policy_tiny", {"policies.solver.train.loss": written})
+        .policies["solver"]
+        .train.loss
+    )
     assert loss == CustomLoss(path="my_losses:Cispo", args={"eps_high": 2.0})
     metrics, _ = stepped(LINEAR.model_copy(update={"loss": loss}))
     assert metrics["trainer/clip_high"] == 2.0
@@ -57,15 +64,22 @@ def test_the_recipe_of_the_page_trains_with_the_class_of_the_page(example: Modul
 def test_the_first_loss_of_the_page_has_the_formula_of_its_docstring(example: ModuleType) -> None:
     loss = example.Cispo(eps_high=1.0)
     logprobs = torch.tensor([math.log(0.6), math.log(0.5)], dtype=torch.float64, requires_grad=True)
-    behaviour, advantages = torch.tensor([0.2, 0.4]).double().log(), torch.tensor([1.0, -2.0]).double()
-    result = loss.token_losses(loss.prepare(logprobs.detach(), behaviour, advantages), logprobs, behaviour, advantages)
+    behaviour, advantages = (
+        torch.tensor([0.2, 0.4]).double().log(),
+        torch.tensor([1.0, -2.0]).double(),
+    )
+    result = loss.token_losses(
+        loss.prepare(logprobs.detach(), behaviour, advantages), logprobs, behaviour, advantages
+    )
     (slope,) = torch.autograd.grad(result.values_N.sum(), logprobs)
     assert slope.tolist() == pytest.approx([-2.0, 2.5])  # ρ = 3, cut to 2, and 1.25
     assert result.values_N.tolist() == pytest.approx([-2.0 * math.log(0.6), 2.5 * math.log(0.5)])
 
 
 def test_the_second_loss_of_the_page_does_not_depend_on_micro_batches(example: ModuleType) -> None:
-    config = LINEAR.model_copy(update={"loss": CustomLoss(path="my_losses:Trimmed", args={"share": 0.25})})
+    config = LINEAR.model_copy(
+        update={"loss": CustomLoss(path="my_losses:Trimmed", args={"share": 0.25})}
+    )
     metrics, moves = stepped(config)
     split_metrics, split_moves = stepped(config.model_copy(update={"micro_batch_tokens": 15}))
     assert metrics["trainer/masked_share"] == pytest.approx(0.25, abs=0.03)
@@ -76,6 +90,12 @@ def test_the_second_loss_of_the_page_does_not_depend_on_micro_batches(example: M
 
 def test_the_page_names_every_loss_and_every_setting() -> None:
     for name, model in LOSSES.items():
-        settings = [f"`{field}`" for field in model.model_fields if field not in ("name", *Aggregated.model_fields)]
-        assert re.search(rf"^\| `{name}`[^|]*\| ([^|]*) \|", PAGE, flags=re.MULTILINE)[1] == ", ".join(settings)  # type: ignore[index]
+        settings = [
+            f"`{field}`"
+            for field in model.model_fields
+            if field not in ("name", *Aggregated.model_fields)
+        ]
+        assert re.search(rf"^\| `{name}`[^|]*\| ([^|]*) \|", PAGE, flags=re.MULTILINE)[
+            1
+        ] == ", ".join(settings)  # type: ignore[index]
     assert all(f"`{name}`" in PAGE for name in Aggregated.model_fields)

@@ -34,8 +34,12 @@ def test_the_recipe_of_the_page_selects_the_classes_of_the_page() -> None:
     written = yaml.safe_load(block("yaml"))
     model, prompts = written["policies"]["solver"]["model"], written["data"]["prompts"]
     config = load("single_policy_tiny", {"policies.solver.model": model, "data.prompts": prompts})
-    assert config.policies["solver"].model == CustomModel(custom="my_sources:WithoutBias", args={"folder": "/data/models/mine"})
-    assert config.data.prompts == CustomPrompts(custom="my_sources:Squares", args={"largest": 100}, seed=1, limit=None)
+    assert config.policies["solver"].model == CustomModel(
+        custom="my_sources:WithoutBias", args={"folder": "/data/models/mine"}
+    )
+    assert config.data.prompts == CustomPrompts(
+        custom="my_sources:Squares", args={"largest": 100}, seed=1, limit=None
+    )
 
 
 def test_the_prompts_of_the_page_are_gone_through_epoch_by_epoch() -> None:
@@ -63,11 +67,15 @@ class Endless:
 def test_an_endless_source_is_used_in_its_own_order_and_has_no_whole() -> None:
     stream = CustomPrompts(custom=f"{__name__}:Endless").stream()
     assert stream.take({"epoch": 0, "position": 7}, 2)[0] == [7, 8]
-    with pytest.raises(ConfigError, match=r"the source of the prompts is endless; set prompts\.limit"):
+    with pytest.raises(
+        ConfigError, match=r"the source of the prompts is endless; set prompts\.limit"
+    ):
         stream.all()
 
 
-def test_the_model_of_the_page_is_loaded_and_published_like_any_other(memory_store: ObjectStore, tmp_path: Path) -> None:
+def test_the_model_of_the_page_is_loaded_and_published_like_any_other(
+    memory_store: ObjectStore, tmp_path: Path
+) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     ones = HostTensor("BF16", (2,), np.array([16256, 16256], dtype=np.uint16))
@@ -83,11 +91,17 @@ def test_the_model_of_the_page_is_loaded_and_published_like_any_other(memory_sto
 
 
 def test_wrong_arguments_are_refused_before_anything_is_built() -> None:
-    with pytest.raises(ConfigError, match=r"^prompts\.custom: my_sources:Squares does not take args \{'smallest': 1\}"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^prompts\.custom: my_sources:Squares does not take args \{'smallest': 1\}",
+    ):
         CustomPrompts(custom="my_sources:Squares", args={"smallest": 1}).stream()
     with pytest.raises(ConfigError, match=r"^prompts\.args: .*:Refuses refuses \{\}: no"):
         CustomPrompts(custom=f"{__name__}:Refuses").stream()
-    with pytest.raises(ConfigError, match=r"^model\.custom: my_sources:Squares has no load; a base model is a class with load"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^model\.custom: my_sources:Squares has no load; a base model is a class with load",
+    ):
         CustomModel(custom="my_sources:Squares").files(None, lambda sentence, share: None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^model\.args: .*:Refuses refuses \{\}: no"):
         CustomModel(custom=f"{__name__}:Refuses").files(None, lambda sentence, share: None)  # type: ignore[arg-type]

@@ -14,9 +14,20 @@ FILES = sorted(path for path in FLOWS.glob("*.py") if path.stem != "__init__")
 
 
 def test_no_flow_file_bears_the_name_of_something_that_can_be_imported() -> None:
-    # Prefect leaves flows/ at the front of sys.path: `flows/queue.py` would replace the standard module for the whole process.
+    # Prefect leaves flows/ at the front of sys.path: `flows/queue.py` would replace the standard
+    # module for the whole process.
     installed = set(importlib.metadata.packages_distributions())
-    rooms = {"storage", "data_ops", "rollout", "trainer", "tasks", "flows", "deployments", "benchmarks", "tests"}
+    rooms = {
+        "storage",
+        "data_ops",
+        "rollout",
+        "trainer",
+        "tasks",
+        "flows",
+        "deployments",
+        "benchmarks",
+        "tests",
+    }
     taken = installed - {"flows"} | rooms | set(sys.stdlib_module_names)
     assert [path.name for path in FILES if path.stem in taken] == []
 
@@ -27,11 +38,18 @@ def test_a_flow_file_holds_flows_and_nothing_else(path: Path) -> None:
     others = [
         ast.unparse(node)[:60]
         for node in tree.body
-        if not isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef)
+        if not isinstance(
+            node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef
+        )
         and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
     ]
     assert others == []
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     assert functions
-    assert all(any("flow" in ast.unparse(mark) for mark in function.decorator_list) for function in functions)
+    assert all(
+        any("flow" in ast.unparse(mark) for mark in function.decorator_list)
+        for function in functions
+    )
     assert all(node.level == 0 for node in tree.body if isinstance(node, ast.ImportFrom))

@@ -1,4 +1,6 @@
-"""The tool behind `make mutants`: which changes it makes, and what it says of a small project's tests."""
+"""The tool behind `make mutants`: which changes it makes, and what it says of a small project's
+tests.
+"""
 
 import json
 import os
@@ -41,7 +43,10 @@ def one_of(source: str, after: str) -> Mutant:
         ("x = min(a, b)", ["x = max(a, b)"]),
         ("x = f(a, b, k=c)", ["x = f(b, a, k=c)", "x = f(a, b, )"]),
         ("x = zip(a, b, strict=True)", ["x = zip(b, a, strict=True)"]),
-        ("x = zip(a, b, strict=False)", ["x = zip(b, a, strict=False)", "x = zip(a, b, )", "x = zip(a, b, strict=True)"]),
+        (
+            "x = zip(a, b, strict=False)",
+            ["x = zip(b, a, strict=False)", "x = zip(a, b, )", "x = zip(a, b, strict=True)"],
+        ),
         ("x = f(strict=True)", ["x = f()", "x = f(strict=False)"]),
         ("x = a if b else c", ["x = a if not (b) else c"]),
         ("x = [a for a in b if a]", ["x = [a for a in b if not (a)]"]),
@@ -93,7 +98,10 @@ def test_a_mutant_is_named_by_its_words_wherever_they_stand_in_the_file() -> Non
     source = "def f(a):\n    return a < 1\n"
     moved = "\n\nx = y\n" + source
     found = [(one.function, *one.change(source)) for one in mutants("a.py", source)]
-    assert found == [(one.function, *one.change(moved)) for one in mutants("a.py", moved)][: len(found)]
+    assert (
+        found
+        == [(one.function, *one.change(moved)) for one in mutants("a.py", moved)][: len(found)]
+    )
     assert found[0] == ("f", "return a < 1", "return False")
 
 
@@ -110,13 +118,17 @@ def test_every_mutant_of_this_project_can_be_parsed_and_differs_from_its_source(
 
 
 def test_a_probe_marks_the_statement_or_else_its_function() -> None:
-    source = "def f(a):\n    b = a\n    if a < 1:\n        return 1\n    elif a < 3:\n        return 4\n"
+    source = (
+        "def f(a):\n    b = a\n    if a < 1:\n        return 1\n    elif a < 3:\n        return 4\n"
+    )
     marked = one_of(source, "return 2").probed(source, "/there")
     assert marked.splitlines()[3] == "        open('/there', 'w').close()"
     of_branch = one_of(source, "elif a <= 3:").probed(source, "/there")
     assert of_branch.splitlines()[1] == "    open('/there', 'w').close()"
     compiled = f"@njit(cache=True)\n{source}"
-    assert one_of(compiled, "return 2").probed(compiled, "/there") == one_of(compiled, "return 2").applied(compiled)
+    assert one_of(compiled, "return 2").probed(compiled, "/there") == one_of(
+        compiled, "return 2"
+    ).applied(compiled)
 
 
 def test_test_files_are_found_by_what_they_import(tmp_path: Path) -> None:
@@ -125,11 +137,18 @@ def test_test_files_are_found_by_what_they_import(tmp_path: Path) -> None:
     (tmp_path / "storage/coordination/leases.py").write_text("from storage import layout\n")
     (tmp_path / "storage/layout.py").write_text("from storage import import_path\n")
     (tmp_path / "tests/unit/test_a.py").write_text(
-        "from storage.coordination import leases\nfrom storage.run import orders\nimport data_ops.dataflow.ledger\n"
+        "from storage.coordination import leases\nfrom storage.run import orders\nimport "
+        "data_ops.dataflow.ledger\n"
     )
-    (tmp_path / "tests/unit/test_b.py").write_text("def test():\n    from storage.store.object_store import y\n")
+    (tmp_path / "tests/unit/test_b.py").write_text(
+        "def test():\n    from storage.store.object_store import y\n"
+    )
     found = trials.importing(tmp_path)
-    assert {"storage.coordination.leases", "storage.run.orders", "data_ops.dataflow.ledger"} <= found["tests/unit/test_a.py"]
+    assert {
+        "storage.coordination.leases",
+        "storage.run.orders",
+        "data_ops.dataflow.ledger",
+    } <= found["tests/unit/test_a.py"]
     assert "storage.store.object_store" in found["tests/unit/test_b.py"]
     assert "storage.coordination.leases" not in found["tests/unit/test_b.py"]
     assert "storage.layout" in found["tests/unit/test_a.py"]  # which `leases` imports
@@ -186,17 +205,39 @@ def test_all():
 """
 
 
-def test_it_says_of_a_small_project_what_is_noticed_what_survives_and_what_is_not_covered(tmp_path: Path) -> None:
-    for name, text in (("storage/small.py", MODULE), ("tests/unit/storage/test_small.py", TEST), ("pytest.ini", "[pytest]\n")):
+def test_it_says_of_a_small_project_what_is_noticed_what_survives_and_what_is_not_covered(
+    tmp_path: Path,
+) -> None:
+    for name, text in (
+        ("storage/small.py", MODULE),
+        ("tests/unit/storage/test_small.py", TEST),
+        ("pytest.ini", "[pytest]\n"),
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.py")}
-    command = [sys.executable, "-m", "tests.mutants", "--sample", "0", "--jobs", "1", "--json", "found.json", "storage"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.mutants",
+        "--sample",
+        "0",
+        "--jobs",
+        "1",
+        "--json",
+        "found.json",
+        "storage",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = {(row["function"], row["after"]): row["fate"] for row in json.loads((tmp_path / "found.json").read_text())}
+    found = {
+        (row["function"], row["after"]): row["fate"]
+        for row in json.loads((tmp_path / "found.json").read_text())
+    }
     assert found == {
         ("", "LIMIT = 4"): "noticed",
         ("tested", "return None"): "noticed",
@@ -212,5 +253,8 @@ def test_it_says_of_a_small_project_what_is_noticed_what_survives_and_what_is_no
         ("untested", "return a + a"): "not covered",
     }
     assert "| storage/small.py | 5 | 3 | 4 | 0 | 42% |" in ended.stdout
-    assert re.search(r"survived, 1 tests\nstorage/small\.py:10 called\n  - return a < 10\n  \+ return a < 11\n", ended.stdout)
+    assert re.search(
+        r"survived, 1 tests\nstorage/small\.py:10 called\n  - return a < 10\n  \+ return a < 11\n",
+        ended.stdout,
+    )
     assert {path: path.read_bytes() for path in before} == before

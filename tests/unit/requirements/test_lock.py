@@ -1,4 +1,6 @@
-"""The exact versions that `make install` takes: they fit what pyproject.toml declares, and every file has its hash."""
+"""The exact versions that `make install` takes: they fit what pyproject.toml declares, and every
+file has its hash.
+"""
 
 import hashlib
 import importlib.metadata
@@ -19,7 +21,11 @@ APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 
 def _entries(name: str) -> dict[str, str]:
     """Package → its entry in a file of `requirements/`."""
-    lines = [line for line in (ROOT / "requirements" / name).read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "requirements" / name).read_text().splitlines()
+        if not line.startswith("#")
+    ]
     entries = re.split(r"^(?=[A-Za-z])", "\n".join(lines) + "\n", flags=re.MULTILINE)
     return {canonicalize_name(entry.partition("==")[0]): entry for entry in entries if entry}
 
@@ -53,7 +59,9 @@ def test_every_locked_package_has_hashes() -> None:
         assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in hashes), entry
 
 
-def test_torch_alone_has_no_hash_and_what_only_its_cuda_build_needs_is_not_forced_on_others() -> None:
+def test_torch_alone_has_no_hash_and_what_only_its_cuda_build_needs_is_not_forced_on_others() -> (
+    None
+):
     assert list(TORCH) == ["torch"]
     assert re.fullmatch(r"torch==\d+\.\d+\.\d+\n", TORCH["torch"])
     assert not [name for name in LOCKED if re.match("nvidia|cuda|triton|torch", name)]
@@ -63,13 +71,20 @@ def test_torch_alone_has_no_hash_and_what_only_its_cuda_build_needs_is_not_force
 
 def test_what_torch_needs_is_locked_since_it_is_installed_without_its_dependencies() -> None:
     needed = [Requirement(line) for line in importlib.metadata.requires("torch") or []]
-    names = {canonicalize_name(one.name) for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
+    names = {
+        canonicalize_name(one.name)
+        for one in needed
+        if one.marker is None or one.marker.evaluate({"extra": ""})
+    }
     assert {"sympy", "networkx"} <= names
     assert names <= {*LOCKED, *CUDA}
 
 
 def test_the_installed_versions_are_the_locked_ones() -> None:
-    installed = {name: importlib.metadata.version(name) for name in ("prefect", "mlflow", "numpy", "pyarrow", "pydantic")}
+    installed = {
+        name: importlib.metadata.version(name)
+        for name in ("prefect", "mlflow", "numpy", "pyarrow", "pydantic")
+    }
     assert installed == {name: _version(LOCKED[name]) for name in installed}
 
 
@@ -77,7 +92,8 @@ def test_a_resolution_is_split_by_who_needs_a_package() -> None:
     split = runpy.run_path(str(ROOT / "requirements" / "lock.py"))["split"]
     one = "torch==2.13.0 \\\n    --hash=sha256:aa\n"
     others = [
-        f"{name}==1.0 \\\n    --hash=sha256:bb\n" for name in ("nvidia-nccl-cu13", "cuda-bindings", "triton", "torchdata")
+        f"{name}==1.0 \\\n    --hash=sha256:bb\n"
+        for name in ("nvidia-nccl-cu13", "cuda-bindings", "triton", "torchdata")
     ]
     assert split([*others, one]) == {
         "locked.txt": others[3],
@@ -89,11 +105,18 @@ def test_a_resolution_is_split_by_who_needs_a_package() -> None:
 def test_no_second_index_is_ever_asked_for_everything() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert "EXTRA_INDEX" not in makefile
-    uses = [line.strip() for line in makefile.splitlines() if line.startswith("\t") and "FROM_TORCH_INDEX" in line]
+    uses = [
+        line.strip()
+        for line in makefile.splitlines()
+        if line.startswith("\t") and "FROM_TORCH_INDEX" in line
+    ]
     assert len(uses) == 2
     assert all("requirements/torch.txt" in line and "locked.txt" not in line for line in uses)
 
 
 def test_the_licence_is_apaches_text_and_is_declared() -> None:
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2
-    assert (PROJECT["project"]["license"], PROJECT["project"]["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert (PROJECT["project"]["license"], PROJECT["project"]["license-files"]) == (
+        "Apache-2.0",
+        ["LICENSE"],
+    )

@@ -1,4 +1,6 @@
-"""What `tests/bombs.py` reads is refused as corrupt, with a word on what is wrong, before memory is taken for it."""
+"""What `tests/bombs.py` reads is refused as corrupt, with a word on what is wrong, before memory is
+taken for it.
+"""
 
 import json
 import os
@@ -81,15 +83,25 @@ TOLD = {
 
 @pytest.fixture(scope="module")
 def read() -> dict[str, list[str]]:
-    """Name of each bomb → the error that reading it raised under a limit of memory, and its message."""
+    """Name of each bomb → the error that reading it raised under a limit of memory, and its
+    message.
+    """
     command = [sys.executable, "-m", "tests.bombs"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=True)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+    )
     found: dict[str, list[str]] = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_small_object_that_asks_for_much_is_corrupt(name: str, read: dict[str, list[str]]) -> None:
+def test_a_small_object_that_asks_for_much_is_corrupt(
+    name: str, read: dict[str, list[str]]
+) -> None:
     kind, message = read[name]
     assert (kind, re.search(TOLD[name], message) is not None) == ("CorruptError", True), message
 
@@ -98,7 +110,9 @@ def test_every_bomb_is_known_here(read: dict[str, list[str]]) -> None:
     assert read.keys() == TOLD.keys()
 
 
-def test_a_bomb_is_set_aside_while_the_other_shards_are_trained_on(memory_store: ObjectStore) -> None:
+def test_a_bomb_is_set_aside_while_the_other_shards_are_trained_on(
+    memory_store: ObjectStore,
+) -> None:
     """In the dataflow, and in `verify` of what came of it."""
     source = finished_run(open_store(f"memory://{uuid4().hex}"))
     config = runs.run_config(source)
@@ -114,7 +128,9 @@ def test_a_bomb_is_set_aside_while_the_other_shards_are_trained_on(memory_store:
     def change(header: Json) -> None:
         header["groups"][0]["episodes"][0]["num_sequences"] = 2 * 10**7
 
-    run.create(layout.shard(0), rewritten(source.get(layout.shard(0)), shards.SCHEMA, shards.KIND, change))
+    run.create(
+        layout.shard(0), rewritten(source.get(layout.shard(0)), shards.SCHEMA, shards.KIND, change)
+    )
     run.create(layout.shard(1), good)
     for _ in range(3):
         dataflow.round()

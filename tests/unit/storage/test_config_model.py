@@ -1,4 +1,6 @@
-"""Every number of a recipe has a lower and an upper bound, and an error names the key, the value, the line and the bound."""
+"""Every number of a recipe has a lower and an upper bound, and an error names the key, the value,
+the line and the bound.
+"""
 
 import math
 import re
@@ -28,20 +30,30 @@ NOT_FINITE = (".inf", "-.inf", ".nan")
 TOO_FAR = ("1e30", "-1e30", "9" * 400)
 
 
-def _numbers(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every numeric field below a model, with the key that a recipe writes: of policies `solver`, of regions `us-east`."""
+def _numbers(
+    model: type[BaseModel], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every numeric field below a model, with the key that a recipe writes: of policies `solver`,
+    of regions `us-east`.
+    """
     for name, info in model.model_fields.items():
         yield from _of(info.annotation, (*path, name), info)
 
 
-def _of(kind: Any, path: tuple[str, ...], info: FieldInfo) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+def _of(
+    kind: Any, path: tuple[str, ...], info: FieldInfo
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     inner = [part for part in get_args(kind) if part is not type(None)]
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield from _numbers(kind, path)
     elif kind in (int, float):
         yield path, info
     elif get_origin(kind) is dict:
-        yield from _of(inner[1], (*path, "us-east" if path[-1] == "regions" else "solver"), info) if inner[1] is not Any else ()
+        yield from (
+            _of(inner[1], (*path, "us-east" if path[-1] == "regions" else "solver"), info)
+            if inner[1] is not Any
+            else ()
+        )
     elif get_origin(kind) not in (list, tuple):
         for part in inner:
             yield from _of(part, path, info)
@@ -54,13 +66,21 @@ NUMBERS = {".".join(path): info for path, info in _numbers(RunConfig)}
 
 
 def test_the_walk_finds_the_numbers_of_every_room() -> None:
-    some = {"steps", "data.max_staleness", "policies.solver.train.lr", "rollout.regions.us-east.workers", "evaluation.every"}
+    some = {
+        "steps",
+        "data.max_staleness",
+        "policies.solver.train.lr",
+        "rollout.regions.us-east.workers",
+        "evaluation.every",
+    }
     assert some <= NUMBERS.keys()
     assert len(NUMBERS) > 60
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_a_number_beyond_its_bounds_is_refused_with_its_key_its_value_and_the_bound(key: str) -> None:
+def test_a_number_beyond_its_bounds_is_refused_with_its_key_its_value_and_the_bound(
+    key: str,
+) -> None:
     found = NUMBERS[key]
     bounds = _bounds(found)
     assert any(hasattr(one, "ge") or hasattr(one, "gt") for one in bounds), "no lower bound"
@@ -69,14 +89,20 @@ def test_a_number_beyond_its_bounds_is_refused_with_its_key_its_value_and_the_bo
         with pytest.raises(ConfigError) as caught:
             load(RECIPE, {**SELECTED.get(key, {}), key: _value(written)})
         assert key in str(caught.value)
-        assert re.search(r"must be (a finite number|(less|greater) than (or equal to )?[-\d.e+]+), not ", str(caught.value))
+        assert re.search(
+            r"must be (a finite number|(less|greater) than (or equal to )?[-\d.e+]+), not ",
+            str(caught.value),
+        )
 
 
 def _bounds(info: FieldInfo) -> list[Any]:
     """Constraints of the field itself, or of the type within an optional one."""
     inside = [part for part in get_args(info.annotation) if part is not type(None)]
     nested = [
-        one for part in inside for annotated in getattr(part, "__metadata__", ()) for one in getattr(annotated, "metadata", ())
+        one
+        for part in inside
+        for annotated in getattr(part, "__metadata__", ())
+        for one in getattr(annotated, "metadata", ())
     ]
     return [*info.metadata, *nested]
 
@@ -91,13 +117,21 @@ def _value(written: str) -> Any:
 def test_a_temperature_that_float32_could_not_divide_by_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key}: must be 0 \(greedy\), or at least 1e-12"):
         load(RECIPE, {key: 9e-13})
-    assert load(RECIPE, {"policies.solver.sampling.temperature": 1e-12}).policies["solver"].sampling.temperature == 1e-12
+    assert (
+        load(RECIPE, {"policies.solver.sampling.temperature": 1e-12})
+        .policies["solver"]
+        .sampling.temperature
+        == 1e-12
+    )
 
 
 def test_an_error_names_file_line_value_and_bound() -> None:
     with pytest.raises(ConfigError) as caught:
         load(RECIPE.replace("steps: 4", "steps: 1e30"))
-    assert str(caught.value) == "recipe, line 1: steps: must be less than or equal to 1000000, not 1e+30"
+    assert (
+        str(caught.value)
+        == "recipe, line 1: steps: must be less than or equal to 1000000, not 1e+30"
+    )
     with pytest.raises(ConfigError) as caught:
         load(RECIPE + "seed: .inf\n")
     assert str(caught.value) == "recipe, line 8: seed: must be a finite number, not inf"
@@ -117,7 +151,9 @@ def test_an_error_names_file_line_value_and_bound() -> None:
         ("Megabytes", 64, 2**24), ("Seed", 0, 2**63 - 1),
     ],
 )  # fmt: skip
-def test_whole_numbers_are_taken_from_the_lowest_to_the_highest(name: str, least: int, most: int) -> None:
+def test_whole_numbers_are_taken_from_the_lowest_to_the_highest(
+    name: str, least: int, most: int
+) -> None:
     kind: TypeAdapter[int] = TypeAdapter(getattr(config_model, name))
     assert [kind.validate_python(value) for value in (least, most)] == [least, most]
     for value in (least - 1, most + 1, True, False):
@@ -149,7 +185,9 @@ def test_other_numbers_are_taken_up_to_a_bound_or_below_it(
             kind.validate_python(value)
 
 
-@pytest.mark.parametrize(("key", "least", "most"), [("steps", 1, 1_000_000), ("data.max_staleness", 0, 1_000_000)])
+@pytest.mark.parametrize(
+    ("key", "least", "most"), [("steps", 1, 1_000_000), ("data.max_staleness", 0, 1_000_000)]
+)
 def test_the_bounds_themselves_are_allowed(key: str, least: int, most: int) -> None:
     for value in (least, most):
         assert reduce(getattr, key.split("."), load(RECIPE, {key: value})) == value
@@ -161,9 +199,21 @@ def test_the_bounds_themselves_are_allowed(key: str, least: int, most: int) -> N
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("policies.solver.train.grad_clip", float("inf"), "must be a finite number, not inf; null means no limit"),
-        ("policies.solver.train.grad_clip", 0, "must be greater than 0, not 0; null means no limit"),
-        ("policies.solver.train.loss.dual_clip", float("inf"), "must be a finite number, not inf; null means no limit"),
+        (
+            "policies.solver.train.grad_clip",
+            float("inf"),
+            "must be a finite number, not inf; null means no limit",
+        ),
+        (
+            "policies.solver.train.grad_clip",
+            0,
+            "must be greater than 0, not 0; null means no limit",
+        ),
+        (
+            "policies.solver.train.loss.dual_clip",
+            float("inf"),
+            "must be a finite number, not inf; null means no limit",
+        ),
         ("policies.solver.train.lr", float("inf"), "must be a finite number, not inf"),
         ("policies.solver.train.lr", -1, "must be greater than or equal to 0, not -1"),
     ],

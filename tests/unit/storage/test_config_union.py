@@ -1,4 +1,6 @@
-"""Unions of configuration models: how a section selects a variant, and what only other variants have."""
+"""Unions of configuration models: how a section selects a variant, and what only other variants
+have.
+"""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -35,9 +37,16 @@ class There(Frozen):
     port: int = 1
 
 
-Colour: TypeAlias = Annotated[Annotated[Red, Tag("red")] | Annotated[Blue, Tag("blue")], Discriminator(ByName(default="blue"))]
-Named: TypeAlias = Annotated[Annotated[Red, Tag("red")] | Annotated[Own, Tag("custom")], Discriminator(ByPath())]
-Place: TypeAlias = Annotated[Annotated[Here, Tag("path")] | Annotated[There, Tag("url")], Discriminator(ByKey(("path", "url")))]
+Colour: TypeAlias = Annotated[
+    Annotated[Red, Tag("red")] | Annotated[Blue, Tag("blue")], Discriminator(ByName(default="blue"))
+]
+Named: TypeAlias = Annotated[
+    Annotated[Red, Tag("red")] | Annotated[Own, Tag("custom")], Discriminator(ByPath())
+]
+Place: TypeAlias = Annotated[
+    Annotated[Here, Tag("path")] | Annotated[There, Tag("url")],
+    Discriminator(ByKey(("path", "url"))),
+]
 
 
 class Section(Frozen):
@@ -58,21 +67,46 @@ def kinds(union: object, *values: object) -> list[type[BaseModel] | str]:
 
 
 def test_a_name_selects_and_its_absence_selects_the_default() -> None:
-    assert kinds(Colour, {}, {"name": "red"}, {"name": "blue"}, {"name": None}) == [Blue, Red, Blue, "literal_error"]
-    assert kinds(Colour, {"name": "green"}, "red", 3) == ["union_tag_invalid", "union_tag_not_found", "union_tag_not_found"]
+    assert kinds(Colour, {}, {"name": "red"}, {"name": "blue"}, {"name": None}) == [
+        Blue,
+        Red,
+        Blue,
+        "literal_error",
+    ]
+    assert kinds(Colour, {"name": "green"}, "red", 3) == [
+        "union_tag_invalid",
+        "union_tag_not_found",
+        "union_tag_not_found",
+    ]
     assert kinds(Colour, Red(), Blue()) == [Red, Blue]
-    assert kinds(Colour, {"name": "red", "depth": 1}, {"shade": 1}) == ["extra_forbidden", "extra_forbidden"]
+    assert kinds(Colour, {"name": "red", "depth": 1}, {"shade": 1}) == [
+        "extra_forbidden",
+        "extra_forbidden",
+    ]
 
 
 def test_an_import_path_selects_the_custom_variant() -> None:
-    assert kinds(Named, {"name": "red"}, {"name": "a.b:C", "args": {"x": 1}}, Own(name="a:B"), Red()) == [Red, Own, Own, Red]
-    assert kinds(Named, {"name": "pink"}, "pink", {}, 3)[:2] == ["union_tag_invalid", "union_tag_invalid"]
+    assert kinds(
+        Named, {"name": "red"}, {"name": "a.b:C", "args": {"x": 1}}, Own(name="a:B"), Red()
+    ) == [Red, Own, Own, Red]
+    assert kinds(Named, {"name": "pink"}, "pink", {}, 3)[:2] == [
+        "union_tag_invalid",
+        "union_tag_invalid",
+    ]
     assert kinds(Named, {}, 3) == ["union_tag_not_found", "union_tag_not_found"]
 
 
 def test_the_only_key_that_is_there_selects() -> None:
-    assert kinds(Place, {"path": ""}, {"url": "x", "port": 2}, Here(path="a"), There(url="b")) == [Here, There, Here, There]
-    assert kinds(Place, {}, {"path": None}, {"path": "a", "url": "b"}, []) == ["union_tag_not_found"] * 4
+    assert kinds(Place, {"path": ""}, {"url": "x", "port": 2}, Here(path="a"), There(url="b")) == [
+        Here,
+        There,
+        Here,
+        There,
+    ]
+    assert (
+        kinds(Place, {}, {"path": None}, {"path": "a", "url": "b"}, [])
+        == ["union_tag_not_found"] * 4
+    )
     assert kinds(Place, {"path": "a", "port": 2}) == ["extra_forbidden"]
 
 
@@ -121,14 +155,26 @@ def test_a_selector_tells_what_a_section_selects(
 
 def test_a_selector_tells_what_to_write() -> None:
     assert ByName().words("red") == "name: red"
-    assert [ByPath().words(tag) for tag in ("red", "custom")] == ["name: red", "name: package.module:Name"]
+    assert [ByPath().words(tag) for tag in ("red", "custom")] == [
+        "name: red",
+        "name: package.module:Name",
+    ]
     assert ByKey(("path", "url")).words("url") == "url"
 
 
 def test_a_marked_field_has_an_effect_with_one_value_or_with_any() -> None:
     constant, tokens = OnlyWith("aggregate", "constant"), OnlyWith("tokens")
-    assert [constant.holds({"aggregate": value}) for value in ("constant", "mean", None)] == [True, False, False]
-    assert [tokens.holds({"tokens": value}) for value in (3, 0, "", None)] == [True, False, False, False]
+    assert [constant.holds({"aggregate": value}) for value in ("constant", "mean", None)] == [
+        True,
+        False,
+        False,
+    ]
+    assert [tokens.holds({"tokens": value}) for value in (3, 0, "", None)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert not constant.holds({})
     assert not tokens.holds({})
     assert (constant.words, tokens.words) == ("aggregate: constant", "tokens")

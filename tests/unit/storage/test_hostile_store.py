@@ -1,4 +1,6 @@
-"""A store that somebody else can write to: names in its objects lead nowhere but into the folder that was asked for."""
+"""A store that somebody else can write to: names in its objects lead nowhere but into the folder
+that was asked for.
+"""
 
 import json
 from collections.abc import Callable
@@ -25,7 +27,9 @@ from tests.true_run import POLICIES, finished_run
 
 
 def add_file(run: ObjectStore, policy: str, version: int, name: str, body: bytes) -> str:
-    """Lists one more file in the version's manifest, sealed as it must be, and stores it; returns the manifest's key."""
+    """Lists one more file in the version's manifest, sealed as it must be, and stores it; returns
+    the manifest's key.
+    """
     key = layout.manifest(layout.weights(policy, version))
     manifest = json.loads(run.get(key))
     manifest["files"].append({"name": name, "num_bytes": len(body), "digest": file_digest(body)})
@@ -44,7 +48,9 @@ def test_an_export_never_writes_outside_its_folder(tmp_path: Path) -> None:
     made = SmallRun("hostile-export")
     made.version("solver", 0, {"config.json": b"{}"})
     add_file(made.run, "solver", 0, evil_name(tmp_path), b"evil")
-    with pytest.raises(CorruptError, match=r"files\.2\.name: .*EVIL' is not the name of a data file"):
+    with pytest.raises(
+        CorruptError, match=r"files\.2\.name: .*EVIL' is not the name of a data file"
+    ):
         export_model(made.run, "solver", 0, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -81,10 +87,20 @@ def test_a_workers_tokenizer_is_made_of_plain_names_only(name: str) -> None:
         load_chat({**base_files(), name: b"{}"})
 
 
-@pytest.mark.parametrize("name", ["modeling_evil.py", "pytorch_model.bin", "evil.so", "tokenizer.pkl", "../config.json"])
-def test_code_beside_a_models_tensors_is_neither_stored_nor_read(memory_store: ObjectStore, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["modeling_evil.py", "pytorch_model.bin", "evil.so", "tokenizer.pkl", "../config.json"]
+)
+def test_code_beside_a_models_tensors_is_neither_stored_nor_read(
+    memory_store: ObjectStore, name: str
+) -> None:
     with pytest.raises(ConfigError, match=r"cannot be stored in .*: the name "):
-        publisher.publish(memory_store, "solver", 0, tensors(0), extra_files={"config.json": b"{}", name: b"import os"})
+        publisher.publish(
+            memory_store,
+            "solver",
+            0,
+            tensors(0),
+            extra_files={"config.json": b"{}", name: b"import os"},
+        )
     assert memory_store.list() == []
     made = SmallRun(f"hostile-code-{name.replace('/', '-')}")
     made.version("solver", 0, {"config.json": b"{}"})
@@ -97,11 +113,15 @@ def test_a_file_that_is_listed_twice_is_corrupt() -> None:
     made = SmallRun("hostile-twice")
     made.version("solver", 0, {"config.json": b"{}"})
     add_file(made.run, "solver", 0, f"{WRITE_ID}.config.json", b"[]")
-    with pytest.raises(CorruptError, match=r"lists the file 'config\.json', whose name is listed twice"):
+    with pytest.raises(
+        CorruptError, match=r"lists the file 'config\.json', whose name is listed twice"
+    ):
         reader.fetch_files(made.run, "solver")
 
 
-def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(memory_store: ObjectStore, tmp_path: Path) -> None:
+def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(
+    memory_store: ObjectStore, tmp_path: Path
+) -> None:
     run = finished_run(memory_store)
     where = add_file(run, "solver", 2, evil_name(tmp_path), b"evil")
     batch = layout.batch("verifier", 2)
@@ -112,7 +132,9 @@ def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(memory_
     assert told[1, batch] == f"{batch} holds batch 1 of verifier"
 
 
-def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_other(memory_store: ObjectStore) -> None:
+def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_other(
+    memory_store: ObjectStore,
+) -> None:
     run = finished_run(memory_store)
     for step in (1, 2, 3):
         checkpoints.save(run, "solver", step, tensors(step), {})
@@ -128,10 +150,16 @@ def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_oth
     assert found[1].what == f"{keys[2]} is the checkpoint of solver step 2"
 
 
-def test_verify_names_a_policy_that_cannot_be_part_of_a_key_and_checks_the_others(memory_store: ObjectStore) -> None:
+def test_verify_names_a_policy_that_cannot_be_part_of_a_key_and_checks_the_others(
+    memory_store: ObjectStore,
+) -> None:
     run = finished_run(memory_store)
     record = json.loads(run.get(layout.RUN))
-    record["config"]["policies"] |= {"../../x": {"batch_size": 1}, "a/b": {"batch_size": 1}, "\x1b[2J": {"batch_size": 1}}
+    record["config"]["policies"] |= {
+        "../../x": {"batch_size": 1},
+        "a/b": {"batch_size": 1},
+        "\x1b[2J": {"batch_size": 1},
+    }
     run.delete(layout.RUN)
     run.create(layout.RUN, sealed(record))
     run.delete(layout.batch("solver", 2))
@@ -167,14 +195,23 @@ def test_folders_that_cannot_be_runs_are_none(local_store: ObjectStore, tmp_path
         open_run(local_store, "../mine")
 
 
-@pytest.mark.parametrize("key", ["heartbeats/../x.json", "evals//a.arrow", "tags/\x1b[2J.json", "heartbeats/.tmp-x", "./a"])
+@pytest.mark.parametrize(
+    "key",
+    ["heartbeats/../x.json", "evals//a.arrow", "tags/\x1b[2J.json", "heartbeats/.tmp-x", "./a"],
+)
 def test_a_key_that_cannot_be_one_is_listed_to_nobody(key: str) -> None:
-    """A foreign writer of a bucket can give an object any name; listing it and then reading it would end a command."""
+    """A foreign writer of a bucket can give an object any name; listing it and then reading it
+    would end a command.
+    """
     store = open_store(f"memory://hostile-keys-{key.encode().hex()}")
     store.create("heartbeats/a.json", b"{}")
     store.backend.write(key, b"{}")
     assert store.list() == ["heartbeats/a.json"]
-    verbs: list[Callable[[], object]] = [lambda: store.get(key), lambda: store.exists(key), lambda: store.delete(key)]
+    verbs: list[Callable[[], object]] = [
+        lambda: store.get(key),
+        lambda: store.exists(key),
+        lambda: store.delete(key),
+    ]
     for verb in verbs:
         with pytest.raises(ConfigError, match="cannot be a key"):
             verb()
@@ -193,21 +230,32 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return questions
 
 
-def test_a_config_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(asked: list[str]) -> None:
+def test_a_config_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(
+    asked: list[str],
+) -> None:
     from trainer.engines.torch.hf_model import HfModel
 
-    config = {"model_type": "vit", "hidden_size": 16, "auto_map": {"AutoModelForCausalLM": "evil/code--modeling_evil.Evil"}}
+    config = {
+        "model_type": "vit",
+        "hidden_size": 16,
+        "auto_map": {"AutoModelForCausalLM": "evil/code--modeling_evil.Evil"},
+    }
     with pytest.raises(ConfigError, match=r"gives no causal language model: .* custom code"):
         HfModel(config, "cpu", False)
     assert asked == []
 
 
-def test_a_tokenizer_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(asked: list[str]) -> None:
+def test_a_tokenizer_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(
+    asked: list[str],
+) -> None:
     named = {
         "tokenizer_class": "EvilTokenizer",
         "auto_map": {"AutoTokenizer": ["evil/code--evil.Evil", "evil/code--evil.Evil"]},
     }
-    files = {"config.json": b'{"model_type": "vit"}', "tokenizer_config.json": json.dumps(named).encode()}
+    files = {
+        "config.json": b'{"model_type": "vit"}',
+        "tokenizer_config.json": json.dumps(named).encode(),
+    }
     with pytest.raises(ConfigError, match=r"(?s)make no tokenizer: .* custom code"):
         load_chat(files)
     assert asked == []

@@ -1,4 +1,6 @@
-"""What a recipe names is found, and proved to be what it must be, before anything of it is called."""
+"""What a recipe names is found, and proved to be what it must be, before anything of it is
+called.
+"""
 
 import abc
 import functools
@@ -151,19 +153,26 @@ def nothing_is_called() -> Any:
         *((f"{HERE}:{one.__name__}", one) for one in (Greedy, Lenient, Decorated)),
     ],
 )
-def test_a_builtin_and_an_import_path_lead_to_a_class_that_is_not_yet_called(name: str, found: type) -> None:
+def test_a_builtin_and_an_import_path_lead_to_a_class_that_is_not_yet_called(
+    name: str, found: type
+) -> None:
     assert resolve(name, TABLE, KIND) is found
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"^'gredy' is not known; use one of greedy, late, or an import path"):
+    with pytest.raises(
+        ConfigError, match=r"^'gredy' is not known; use one of greedy, late, or an import path"
+    ):
         resolve("gredy", TABLE, KIND)
 
 
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("no_such_package:Name", "no_such_package:Name cannot be imported: No module named 'no_such_package'"),
+        (
+            "no_such_package:Name",
+            "no_such_package:Name cannot be imported: No module named 'no_such_package'",
+        ),
         (f"{HERE}:NoSuch", f"the module {HERE} has no 'NoSuch'"),
         (":Name", "is not an import path"),
         ("package:", "is not an import path"),
@@ -194,19 +203,29 @@ def test_a_path_that_leads_nowhere_says_where_it_broke(path: str, sentence: str)
         ("Slow", "has a choose that would have to be awaited: write def choose without async"),
         ("SlowClass", "has a choose that would have to be awaited: write def choose without async"),
         ("Trickling", "has a choose that is a generator: return the result"),
-        ("TricklingSlowly", "has a choose that would have to be awaited: write def choose without async"),
+        (
+            "TricklingSlowly",
+            "has a choose that would have to be awaited: write def choose without async",
+        ),
         ("Abstract", "is abstract"),
         ("Chooses", "is abstract"),
         ("WithoutSeed", r"cannot be built as WithoutSeed\(seed\)"),
     ],
 )
-def test_what_is_no_class_of_its_kind_is_named_with_the_key_and_what_is_wanted(name: str, what: str) -> None:
+def test_what_is_no_class_of_its_kind_is_named_with_the_key_and_what_is_wanted(
+    name: str, what: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.choose: {HERE}:{name} {what}; {WANTED}$"):
         resolve(f"{HERE}:{name}", TABLE, KIND, "data.choose")
 
 
-@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "builtins:eval", "antigravity:x", "collections.abc:Sized"])
-def test_the_standard_library_is_refused_before_it_is_imported(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "path",
+    ["os:system", "subprocess:Popen", "builtins:eval", "antigravity:x", "collections.abc:Sized"],
+)
+def test_the_standard_library_is_refused_before_it_is_imported(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(import_path, "_load", function)
     with pytest.raises(ConfigError, match=f"^{path} is part of Python's standard library"):
         resolve(path, TABLE, KIND)
@@ -238,9 +257,13 @@ def test_a_list_of_packages_limits_what_is_imported_and_not_what_is_built_in(
         refuse_name(path, TABLE)
         assert resolve(path, TABLE, KIND) in (Greedy, Lenient)
         return
-    with pytest.raises(ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"):
+    with pytest.raises(
+        ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"
+    ):
         resolve(path, TABLE, KIND)
-    with pytest.raises(ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"):
+    with pytest.raises(
+        ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"
+    ):
         refuse_name(path, TABLE)
 
 
@@ -250,11 +273,19 @@ def test_a_list_of_packages_limits_what_is_imported_and_not_what_is_built_in(
         ("import sys; sys.exit(3)", "its module raised SystemExit: 3"),
         ("raise RuntimeError('no GPU')", "its module raised RuntimeError: no GPU"),
         ("def broken(:", "its module raised SyntaxError"),
-        ("import no_such_dependency", "No module named 'no_such_dependency'; is its package installed"),
-        ("from os import no_such_name", "its module raised ImportError: cannot import name 'no_such_name'"),
+        (
+            "import no_such_dependency",
+            "No module named 'no_such_dependency'; is its package installed",
+        ),
+        (
+            "from os import no_such_name",
+            "its module raised ImportError: cannot import name 'no_such_name'",
+        ),
     ],
 )
-def test_a_module_that_fails_is_a_sentence(text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_is_a_sentence(
+    text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "failing_module.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=sentence):
@@ -262,10 +293,17 @@ def test_a_module_that_fails_is_a_sentence(text: str, sentence: str, tmp_path: P
     assert "failing_module" not in sys.modules
 
 
-def test_a_module_that_fails_when_a_name_is_asked_for_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lazy_module.py").write_text("def __getattr__(name): raise ImportError(f'{name} needs torchvision')")
+def test_a_module_that_fails_when_a_name_is_asked_for_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lazy_module.py").write_text(
+        "def __getattr__(name): raise ImportError(f'{name} needs torchvision')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"^lazy_module:Name cannot be imported: .* ImportError: Name needs torchvision$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^lazy_module:Name cannot be imported: .* ImportError: Name needs torchvision$",
+    ):
         resolve("lazy_module:Name", TABLE, KIND)
     sys.modules.pop("lazy_module", None)
 
@@ -278,11 +316,16 @@ class _NeedsBackend(type):
 
 
 class Placeholder(metaclass=_NeedsBackend):
-    """What a package such as transformers has in place of a class whose own requirements are not installed."""
+    """What a package such as transformers has in place of a class whose own requirements are not
+    installed.
+    """
 
 
 def test_a_class_that_fails_when_its_methods_are_asked_for_is_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r":Placeholder cannot be used: it raised ImportError: \w+ needs torchvision$"):
+    with pytest.raises(
+        ConfigError,
+        match=r":Placeholder cannot be used: it raised ImportError: \w+ needs torchvision$",
+    ):
         resolve(f"{__name__}:Placeholder", TABLE, KIND)
 
 
@@ -292,7 +335,9 @@ PLACES = {
     "sample": lambda name: algorithms.samplers([custom.CustomSampler(name=name)]),
     "prompts": lambda name: CustomPrompts(custom=name).stream(),
     "loss": lambda name: CustomLoss(path=name).make(),
-    "workflow": lambda name: workflows.make_workflow(WorkflowConfig(name=name), math_reward.MathReward(1.0)),
+    "workflow": lambda name: workflows.make_workflow(
+        WorkflowConfig(name=name), math_reward.MathReward(1.0)
+    ),
     "reward": lambda name: math_reward.make_reward(name, 1.0),
     "rollout engine": lambda name: rollout_engine.make_engine(EngineConfig(name=name), {}),
     "train engine": lambda name: train_engine.make_engine(TrainConfig(engine=name), {}, 0),
@@ -325,12 +370,21 @@ VERBS = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_called(place: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{KEYS[place]}: {HERE}:function is a function and no class; {VERBS[place]}$"):
+def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_called(
+    place: str,
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"^{KEYS[place]}: {HERE}:function is a function and no class; {VERBS[place]}$",
+    ):
         PLACES[place](f"{HERE}:function")
-    with pytest.raises(ConfigError, match=rf"^{KEYS[place]}: {HERE}:Made has no .*; {VERBS[place]}$"):
+    with pytest.raises(
+        ConfigError, match=rf"^{KEYS[place]}: {HERE}:Made has no .*; {VERBS[place]}$"
+    ):
         PLACES[place](f"{HERE}:Made")
-    with pytest.raises(ConfigError, match=rf"^{KEYS[place]}: os:system is part of Python's standard library"):
+    with pytest.raises(
+        ConfigError, match=rf"^{KEYS[place]}: os:system is part of Python's standard library"
+    ):
         PLACES[place]("os:system")
 
 
@@ -346,7 +400,9 @@ def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_ca
         (train_engine.ENGINES, train_engine.ENGINE),
     ],
 )
-def test_every_builtin_is_what_its_kind_asks_of_strangers(table: dict[str, Any], kind: Kind) -> None:
+def test_every_builtin_is_what_its_kind_asks_of_strangers(
+    table: dict[str, Any], kind: Kind
+) -> None:
     for name in table:
         found = resolve(name, table, kind)
         assert resolve(f"{found.__module__}:{found.__name__}", {}, kind) is found
@@ -366,7 +422,10 @@ class Curator:
 
 def test_arguments_of_an_algorithm_are_judged_without_building_it() -> None:
     custom.CustomCurator(name=f"{HERE}:Curator", args={"limit": 0.5}).find()
-    with pytest.raises(ConfigError, match=r"Curator does not take args \{'depth': 2\} \(got an unexpected keyword argument"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Curator does not take args \{'depth': 2\} \(got an unexpected keyword argument",
+    ):
         custom.CustomCurator(name=f"{HERE}:Curator", args={"depth": 2}).find()
 
 
@@ -383,5 +442,7 @@ class OneLetterRoles(NoRoles):
 
 @pytest.mark.parametrize("name", ["NoRoles", "OneLetterRoles"])
 def test_a_workflow_says_whom_it_plays_with_before_it_is_built(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^rollout\.workflow\.name: {HERE}:{name} has no class attribute roles"):
+    with pytest.raises(
+        ConfigError, match=rf"^rollout\.workflow\.name: {HERE}:{name} has no class attribute roles"
+    ):
         PLACES["workflow"](f"{HERE}:{name}")

@@ -10,7 +10,8 @@ BAD = ["", "a/b", "..", "../../runs", "a.b", "-x", "a b", "solver\n", "a" * 101]
 def test_a_policy_whose_name_cannot_be_part_of_a_key_is_refused_everywhere(name: str) -> None:
     for key in (layout.batch, layout.weights, layout.checkpoint):
         with pytest.raises(
-            ConfigError, match="cannot name a policy, a member or a tag; use up to 100 letters, digits, '_' and '-'"
+            ConfigError,
+            match="cannot name a policy, a member or a tag; use up to 100 letters, digits, '_' and '-'",
         ):
             key(name, 1)
     with pytest.raises(ConfigError, match="cannot name a policy, a member or a tag"):
@@ -25,7 +26,13 @@ def test_a_member_whose_name_cannot_be_part_of_a_key_is_refused(name: str) -> No
 
 def test_only_a_key_that_is_spelled_as_the_layout_spells_it_has_a_number() -> None:
     keys = [layout.shard(number) for number in (12, 3, 123456789)]
-    strays = ["shards/7.arrow", "shards/000000008.arrow", "shards/00000009.arrow.old", "shards/a/00000001.arrow", ""]
+    strays = [
+        "shards/7.arrow",
+        "shards/000000008.arrow",
+        "shards/00000009.arrow.old",
+        "shards/a/00000001.arrow",
+        "",
+    ]
     assert layout.numbers(keys + strays, layout.shard) == [3, 12, 123456789]
 
 
@@ -34,9 +41,19 @@ def test_a_number_of_thousands_of_digits_is_no_number() -> None:
     keys = [f"orders/{long}.json", layout.order(7), layout.order(2**63 - 1)]
     assert layout.numbers(keys, layout.order) == [7, 2**63 - 1]
     folder = layout.weights("solver", 16)
-    assert layout.merges([f"weights/solver/{long}/since-{long}.json", f"{folder}/since-00000008.json"], "solver") == {16: [8]}
-    assert (layout.version_of(folder, "solver"), layout.version_of(folder, "verifier")) == (16, None)
-    others = (f"weights/solver/{long}", "weights/solver/16", "weights/solver/٠٠٠٠٠٠١٦", "checkpoints/solver/00000016")
+    assert layout.merges(
+        [f"weights/solver/{long}/since-{long}.json", f"{folder}/since-00000008.json"], "solver"
+    ) == {16: [8]}
+    assert (layout.version_of(folder, "solver"), layout.version_of(folder, "verifier")) == (
+        16,
+        None,
+    )
+    others = (
+        f"weights/solver/{long}",
+        "weights/solver/16",
+        "weights/solver/٠٠٠٠٠٠١٦",
+        "checkpoints/solver/00000016",
+    )
     assert [layout.version_of(other, "solver") for other in others] == [None] * 4
 
 
@@ -47,9 +64,17 @@ def test_a_policys_name_is_never_taken_for_a_number() -> None:
 
 def test_plain_names_make_keys() -> None:
     assert layout.batch("solver_2", 3) == "batches/solver_2/00000003.arrow"
-    assert layout.heartbeat("rollout", "rollout-us-east-0") == "heartbeats/rollout/rollout-us-east-0.json"
+    assert (
+        layout.heartbeat("rollout", "rollout-us-east-0")
+        == "heartbeats/rollout/rollout-us-east-0.json"
+    )
 
 
 def test_only_what_lies_in_a_policys_weights_folder_is_of_its_weights() -> None:
-    keys = ("weights/solver/00000001/manifest.json", "weights/solver", "batches/solver/00000001.arrow", "weights")
+    keys = (
+        "weights/solver/00000001/manifest.json",
+        "weights/solver",
+        "batches/solver/00000001.arrow",
+        "weights",
+    )
     assert [layout.policy_of_weights(key) for key in keys] == ["solver", "", "", ""]

@@ -1,4 +1,6 @@
-"""Which names become parts of keys and of paths, and that a record with another name is never built."""
+"""Which names become parts of keys and of paths, and that a record with another name is never
+built.
+"""
 
 import json
 
@@ -8,7 +10,7 @@ from storage import layout, plain_names
 from storage.coordination.heartbeats import Heartbeat
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import decode, seal, unseal
-from storage.records.weights import FileInfo, Manifest, Merged, Step, TensorInfo
+from storage.records.weights import FileInfo, Manifest, Merged, StoredDelta, TensorInfo
 from storage.run.checkpoints import CheckpointManifest
 from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore
@@ -67,7 +69,9 @@ def test_what_is_more_than_a_plain_name_of_a_file_says_why(name: str, why: str) 
     assert why in plain_names.fault(name)
 
 
-@pytest.mark.parametrize("name", ["config.json", "a", "1.5", "a..b", "käse", "ä" * 127, "console.json", "a b"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "a", "1.5", "a..b", "käse", "ä" * 127, "console.json", "a b"]
+)
 def test_a_plain_name_has_no_fault(name: str) -> None:
     assert plain_names.fault(name) == ""
 
@@ -103,7 +107,9 @@ def test_no_manifest_lists_a_file_by_another_name(name: str) -> None:
         (Merged, {"policy": "solver", "version": 1, "step": step}),
         (CheckpointManifest, checkpoint),
     ):
-        with pytest.raises(CorruptError, match=r"files\.0\.name: .* is not the name of a data file|is not JSON"):
+        with pytest.raises(
+            CorruptError, match=r"files\.0\.name: .* is not the name of a data file|is not JSON"
+        ):
             unseal(record, sealed(json.loads(json.dumps(fields))), "it")
 
 
@@ -115,8 +121,14 @@ def test_no_tensor_lies_in_a_file_by_another_name(name: str) -> None:
 
 def test_a_tensor_without_a_file_of_its_own_is_parsed_and_its_own_name_is_free() -> None:
     name = "../../model\x1b.weight"
-    found = unseal(Manifest, sealed(manifest(tensors={name: {**TENSOR, "file": "", "source": "a/b"}})), "it")
-    assert found.tensors == {name: TensorInfo("F32", (1,), "xxh3_128:0", "", "", "a/b")}
+    found = unseal(
+        Manifest, sealed(manifest(tensors={name: {**TENSOR, "file": "", "source": "a/b"}})), "it"
+    )
+    assert found.tensors == {
+        name: TensorInfo(
+            dtype="F32", shape=(1,), digest="xxh3_128:0", file="", entry="", source="a/b"
+        )
+    }
 
 
 BAD_NAMES = ["", "a/b", "..", ".x", "a b", "solver\n", "a\x1b[2J", "[/]", "é", "a" * 101]
@@ -136,27 +148,45 @@ def test_no_record_has_a_policy_a_tag_or_a_member_that_cannot_be_part_of_a_key(n
     }
     for record, fields, field in (
         (Manifest, manifest(policy=name), "policy"),
-        (Merged, {"policy": name, "version": 1, "step": {"base": 0, "tensors": {}, "files": []}}, "policy"),
-        (CheckpointManifest, {"policy": name, "step": 1, "state": {}, "tensors": {}, "files": []}, "policy"),
+        (
+            Merged,
+            {"policy": name, "version": 1, "step": {"base": 0, "tensors": {}, "files": []}},
+            "policy",
+        ),
+        (
+            CheckpointManifest,
+            {"policy": name, "step": 1, "state": {}, "tensors": {}, "files": []},
+            "policy",
+        ),
         (Tag, {"name": name, "policy": "solver", "version": 1, "at_s": 1.0}, "name"),
         (Tag, {"name": "best", "policy": name, "version": 1, "at_s": 1.0}, "policy"),
     ):
         with pytest.raises(CorruptError, match=f"{field}: .* is not a name of up to 100 letters"):
             unseal(record, sealed(fields), "it")
     with pytest.raises(CorruptError, match=r"id: .* is not a name of up to 100 letters"):
-        decode(Heartbeat, json.dumps({"format": 1, "write_id": ID, "id": name, **beat}).encode(), "it")
+        decode(
+            Heartbeat, json.dumps({"format": 1, "write_id": ID, "id": name, **beat}).encode(), "it"
+        )
 
 
 @pytest.mark.parametrize("run_id", ["", "a/b", "..", ".x", "a b", "r\n", "a" * 101])
-def test_no_run_is_called_what_cannot_be_part_of_a_key(memory_store: ObjectStore, run_id: str) -> None:
+def test_no_run_is_called_what_cannot_be_part_of_a_key(
+    memory_store: ObjectStore, run_id: str
+) -> None:
     with pytest.raises(CorruptError, match=r"run_id: .* is not a run id"):
-        unseal(RunRecord, sealed({"run_id": run_id, "created_s": 1.0, "deployment": "", "config": {}}), "it")
+        unseal(
+            RunRecord,
+            sealed({"run_id": run_id, "created_s": 1.0, "deployment": "", "config": {}}),
+            "it",
+        )
     with pytest.raises(ConfigError, match="cannot be a run id"):
         layout.run_prefix(run_id)
 
 
 def test_a_tag_under_the_name_of_another_is_corrupt(memory_store: ObjectStore) -> None:
-    memory_store.create(layout.tag("best"), seal(Tag("worst", "solver", 1, 1.0)))
+    memory_store.create(
+        layout.tag("best"), seal(Tag(name="worst", policy="solver", version=1, at_s=1.0))
+    )
     with pytest.raises(CorruptError, match=r"tags/best\.json holds the tag 'worst'"):
         tags.read(memory_store, "best")
 
@@ -168,5 +198,9 @@ def test_a_long_name_is_cut_in_a_message() -> None:
 
 
 def test_the_step_of_a_merged_change_is_what_it_was() -> None:
-    merged = Merged("solver", 8, Step(0, {}, (FileInfo(GOOD_DATA_FILES[0], 5, "sha256:0"),)))
+    merged = Merged(
+        policy="solver",
+        version=8,
+        step=StoredDelta(0, {}, (FileInfo(GOOD_DATA_FILES[0], 5, "sha256:0"),)),
+    )
     assert unseal(Merged, seal(merged), "it").step == merged.step

@@ -11,7 +11,9 @@ from storage.written_files import write_inside
 from tests.checkout import ROOT
 
 ROOMS = ("storage", "data_ops", "rollout", "trainer", "tasks", "flows")
-"""Who reads stored objects. What `deployments` writes is named by itself or by a person: logs, the stack's record, `--out`."""
+"""Who reads stored objects. What `deployments` writes is named by itself or by a person: logs, the
+stack's record, `--out`.
+"""
 WRITERS = {
     "storage/written_files.py write_inside open": "the one way: opens",
     "storage/written_files.py write_inside os.open": "a temporary file,",
@@ -35,7 +37,11 @@ def writing_calls(file: Path) -> list[str]:
 
     def visit(node: ast.AST, function: str) -> None:
         for child in ast.iter_child_nodes(node):
-            inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not function else function
+            inside = (
+                child.name
+                if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not function
+                else function
+            )
             if isinstance(child, ast.Call) and (word := written_by(child)):
                 found.append(f"{file.relative_to(ROOT)} {function} {word}")
             visit(child, inside if not isinstance(child, ast.ClassDef) else "")
@@ -48,10 +54,18 @@ def written_by(call: ast.Call) -> str:
     """What the call is called where it may write a file; empty where it does not."""
     name = ast.unparse(call.func)
     last = name.rpartition(".")[2]
-    if last in NAMES or name.startswith("shutil.") or (name.startswith("os.") and last in OF_OS and not reads_only(call)):
+    if (
+        last in NAMES
+        or name.startswith("shutil.")
+        or (name.startswith("os.") and last in OF_OS and not reads_only(call))
+    ):
         return name if name.startswith("os.") else last
     if last == "open" and name != "os.open":
-        modes = [ast.literal_eval(a) for a in [*call.args, *(k.value for k in call.keywords)] if isinstance(a, ast.Constant)]
+        modes = [
+            ast.literal_eval(a)
+            for a in [*call.args, *(k.value for k in call.keywords)]
+            if isinstance(a, ast.Constant)
+        ]
         if any(isinstance(mode, str) and len(mode) <= 3 and MODES & set(mode) for mode in modes):
             return "open"
     return ""
@@ -60,7 +74,9 @@ def written_by(call: ast.Call) -> str:
 def reads_only(call: ast.Call) -> bool:
     """An `os.open` that can neither create nor write."""
     words = ast.unparse(call)
-    return ast.unparse(call.func) == "os.open" and not any(flag in words for flag in ("O_CREAT", "O_WRONLY", "O_RDWR", "flags"))
+    return ast.unparse(call.func) == "os.open" and not any(
+        flag in words for flag in ("O_CREAT", "O_WRONLY", "O_RDWR", "flags")
+    )
 
 
 def test_no_other_place_writes_files() -> None:
@@ -68,7 +84,9 @@ def test_no_other_place_writes_files() -> None:
     assert {call for file in files for call in writing_calls(file)} == set(WRITERS)
 
 
-@pytest.mark.parametrize("name", ["/tmp/EVIL", "../EVIL", "a/EVIL", "..", "", ".bashrc", "a\0", "a\nb"])
+@pytest.mark.parametrize(
+    "name", ["/tmp/EVIL", "../EVIL", "a/EVIL", "..", "", ".bashrc", "a\0", "a\nb"]
+)
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(CorruptError, match=r"cannot be written into .*/out: the name"):
@@ -91,7 +109,10 @@ def test_the_folder_is_made_and_may_be_a_link_that_a_person_names(tmp_path: Path
     write_inside(tmp_path / "new" / "folder", "a", b"1")
     (tmp_path / "link").symlink_to(tmp_path / "new" / "folder")
     write_inside(tmp_path / "link", "b", b"2")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").iterdir()} == {"a": b"1", "b": b"2"}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "new" / "folder").iterdir()} == {
+        "a": b"1",
+        "b": b"2",
+    }
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:

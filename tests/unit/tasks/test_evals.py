@@ -9,7 +9,7 @@ import xxhash
 from storage.errors import ConflictError, CorruptError
 from storage.store.object_store import open_store
 from tasks import evals
-from tasks.evals import Evaluation, Score
+from tasks.evals import Accuracy, Evaluation
 from tests.damaging_store import damages_first_reads
 
 
@@ -43,11 +43,14 @@ def test_an_evaluation_reads_back_as_it_was_written() -> None:
 
 
 def test_one_play_of_the_team_scores_the_solver_alone_first_and_a_failed_play_as_wrong() -> None:
-    assert evals.scores(evaluation(20)) == (Score("single_turn", 0.25, 4), Score("actor_and_verify", 0.5, 4))
+    assert evals.scores(evaluation(20)) == (
+        Accuracy("single_turn", 0.25, 4),
+        Accuracy("actor_and_verify", 0.5, 4),
+    )
 
 
 def test_a_play_of_one_policy_scores_once() -> None:
-    assert evals.scores(evaluation(20, "single_turn")) == (Score("single_turn", 0.25, 4),)
+    assert evals.scores(evaluation(20, "single_turn")) == (Accuracy("single_turn", 0.25, 4),)
 
 
 def test_the_second_evaluation_of_the_same_versions_loses() -> None:
@@ -73,7 +76,9 @@ def test_evaluations_come_in_the_order_of_their_versions() -> None:
 def test_other_bytes_are_corrupt_and_named() -> None:
     run = open_store("memory://evals-corrupt")
     run.put("evals/solver-00000000.arrow", b"not arrow")
-    with pytest.raises(CorruptError, match=r"^evals/solver-00000000\.arrow: a evaluation file of 9 bytes"):
+    with pytest.raises(
+        CorruptError, match=r"^evals/solver-00000000\.arrow: a evaluation file of 9 bytes"
+    ):
         evals.read(run, {"solver": 0})
 
 
@@ -96,26 +101,37 @@ def test_a_header_that_is_no_evaluations_is_corrupt(start: bytes, sentence: str)
 def test_an_evaluation_of_other_versions_than_its_key_says_is_corrupt() -> None:
     run = open_store("memory://evals-misplaced")
     run.put("evals/solver-00000040_verifier-00000040.arrow", evals.encode(evaluation(20)))
-    with pytest.raises(CorruptError, match=r"^evals/solver-00000040_.*arrow holds the evaluation of .*'solver': 20"):
+    with pytest.raises(
+        CorruptError, match=r"^evals/solver-00000040_.*arrow holds the evaluation of .*'solver': 20"
+    ):
         evals.read(run, {"solver": 40, "verifier": 40})
 
 
 def test_an_evaluation_that_arrives_damaged_once_is_read_again() -> None:
     run = open_store("memory://evals-damaged")
     evals.commit(run, evaluation(20))
-    assert evals.read(damages_first_reads(run), {"solver": 20, "verifier": 20}).rows == ("a", "b", "c", "d")
+    assert evals.read(damages_first_reads(run), {"solver": 20, "verifier": 20}).rows == (
+        "a",
+        "b",
+        "c",
+        "d",
+    )
 
 
 def test_an_evaluation_of_policies_that_cannot_be_is_corrupt() -> None:
     run = open_store("memory://evals-names")
     run.put("evals/solver-00000020.arrow", crafted(b'"solver"', b'"so/ver"'))
-    with pytest.raises(CorruptError, match=r"^evals/solver-00000020\.arrow: 'so/ver' cannot name a policy"):
+    with pytest.raises(
+        CorruptError, match=r"^evals/solver-00000020\.arrow: 'so/ver' cannot name a policy"
+    ):
         evals.read(run, {"solver": 20})
 
 
 @pytest.mark.parametrize("value", [2.0, -0.5, np.inf, -np.inf, 1e38])
 @pytest.mark.parametrize("column", ["first_attempt", "final"])
-def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(column: str, value: float) -> None:
+def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(
+    column: str, value: float
+) -> None:
     values = np.array([1, 0, value, np.nan], np.float32)
     changed: dict[str, Any] = {column: values}
     with pytest.raises(CorruptError, match=f"{column} of row 2 is"):
@@ -124,21 +140,37 @@ def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(column:
 
 @pytest.mark.parametrize(
     "change",
-    [{"created_s": np.nan}, {"created_s": 1e300}, {"created_s": -1.0}, {"seconds": np.inf}, {"versions": {"solver": -1}}],
+    [
+        {"created_s": np.nan},
+        {"created_s": 1e300},
+        {"created_s": -1.0},
+        {"seconds": np.inf},
+        {"versions": {"solver": -1}},
+    ],
 )
-def test_an_evaluation_with_an_absurd_number_in_its_header_is_corrupt(change: dict[str, Any]) -> None:
-    with pytest.raises(CorruptError, match=f"the header of an evaluation is not a _Header: {next(iter(change))}"):
+def test_an_evaluation_with_an_absurd_number_in_its_header_is_corrupt(
+    change: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        CorruptError, match=f"the header of an evaluation is not a _Header: {next(iter(change))}"
+    ):
         evals.decode(evals.encode(replace(evaluation(20), **change)))
 
 
 def test_evaluations_that_cannot_be_read_are_told_with_their_reason_and_hide_no_other() -> None:
     run = open_store("memory://evals-look")
     evals.commit(run, evaluation(20))
-    torn, moved = "evals/solver-00000000_verifier-00000000.arrow", "evals/solver-00000040_verifier-00000040.arrow"
+    torn, moved = (
+        "evals/solver-00000000_verifier-00000000.arrow",
+        "evals/solver-00000040_verifier-00000040.arrow",
+    )
     run.put(torn, b"not arrow")
     run.put(moved, run.get("evals/solver-00000020_verifier-00000020.arrow"))
     seen = evals.look(run)
     assert [one.versions["solver"] for one in seen.found] == [20]
     assert list(seen.unreadable) == [torn, moved]
     assert "a evaluation file of 9 bytes" in seen.unreadable[torn]
-    assert seen.unreadable[moved] == f"{moved} holds the evaluation of {{'solver': 20, 'verifier': 20}}"
+    assert (
+        seen.unreadable[moved]
+        == f"{moved} holds the evaluation of {{'solver': 20, 'verifier': 20}}"
+    )

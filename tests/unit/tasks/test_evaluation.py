@@ -1,4 +1,6 @@
-"""Which vectors are evaluated, when the evaluation leaves, what is played with which weights, and how the plays are scored."""
+"""Which vectors are evaluated, when the evaluation leaves, what is played with which weights, and
+how the plays are scored.
+"""
 
 import threading
 from collections.abc import Mapping
@@ -21,7 +23,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
 from tasks import evals
 from tasks import evaluation as evaluation_module
-from tasks.evals import Score
+from tasks.evals import Accuracy
 from tasks.evaluation import EVALUATION_SEED, Evaluate, evaluate_versions, follow
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
@@ -38,7 +40,9 @@ def config() -> RunConfig:
 
 
 class Player:
-    """Stands in for the plays: commits a result for each vector, until it is told that it was interrupted."""
+    """Stands in for the plays: commits a result for each vector, until it is told that it was
+    interrupted.
+    """
 
     def __init__(self, run: ObjectStore, interrupted_at: int | None = None) -> None:
         self.run, self.interrupted_at = run, interrupted_at
@@ -69,7 +73,9 @@ def serve(run: ObjectStore, config: RunConfig, player: Player) -> None:
     follow(lifetime_of(run, "evaluation"), config, player.as_task)
 
 
-def test_every_due_vector_is_evaluated_once_also_over_restarts(memory_store: ObjectStore, config: RunConfig) -> None:
+def test_every_due_vector_is_evaluated_once_also_over_restarts(
+    memory_store: ObjectStore, config: RunConfig
+) -> None:
     publish(memory_store, 0, 1, 2)
     evals.commit(memory_store, evaluation(*vectors(1)))
     player = Player(memory_store)
@@ -77,14 +83,18 @@ def test_every_due_vector_is_evaluated_once_also_over_restarts(memory_store: Obj
     assert player.asked == vectors(0, 2)
 
 
-def test_an_interrupted_evaluation_is_the_last(memory_store: ObjectStore, config: RunConfig) -> None:
+def test_an_interrupted_evaluation_is_the_last(
+    memory_store: ObjectStore, config: RunConfig
+) -> None:
     publish(memory_store, 0, 1, 2)
     player = Player(memory_store, interrupted_at=1)
     serve(memory_store, config, player)
     assert player.asked == vectors(0, 1)
 
 
-def test_nothing_is_evaluated_once_the_run_has_stopped(memory_store: ObjectStore, config: RunConfig) -> None:
+def test_nothing_is_evaluated_once_the_run_has_stopped(
+    memory_store: ObjectStore, config: RunConfig
+) -> None:
     publish(memory_store, 0)
     runs.request_stop(memory_store, Stop("cancelled", "enough", 1.0))
     player = Player(memory_store)
@@ -108,7 +118,9 @@ class RecordedEngine(ScriptedEngine):
 
 
 def scripted(prompt: str, seed: int) -> str:
-    """Solver and verifier: wrong at first on an odd sum, rejected, and then right; no answer at all to what `FAILS_ON` says."""
+    """Solver and verifier: wrong at first on an odd sum, rejected, and then right; no answer at all
+    to what `FAILS_ON` says.
+    """
     if "<verify>" in prompt:
         return f"\\boxed{{{total(prompt)}}}"
     if "boxed" in prompt:
@@ -134,14 +146,23 @@ def played(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
         "evaluation.temperature": 0.25,
         "rollout.engine.name": ENGINE,
     }
-    return loader.load("multi_policy_tiny", {**settings, "evaluation.prompts.limit": PROMPTS, "evaluation.max_concurrent": 3})
+    return loader.load(
+        "multi_policy_tiny",
+        {**settings, "evaluation.prompts.limit": PROMPTS, "evaluation.max_concurrent": 3},
+    )
 
 
 def publish_scripted(run: ObjectStore, *versions: int) -> None:
     files = base_files(f"{__name__}:scripted")
     for place, policy in enumerate(("solver", "verifier")):
         for version in versions:
-            publisher.publish(run, policy, version, tensors(10 * place + version), extra_files={} if version else files)
+            publisher.publish(
+                run,
+                policy,
+                version,
+                tensors(10 * place + version),
+                extra_files={} if version else files,
+            )
 
 
 def problems(config: RunConfig) -> list[tuple[str, int]]:
@@ -157,20 +178,36 @@ def test_the_exact_versions_play_at_the_evaluations_own_temperature_and_seed(
     publish_scripted(memory_store, 0, 1, 2)
     evaluate_versions(memory_store, played, {"solver": 1, "verifier": 2})
     solver, verifier = RecordedEngine.made
-    digests = [manifests.read_manifest(memory_store, *one).digest for one in (("solver", 1), ("verifier", 2))]
+    digests = [
+        manifests.read_manifest(memory_store, *one).digest
+        for one in (("solver", 1), ("verifier", 2))
+    ]
     assert (solver.loaded, verifier.loaded) == ([(1, digests[0])], [(2, digests[1])])
-    assert [(engine.closed, engine.capacity()) for engine in (solver, verifier)] == [(True, 3), (True, 3)]
-    first = {derived_seed(derived_seed(derived_seed(EVALUATION_SEED, place), 0), 0) for place in range(PROMPTS)}
+    assert [(engine.closed, engine.capacity()) for engine in (solver, verifier)] == [
+        (True, 3),
+        (True, 3),
+    ]
+    first = {
+        derived_seed(derived_seed(derived_seed(EVALUATION_SEED, place), 0), 0)
+        for place in range(PROMPTS)
+    }
     assert {params.seed for _, params in solver.asked} >= first
     for engine, tokens in ((solver, 44), (verifier, 52)):
-        assert {(params.temperature, params.max_new_tokens) for _, params in engine.asked} == {(0.25, tokens)}
+        assert {(params.temperature, params.max_new_tokens) for _, params in engine.asked} == {
+            (0.25, tokens)
+        }
 
 
-def test_every_evaluation_of_every_run_asks_for_the_same_random_numbers(memory_store: ObjectStore, played: RunConfig) -> None:
+def test_every_evaluation_of_every_run_asks_for_the_same_random_numbers(
+    memory_store: ObjectStore, played: RunConfig
+) -> None:
     publish_scripted(memory_store, 0, 1)
     for version, config in ((0, played), (1, played.model_copy(update={"seed": 4}))):
         evaluate_versions(memory_store, config, {"solver": version, "verifier": 0})
-    asked = [sorted((tokens, params.seed) for tokens, params in engine.asked) for engine in RecordedEngine.made]
+    asked = [
+        sorted((tokens, params.seed) for tokens, params in engine.asked)
+        for engine in RecordedEngine.made
+    ]
     assert asked[0] == asked[2]
     assert asked[1] == asked[3]
 
@@ -196,8 +233,8 @@ def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_fai
     assert len(episodes) == PROMPTS
     assert sum(episode.error is not None for episode in episodes) == 1
     assert evals.scores(made) == (
-        Score("single_turn", float(np.nansum(expected)) / PROMPTS, PROMPTS),
-        Score("actor_and_verify", (PROMPTS - 1) / PROMPTS, PROMPTS),
+        Accuracy("single_turn", float(np.nansum(expected)) / PROMPTS, PROMPTS),
+        Accuracy("actor_and_verify", (PROMPTS - 1) / PROMPTS, PROMPTS),
     )
     stored = evals.read(memory_store, {"solver": 0, "verifier": 0})
     np.testing.assert_array_equal(stored.final, made.final)
@@ -209,7 +246,9 @@ def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_fai
     assert 0 <= stored.seconds <= stored.created_s
 
 
-def test_of_two_evaluations_of_one_vector_the_first_stands(memory_store: ObjectStore, played: RunConfig) -> None:
+def test_of_two_evaluations_of_one_vector_the_first_stands(
+    memory_store: ObjectStore, played: RunConfig
+) -> None:
     publish_scripted(memory_store, 0)
     (vector,) = vectors(0)
     first = evaluation(vector)
@@ -223,7 +262,11 @@ def test_versions_that_are_not_there_or_broken_are_errors_and_the_engines_are_cl
     publish_scripted(memory_store, 0, 1)
     with pytest.raises(NotFoundError):
         evaluate_versions(memory_store, played, {"solver": 0, "verifier": 7})
-    (data,) = [key for key in memory_store.list("weights/verifier/00000001") if key.endswith(".safetensors")]
+    (data,) = [
+        key
+        for key in memory_store.list("weights/verifier/00000001")
+        if key.endswith(".safetensors")
+    ]
     memory_store.put(data, memory_store.get(data)[:-1])
     with pytest.raises(CorruptError):
         evaluate_versions(memory_store, played, {"solver": 0, "verifier": 1})
@@ -262,11 +305,17 @@ def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
     lifetime = lifetime_of(memory_store, "evaluation", stop)
     follow(lifetime, played_in_turn, as_task)
     assert asked == vectors(0, 1)
-    assert [evals.exists(memory_store, vector) for vector in vectors(0, 1, 2)] == [True, False, False]
+    assert [evals.exists(memory_store, vector) for vector in vectors(0, 1, 2)] == [
+        True,
+        False,
+        False,
+    ]
     assert MANY < lifetime.heartbeat.last.progress["episodes"] < 2 * MANY
 
 
-def test_an_evaluation_in_play_is_given_up_when_the_run_stops(memory_store: ObjectStore, played_in_turn: RunConfig) -> None:
+def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
+    memory_store: ObjectStore, played_in_turn: RunConfig
+) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     ticks = count()
     pulse = pulse_of(memory_store, "evaluation")
@@ -282,7 +331,9 @@ def test_an_evaluation_in_play_is_given_up_when_the_run_stops(memory_store: Obje
     assert CHECK_INTERVAL_S < 5.0  # a long evaluation hears of it soon
 
 
-def test_the_heartbeat_says_which_versions_are_evaluated(memory_store: ObjectStore, played: RunConfig) -> None:
+def test_the_heartbeat_says_which_versions_are_evaluated(
+    memory_store: ObjectStore, played: RunConfig
+) -> None:
     publish_scripted(memory_store, 0, 1, 2)
     lifetime = lifetime_of(memory_store, "evaluation")
     said: list[tuple[str, str, dict[str, int]]] = []
@@ -294,13 +345,19 @@ def test_the_heartbeat_says_which_versions_are_evaluated(memory_store: ObjectSto
 
     follow(lifetime, played, as_task)
     assert said == [
-        ("working", f"evaluating solver {version}, verifier {version}", {"solver": version, "verifier": version})
+        (
+            "working",
+            f"evaluating solver {version}, verifier {version}",
+            {"solver": version, "verifier": version},
+        )
         for version in range(3)
     ]
     assert lifetime.heartbeat.last.progress["episodes"] == 3 * PROMPTS
 
 
-def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(memory_store: ObjectStore, config: RunConfig) -> None:
+def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
+    memory_store: ObjectStore, config: RunConfig
+) -> None:
     publish(memory_store, 0)
     publisher.publish(memory_store, "solver", 1, tensors(1))
     player = Player(memory_store)

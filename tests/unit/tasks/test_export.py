@@ -9,7 +9,9 @@ from tasks.export import export_model
 from tests.small_run import SmallRun
 
 
-def test_an_exported_folder_holds_the_weights_of_its_version_and_the_base_models_files(tmp_path: Path) -> None:
+def test_an_exported_folder_holds_the_weights_of_its_version_and_the_base_models_files(
+    tmp_path: Path,
+) -> None:
     made = SmallRun("export")
     made.version("solver", 0, {"config.json": b'{"model_type": "qwen3"}'})
     made.version("solver", 1)

@@ -34,7 +34,9 @@ def store(tmp_path: Path) -> ObjectStore:
     return open_store(str(tmp_path / "home"))
 
 
-def make_run(store: ObjectStore, run_id: str, mirror: Path | None = None) -> tuple[ObjectStore, RunConfig]:
+def make_run(
+    store: ObjectStore, run_id: str, mirror: Path | None = None
+) -> tuple[ObjectStore, RunConfig]:
     """Versions 0 to `LAST` of a solver, each an anchor, of which the first is evaluated."""
     overrides = {} if mirror is None else {"rollout.regions.eu-west.mirror": str(mirror)}
     config = loader.load("single_policy_tiny", {"evaluation": None, **overrides})
@@ -72,7 +74,11 @@ def test_a_survey_changes_nothing_and_what_it_found_goes_at_home_and_then_in_the
     assert mirror.get(key) == run.get(key)
     assert manifests.exists(mirror, "solver", 3)  # manifests stay
     again = garbage_collection.survey(run, "one", config, WANTED)
-    assert (again.num_bytes, again.home.plans[0].retired, again.mirrors[0].plans[0].retired) == (0, {}, {})
+    assert (again.num_bytes, again.home.plans[0].retired, again.mirrors[0].plans[0].retired) == (
+        0,
+        {},
+        {},
+    )
 
 
 def test_a_mirror_that_is_away_is_told_and_the_next_gc_finishes_it(
@@ -89,11 +95,15 @@ def test_a_mirror_that_is_away_is_told_and_the_next_gc_finishes_it(
 
     monkeypatch.setattr(garbage_collection, "MIRROR_PATIENCE_S", 1e-6)
     monkeypatch.setattr(LocalFiles, "list", away)
-    assert garbage_collection.remove(garbage_collection.survey(run, "one", config, WANTED)) == {"eu-west": "no route to eu"}
+    assert garbage_collection.remove(garbage_collection.survey(run, "one", config, WANTED)) == {
+        "eu-west": "no route to eu"
+    }
     assert data(run) == [0, LAST - 1, LAST]
     monkeypatch.undo()
     assert data(mirror) == list(range(LAST + 1))
-    later = garbage_collection.survey(run, "one", config, Retention(last=LAST, grace_s=0.0))  # nothing more goes at home
+    later = garbage_collection.survey(
+        run, "one", config, Retention(last=LAST, grace_s=0.0)
+    )  # nothing more goes at home
     assert later.home.num_bytes == 0 < later.mirrors[0].num_bytes
     assert garbage_collection.remove(later) == {}
     assert data(mirror) == [0, LAST - 1, LAST]
@@ -109,7 +119,9 @@ def test_a_mirror_that_breaks_off_in_the_middle_is_told(store: ObjectStore, tmp_
     assert data(run) == [0, LAST - 1, LAST]
 
 
-def test_a_mirror_keeps_what_home_has_not_recorded_as_retired(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_mirror_keeps_what_home_has_not_recorded_as_retired(
+    store: ObjectStore, tmp_path: Path
+) -> None:
     run, config = make_run(store, "one", tmp_path / "eu")
     mirror = copy_all(run, tmp_path / "eu")
     (place,) = garbage_collection.survey(run, "one", config, WANTED).mirrors
@@ -121,11 +133,15 @@ def test_a_mirror_keeps_what_home_has_not_recorded_as_retired(store: ObjectStore
 def test_two_regions_that_share_a_mirror_count_it_once(store: ObjectStore, tmp_path: Path) -> None:
     run, _ = make_run(store, "one")
     config = loader.load("single_policy_tiny")
-    shared = RegionConfig(mirror=str(tmp_path / "eu"))  # a run that was started when recipes might still say so
+    shared = RegionConfig(
+        mirror=str(tmp_path / "eu")
+    )  # a run that was started when recipes might still say so
     regions = config.rollout.model_copy(update={"regions": {"us-east": shared, "eu-west": shared}})
     config = config.model_copy(update={"rollout": regions})
     copy_all(run, tmp_path / "eu")
-    assert [place.name for place in garbage_collection.survey(run, "one", config, WANTED).mirrors] == ["us-east, eu-west"]
+    assert [
+        place.name for place in garbage_collection.survey(run, "one", config, WANTED).mirrors
+    ] == ["us-east, eu-west"]
 
 
 def test_leftovers_are_counted_and_then_gone(store: ObjectStore, tmp_path: Path) -> None:
@@ -153,7 +169,10 @@ def test_leftovers_are_counted_and_then_gone(store: ObjectStore, tmp_path: Path)
 
 def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: ObjectStore) -> None:
     said: list[str] = []
-    made = {run_id: make_run(store, run_id)[0] for run_id in ("sound", "torn", "strange", "damaged", "frozen")}
+    made = {
+        run_id: make_run(store, run_id)[0]
+        for run_id in ("sound", "torn", "strange", "damaged", "frozen")
+    }
     made["torn"].put(layout.RUN, b"{}")
     made["damaged"].put(layout.manifest(layout.weights("solver", 4)), b"torn")
     made["strange"].delete(layout.RUN)
@@ -168,7 +187,9 @@ def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: Obje
     assert data(made["sound"]) == [0, LAST - 1, LAST]
     assert data(made["frozen"]) == list(range(LAST + 1))
     (words,) = said
-    assert words.startswith("sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); lets go of 1–7, ")
+    assert words.startswith(
+        "sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); lets go of 1–7, "
+    )
     page = garbage_collection.markdown(done)
     assert "| sound | solver | 0: the base model; 8–9: one of the newest 2 | 1–7 | " in page
     assert "- damaged: " in page
@@ -207,12 +228,16 @@ def test_a_version_to_keep_is_kept_in_every_run_that_has_its_policy_and_a_misspe
     assert data(one) == data(two) == [0, 4, LAST - 1, LAST]
 
 
-def test_a_version_to_keep_that_one_of_many_runs_lacks_holds_up_none_of_them(store: ObjectStore) -> None:
+def test_a_version_to_keep_that_one_of_many_runs_lacks_holds_up_none_of_them(
+    store: ObjectStore,
+) -> None:
     short, _ = make_run(store, "short")
     long, _ = make_run(store, "long")
     publisher.publish(long, "solver", LAST + 1, builders.tensors(LAST + 1))
     publisher.publish(long, "solver", LAST + 2, builders.tensors(LAST + 2))
-    done = garbage_collection.collect(store, [], Retention(last=1, every=0, grace_s=0.0), [f"solver@{LAST + 1}"], apply=True)
+    done = garbage_collection.collect(
+        store, [], Retention(last=1, every=0, grace_s=0.0), [f"solver@{LAST + 1}"], apply=True
+    )
     assert done.skipped == {}
     assert data(short) == [0, LAST]
     assert data(long) == [0, LAST + 1, LAST + 2]
@@ -226,7 +251,9 @@ def test_the_flow_writes_its_table_and_fails_with_the_runs_that_it_skipped(
     torn.put(layout.RUN, b"{}")
     pages: list[str] = []
     monkeypatch.setenv("ASTRAFLOW_STORE", store.url)
-    monkeypatch.setattr(run_gc, "create_markdown_artifact", lambda markdown, **_: pages.append(markdown))
+    monkeypatch.setattr(
+        run_gc, "create_markdown_artifact", lambda markdown, **_: pages.append(markdown)
+    )
     with disable_run_logger():
         ended = run_gc.gc.fn(last=2, every=0, grace_h=0.0)
     assert ended is not None
@@ -253,8 +280,13 @@ def test_a_run_that_is_over_still_lets_go(store: ObjectStore) -> None:
 
 
 def test_a_reason_in_the_artifact_is_text_and_not_markdown() -> None:
-    done = garbage_collection.Collected(applied=True, skipped={"tiny-1": "![x](http://evil) | <img src=x>\n# forged"})
-    assert garbage_collection.markdown(done).splitlines()[-1] == r"- tiny-1: \!\[x\]\(http://evil\) \| \<img src=x\> \# forged"
+    done = garbage_collection.Collected(
+        applied=True, skipped={"tiny-1": "![x](http://evil) | <img src=x>\n# forged"}
+    )
+    assert (
+        garbage_collection.markdown(done).splitlines()[-1]
+        == r"- tiny-1: \!\[x\]\(http://evil\) \| \<img src=x\> \# forged"
+    )
 
 
 PROTECTING = {
@@ -279,5 +311,7 @@ def test_what_protects_versions_and_cannot_be_read_keeps_all_of_its_run_and_none
     assert data(sound) == [0, LAST - 1, LAST]
     assert list(done.skipped) == ["hidden"]
     assert re.search(PROTECTING[key], done.skipped["hidden"])
-    assert garbage_collection.collect(store, [], WANTED, [], apply=True).surveys[-1].run_id == "sound"
+    assert (
+        garbage_collection.collect(store, [], WANTED, [], apply=True).surveys[-1].run_id == "sound"
+    )
     assert data(hidden) == list(range(LAST + 1))

@@ -8,8 +8,14 @@ from tasks.terminal_text import markdown, one_line, plain
 def test_everything_that_moves_a_cursor_or_turns_text_around_is_taken_out() -> None:
     text = "".join(map(chr, range(0x110000)))
     left = plain(text)
-    assert {character for character in left if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")} == {"\t", "\n"}
-    assert not set(left) & set("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff\U000e0041")
+    assert {
+        character
+        for character in left
+        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+    } == {"\t", "\n"}
+    assert not set(left) & set(
+        "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff\U000e0041"
+    )
     assert plain("αβ 🙂 ½ → \t\n e\u0301 \u200d") == "αβ 🙂 ½ → \t\n e\u0301 \u200d"
 
 

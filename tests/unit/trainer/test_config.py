@@ -13,7 +13,9 @@ def test_a_stored_configuration_with_the_removed_setting_switched_off_means_what
 
 @pytest.mark.parametrize("value", [True, 1, "yes"])
 def test_the_removed_setting_switched_on_is_refused_with_what_to_do(value: object) -> None:
-    with pytest.raises(ValidationError, match="compact_deltas was removed: leave it out; a run that set it is read"):
+    with pytest.raises(
+        ValidationError, match="compact_deltas was removed: leave it out; a run that set it is read"
+    ):
         TrainConfig.model_validate({"compact_deltas": value})
 
 

@@ -1,12 +1,13 @@
-"""The built-in train engine: a transformers model with float32 master weights and AdamW on one device.
+"""The built-in train engine: a transformers model with float32 master weights and AdamW on one
+device.
 
     batch ─▶ minibatches ─▶ micro-batches ─▶ blocks
              one optimizer  one backward     one forward
              step each      pass each        pass each
 
-`packing.py` cuts, `trainer/losses/` has the loss, this module sums gradients and steps. Splitting into
-micro-batches changes no gradient: every weight and constant of the loss is computed over the whole
-minibatch first.
+`packing.py` cuts, `trainer/losses/` has the loss, this module sums gradients and steps. Splitting
+into micro-batches changes no gradient: every weight and constant of the loss is computed over the
+whole minibatch first.
 
 Shape legend: N loss tokens of a micro-batch.
 """
@@ -30,15 +31,15 @@ from trainer.engines.torch.hf_model import HfModel
 from trainer.engines.torch.host_tensors import to_host, to_torch
 from trainer.engines.torch.logprobs import token_logprobs
 from trainer.engines.torch.minibatches import batch_advantages, check_rows, minibatches
-from trainer.engines.torch.packing import Block, Example, pack, plan
-from trainer.engines.torch.step_metrics import Tally
+from trainer.engines.torch.packing import Block, PackedRow, pack, plan
+from trainer.engines.torch.step_metrics import StepMetrics
 from trainer.losses.loss import Prepared, check_token_loss
 
 STATE_FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _Tokens:
     """A micro-batch's loss tokens on the device, in the order of its blocks; [N] each."""
 
@@ -49,8 +50,10 @@ class _Tokens:
     weight_N: Tensor
 
 
-class TorchEngine:
-    """See `trainer/engines/engine.py` for the contract and `docs/train_engine.md` for what is trained and what is measured."""
+class TorchTrainEngine:
+    """See `trainer/engines/engine.py` for the contract and `docs/train_engine.md` for what is
+    trained and what is measured.
+    """
 
     def __init__(self, config: TrainConfig, model_config: Json, seed: int) -> None:
         torch.set_num_threads(config.threads)
@@ -75,31 +78,41 @@ class TorchEngine:
         check_rows(batch, self._model.vocab_size)
         advantages = batch_advantages(batch, self._config.normalize_advantages)
         lr = self._set_lr(batch.step)
-        tally = Tally()
+        tally = StepMetrics()
         for rows in minibatches(len(batch.rows), self._config.minibatches, self._seed, batch.step):
             self._minibatch(_examples(batch, advantages, rows, self._config), tally)
         return tally.metrics(batch) | {"trainer/lr": lr}
 
     def save(self) -> tuple[dict[str, HostTensor], Json]:
-        tensors = {f"model/{name}": to_host(tensor) for name, tensor in self._model.tensors().items()}
+        tensors = {
+            f"model/{name}": to_host(tensor) for name, tensor in self._model.tensors().items()
+        }
         updates: dict[str, int] = {}
         for name, parameter in self._parameters.items():
             moments = self._optimizer.state.get(parameter)
             if moments:
                 updates[name] = int(moments["step"])
-                tensors |= {f"optimizer/{name}/{moment}": to_host(moments[moment]) for moment in MOMENTS}
+                tensors |= {
+                    f"optimizer/{name}/{moment}": to_host(moments[moment]) for moment in MOMENTS
+                }
         random_tensors, random_state = rng_state.capture()
         tensors |= {f"rng/{name}": tensor for name, tensor in random_tensors.items()}
         return tensors, {"format": STATE_FORMAT, "updates": updates, "rng": random_state}
 
     def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
         if state.get("format") != STATE_FORMAT:
-            raise CorruptError(f"the engine's state has format {state.get('format')!r}; this engine reads {STATE_FORMAT}")
+            raise CorruptError(
+                f"the engine's state has format {state.get('format')!r}; this engine reads "
+                f"{STATE_FORMAT}"
+            )
         self._model.assign(_below("model/", tensors))
         moments = _below("optimizer/", tensors)
         wanted = {f"{name}/{moment}" for name in state["updates"] for moment in MOMENTS}
         if wanted != moments.keys() or not state["updates"].keys() <= self._parameters.keys():
-            raise CorruptError("the optimizer's state does not belong to this model: its parameters have other names")
+            raise CorruptError(
+                "the optimizer's state does not belong to this model: its parameters have other "
+                "names"
+            )
         self._optimizer = self._fresh_optimizer()
         template = self._optimizer.state_dict()
         for index, name in enumerate(self._names_in_optimizer_order()):
@@ -120,19 +133,26 @@ class TorchEngine:
             self._scan.forget()
 
     def _fresh_optimizer(self) -> torch.optim.AdamW:
-        """Weight decay pulls on matrices only: a norm's scale or a bias has no reason to be small."""
+        """Weight decay pulls on matrices only: a norm's scale or a bias has no reason to be
+        small.
+        """
         matrices = [each for each in self._parameters.values() if each.dim() >= 2]
         vectors = [each for each in self._parameters.values() if each.dim() < 2]
         groups = [
             {"params": matrices, "weight_decay": self._config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        # fused: one pass over each parameter instead of a dozen small operations, on CPU and GPU alike.
-        return torch.optim.AdamW(groups, lr=self._config.lr, betas=self._config.betas, eps=self._config.eps, fused=True)
+        # fused: one pass over each parameter instead of a dozen small operations, on CPU and GPU
+        # alike.
+        return torch.optim.AdamW(
+            groups, lr=self._config.lr, betas=self._config.betas, eps=self._config.eps, fused=True
+        )
 
     def _names_in_optimizer_order(self) -> list[str]:
         names = {id(parameter): name for name, parameter in self._parameters.items()}
-        return [names[id(each)] for group in self._optimizer.param_groups for each in group["params"]]
+        return [
+            names[id(each)] for group in self._optimizer.param_groups for each in group["params"]
+        ]
 
     def _set_lr(self, step: int) -> float:
         """Linear warm-up by the step's number alone: nothing to remember, so nothing to restore."""
@@ -141,11 +161,13 @@ class TorchEngine:
             group["lr"] = self._config.lr * warm
         return self._config.lr * warm
 
-    def _minibatch(self, examples: list[Example], tally: Tally) -> None:
+    def _minibatch(self, examples: list[PackedRow], tally: StepMetrics) -> None:
         """Sum up the minibatch's gradient and take one optimizer step."""
         if not any(example.loss_mask.any() for example in examples):
             return
-        planned = plan([len(example.tokens) for example in examples], self._config.micro_batch_tokens)
+        planned = plan(
+            [len(example.tokens) for example in examples], self._config.micro_batch_tokens
+        )
         passes = [[pack([examples[row] for row in rows]) for rows in blocks] for blocks in planned]
         self._optimizer.zero_grad(set_to_none=True)
         ahead = len(passes) > 1 and self._loss.whole_minibatch
@@ -159,12 +181,21 @@ class TorchEngine:
             losses = check_token_loss(self._loss.token_losses(*arguments), end - start)
             loss = (losses.values_N * tokens.weight_N).sum()
             torch.autograd.backward(loss)
-            tally.add(loss, losses, tokens.logprobs_N, tokens.entropy_N, tokens.behaviour_N, tokens.advantages_N)
+            tally.add(
+                loss,
+                losses,
+                tokens.logprobs_N,
+                tokens.entropy_N,
+                tokens.behaviour_N,
+                tokens.advantages_N,
+            )
             start = end
         self._update(tally, mine)
 
-    def _update(self, tally: Tally, prepared: Prepared) -> None:
-        """Clip and step. A gradient that is not finite would poison the weights for ever: its minibatch is left out."""
+    def _update(self, tally: StepMetrics, prepared: Prepared) -> None:
+        """Clip and step. A gradient that is not finite would poison the weights for ever: its
+        minibatch is left out.
+        """
         limit = math.inf if self._config.grad_clip is None else self._config.grad_clip
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit))
         if np.isfinite(norm) and self._config.lr:  # a step of length 0 would still make 0.0 of −0.0
@@ -172,7 +203,9 @@ class TorchEngine:
         tally.add_update(norm, prepared.scalars)
 
     def _prepare_ahead(self, passes: list[list[Block]]) -> Prepared:
-        """Prepare a minibatch of several micro-batches: one more forward pass, without gradients."""
+        """Prepare a minibatch of several micro-batches: one more forward pass, without
+        gradients.
+        """
         with torch.no_grad():
             return self._prepare([self._forward(blocks) for blocks in passes])
 
@@ -195,23 +228,33 @@ class TorchEngine:
 
     def _block_logprobs(self, block: Block) -> tuple[Tensor, Tensor]:
         hidden_BTH = self._model.hidden(self._tensor(block.tokens_BT))
-        # Only positions that predict a loss token meet the head: prompts and padding cost no logits.
+        # Only positions that predict a loss token meet the head: prompts and padding cost no
+        # logits.
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, self._tensor(block.source_N))
-        return token_logprobs(hidden_NH, self._model.head, self._tensor(block.target_N), self._tensor(block.temperature_N))
+        return token_logprobs(
+            hidden_NH,
+            self._model.head,
+            self._tensor(block.target_N),
+            self._tensor(block.temperature_N),
+        )
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)
 
 
 def _is_remote(device: torch.device) -> bool:
-    """Whether a copy to the host crosses a bus. On a CPU it costs nothing, and storage's own comparison is faster."""
+    """Whether a copy to the host crosses a bus. On a CPU it costs nothing, and storage's own
+    comparison is faster.
+    """
     return device.type != "cpu"
 
 
-def _examples(batch: Batch, advantages: list[np.ndarray], rows: np.ndarray, config: TrainConfig) -> list[Example]:
+def _examples(
+    batch: Batch, advantages: list[np.ndarray], rows: np.ndarray, config: TrainConfig
+) -> list[PackedRow]:
     weights = config.loss.row_weights([int(batch.rows[row].loss_mask.sum()) for row in rows])
     return [
-        Example(
+        PackedRow(
             tokens=batch.rows[row].tokens,
             loss_mask=batch.rows[row].loss_mask,
             behaviour=batch.rows[row].logprobs,
@@ -224,4 +267,8 @@ def _examples(batch: Batch, advantages: list[np.ndarray], rows: np.ndarray, conf
 
 
 def _below(prefix: str, tensors: Mapping[str, HostTensor]) -> dict[str, HostTensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,4 +1,6 @@
-"""Torch tensors to bits in host memory and back, without changing one. Knows nothing of files or models."""
+"""Torch tensors to bits in host memory and back, without changing one. Knows nothing of files or
+models.
+"""
 
 import numpy as np
 import torch
@@ -25,11 +27,15 @@ _AS_BITS: dict[str, tuple[torch.dtype, type[np.unsignedinteger]]] = {
     "F16": (torch.int16, np.uint16),
     "F32": (torch.int32, np.uint32),
 }
-"""Floats that travel as unsigned integers. Torch views them as signed ones, which NumPy reinterprets."""
+"""Floats that travel as unsigned integers. Torch views them as signed ones, which NumPy
+reinterprets.
+"""
 
 
 def to_host(tensor: Tensor, dtype: str | None = None) -> HostTensor:
-    """A copy of `tensor` in host memory; rounded to nearest even when `dtype` (BF16, F32, …) is the narrower one."""
+    """A copy of `tensor` in host memory; rounded to nearest even when `dtype` (BF16, F32, …) is the
+    narrower one.
+    """
     wanted = tensor.dtype if dtype is None else DTYPES[dtype]
     name = NAMES[wanted]
     # copy=True: a published tensor must not follow the optimizer's next step in place.
@@ -41,9 +47,13 @@ def to_host(tensor: Tensor, dtype: str | None = None) -> HostTensor:
 
 
 def to_torch(host: HostTensor) -> Tensor:
-    """A tensor of its own on the CPU with the same bits; CorruptError for a dtype that torch does not hold."""
+    """A tensor of its own on the CPU with the same bits; CorruptError for a dtype that torch does
+    not hold.
+    """
     if host.dtype not in DTYPES:
-        raise CorruptError(f"a tensor of dtype {host.dtype} cannot be trained on; known are {', '.join(DTYPES)}")
+        raise CorruptError(
+            f"a tensor of dtype {host.dtype} cannot be trained on; known are {', '.join(DTYPES)}"
+        )
     # Stored bits are often a read-only view of a file, which torch must not share.
     own = torch.from_numpy(np.array(host.bits, order="C", copy=True).reshape(host.shape))
     return own.view(DTYPES[host.dtype]) if host.dtype in _AS_BITS else own.to(DTYPES[host.dtype])

@@ -1,4 +1,5 @@
-"""A stored batch to what an engine trains on: rows checked, advantages normalised, minibatches drawn.
+"""A stored batch to what an engine trains on: rows checked, advantages normalised, minibatches
+drawn.
 
 Free of torch. Shape legend: N loss tokens of one whole batch, L tokens of a row.
 """
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from storage import layout
 from storage.errors import CorruptError
-from storage.records.batches import Batch, Row
+from storage.records.batches import Batch, BatchRow
 from storage.records.types import Float32
 
 EPS = 1e-5
@@ -16,15 +17,19 @@ EPS = 1e-5
 
 
 def check_rows(batch: Batch, vocab_size: int) -> None:
-    """CorruptError, naming the batch, the row and the reason, when a row cannot be trained on by such a model."""
+    """CorruptError, naming the batch, the row and the reason, when a row cannot be trained on by
+    such a model.
+    """
     for number, row in enumerate(batch.rows):
         reason = _flaw(row, vocab_size)
         if reason:
             key = layout.batch(batch.policy, batch.step)
-            raise CorruptError(f"row {number} of {key} (sequence {tuple(row.key)}) cannot be trained on: {reason}")
+            raise CorruptError(
+                f"row {number} of {key} (sequence {tuple(row.key)}) cannot be trained on: {reason}"
+            )
 
 
-def _flaw(row: Row, vocab_size: int) -> str:
+def _flaw(row: BatchRow, vocab_size: int) -> str:
     """What is wrong with the row, or nothing."""
     num_tokens = len(row.tokens)
     if num_tokens == 0:
@@ -44,7 +49,9 @@ def _flaw(row: Row, vocab_size: int) -> str:
 
 
 def batch_advantages(batch: Batch, normalized: bool) -> list[Float32]:
-    """Each row's advantages [L], 0 outside its loss mask; `normalized` over the loss tokens of the whole batch."""
+    """Each row's advantages [L], 0 outside its loss mask; `normalized` over the loss tokens of the
+    whole batch.
+    """
     given = [np.where(row.loss_mask, row.advantages, np.float32(0)) for row in batch.rows]
     if not normalized or not given:
         return given
@@ -55,23 +62,29 @@ def batch_advantages(batch: Batch, normalized: bool) -> list[Float32]:
 
 
 def normalize(values_N: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(x − mean) / (std + 1e-5) over all loss tokens of a batch; mean and std (divisor N) in float64.
+    """(x − mean) / (std + 1e-5) over all loss tokens of a batch; mean and std (divisor N) in
+    float64.
 
-    The whole batch, not a minibatch: how it is split must not change what a token is worth. The divisor is N, not
-    N − 1: the values are all there are and not a sample of more, and their mean square becomes 1 whatever N is. (The
-    public AstraFlow implementation divides by N − 1, which makes values smaller by the factor √(1 − 1/N), 5e-5 for
-    10,000 tokens.) Empty stays empty; one value, or equal ones, become 0.
+    The whole batch, not a minibatch: how it is split must not change what a token is worth. The
+    divisor is N, not N − 1: the values are all there are and not a sample of more, and their mean
+    square becomes 1 whatever N is. (The public AstraFlow implementation divides by N − 1, which
+    makes values smaller by the factor √(1 − 1/N), 5e-5 for 10,000 tokens.) Empty stays empty; one
+    value, or equal ones, become 0.
     """
     if values_N.ndim != 1 or values_N.dtype != np.float32:
         raise ValueError(f"expected float32 [N], found {values_N.dtype} {list(values_N.shape)}")
     if values_N.size == 0:
         return values_N
     wide_N: NDArray[np.float64] = values_N.astype(np.float64)
-    normal_N: NDArray[np.float32] = ((wide_N - wide_N.mean()) / (wide_N.std() + EPS)).astype(np.float32)
+    normal_N: NDArray[np.float32] = ((wide_N - wide_N.mean()) / (wide_N.std() + EPS)).astype(
+        np.float32
+    )
     return normal_N
 
 
 def minibatches(num_rows: int, count: int, seed: int, step: int) -> list[NDArray[np.int64]]:
-    """Row numbers of each minibatch, shuffled by (seed, step) alone: no state, so a resumed trainer draws the same."""
+    """Row numbers of each minibatch, shuffled by (seed, step) alone: no state, so a resumed trainer
+    draws the same.
+    """
     order = np.random.default_rng([seed, step]).permutation(num_rows)
     return [part for part in np.array_split(order, count) if len(part)]

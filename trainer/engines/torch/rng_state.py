@@ -1,4 +1,6 @@
-"""Every random state of this process as plain tensors and JSON: a resumed trainer draws what it would have drawn."""
+"""Every random state of this process as plain tensors and JSON: a resumed trainer draws what it
+would have drawn.
+"""
 
 import random
 from collections.abc import Mapping
@@ -19,7 +21,9 @@ def seed_all(seed: int) -> None:
 
 
 def capture() -> tuple[dict[str, HostTensor], Json]:
-    """The states now: torch's as U8 tensors `torch` and `cuda/0`, …; Python's and NumPy's as lists of integers."""
+    """The states now: torch's as U8 tensors `torch` and `cuda/0`, …; Python's and NumPy's as lists
+    of integers.
+    """
     tensors = {"torch": to_host(torch.get_rng_state())}
     for index in range(torch.cuda.device_count()):
         tensors[f"cuda/{index}"] = to_host(torch.cuda.get_rng_state(index))
@@ -47,4 +51,6 @@ def restore(tensors: Mapping[str, HostTensor], state: Json) -> None:
     python, legacy = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
     keys = np.array(legacy["keys"], dtype=np.uint32)
-    np.random.set_state((legacy["kind"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"]))
+    np.random.set_state(
+        (legacy["kind"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"])
+    )

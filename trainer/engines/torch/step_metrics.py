@@ -15,8 +15,10 @@ from trainer.losses.diagnostics import clippable, kl_k3, second_moments
 from trainer.losses.loss import TokenLoss
 
 
-class Tally:
-    """Sums of one step. Means over tokens are over all loss tokens of the batch, whatever its splitting."""
+class StepMetrics:
+    """Sums of one step. Means over tokens are over all loss tokens of the batch, whatever its
+    splitting.
+    """
 
     def __init__(self) -> None:
         self._tokens = 0
@@ -78,7 +80,10 @@ class Tally:
         measured |= _of_rows(batch)
         if taken := self._scalars.keys() & measured.keys():
             names = ", ".join(name.removeprefix("trainer/") for name in sorted(taken))
-            raise ConfigError(f"train.loss: the loss prepares scalars by the name of other metrics: {names}; rename them")
+            raise ConfigError(
+                f"train.loss: the loss prepares scalars by the name of other metrics: {names}; "
+                "rename them"
+            )
         measured |= {name: _mean(values) for name, values in self._scalars.items()}
         return {name: value for name, value in measured.items() if math.isfinite(value)}
 

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from data_ops.algorithms.advantages import AdvantageConfig, group_advantages, rewards_equal, shape_rewards
+from data_ops.algorithms.advantages import (
+    AdvantageConfig,
+    group_advantages,
+    rewards_equal,
+    shape_rewards,
+)
 
 SHORT = np.array([3, 3, 3, 3])
 
@@ -16,7 +21,9 @@ def test_rewards_are_centred_and_divided_by_the_deviation_with_one_degree_of_fre
 
 
 def test_without_division_only_the_mean_is_taken_off() -> None:
-    values = group_advantages(np.array([1.0, 0.0, 0.0, 0.0]), SHORT, AdvantageConfig(divide_by_std=False))
+    values = group_advantages(
+        np.array([1.0, 0.0, 0.0, 0.0]), SHORT, AdvantageConfig(divide_by_std=False)
+    )
     np.testing.assert_allclose(values, [0.75, -0.25, -0.25, -0.25], rtol=1e-12)
 
 
@@ -28,9 +35,11 @@ def test_leave_one_out_compares_each_with_the_mean_of_the_others() -> None:
 
 
 def test_leave_one_out_can_be_divided_by_the_deviation_too() -> None:
-    # The deviation around the mean 3 with divisor G − 1: sqrt((0 + 9 + 9) / 2) = 3. Divisor G would be 2.449; the deviation
-    # around the means of the others, 3, 4.5 and 1.5, would be 4.5.
-    values = group_advantages(np.array([3.0, 0.0, 6.0]), np.array([1, 1, 1]), AdvantageConfig(baseline="leave_one_out"))
+    # The deviation around the mean 3 with divisor G − 1: sqrt((0 + 9 + 9) / 2) = 3. Divisor G would
+    # be 2.449; the deviation around the means of the others, 3, 4.5 and 1.5, would be 4.5.
+    values = group_advantages(
+        np.array([3.0, 0.0, 6.0]), np.array([1, 1, 1]), AdvantageConfig(baseline="leave_one_out")
+    )
     np.testing.assert_allclose(values, np.array([0.0, -4.5, 4.5]) / 3.00001, rtol=1e-12, atol=1e-12)
 
 
@@ -41,7 +50,10 @@ def test_a_group_of_one_has_nothing_to_be_better_than(baseline: str) -> None:
 
 
 def test_equal_rewards_give_zero_and_not_a_division_by_zero() -> None:
-    assert group_advantages(np.array([0.5, 0.5]), np.array([1, 9]), AdvantageConfig()).tolist() == [0.0, 0.0]
+    assert group_advantages(np.array([0.5, 0.5]), np.array([1, 9]), AdvantageConfig()).tolist() == [
+        0.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +75,9 @@ def test_equal_rewards_give_zero_and_not_a_division_by_zero() -> None:
         ([1.0, 1.0, 1.0, 0.0], False),
     ],
 )
-def test_rewards_are_equal_up_to_a_millionth_of_their_scale(rewards: list[float], equal: bool) -> None:
+def test_rewards_are_equal_up_to_a_millionth_of_their_scale(
+    rewards: list[float], equal: bool
+) -> None:
     assert rewards_equal(np.array(rewards)) is equal
 
 
@@ -73,8 +87,12 @@ def test_rewards_are_equal_up_to_a_millionth_of_their_scale(rewards: list[float]
 def test_rewards_that_differ_by_rounding_have_no_advantage_at_all(
     rewards: list[float], divide_by_std: bool, baseline: str
 ) -> None:
-    config = AdvantageConfig.model_validate({"baseline": baseline, "divide_by_std": divide_by_std, "reward_clip": 1e6})
-    assert group_advantages(np.array(rewards), np.full(len(rewards), 3), config).tolist() == [0.0] * len(rewards)
+    config = AdvantageConfig.model_validate(
+        {"baseline": baseline, "divide_by_std": divide_by_std, "reward_clip": 1e6}
+    )
+    assert group_advantages(np.array(rewards), np.full(len(rewards), 3), config).tolist() == [
+        0.0
+    ] * len(rewards)
 
 
 def test_equal_rewards_of_unequal_length_differ_by_the_overlong_penalty() -> None:
@@ -91,14 +109,16 @@ def test_nearly_equal_rewards_do_not_explode() -> None:
 
 
 def test_the_overlong_penalty_grows_linearly_inside_its_window() -> None:
-    # window of 4 before 10 tokens, factor 0.5: 6 tokens: 0; 8: −(8−6)/4·0.5 = −0.25; 10: −0.5; 3: none
+    # window of 4 before 10 tokens, factor 0.5: 6 tokens: 0; 8: −(8−6)/4·0.5 = −0.25; 10: −0.5; 3:
+    # none
     config = AdvantageConfig(overlong_tokens=4, overlong_max_tokens=10, overlong_factor=0.5)
     shaped = shape_rewards(np.array([1.0, 1.0, 1.0, 1.0]), np.array([6, 8, 10, 3]), config)
     np.testing.assert_allclose(shaped, [1.0, 0.75, 0.5, 1.0], rtol=1e-12)
 
 
 def test_bias_comes_before_scale_and_the_clip_comes_last() -> None:
-    # (3 − 1) · 4 = 8; (0 − 1) · 4 = −4; (9 − 1) · 4 = 32, clipped to 20; (−9 − 1) · 4 = −40, clipped to −20
+    # (3 − 1) · 4 = 8; (0 − 1) · 4 = −4; (9 − 1) · 4 = 32, clipped to 20; (−9 − 1) · 4 = −40,
+    # clipped to −20
     config = AdvantageConfig(reward_bias=-1.0, reward_scale=4.0)
     shaped = shape_rewards(np.array([3.0, 0.0, 9.0, -9.0]), SHORT, config)
     assert shaped.tolist() == [8.0, -4.0, 20.0, -20.0]
@@ -106,7 +126,9 @@ def test_bias_comes_before_scale_and_the_clip_comes_last() -> None:
 
 def test_the_penalty_is_scaled_with_the_reward() -> None:
     # 10 tokens of 10, window 4: 1 − 1 = 0, then (0 + 0.5) · 2 = 1
-    config = AdvantageConfig(overlong_tokens=4, overlong_max_tokens=10, reward_bias=0.5, reward_scale=2.0)
+    config = AdvantageConfig(
+        overlong_tokens=4, overlong_max_tokens=10, reward_bias=0.5, reward_scale=2.0
+    )
     assert shape_rewards(np.array([1.0]), np.array([10]), config).tolist() == [1.0]
 
 

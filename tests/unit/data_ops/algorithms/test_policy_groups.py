@@ -13,7 +13,9 @@ BOTH = ("solver", "verifier")
 
 
 def shared_sequence() -> Sequence:
-    """A prompt token, two tokens of the verifier at version 7 and three of the solver at versions 4, 3 and 5."""
+    """A prompt token, two tokens of the verifier at version 7 and three of the solver at versions
+    4, 3 and 5.
+    """
     return Sequence(
         tokens=np.array([10, 20, 21, 30, 31, 32], dtype=np.int32),
         loss_mask=np.array([False, True, True, True, False, True]),
@@ -41,7 +43,9 @@ def test_a_shared_sequence_goes_to_each_owner_with_the_others_masked_out() -> No
     assert verifier.versions.tolist() == [NOBODY, 7, 7, NOBODY, NOBODY, NOBODY]
 
 
-def test_the_oldest_version_counts_over_all_own_tokens_also_masked_ones_and_over_no_others() -> None:
+def test_the_oldest_version_counts_over_all_own_tokens_also_masked_ones_and_over_no_others() -> (
+    None
+):
     routed = route(shard(group(episode(shared_sequence()))), BOTH)
     assert routed["solver"][0].rows[0].min_version == 3
     assert routed["verifier"][0].rows[0].min_version == 7
@@ -50,7 +54,9 @@ def test_the_oldest_version_counts_over_all_own_tokens_also_masked_ones_and_over
 def test_a_group_mixes_first_attempts_and_retries_of_all_samples() -> None:
     first, verdict = sequence(reward=0.0), sequence(policy="verifier", reward=1.0)
     retry = sequence(reward=1.0, starts_episode=False, name="retry")
-    routed = route(shard(group(episode(first, verdict, retry), episode(sequence(reward=0.25))), order=6), BOTH)
+    routed = route(
+        shard(group(episode(first, verdict, retry), episode(sequence(reward=0.25))), order=6), BOTH
+    )
     (solver,), (verifier,) = routed["solver"], routed["verifier"]
     assert [row.key for row in solver.rows] == [(6, 0, 0, 0), (6, 0, 0, 2), (6, 0, 1, 0)]
     assert solver.rewards.tolist() == [0.0, 1.0, 0.25]
@@ -72,7 +78,9 @@ def test_a_policy_without_tokens_has_no_group() -> None:
 
 def test_sequences_of_failed_episodes_are_refused_and_counted() -> None:
     failed = episode(sequence(), error="TimeoutError: timeout after 60 s")
-    (solver,) = route(shard(group(failed, episode(), episode(error="ValueError: no"))), ["solver"])["solver"]
+    (solver,) = route(shard(group(failed, episode(), episode(error="ValueError: no"))), ["solver"])[
+        "solver"
+    ]
     assert [row.key for row in solver.rows] == [(0, 0, 1, 0)]
     assert solver.refused == (((0, 0, 0, 0), "filtered", "failed_episode"),)
     assert solver.num_failed == 2
@@ -89,7 +97,9 @@ def test_a_group_of_failed_episodes_alone_is_still_accounted_for() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_not_finite_never_reach_a_trainer(value: float) -> None:
     bad_reward, bad_logprob = sequence(reward=value), sequence(logprob=value)
-    (solver,) = route(shard(group(episode(bad_reward), episode(bad_logprob), episode())), ["solver"])["solver"]
+    (solver,) = route(
+        shard(group(episode(bad_reward), episode(bad_logprob), episode())), ["solver"]
+    )["solver"]
     assert [entry.reason for entry in solver.refused] == ["not_finite", "not_finite"]
     assert len(solver.rows) == 1
 
@@ -107,7 +117,9 @@ def test_numbers_that_are_not_finite_never_reach_a_trainer(value: float) -> None
     ],
     ids=["a log-probability above 0", "greedy", "a first token"],
 )
-def test_a_sequence_that_no_trainer_could_use_is_left_out_and_the_others_go_on(change: dict[str, Any]) -> None:
+def test_a_sequence_that_no_trainer_could_use_is_left_out_and_the_others_go_on(
+    change: dict[str, Any],
+) -> None:
     bad = replace(sequence(), **change)
     (solver,) = route(shard(group(episode(bad), episode())), ["solver"])["solver"]
     assert [tuple(entry) for entry in solver.refused] == [((0, 0, 0, 0), "filtered", "untrainable")]
@@ -128,5 +140,7 @@ def test_a_log_probability_that_is_masked_out_may_be_anything() -> None:
 
 
 def test_lengths_count_the_tokens_that_are_trained_on() -> None:
-    (solver,) = route(shard(group(episode(shared_sequence()), episode(sequence()))), ["solver"])["solver"]
+    (solver,) = route(shard(group(episode(shared_sequence()), episode(sequence()))), ["solver"])[
+        "solver"
+    ]
     assert solver.lengths.tolist() == [2, 3]

@@ -12,7 +12,7 @@ from data_ops.algorithms.policy_groups import route
 from data_ops.algorithms.samplers import Draft, Edf, Fifo
 from data_ops.config import DataConfig
 from storage.errors import ConfigError
-from storage.records.batches import Row, SequenceKey
+from storage.records.batches import BatchRow, SequenceKey
 from storage.records.rollouts import Prompt
 from tests.builders import episode, group, row, sequence, shard
 
@@ -24,11 +24,21 @@ def keeps(*rewards: float) -> bool:
 
 
 def draft(*versions: int) -> Draft:
-    rows = tuple(row(SequenceKey(0, 0, place, 0), version=version) for place, version in enumerate(versions))
-    return Draft("solver", 9, 2, rows, (), lambda count: (), np.random.default_rng(0))
+    rows = tuple(
+        row(SequenceKey(0, 0, place, 0), version=version) for place, version in enumerate(versions)
+    )
+    return Draft(
+        policy="solver",
+        step=9,
+        size=2,
+        rows=rows,
+        replays=(),
+        trained=lambda count: (),
+        draw=np.random.default_rng(0),
+    )
 
 
-def places(rows: tuple[Row, ...]) -> list[int]:
+def places(rows: tuple[BatchRow, ...]) -> list[int]:
     return [kept.key.episode for kept in rows]
 
 
@@ -71,12 +81,22 @@ def test_the_tables_have_each_algorithm_by_its_name() -> None:
 
 def test_a_recipe_writes_a_name_or_an_import_path_alone_or_in_a_section() -> None:
     written = {
-        "curate": ["accept_all", {"name": "accept_all"}, "a.b:C", {"name": "a.b:C", "args": {"x": 1}}],
+        "curate": [
+            "accept_all",
+            {"name": "accept_all"},
+            "a.b:C",
+            {"name": "a.b:C", "args": {"x": 1}},
+        ],
         "filter": [{"name": "zero_advantage"}, "a.b:D"],
         "sample": ["fifo", "edf", "a.b:E"],
     }
     config = DataConfig.model_validate({"prompts": {"builtin": "chained_addition"}, **written})
-    assert config.curate == [AcceptAll(), AcceptAll(), CustomCurator(name="a.b:C"), CustomCurator(name="a.b:C", args={"x": 1})]
+    assert config.curate == [
+        AcceptAll(),
+        AcceptAll(),
+        CustomCurator(name="a.b:C"),
+        CustomCurator(name="a.b:C", args={"x": 1}),
+    ]
     assert config.filter == [ZeroAdvantage(), CustomFilter(name="a.b:D")]
     assert config.sample == [Fifo(), Edf(), CustomSampler(name="a.b:E")]
     assert DataConfig.model_validate(config.model_dump(mode="json")) == config
@@ -86,16 +106,22 @@ def test_arguments_of_a_built_in_algorithm_that_takes_none_are_refused() -> None
     for name in ("accept_all", "zero_advantage", "edf"):
         place = {"accept_all": "curate", "zero_advantage": "filter", "edf": "sample"}[name]
         with pytest.raises(ValidationError, match="args"):
-            DataConfig.model_validate({"prompts": {"builtin": "chained_addition"}, place: [{"name": name, "args": {}}]})
+            DataConfig.model_validate(
+                {"prompts": {"builtin": "chained_addition"}, place: [{"name": name, "args": {}}]}
+            )
 
 
 def test_a_class_without_the_verbs_is_refused_before_the_run() -> None:
-    with pytest.raises(ConfigError, match=rf"data\.sample\.0: {__name__}:EveryOther has no arrange; a sampler is"):
+    with pytest.raises(
+        ConfigError, match=rf"data\.sample\.0: {__name__}:EveryOther has no arrange; a sampler is"
+    ):
         samplers([CustomSampler(name=f"{__name__}:EveryOther", args={"remainder": 1})])
 
 
 def test_a_curator_that_does_not_say_whether_it_needs_shards_is_refused() -> None:
-    with pytest.raises(ConfigError, match=rf"data\.curate\.1: {__name__}:Silent has no needs_shards"):
+    with pytest.raises(
+        ConfigError, match=rf"data\.curate\.1: {__name__}:Silent has no needs_shards"
+    ):
         curators([AcceptAll(), CustomCurator(name=f"{__name__}:Silent")])
 
 
@@ -117,7 +143,10 @@ class Picky:
 
 
 def test_a_refused_value_names_the_place_and_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"data\.filter\.0: .* does not take args \{'share': 2\} \(share must be at most 1\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data\.filter\.0: .* does not take args \{'share': 2\} \(share must be at most 1\)",
+    ):
         filters([CustomFilter(name=f"{__name__}:Picky", args={"share": 2})])
 
 
@@ -145,7 +174,10 @@ def test_each_built_in_sampler_has_its_name() -> None:
 
 def test_a_filter_goes_by_the_name_in_the_config() -> None:
     longest = CustomFilter(name=f"{__name__}:Longest")
-    assert [name for name, _ in filters([ZeroAdvantage(), longest])] == ["zero_advantage", f"{__name__}:Longest"]
+    assert [name for name, _ in filters([ZeroAdvantage(), longest])] == [
+        "zero_advantage",
+        f"{__name__}:Longest",
+    ]
 
 
 class Longest:
@@ -155,7 +187,9 @@ class Longest:
 
 def test_the_settings_of_a_custom_algorithm_are_read_without_importing_it() -> None:
     assert issubclass(CustomFilter, CustomAlgorithm)
-    with pytest.raises(ConfigError, match=r"data\.filter\.0: nowhere\.at_all:Name cannot be imported"):
+    with pytest.raises(
+        ConfigError, match=r"data\.filter\.0: nowhere\.at_all:Name cannot be imported"
+    ):
         filters([CustomFilter(name="nowhere.at_all:Name")])
 
 
@@ -175,7 +209,9 @@ class EveryOther:
 
 
 class Replay:
-    """`latest` of the literature, to prove that the interface is wide enough: a share of the batch comes back."""
+    """`latest` of the literature, to prove that the interface is wide enough: a share of the batch
+    comes back.
+    """
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
@@ -187,7 +223,12 @@ class Replay:
 def test_an_import_path_plugs_in_a_class_of_ones_own() -> None:
     (curator,) = curators([CustomCurator(name=f"{__name__}:EveryOther", args={"remainder": 1})])
     draw = np.random.default_rng(0)
-    assert [curator.accept(Prompt(str(index), {}), draw) for index in range(4)] == [False, True, False, True]
+    assert [curator.accept(Prompt(str(index), {}), draw) for index in range(4)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_replay_algorithm_needs_no_other_interface() -> None:

@@ -32,7 +32,8 @@ def test_each_new_version_makes_room_for_one_batch() -> None:
 
 
 def test_what_workers_lag_behind_is_no_room() -> None:
-    # (0 + 1 + 3 − 2 − 0) · 8 = 16 sequences: rows for batches 3 and 4 would be too old when their turn comes
+    # (0 + 1 + 3 − 2 − 0) · 8 = 16 sequences: rows for batches 3 and 4 would be too old when their
+    # turn comes
     assert room(replace(NEED, lag=2), max_staleness=3) == 16
     # there is always room for the next batch: rows that are too old expire and are ordered again
     assert room(replace(NEED, lag=5), max_staleness=3) == 8
@@ -43,7 +44,9 @@ def test_the_lag_is_an_average_of_versions_rounded_up() -> None:
     measured = Lag()
     assert measured.value == 0
     measured.observe(admitted=5, played=5)
-    measured.observe(admitted=5, played=7)  # newer weights are no credit: the next order may be less lucky
+    measured.observe(
+        admitted=5, played=7
+    )  # newer weights are no credit: the next order may be less lucky
     assert measured.value == 0
     measured.observe(admitted=5, played=4)
     assert measured.value == 1

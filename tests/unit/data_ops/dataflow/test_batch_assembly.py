@@ -1,4 +1,6 @@
-"""One policy's line from shards to batches: what replays may be taken from, what is remembered of shards and of fates."""
+"""One policy's line from shards to batches: what replays may be taken from, what is remembered of
+shards and of fates.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +12,9 @@ import pytest
 from data_ops.algorithms.samplers import Draft
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import batch_assembly as assembly_module
-from data_ops.dataflow.batch_assembly import Assembly
-from data_ops.dataflow.shard_ingest import PolicyIntake, Prepared
-from storage.records.batches import Row, SequenceKey
+from data_ops.dataflow.batch_assembly import BatchAssembly
+from data_ops.dataflow.shard_ingest import IngestedShard, PolicyIntake
+from storage.records.batches import BatchRow, SequenceKey
 from storage.run import batches
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
@@ -24,7 +26,9 @@ POLICY = "solver"
 
 
 class LastTrained:
-    """A sampler that replays the two newest trained rows, and writes down every row that it was given for `asked`."""
+    """A sampler that replays the two newest trained rows, and writes down every row that it was
+    given for `asked`.
+    """
 
     asked = 4
     found: list[list[SequenceKey]] = []
@@ -39,14 +43,30 @@ def key(order: int, sample: int = 0) -> SequenceKey:
     return SequenceKey(order, 0, sample, 0)
 
 
-def assembly_of(run: ObjectStore, *, steps: int = 9, size: int = 4, **config: object) -> Assembly:
-    settings = DataConfig.model_validate({"prompts": {"builtin": "chained_addition"}, "batches_ahead": 0, **config})
-    return Assembly(run, POLICY, PolicyData(batch_size=size, steps=steps), settings, 0, lambda order: None, clock=lambda: 100.0)
+def assembly_of(
+    run: ObjectStore, *, steps: int = 9, size: int = 4, **config: object
+) -> BatchAssembly:
+    settings = DataConfig.model_validate(
+        {"prompts": {"builtin": "chained_addition"}, "batches_ahead": 0, **config}
+    )
+    return BatchAssembly(
+        run,
+        POLICY,
+        PolicyData(batch_size=size, steps=steps),
+        settings,
+        0,
+        lambda order: None,
+        clock=lambda: 100.0,
+    )
 
 
-def take_in(assembly: Assembly, order: int, *rows: Row, finished_s: float = 90.0, **intake: object) -> None:
+def take_in(
+    assembly: BatchAssembly, order: int, *rows: BatchRow, finished_s: float = 90.0, **intake: object
+) -> None:
     answer = replace(shard(order=order), finished_s=finished_s)
-    assembly.take_in(Prepared(order, {POLICY: PolicyIntake(rows=rows, num_groups=1, **intake)}, answer))  # type: ignore[arg-type]
+    assembly.take_in(
+        IngestedShard(order, {POLICY: PolicyIntake(rows=rows, num_groups=1, **intake)}, answer)
+    )  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -66,7 +86,9 @@ def trained(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Objec
     return memory_store
 
 
-def next_batch(run: ObjectStore, asked: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[SequenceKey, bool]]:
+def next_batch(
+    run: ObjectStore, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[SequenceKey, bool]]:
     """(key, replay) of each row of batch 4, whose sampler asks for so many trained rows."""
     monkeypatch.setattr(LastTrained, "asked", asked)
     made = assembly_of(run, sample=[f"{__name__}:LastTrained"], max_staleness=8)
@@ -84,7 +106,9 @@ def test_replays_come_from_the_newest_batch_first_and_are_never_replays_themselv
     assert LastTrained.found == [[key(4), key(5), key(3), key(1), key(2)]]
 
 
-def test_no_more_trained_rows_are_given_than_were_asked_for(trained: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_trained_rows_are_given_than_were_asked_for(
+    trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     next_batch(trained, 3, monkeypatch)
     assert LastTrained.found == [[key(4), key(5), key(3)]]
 
@@ -98,13 +122,17 @@ def test_batches_further_back_than_the_limit_are_not_read_for_replays(
     assert LastTrained.found == [[key(4), key(5), key(3)]]
 
 
-def test_only_as_many_batches_are_read_for_replays_as_are_needed(trained: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_as_many_batches_are_read_for_replays_as_are_needed(
+    trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained.put("batches/solver/00000002.arrow", b"torn")
     next_batch(trained, 2, monkeypatch)
     assert LastTrained.found == [[key(4), key(5)]]
 
 
-def test_the_first_batch_has_nothing_to_replay(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_batch_has_nothing_to_replay(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LastTrained, "found", [])
     made = assembly_of(memory_store, sample=[f"{__name__}:LastTrained"], size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
@@ -114,7 +142,9 @@ def test_the_first_batch_has_nothing_to_replay(memory_store: ObjectStore, monkey
     assert LastTrained.found == [[]]
 
 
-def test_fates_are_counted_as_batches_are_made(trained: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fates_are_counted_as_batches_are_made(
+    trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = assembly_of(trained, sample=[f"{__name__}:LastTrained"], max_staleness=1)
     made.look_for_version()
     take_in(made, 6, row(key(6), version=3), row(key(6, 1), version=3), row(key(6, 2), version=1))
@@ -132,20 +162,30 @@ def test_a_batch_says_how_long_its_shards_waited_for_it(memory_store: ObjectStor
     take_in(made, 1, row(key(1)), finished_s=60.0)
     made.make_batches()
     metrics = batches.read(memory_store, POLICY, 1).metrics
-    assert [metrics[f"dataflow/shard_to_batch_s/{stat}"] for stat in ("min", "p50", "max")] == [7.0, 23.5, 40.0]
+    assert [metrics[f"dataflow/shard_to_batch_s/{stat}"] for stat in ("min", "p50", "max")] == [
+        7.0,
+        23.5,
+        40.0,
+    ]
     assert batches.read(memory_store, POLICY, 1).created_s == 100.0
 
 
-def test_a_shard_that_holds_nothing_for_the_policy_closes_its_order(memory_store: ObjectStore) -> None:
+def test_a_shard_that_holds_nothing_for_the_policy_closes_its_order(
+    memory_store: ObjectStore,
+) -> None:
     made = assembly_of(memory_store)
-    made.take_in(Prepared(0, {}, shard()))
+    made.take_in(IngestedShard(0, {}, shard()))
     assert made.books.is_closed(0)
-    made.take_in(Prepared(1, {POLICY: PolicyIntake(rows=(row(key(1)),))}, None, "cannot be read"))
+    made.take_in(
+        IngestedShard(1, {POLICY: PolicyIntake(rows=(row(key(1)),))}, None, "cannot be read")
+    )
     assert made.books.is_closed(1)
     assert made.books.num_waiting == 0
 
 
-def test_a_batch_tells_of_the_shards_since_the_batch_before_alone(memory_store: ObjectStore) -> None:
+def test_a_batch_tells_of_the_shards_since_the_batch_before_alone(
+    memory_store: ObjectStore,
+) -> None:
     made = assembly_of(memory_store, size=1)
     for version in range(2):
         publisher.publish(memory_store, POLICY, version, tensors(version))
@@ -153,11 +193,15 @@ def test_a_batch_tells_of_the_shards_since_the_batch_before_alone(memory_store: 
     for order, reward in enumerate((1.0, 0.25)):
         take_in(made, order, row(key(order), version=1), rewards=np.array([reward]))
         assert made.make_batches() == 1
-    means = [batches.read(memory_store, POLICY, step).metrics["dataflow/reward/mean"] for step in (1, 2)]
+    means = [
+        batches.read(memory_store, POLICY, step).metrics["dataflow/reward/mean"] for step in (1, 2)
+    ]
     assert means == [1.0, 0.25]
 
 
-def test_work_of_the_store_and_of_the_algorithms_is_measured_apart(memory_store: ObjectStore) -> None:
+def test_work_of_the_store_and_of_the_algorithms_is_measured_apart(
+    memory_store: ObjectStore,
+) -> None:
     measured: list[str] = []
 
     @contextmanager
@@ -166,7 +210,15 @@ def test_work_of_the_store_and_of_the_algorithms_is_measured_apart(memory_store:
         yield
 
     settings = DataConfig.model_validate({"prompts": {"builtin": "chained_addition"}})
-    made = Assembly(memory_store, POLICY, PolicyData(batch_size=1, steps=1), settings, 0, lambda order: None, span=span)
+    made = BatchAssembly(
+        memory_store,
+        POLICY,
+        PolicyData(batch_size=1, steps=1),
+        settings,
+        0,
+        lambda order: None,
+        span=span,
+    )
     publisher.publish(memory_store, POLICY, 0, tensors(0))
     made.look_for_version()
     take_in(made, 0, row(key(0)))

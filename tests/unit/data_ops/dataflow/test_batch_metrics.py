@@ -8,7 +8,9 @@ from tests.builders import batch, entry, episode, group, row, shard
 
 
 def intake(*rewards: float, num_groups: int = 2, num_groups_kept: int = 1) -> PolicyIntake:
-    return PolicyIntake(rewards=np.array(rewards), num_groups=num_groups, num_groups_kept=num_groups_kept)
+    return PolicyIntake(
+        rewards=np.array(rewards), num_groups=num_groups, num_groups_kept=num_groups_kept
+    )
 
 
 def test_the_reward_is_the_mean_over_every_sequence_before_filtering() -> None:
@@ -22,7 +24,9 @@ def test_the_reward_is_the_mean_over_every_sequence_before_filtering() -> None:
 def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
     sums = Intake()
     right, wrong = episode(first_attempt=0.0, final=1.0), episode(first_attempt=0.0, final=0.0)
-    sums.add(intake(1.0), shard(group(right, right, wrong, episode(error="ValueError: no", final=1.0))))
+    sums.add(
+        intake(1.0), shard(group(right, right, wrong, episode(error="ValueError: no", final=1.0)))
+    )
     metrics = sums.metrics()
     assert metrics["dataflow/accuracy/first_attempt"] == 0.0
     assert metrics["dataflow/accuracy/final"] == pytest.approx(2 / 3)
@@ -45,7 +49,9 @@ def test_a_batch_without_new_shards_repeats_the_last_values() -> None:
 
 
 def test_a_restart_knows_the_last_values_from_the_newest_batch() -> None:
-    sums = Intake({"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75, "dataflow/waiting": 3.0})
+    sums = Intake(
+        {"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75, "dataflow/waiting": 3.0}
+    )
     assert sums.metrics() == {"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75}
 
 

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from data_ops.algorithms.samplers import Draft, Edf, Fifo
-from data_ops.dataflow.ledger import Books
+from data_ops.dataflow.ledger import Ledger
 from storage.errors import ConfigError
-from storage.records.batches import Batch, Entry, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
 from tests.builders import row
 
 
@@ -13,23 +13,23 @@ def key(order: int, place: int = 0) -> SequenceKey:
     return SequenceKey(order, 0, place, 0)
 
 
-def rows(order: int, *versions: int) -> tuple[Row, ...]:
+def rows(order: int, *versions: int) -> tuple[BatchRow, ...]:
     return tuple(row(key(order, place), version=version) for place, version in enumerate(versions))
 
 
-def books(max_staleness: int = 8) -> Books:
-    return Books("solver", batch_size=2, max_staleness=max_staleness)
+def books(max_staleness: int = 8) -> Ledger:
+    return Ledger("solver", batch_size=2, max_staleness=max_staleness)
 
 
-def no_rows(count: int) -> tuple[Row, ...]:
+def no_rows(count: int) -> tuple[BatchRow, ...]:
     return ()
 
 
-def assemble(ledger: Books) -> Batch | None:
+def assemble(ledger: Ledger) -> Batch | None:
     return ledger.assemble([Edf()], 0, no_rows)
 
 
-def made(ledger: Books) -> Batch:
+def made(ledger: Ledger) -> Batch:
     """Assemble the next batch and say that it was committed."""
     batch = assemble(ledger)
     assert batch is not None
@@ -73,7 +73,14 @@ def test_closed_orders_are_a_bound_and_the_few_above_it() -> None:
         ledger.take_in(order, rows(order, 0))
     batch = made(ledger)
     assert (batch.closed_below, batch.closed, batch.shards) == (1, (3, 5), (3, 0, 5))
-    assert [ledger.is_closed(order) for order in range(6)] == [True, False, False, True, False, True]
+    assert [ledger.is_closed(order) for order in range(6)] == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        True,
+    ]
     ledger.take_in(1)
     ledger.take_in(2)
     assert ledger.closed_below == 4
@@ -112,11 +119,11 @@ def test_books_are_restored_from_the_newest_batch_and_read_only_the_shards_that_
     newest = made(ledger)
     asked: list[int] = []
 
-    def rows_of(order: int) -> dict[SequenceKey, Row]:
+    def rows_of(order: int) -> dict[SequenceKey, BatchRow]:
         asked.append(order)
         return {found.key: found for found in rows(order, 0, 0)}
 
-    restored = Books.restore("solver", 2, 8, newest, rows_of)
+    restored = Ledger.restore("solver", 2, 8, newest, rows_of)
     assert asked == [2, 4]
     assert [waiting.key for waiting in restored.waiting] == [key(4), key(2)]
     assert (restored.last_step, restored.closed_below) == (1, 1)
@@ -127,7 +134,7 @@ def test_books_are_restored_from_the_newest_batch_and_read_only_the_shards_that_
 def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_that_reason() -> None:
     ledger = books()
     ledger.take_in(0, rows(0, 0, 0, 0))
-    restored = Books.restore("solver", 2, 8, made(ledger), lambda order: {})
+    restored = Ledger.restore("solver", 2, 8, made(ledger), lambda order: {})
     assert restored.num_waiting == 0
     assert restored.ledger == (Entry(key(0, 2), "filtered", "unreadable_shard"),)
 
@@ -135,7 +142,9 @@ def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_that_reason() 
 def test_samplers_compose_with_the_last_deciding_ties_last() -> None:
     class ByPlace:
         def arrange(self, draft: Draft) -> Draft:
-            return replace(draft, rows=tuple(sorted(draft.rows, key=lambda waiting: -waiting.key.episode)))
+            return replace(
+                draft, rows=tuple(sorted(draft.rows, key=lambda waiting: -waiting.key.episode))
+            )
 
     ledger = books()
     ledger.take_in(0, rows(0, 1, 0, 0, 1))
@@ -187,4 +196,7 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
 def test_the_random_numbers_of_a_draft_depend_on_policy_and_step_alone() -> None:
     assert books().draft(7, no_rows).draw.random() == books().draft(7, no_rows).draw.random()
     assert books().draft(7, no_rows).draw.random() != books().draft(8, no_rows).draw.random()
-    assert books().draft(7, no_rows).draw.random() != Books("verifier", 2, 8).draft(7, no_rows).draw.random()
+    assert (
+        books().draft(7, no_rows).draw.random()
+        != Ledger("verifier", 2, 8).draft(7, no_rows).draw.random()
+    )

@@ -3,7 +3,7 @@ import pytest
 
 from data_ops.algorithms.curators import AcceptAll
 from data_ops.algorithms.protocols import Curate
-from data_ops.dataflow.order_writer import REFUSALS_MAX, Ordering
+from data_ops.dataflow.order_writer import REFUSALS_MAX, OrderWriter
 from data_ops.prompts.stream import PromptStream
 from storage import layout
 from storage.records.rollouts import Order, Prompt, Shard
@@ -12,12 +12,12 @@ from storage.store.object_store import ObjectStore
 from tests.builders import shard
 
 
-def ordering(run: ObjectStore, *curators: Curate) -> Ordering:
+def ordering(run: ObjectStore, *curators: Curate) -> OrderWriter:
     stream = PromptStream(lambda index: Prompt(f"p/{index}", {"question": str(index)}), None, 0)
-    return Ordering(run, stream, curators or (AcceptAll(),), prompts_per_order=2, seed=3)
+    return OrderWriter(run, stream, curators or (AcceptAll(),), prompts_per_order=2, seed=3)
 
 
-def write(run: ObjectStore, made: Ordering) -> Order:
+def write(run: ObjectStore, made: OrderWriter) -> Order:
     order = made.draft(samples_per_prompt=4, now_s=12.5)
     orders.commit(run, order)
     made.advance(order)
@@ -29,7 +29,9 @@ def ids(order: Order) -> list[str]:
 
 
 class Odd:
-    """Accepts odd prompts, and from the moment it has seen an order only those above ten times its number."""
+    """Accepts odd prompts, and from the moment it has seen an order only those above ten times its
+    number.
+    """
 
     needs_shards = True
 
@@ -48,8 +50,16 @@ class Odd:
 def test_orders_follow_the_stream_and_carry_cursor_and_size(memory_store: ObjectStore) -> None:
     made = ordering(memory_store)
     first, second = write(memory_store, made), write(memory_store, made)
-    assert (first.number, ids(first), first.cursor) == (0, ["p/0", "p/1"], {"epoch": 0, "position": 2})
-    assert (second.number, ids(second), second.cursor) == (1, ["p/2", "p/3"], {"epoch": 0, "position": 4})
+    assert (first.number, ids(first), first.cursor) == (
+        0,
+        ["p/0", "p/1"],
+        {"epoch": 0, "position": 2},
+    )
+    assert (second.number, ids(second), second.cursor) == (
+        1,
+        ["p/2", "p/3"],
+        {"epoch": 0, "position": 4},
+    )
     assert (first.samples_per_prompt, first.created_s) == (4, 12.5)
     assert first.seed != second.seed
 
@@ -71,7 +81,9 @@ def test_seen_orders_are_listed_once_in_the_next_order(memory_store: ObjectStore
     assert write(memory_store, made).seen == ()
 
 
-def test_a_shard_that_is_seen_after_the_draft_waits_for_the_order_after(memory_store: ObjectStore) -> None:
+def test_a_shard_that_is_seen_after_the_draft_waits_for_the_order_after(
+    memory_store: ObjectStore,
+) -> None:
     made = ordering(memory_store)
     made.see(0, shard())
     order = made.draft(4, 0.0)
@@ -81,7 +93,9 @@ def test_a_shard_that_is_seen_after_the_draft_waits_for_the_order_after(memory_s
     assert write(memory_store, made).seen == (1,)
 
 
-def test_curators_decide_and_the_cursor_stands_behind_what_they_refused(memory_store: ObjectStore) -> None:
+def test_curators_decide_and_the_cursor_stands_behind_what_they_refused(
+    memory_store: ObjectStore,
+) -> None:
     order = write(memory_store, ordering(memory_store, Odd()))
     assert ids(order) == ["p/1", "p/3"]
     assert order.cursor == {"epoch": 0, "position": 4}
@@ -168,13 +182,17 @@ class Drawn:
         return True
 
 
-def test_every_order_and_every_curator_draws_numbers_of_its_own_from_the_runs_seed(memory_store: ObjectStore) -> None:
+def test_every_order_and_every_curator_draws_numbers_of_its_own_from_the_runs_seed(
+    memory_store: ObjectStore,
+) -> None:
     first, second = Drawn(), Drawn()
     made = ordering(memory_store, first, second)
     for _ in range(2):
         write(memory_store, made)
     for place, curator in enumerate((first, second)):
-        expected = [np.random.default_rng([3, order, place]).random(2).tolist() for order in range(2)]
+        expected = [
+            np.random.default_rng([3, order, place]).random(2).tolist() for order in range(2)
+        ]
         assert curator.numbers == [number for of_order in expected for number in of_order]
     assert len({*first.numbers, *second.numbers}) == 8
 

@@ -8,13 +8,13 @@ import pytest
 
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import service as service_module
-from data_ops.dataflow.batch_assembly import BARREN_GROUPS, Assembly, complaint
+from data_ops.dataflow.batch_assembly import BARREN_GROUPS, BatchAssembly, complaint
 from data_ops.dataflow.ledger import UNREADABLE_SHARD
 from data_ops.dataflow.service import Dataflow, serve
-from data_ops.dataflow.shard_ingest import PolicyIntake, Prepared, prepare
+from data_ops.dataflow.shard_ingest import IngestedShard, PolicyIntake, prepare
 from data_ops.prompts import BuiltinPrompts
 from storage import layout
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import SequenceKey
 from storage.records.control import Stop
@@ -68,19 +68,25 @@ def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: Object
     assert made.orders() != []
 
 
-def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(memory_store: ObjectStore) -> None:
-    # The solver has room for (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring 16 an order.
+def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(
+    memory_store: ObjectStore,
+) -> None:
+    # The solver has room for (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring
+    # 16 an order.
     made = world(memory_store, max_staleness=3, filter=[])
     dataflow = made.dataflow()
     rounds(dataflow)
     assert [order.number for order in made.orders()] == [0, 1]
-    # One brings 2 a group, so (3 · 8 + 2) / 4 = 6.5 are expected: (24 − 4) / 6.5 − 2 groups on the way = 1.1 groups.
+    # One brings 2 a group, so (3 · 8 + 2) / 4 = 6.5 are expected: (24 − 4) / 6.5 − 2 groups on the
+    # way = 1.1 groups.
     made.play([0])
     rounds(dataflow)
     assert [order.number for order in made.orders()] == [0, 1, 2]
 
 
-def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(memory_store: ObjectStore) -> None:
+def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store, max_staleness=8, batches_ahead=1)
     dataflow = made.dataflow()
     for _ in range(8):
@@ -92,7 +98,9 @@ def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(memory_store
     assert batches.next_step(made.run, "solver") == 4
 
 
-def test_synchronous_training_uses_only_the_newest_weights_and_never_stalls(memory_store: ObjectStore) -> None:
+def test_synchronous_training_uses_only_the_newest_weights_and_never_stalls(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store, max_staleness=0, batches_ahead=0)
     made.finish(made.dataflow())
     made.check()
@@ -112,10 +120,14 @@ def test_a_worker_that_lags_behind_costs_only_what_expires(memory_store: ObjectS
         for policy in POLICIES:
             made.train(policy)
     made.check()
-    assert any(entry.fate == "expired" for batch in made.batches("solver") for entry in batch.ledger)
+    assert any(
+        entry.fate == "expired" for batch in made.batches("solver") for entry in batch.ledger
+    )
 
 
-def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(memory_store: ObjectStore) -> None:
+def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store, max_staleness=0, batches_ahead=0)
     dataflow = made.dataflow()
     while not (made.batches("solver") and made.batches("verifier")):
@@ -125,7 +137,9 @@ def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(memor
     assert dataflow.progress()["waiting/solver"] == dataflow.progress()["waiting/verifier"] == 0
 
 
-def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(memory_store: ObjectStore) -> None:
+def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store)
     dataflow = made.dataflow()
     dataflow.round()
@@ -151,10 +165,14 @@ def test_a_shard_that_is_no_file_is_quarantined_and_the_run_goes_on(
     made.finish(dataflow)
     made.check()
     assert list(quarantined(made.run)) == ["shards/00000000.arrow"]
-    assert quarantined(made.run)["shards/00000000.arrow"].startswith(f"shards/00000000.arrow: {path} is ")
+    assert quarantined(made.run)["shards/00000000.arrow"].startswith(
+        f"shards/00000000.arrow: {path} is "
+    )
 
 
-def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes_on(memory_store: ObjectStore) -> None:
+def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes_on(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store)
     dataflow = made.dataflow()
     dataflow.round()
@@ -167,7 +185,9 @@ def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes
     }
 
 
-def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(memory_store: ObjectStore) -> None:
+def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store)
     dataflow = made.dataflow()
     while not any(batch.waiting for batch in made.batches("solver")[-1:]):
@@ -185,7 +205,9 @@ def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(memory_sto
     assert set(quarantined(made.run)) == {layout.shard(order) for order in lost}
 
 
-def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(memory_store: ObjectStore) -> None:
+def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store, filter=[])
     made.finish(made.dataflow())
     left = {key.order for policy in POLICIES for key in made.batches(policy)[-1].waiting}
@@ -204,7 +226,9 @@ def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: Obje
         made.dataflow()
 
 
-def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(memory_store: ObjectStore) -> None:
+def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store, policies={**ONE, "verifier": PolicyData(batch_size=64, steps=1)})
     dataflow = made.dataflow()
     while not made.batches("solver"):
@@ -215,7 +239,7 @@ def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(me
     restarted = made.dataflow()
     asked: list[int] = []
 
-    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.extend(numbers)
         return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
 
@@ -230,8 +254,11 @@ def test_shards_may_be_taken_in_anywhere_and_in_any_order(memory_store: ObjectSt
     made = world(memory_store.sub("a"))
     inline = world(memory_store.sub("b"))
 
-    def backwards(numbers: Sequence[int]) -> list[Prepared]:
-        return [prepare(made.run, number, made.config, list(made.policies)) for number in reversed(numbers)]
+    def backwards(numbers: Sequence[int]) -> list[IngestedShard]:
+        return [
+            prepare(made.run, number, made.config, list(made.policies))
+            for number in reversed(numbers)
+        ]
 
     made.finish(Dataflow(made.run, made.config, made.policies, 5, take_in=backwards))
     inline.finish(inline.dataflow())
@@ -253,7 +280,9 @@ class SeenByCurator:
         return prompt.id[-1] not in self.endings
 
 
-def test_a_curator_by_import_path_folds_the_shards_and_survives_a_restart(memory_store: ObjectStore) -> None:
+def test_a_curator_by_import_path_folds_the_shards_and_survives_a_restart(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store, curate=[f"{__name__}:SeenByCurator"])
     dataflow = made.dataflow()
     for _ in range(12):
@@ -274,46 +303,65 @@ def test_a_curator_by_import_path_folds_the_shards_and_survives_a_restart(memory
 def test_a_trainer_is_hungry_when_it_has_used_every_batch(memory_store: ObjectStore) -> None:
     made = world(memory_store)
     dataflow = made.dataflow()
-    assert dataflow.hungry  # there is nothing to train on yet
+    assert dataflow.starved  # there is nothing to train on yet
     for _ in range(8):
         dataflow.round()
         made.play(made.open_orders())
-    assert not dataflow.hungry  # two batches each, one of them ahead
-    for hungry in (False, True):
+    assert not dataflow.starved  # two batches each, one of them ahead
+    for starved in (False, True):
         made.train("solver")
         for assembly in dataflow._assemblies:  # what a round looks at first
             assembly.look_for_version()
-        assert dataflow.hungry is hungry
+        assert dataflow.starved is starved
     made.finish(dataflow)
-    assert not dataflow.hungry
+    assert not dataflow.starved
 
 
-def test_unusable_prompts_stop_the_run_before_anything_is_written(memory_store: ObjectStore) -> None:
+def test_unusable_prompts_stop_the_run_before_anything_is_written(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store, prompts={"path": "/nowhere/train.jsonl"})
     with pytest.raises(ConfigError, match=r"/nowhere/train\.jsonl is not a file"):
         made.dataflow()
 
 
-def service(made: World, run: ObjectStore, stop: threading.Event) -> Pulse:
+def service(made: World, run: ObjectStore, stop: threading.Event) -> HeartbeatWriter:
     config = made.config.model_copy(update={"poll_interval_s": 0.001})
     lifetime = lifetime_of(run, "dataflow", stop)
     serve(lifetime, config, made.policies, 5)
     return lifetime.heartbeat
 
 
-def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(memory_store: ObjectStore) -> None:
+def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(
+    memory_store: ObjectStore,
+) -> None:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
-    assembly = Assembly(memory_store, "solver", PolicyData(batch_size=4, steps=9), config, 0, lambda order: None)
+    assembly = BatchAssembly(
+        memory_store, "solver", PolicyData(batch_size=4, steps=9), config, 0, lambda order: None
+    )
     assembly.version = 5
     for order in range(2):
         assembly.admit(order)
-        rows = tuple(row(SequenceKey(order, 0, sample, 0), version=4 + sample) for sample in range(2))
-        assembly.take_in(Prepared(order, {"solver": PolicyIntake(rows=rows, num_groups=1)}, shard(order=order)))
+        rows = tuple(
+            row(SequenceKey(order, 0, sample, 0), version=4 + sample) for sample in range(2)
+        )
+        assembly.take_in(
+            IngestedShard(
+                order, {"solver": PolicyIntake(rows=rows, num_groups=1)}, shard(order=order)
+            )
+        )
     assert assembly.need(()).lag == 1
 
 
-def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(memory_store: ObjectStore) -> None:
-    made = world(memory_store, {policy: PolicyData(batch_size=4, steps=9) for policy in POLICIES}, max_staleness=8, filter=[])
+def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(
+    memory_store: ObjectStore,
+) -> None:
+    made = world(
+        memory_store,
+        {policy: PolicyData(batch_size=4, steps=9) for policy in POLICIES},
+        max_staleness=8,
+        filter=[],
+    )
     dataflow = made.dataflow()
     dataflow.round()
     made.play(made.open_orders()[:3])  # two batches of each policy, and rows for a third one
@@ -321,7 +369,7 @@ def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(memory_sto
     asked: list[list[int]] = []
     shard_of = made.open_orders()[0]
 
-    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.append(list(numbers))
         return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
 
@@ -341,7 +389,11 @@ def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(memory_sto
         pass
 
     config = made.config.model_copy(update={"gather_interval_s": 3600.0})
-    script = (a_shard_comes_and_the_trainers_step, a_trainer_uses_up_all_its_batches, the_pause_before_the_next_round)
+    script = (
+        a_shard_comes_and_the_trainers_step,
+        a_trainer_uses_up_all_its_batches,
+        the_pause_before_the_next_round,
+    )
     turns = iter(script)
     lifetime = ScriptedLifetime(made.run, "dataflow", lambda seconds: next(turns, lambda: True)())
     serve(lifetime, config, made.policies, 5, take_in)
@@ -356,7 +408,9 @@ def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectS
     assert pulse.last.progress["orders"] == len(made.orders())
 
 
-def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(memory_store: ObjectStore) -> None:
+def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(
+    memory_store: ObjectStore,
+) -> None:
     made = world(memory_store)
     told = threading.Event()
     told.set()
@@ -366,7 +420,9 @@ def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(memory_stor
     assert orders.next_number(made.run) == 0
 
 
-def test_a_store_that_is_away_is_waited_for(memory_store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_is_away_is_waited_for(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
     made = world(memory_store)
     made.finish(made.dataflow())
     flicker = Flicker(made.run.backend)
@@ -403,7 +459,8 @@ def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again
     lifetime = ScriptedLifetime(away, "dataflow", answers_for_a_while)
     config = made.config.model_copy(update={"poll_interval_s": 0.2, "gather_interval_s": 1e-9})
     serve(lifetime, config, made.policies, 5)
-    # eight failures, the first round, which writes orders, needs no pause; two rounds without work; then a failure again
+    # eight failures, the first round, which writes orders, needs no pause; two rounds without work;
+    # then a failure again
     assert lifetime.waits_s == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 0.2, 0.2, 0.5]
     assert lifetime.heartbeat.last.note == "the store does not answer: the store is away"
 
@@ -432,7 +489,7 @@ def test_a_round_takes_in_a_bounded_number_of_shards_and_the_next_one_goes_on_be
     made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
     asked: list[list[int]] = []
 
-    def take_in(numbers: Sequence[int]) -> list[Prepared]:
+    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.append(list(numbers))
         return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
 
@@ -443,7 +500,9 @@ def test_a_round_takes_in_a_bounded_number_of_shards_and_the_next_one_goes_on_be
     assert asked == [[0, 1], [2, 3], [4]]
 
 
-def test_a_round_writes_a_bounded_number_of_orders(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_writes_a_bounded_number_of_orders(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
     monkeypatch.setattr(service_module, "ORDERS_PER_ROUND_MAX", 2)
     dataflow = made.dataflow()
@@ -454,32 +513,48 @@ def test_a_round_writes_a_bounded_number_of_orders(memory_store: ObjectStore, mo
     assert counts == [2, 4, 6]
 
 
-def _assembly(store: ObjectStore, policy: str = "solver") -> Assembly:
+def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
-    return Assembly(store, policy, PolicyData(batch_size=4, steps=1), config, 0, lambda order: None)
+    return BatchAssembly(
+        store, policy, PolicyData(batch_size=4, steps=1), config, 0, lambda order: None
+    )
 
 
 def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: ObjectStore) -> None:
     assembly = _assembly(memory_store)
     for order in range(BARREN_GROUPS // 4):
         assert complaint([assembly]) == ""
-        assembly.take_in(Prepared(order, {"solver": PolicyIntake(num_groups=4)}, shard(*[group()] * 4, order=order)))
+        assembly.take_in(
+            IngestedShard(
+                order, {"solver": PolicyIntake(num_groups=4)}, shard(*[group()] * 4, order=order)
+            )
+        )
     assert complaint([assembly]) == (
-        f"the last {BARREN_GROUPS} groups held nothing to train solver on: all of a group's rewards were equal; prompts of "
+        f"the last {BARREN_GROUPS} groups held nothing to train solver on: all of a group's "
+        "rewards were equal; prompts of "
         "another difficulty or more samples_per_prompt may help"
     )
-    assembly.take_in(Prepared(99, {"solver": PolicyIntake(rows=(row(),), num_groups=4)}, shard(order=99)))
+    assembly.take_in(
+        IngestedShard(99, {"solver": PolicyIntake(rows=(row(),), num_groups=4)}, shard(order=99))
+    )
     assert complaint([assembly]) == ""
 
 
-def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_all_policies(memory_store: ObjectStore) -> None:
+def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_all_policies(
+    memory_store: ObjectStore,
+) -> None:
     """A workflow that raises at once leaves no sequence, and so no group of any policy."""
     assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
     plays = [episode(error="KeyError: 'answer'")] * 3 + [episode(error="TimeoutError: ")]
     for order in range(BARREN_GROUPS):
         for assembly in assemblies:
-            assembly.take_in(Prepared(order, {assembly.policy: PolicyIntake()}, shard(group(*plays), order=order)))
+            assembly.take_in(
+                IngestedShard(
+                    order, {assembly.policy: PolicyIntake()}, shard(group(*plays), order=order)
+                )
+            )
     assert complaint(assemblies) == (
-        f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: {4 * BARREN_GROUPS} of "
+        f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: "
+        f"{4 * BARREN_GROUPS} of "
         f"{4 * BARREN_GROUPS} episodes failed, {3 * BARREN_GROUPS} of them with KeyError: 'answer'"
     )

@@ -12,7 +12,9 @@ from storage.run import shards
 from storage.store.object_store import ObjectStore, open_store
 from tests.builders import episode, group, sequence, shard
 
-CONFIG = DataConfig.model_validate({"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 2})
+CONFIG = DataConfig.model_validate(
+    {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 2}
+)
 
 
 @pytest.fixture
@@ -22,19 +24,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
 
 def take_in(run: ObjectStore, answer: Shard, **changes: object) -> PolicyIntake:
     shards.commit(run, answer)
-    return prepare(run, answer.order, CONFIG.model_copy(update=changes), ["solver"]).policies["solver"]
+    return prepare(run, answer.order, CONFIG.model_copy(update=changes), ["solver"]).policies[
+        "solver"
+    ]
 
 
 def test_a_group_gets_its_advantages_on_the_trained_tokens_only(run: ObjectStore) -> None:
     # rewards 1 and 0: mean 0.5, std with one degree of freedom sqrt(0.5) = 0.70710678
-    intake = take_in(run, shard(group(episode(sequence(reward=1.0)), episode(sequence(reward=0.0)))))
+    intake = take_in(
+        run, shard(group(episode(sequence(reward=1.0)), episode(sequence(reward=0.0))))
+    )
     value = 0.5 / (0.7071067811865476 + 1e-5)
     np.testing.assert_allclose(intake.rows[0].advantages, [0, 0, value, value, value], rtol=1e-6)
     np.testing.assert_allclose(intake.rows[1].advantages, [0, 0, -value, -value, -value], rtol=1e-6)
     assert intake.rows[0].advantages.dtype == np.float32
 
 
-def test_a_group_with_equal_rewards_is_filtered_by_name_and_still_counts_in_the_rewards(run: ObjectStore) -> None:
+def test_a_group_with_equal_rewards_is_filtered_by_name_and_still_counts_in_the_rewards(
+    run: ObjectStore,
+) -> None:
     same = group(episode(), episode())
     intake = take_in(run, shard(same, group(), order=4))
     assert [(entry.key, entry.reason) for entry in intake.entries] == [
@@ -46,7 +54,9 @@ def test_a_group_with_equal_rewards_is_filtered_by_name_and_still_counts_in_the_
     assert (intake.num_groups, intake.num_groups_kept) == (2, 1)
 
 
-def test_the_rest_of_a_group_with_a_failed_episode_is_kept_unless_the_config_says_no(run: ObjectStore) -> None:
+def test_the_rest_of_a_group_with_a_failed_episode_is_kept_unless_the_config_says_no(
+    run: ObjectStore,
+) -> None:
     answer = shard(group(episode(error="ValueError: no"), episode(), episode(reward=0.0)))
     assert [row.key for row in take_in(run, answer).rows] == [(0, 0, 1, 0), (0, 0, 2, 0)]
     dropped = take_in(run, answer, keep_partial_groups=False)
@@ -58,7 +68,9 @@ def test_a_whole_group_is_kept_also_where_partial_ones_are_not(run: ObjectStore)
     assert len(take_in(run, shard(), keep_partial_groups=False).rows) == 2
 
 
-def test_a_row_without_a_trained_token_is_filtered_but_counts_in_its_groups_mean(run: ObjectStore) -> None:
+def test_a_row_without_a_trained_token_is_filtered_but_counts_in_its_groups_mean(
+    run: ObjectStore,
+) -> None:
     masked = replace(sequence(reward=0.0), loss_mask=np.zeros(5, dtype=np.bool_))
     intake = take_in(run, shard(group(episode(masked), episode(sequence(reward=1.0)))))
     assert [entry.reason for entry in intake.entries] == ["no_trained_token"]
@@ -66,10 +78,19 @@ def test_a_row_without_a_trained_token_is_filtered_but_counts_in_its_groups_mean
 
 
 def test_every_sequence_of_a_policy_is_in_exactly_one_place(run: ObjectStore) -> None:
-    answer = shard(group(episode(sequence(), error="x"), episode()), group(), group(episode(), episode()))
+    answer = shard(
+        group(episode(sequence(), error="x"), episode()), group(), group(episode(), episode())
+    )
     intake = take_in(run, answer)
     keys = [row.key for row in intake.rows] + [entry.key for entry in intake.entries]
-    assert sorted(keys) == [(0, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 0), (0, 1, 1, 0), (0, 2, 0, 0), (0, 2, 1, 0)]
+    assert sorted(keys) == [
+        (0, 0, 0, 0),
+        (0, 0, 1, 0),
+        (0, 1, 0, 0),
+        (0, 1, 1, 0),
+        (0, 2, 0, 0),
+        (0, 2, 1, 0),
+    ]
 
 
 def test_a_restart_finds_the_same_rows_again_bit_for_bit(run: ObjectStore) -> None:

@@ -18,8 +18,13 @@ def test_what_is_no_chained_addition_is_refused(text: str):
 
 
 def test_a_problem_is_the_same_for_ever():
-    """Held-out sets and orders name problems by number: another generator would silently change every stored run."""
-    made = [(problem(i, "train", 0).fields["question"], problem(i, "test", 3).fields["question"]) for i in range(3)]
+    """Held-out sets and orders name problems by number: another generator would silently change
+    every stored run.
+    """
+    made = [
+        (problem(i, "train", 0).fields["question"], problem(i, "test", 3).fields["question"])
+        for i in range(3)
+    ]
     assert made == [
         ("1+1-2+4+8=?", "4+1-3+5=?"),
         ("5-3+9-1=?", "9+1-9+2+4=?"),
@@ -47,12 +52,18 @@ def test_answers_follow_from_the_questions_and_stay_in_range():
 
 
 def test_train_and_test_share_no_expression():
-    train = {problem(index, "train", seed).fields["question"] for seed in (0, 1) for index in range(2000)}
-    test = {problem(index, "test", seed).fields["question"] for seed in (0, 1) for index in range(500)}
+    train = {
+        problem(index, "train", seed).fields["question"] for seed in (0, 1) for index in range(2000)
+    }
+    test = {
+        problem(index, "test", seed).fields["question"] for seed in (0, 1) for index in range(500)
+    }
     assert not train & test
     assert {split_of(question.removesuffix("=?")) for question in train} == {"train"}
 
 
 def test_an_unknown_split_is_a_sentence():
-    with pytest.raises(ConfigError, match=r"split 'dev' of .* does not exist; set prompts\.split to train"):
+    with pytest.raises(
+        ConfigError, match=r"split 'dev' of .* does not exist; set prompts\.split to train"
+    ):
         problem(0, "dev", 0)

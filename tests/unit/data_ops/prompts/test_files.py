@@ -35,7 +35,9 @@ def test_a_jsonl_row_keeps_its_other_columns_and_gets_an_id_from_its_line(tmp_pa
 
 def test_named_columns_become_question_and_answer(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", '{"problem": "1+1", "solution": "first 3 #### no, #### 2 "}')
-    source = FilePrompts(path=str(tmp_path / "a.jsonl"), question="problem", answer="solution", answer_after="####")
+    source = FilePrompts(
+        path=str(tmp_path / "a.jsonl"), question="problem", answer="solution", answer_after="####"
+    )
     fields = read_jsonl(source)[0].fields
     assert (fields["question"], fields["answer"]) == ("1+1", "2")
 
@@ -80,7 +82,9 @@ def test_bytes_that_are_not_text_are_a_broken_line(tmp_path: Path) -> None:
 
 def test_a_missing_mark_before_the_answer_is_named(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}')
-    with pytest.raises(ConfigError, match=r"line 1: column 'answer' has no '####' \(prompts.answer_after\)"):
+    with pytest.raises(
+        ConfigError, match=r"line 1: column 'answer' has no '####' \(prompts.answer_after\)"
+    ):
         read_jsonl(source.model_copy(update={"answer_after": "####"}))
 
 
@@ -97,7 +101,10 @@ def test_a_limit_stops_reading_before_a_broken_line_behind_it(tmp_path: Path) ->
 
 
 def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
-    rows = [{"question": "1+1", "answer": "2", "tags": ["a"]}, {"question": "2+2", "answer": "4", "tags": []}]
+    rows = [
+        {"question": "1+1", "answer": "2", "tags": ["a"]},
+        {"question": "2+2", "answer": "4", "tags": []},
+    ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "sums.parquet")
     source = write_lines(tmp_path / "sums.jsonl", *(json.dumps(row) for row in rows))
     assert read_parquet(FilePrompts(path=str(tmp_path / "sums.parquet"))) == read_jsonl(source)
@@ -108,7 +115,10 @@ def test_parquet_columns_that_json_cannot_hold_are_left_out_with_a_warning(
 ) -> None:
     rows = [{"question": "1+1", "answer": "2", "image": b"\x00", "boxes": [{"pixels": b"\x00"}]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    assert read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))[0].fields == {"question": "1+1", "answer": "2"}
+    assert read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))[0].fields == {
+        "question": "1+1",
+        "answer": "2",
+    }
     assert "columns image, boxes are left out" in caplog.text
 
 
@@ -125,14 +135,18 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
         read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
-def test_without_the_package_datasets_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_datasets_the_message_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` an ImportError
     with pytest.raises(ConfigError, match=r"needs the package `datasets`: pip install datasets"):
         read_hub(HubPrompts(hub="openai/gsm8k"))
 
 
 class FakeDatasets(ModuleType):
-    """As much of the package `datasets` as is used: one data set, or a hub that cannot be reached."""
+    """As much of the package `datasets` as is used: one data set, or a hub that cannot be
+    reached.
+    """
 
     def __init__(self, reachable: bool) -> None:
         super().__init__("datasets")
@@ -141,7 +155,9 @@ class FakeDatasets(ModuleType):
         self.reachable = reachable
         self.rows: list[dict[str, Any]] = [{"question": "1+1", "answer": "so #### 2"}]
 
-    def load_dataset(self, name: str, configuration: str | None, split: str) -> Iterator[dict[str, Any]]:
+    def load_dataset(
+        self, name: str, configuration: str | None, split: str
+    ) -> Iterator[dict[str, Any]]:
         if not self.reachable:
             raise ConnectionError("no route to the hub")
         assert (name, configuration, split) == ("openai/gsm8k", "main", "test")
@@ -157,27 +173,46 @@ def test_a_hub_data_set_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_unreachable_hub_is_a_sentence_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", FakeDatasets(reachable=False))
-    with pytest.raises(ConfigError, match=r"no route to the hub\); check the names and the network"):
+    with pytest.raises(
+        ConfigError, match=r"no route to the hub\); check the names and the network"
+    ):
         read_hub(HubPrompts(hub="openai/gsm8k"))
 
 
 UNSTORABLE = {
-    "a lone surrogate": (r'{"question": "1+1 \ud800", "answer": "2"}', "column 'question' has the lone surrogate U+D800 as"),
-    "a surrogate in a key": (r'{"question": "1", "answer": "2", "\udfff": 1}', "has a key that has the lone surrogate U+DFFF"),
-    "an answer that is not a number": ('{"question": "1", "answer": NaN}', "column 'answer' is nan"),
-    "a number that is too large": ('{"question": "1", "answer": "2", "meta": {"w": [1, 1e999]}}', "column 'meta.w.1' is inf"),
+    "a lone surrogate": (
+        r'{"question": "1+1 \ud800", "answer": "2"}',
+        "column 'question' has the lone surrogate U+D800 as",
+    ),
+    "a surrogate in a key": (
+        r'{"question": "1", "answer": "2", "\udfff": 1}',
+        "has a key that has the lone surrogate U+DFFF",
+    ),
+    "an answer that is not a number": (
+        '{"question": "1", "answer": NaN}',
+        "column 'answer' is nan",
+    ),
+    "a number that is too large": (
+        '{"question": "1", "answer": "2", "meta": {"w": [1, 1e999]}}',
+        "column 'meta.w.1' is inf",
+    ),
     "minus infinity": ('{"question": "1", "answer": "2", "w": -Infinity}', "column 'w' is -inf"),
     "5,000 digits": (
         f'{{"question": "1", "answer": {"9" * 5000}}}',
         "column 'answer' is a whole number of more than 128 bits",
     ),
-    "400 levels": (f'{{"question": "1", "answer": "2", "x": {"[" * 400}{"]" * 400}}}', "is nested deeper than 32 levels"),
+    "400 levels": (
+        f'{{"question": "1", "answer": "2", "x": {"[" * 400}{"]" * 400}}}',
+        "is nested deeper than 32 levels",
+    ),
     "100,000 levels": ("[" * 100_000, "nested deeper than 32 levels"),
 }
 
 
 @pytest.mark.parametrize(("line", "words"), UNSTORABLE.values(), ids=UNSTORABLE.keys())
-def test_a_row_that_an_order_could_not_hold_is_named_with_its_line_and_column(tmp_path: Path, line: str, words: str) -> None:
+def test_a_row_that_an_order_could_not_hold_is_named_with_its_line_and_column(
+    tmp_path: Path, line: str, words: str
+) -> None:
     source = write_lines(tmp_path / "a.jsonl", '{"question": "1+1", "answer": "2"}', line)
     with pytest.raises(ConfigError) as caught:
         read_jsonl(source)
@@ -194,9 +229,16 @@ def test_a_surrogate_in_the_files_own_bytes_is_named(tmp_path: Path) -> None:
 def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_shard(
     tmp_path: Path, memory_store: ObjectStore
 ) -> None:
-    deep = json.dumps({"question": "1", "answer": "2", "n": 2**128 - 1, "x": json.loads("[" * 31 + '"end"' + "]" * 31)})
+    deep = json.dumps(
+        {
+            "question": "1",
+            "answer": "2",
+            "n": 2**128 - 1,
+            "x": json.loads("[" * 31 + '"end"' + "]" * 31),
+        }
+    )
     prompt = read_jsonl(write_lines(tmp_path / "a.jsonl", deep))[0]
-    order = Order(0, (prompt,), 2, 0, (), {})
+    order = Order(number=0, prompts=(prompt,), samples_per_prompt=2, seed=0, seen=(), cursor={})
     orders.commit(memory_store, order)
     assert orders.read(memory_store, 0) == order
     group = Group(prompt, (builders.episode(),))
@@ -209,13 +251,19 @@ def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_sha
 def test_a_parquet_row_that_an_order_could_not_hold_is_named(tmp_path: Path) -> None:
     rows = [{"question": "1+1", "answer": "2", "w": weight} for weight in (0.5, float("nan"), 1.0)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    with pytest.raises(ConfigError, match=r"1 of 3 rows cannot be used.*\n.*row 2: column 'w' is nan"):
+    with pytest.raises(
+        ConfigError, match=r"1 of 3 rows cannot be used.*\n.*row 2: column 'w' is nan"
+    ):
         read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
 def test_a_parquet_row_whose_text_is_no_text_is_named(tmp_path: Path) -> None:
-    text = pa.array([b"1+1", b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False).view(pa.string())
-    pq.write_table(pa.table({"question": text, "answer": pa.array(["2", "2"])}), tmp_path / "a.parquet")
+    text = (
+        pa.array([b"1+1", b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False).view(pa.string())
+    )
+    pq.write_table(
+        pa.table({"question": text, "answer": pa.array(["2", "2"])}), tmp_path / "a.parquet"
+    )
     with pytest.raises(ConfigError, match=r"1 of 2 rows cannot be used.*\n.*row 2: not readable"):
         read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
@@ -227,7 +275,9 @@ def test_a_hub_row_is_checked_too_and_columns_without_a_json_type_are_left_out(
     monkeypatch.setitem(sys.modules, "datasets", fake)
     source = HubPrompts(hub="openai/gsm8k", hub_config="main", split="test")
     fake.rows = [{"question": "1+1", "answer": "2", "image": b"\x00"}] * 2
-    assert [prompt.fields for prompt in read_hub(source)] == [{"question": "1+1", "answer": "2"}] * 2
+    assert [prompt.fields for prompt in read_hub(source)] == [
+        {"question": "1+1", "answer": "2"}
+    ] * 2
     assert caplog.text.count("columns image are left out") == 1
     fake.rows = [{"question": "1+1", "answer": "\ud800"}]
     with pytest.raises(ConfigError, match="row 1: column 'answer' has the lone surrogate U"):
@@ -236,7 +286,9 @@ def test_a_hub_row_is_checked_too_and_columns_without_a_json_type_are_left_out(
 
 def test_a_file_whose_name_is_no_text_is_refused_because_ids_come_from_it(tmp_path: Path) -> None:
     file = tmp_path / os.fsdecode(b"sums\xff.jsonl")
-    with pytest.raises(ConfigError, match="becomes part of every prompt's id, but it has the lone surrogate U"):
+    with pytest.raises(
+        ConfigError, match="becomes part of every prompt's id, but it has the lone surrogate U"
+    ):
         read_jsonl(write_lines(file, '{"question": "1+1", "answer": "2"}'))
 
 
@@ -264,7 +316,11 @@ def test_a_path_that_no_file_can_have_is_not_a_file(tmp_path: Path) -> None:
 
 def test_a_broken_columns_name_is_cut_in_the_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
-        read_jsonl(write_lines(tmp_path / "a.jsonl", '{"question": "q", "answer": "1", "' + "k" * 5000 + '": NaN}'))
+        read_jsonl(
+            write_lines(
+                tmp_path / "a.jsonl", '{"question": "q", "answer": "1", "' + "k" * 5000 + '": NaN}'
+            )
+        )
     assert "line 1: column 'kkk" in str(refused.value)
     assert len(str(refused.value)) < 1000
 
@@ -276,12 +332,18 @@ def test_text_with_a_dictionary_encoding_is_read_as_text(tmp_path: Path) -> None
     assert [prompt.fields["answer"] for prompt in prompts] == ["1", "2"]
 
 
-def test_a_line_without_end_is_refused_before_the_rest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_without_end_is_refused_before_the_rest_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = json.dumps({"question": "1+1=?", "answer": "2"})
     monkeypatch.setattr(files, "LINE_BYTES_MAX", len(good) + 1)  # its line feed counts
-    assert [prompt.id for prompt in read_jsonl(write_lines(tmp_path / "a.jsonl", good, good))] == ["a/0", "a/1"]
+    assert [prompt.id for prompt in read_jsonl(write_lines(tmp_path / "a.jsonl", good, good))] == [
+        "a/0",
+        "a/1",
+    ]
     source = write_lines(tmp_path / "b.jsonl", good, f" {good}", good)
     with pytest.raises(
-        ConfigError, match=rf"b\.jsonl, line 2: has more than {len(good) + 1} bytes; write one JSON object a line"
+        ConfigError,
+        match=rf"b\.jsonl, line 2: has more than {len(good) + 1} bytes; write one JSON object a line",
     ):
         read_jsonl(source)

@@ -44,7 +44,9 @@ def test_all_keeps_the_order_of_the_source() -> None:
     assert len(ten_prompts().all(99)) == 10
 
 
-@pytest.mark.parametrize("cursor", [{"next": 1}, {"epoch": -1}, {"position": "three"}, {"epoch": 0.5}])
+@pytest.mark.parametrize(
+    "cursor", [{"next": 1}, {"epoch": -1}, {"position": "three"}, {"epoch": 0.5}]
+)
 def test_a_cursor_of_another_form_is_corrupt(cursor: dict[str, object]) -> None:
     with pytest.raises(CorruptError, match="a prompt cursor is"):
         ten_prompts().take(cursor, 1)
@@ -76,7 +78,9 @@ def test_a_file_of_another_kind_is_refused_with_the_two_kinds() -> None:
         FilePrompts(path="train.csv").stream()
 
 
-@pytest.mark.skipif(not GSM8K.exists(), reason="GSM8K is not beside this checkout (../shared/data/gsm8k)")
+@pytest.mark.skipif(
+    not GSM8K.exists(), reason="GSM8K is not beside this checkout (../shared/data/gsm8k)"
+)
 def test_gsm8k_is_read_with_the_answer_after_the_hashes() -> None:
     stream = FilePrompts(path=str(GSM8K), answer_after="####").stream()
     prompts = stream.all()

@@ -15,7 +15,21 @@ from storage.weights import publisher, retention
 from tasks.recipes import loader
 from tests import builders
 
-COMMANDS = ("up", "down", "deploy", "run", "cancel", "status", "runs", "verify", "report", "export", "tag", "gc", "doctor")
+COMMANDS = (
+    "up",
+    "down",
+    "deploy",
+    "run",
+    "cancel",
+    "status",
+    "runs",
+    "verify",
+    "report",
+    "export",
+    "tag",
+    "gc",
+    "doctor",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +47,12 @@ def _call(*arguments: str) -> Result:
 def test_the_command_line_imports_nothing_that_takes_long() -> None:
     code = (
         "import sys, deployments.cli.app;"
-        "print([name for name in ('prefect', 'mlflow', 'torch', 'pyarrow', 'httpx', 'pydantic') if name in sys.modules])"
+        "print([name for name in ('prefect', 'mlflow', 'torch', 'pyarrow', 'httpx', 'pydantic') if "
+        "name in sys.modules])"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert said.strip() == "[]"
 
 
@@ -73,7 +90,12 @@ def test_an_unknown_run_is_named_with_its_likely_neighbours(store: str) -> None:
 def test_a_new_run_is_clean_and_its_json_has_the_documented_fields(store: str) -> None:
     _create_run(store, "tiny-1")
     verdict = json.loads(_call("verify", "--json").output)
-    assert (verdict["run_id"], verdict["ok"], verdict["orders"], verdict["violations"]) == ("tiny-1", True, 0, [])
+    assert (verdict["run_id"], verdict["ok"], verdict["orders"], verdict["violations"]) == (
+        "tiny-1",
+        True,
+        0,
+        [],
+    )
     assert set(verdict["policies"]["solver"]) >= {"trained", "filtered", "expired", "waiting"}
     status = json.loads(_call("status", "--json").output)
     assert status["run_id"] == "tiny-1"
@@ -105,7 +127,9 @@ def test_a_store_that_cannot_be_written_is_a_sentence(monkeypatch: pytest.Monkey
     assert "unknown scheme 'ftp'" in said.stderr
 
 
-def test_deploying_to_a_server_that_is_not_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deploying_to_a_server_that_is_not_there_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     said = _call("deploy")
     assert said.exit_code == 2
@@ -121,7 +145,11 @@ def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("command", ["up", "run"])
 @pytest.mark.parametrize(
-    ("url", "words"), [("foo://x", "unknown scheme 'foo'"), ("{tmp}/file/store", "a file stands where a folder belongs")]
+    ("url", "words"),
+    [
+        ("foo://x", "unknown scheme 'foo'"),
+        ("{tmp}/file/store", "a file stands where a folder belongs"),
+    ],
 )
 def test_a_store_that_cannot_be_used_is_told_before_anything_starts(
     command: str, url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,27 +168,49 @@ def test_cancelling_a_run_writes_its_stop_and_a_second_time_says_how_it_stands(s
     stop = stored_runs.read_stop(run)
     assert stop is not None
     assert (stop.state, stop.reason) == ("cancelled", "cancelled from the command line")
-    assert "tiny-1 is cancelled already: cancelled from the command line" in _call("cancel", "tiny-1").output
+    assert (
+        "tiny-1 is cancelled already: cancelled from the command line"
+        in _call("cancel", "tiny-1").output
+    )
     assert _call("cancel", "tiny-9").exit_code == 2
 
 
-def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(store: str, tmp_path: Path) -> None:
+def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(
+    store: str, tmp_path: Path
+) -> None:
     run = _create_run(store, "tiny-1")
     for version in range(3):
         publisher.publish(run, "solver", version, builders.tensors(version))
-    assert "tiny-1 has no tags; `astraflow tag tiny-1 POLICY@VERSION NAME` gives one" in _call("tag", "tiny-1").output
+    assert (
+        "tiny-1 has no tags; `astraflow tag tiny-1 POLICY@VERSION NAME` gives one"
+        in _call("tag", "tiny-1").output
+    )
     assert _call("tag", "tiny-1", "solver@1", "best").output == "solver@1 is tagged best\n"
     assert re.search(r"solver +1 +best", _call("tag", "tiny-1").output)
     assert re.search(r"solver +best 1 +anchor", _call("weights", "tiny-1", "solver").output)
     assert (
         "solver version 1 is in"
-        in _call("export", "tiny-1", "solver", "--version", "best", "--out", str(tmp_path / "m")).output
+        in _call(
+            "export", "tiny-1", "solver", "--version", "best", "--out", str(tmp_path / "m")
+        ).output
     )
     said = _call("export", "tiny-1", "solver", "--version", "worst", "--out", str(tmp_path / "m"))
-    assert (said.exit_code, "'worst' is no version of solver and none of its tags; those are best" in said.stderr) == (2, True)
-    assert "tagged best" in _call("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0").output
-    assert _call("tag", "tiny-1", "--remove", "best").output == "solver@1 is not tagged best any more\n"
-    assert "tagged" not in _call("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0").output
+    assert (
+        said.exit_code,
+        "'worst' is no version of solver and none of its tags; those are best" in said.stderr,
+    ) == (2, True)
+    assert (
+        "tagged best"
+        in _call("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0").output
+    )
+    assert (
+        _call("tag", "tiny-1", "--remove", "best").output
+        == "solver@1 is not tagged best any more\n"
+    )
+    assert (
+        "tagged"
+        not in _call("gc", "tiny-1", "--last", "1", "--every", "0", "--grace-hours", "0").output
+    )
 
 
 def test_a_tag_without_a_name_or_a_version_is_told_how_to_be_given(store: str) -> None:
@@ -186,7 +236,12 @@ def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> N
     assert "'slover@2' names no version" in misspelt.stderr
     kept = _call(*wanted, "--keep", "solver@2", "--delete")
     assert kept.output.strip().endswith("of tiny-1 are deleted")
-    assert [run.exists(layout.retired("solver", version)) for version in range(4)] == [False, True, False, False]
+    assert [run.exists(layout.retired("solver", version)) for version in range(4)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +250,18 @@ def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> N
         ("nan", 2, "Invalid value for '--grace-hours': Input should be greater than or equal to"),
         ("-inf", 2, "Invalid value for '--grace-hours': Input should be greater than or equal to"),
         ("-1", 2, "Invalid value for '--grace-hours': Input should be greater than or equal to"),
-        ("inf", 2, "what is younger than inf s: the first is at least 1, the others are finite and at least 0"),
-        ("1e308", 2, "what is younger than inf s: the first is at least 1, the others are finite and at least 0"),
+        (
+            "inf",
+            2,
+            "what is younger than inf s: the first is at least 1, the others are finite and at "
+            "least 0",
+        ),
+        (
+            "1e308",
+            2,
+            "what is younger than inf s: the first is at least 1, the others are finite and at "
+            "least 0",
+        ),
         ("1e30", 0, "1–2    younger than 1e+30 h"),
     ],
 )
@@ -206,7 +271,9 @@ def test_gc_lets_go_of_nothing_for_a_grace_that_is_no_time_or_longer_than_any(
     run = _create_run(store, "tiny-1")
     for version in range(4):
         publisher.publish(run, "solver", version, builders.tensors(version))
-    said = _call("gc", "tiny-1", "--last", "1", "--every", "0", f"--grace-hours={hours}", "--delete")
+    said = _call(
+        "gc", "tiny-1", "--last", "1", "--every", "0", f"--grace-hours={hours}", "--delete"
+    )
     assert (said.exit_code, words in said.output) == (code, True)
     assert [key for key in run.list("weights") if key.endswith(layout.RETIRED)] == []
 
@@ -218,7 +285,10 @@ def test_weights_names_a_missing_version_and_lists_the_others(store: str) -> Non
     run.delete("weights/solver/00000001/manifest.json")
     said = _call("weights", "tiny-1", "solver", "--json")
     assert [one["version"] for one in json.loads(said.stdout)] == [0, 2, 3]
-    assert said.stderr == "left out, because it cannot be read: weights/solver/00000001/manifest.json is missing\n"
+    assert (
+        said.stderr
+        == "left out, because it cannot be read: weights/solver/00000001/manifest.json is missing\n"
+    )
 
 
 def test_gc_refuses_to_keep_a_version_that_there_is_not(store: str) -> None:
@@ -254,7 +324,10 @@ def test_gc_of_a_frozen_run_says_how_to_thaw_it_and_not_how_to_delete(store: str
     assert _call("gc", "tiny-1", "--freeze").exit_code == 0
     said = _call("gc", "tiny-1")
     assert said.exit_code == 0
-    assert "of tiny-1 would go if it were not frozen; `astraflow gc tiny-1 --thaw` takes the freeze back" in said.output
+    assert (
+        "of tiny-1 would go if it were not frozen; `astraflow gc tiny-1 --thaw` takes the freeze "
+        "back" in said.output
+    )
     assert "--delete" not in said.output
     assert _call("gc", "tiny-1", "--thaw").exit_code == 0
     assert "nothing is deleted yet, add --delete to do it" in _call("gc", "tiny-1").output

@@ -1,4 +1,6 @@
-"""One run whose objects are damaged, hostile or of another release: every command names it and goes on with the others."""
+"""One run whose objects are damaged, hostile or of another release: every command names it and goes
+on with the others.
+"""
 
 import io
 import json
@@ -53,7 +55,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     for created_s, run_id in ((5.0, "good"), (6.0, "bad")):
         for key, body in sound_run().items():
             found.put(f"runs/{run_id}/{key}", body)
-        found.put(f"runs/{run_id}/run.json", seal(RunRecord(run_id, created_s, stands.deployment, stands.config)))
+        found.put(
+            f"runs/{run_id}/run.json",
+            seal(RunRecord(run_id, created_s, stands.deployment, stands.config)),
+        )
     return found
 
 
@@ -74,7 +79,9 @@ OF_RUN: dict[str, Callable[[ObjectStore], bytes]] = {
     "a config of another release": lambda store: config(store, added_later={"a": 1}),
     "a config that is no config": lambda store: seal(RunRecord("bad", 6.0, "", {})),
     "an absurd time": lambda store: seal(RunRecord("bad", float("nan"), "", {})),
-    "a policy whose name is a path": lambda store: config(store, policies={"../x": {"model": {"tiny": {}}}}),
+    "a policy whose name is a path": lambda store: config(
+        store, policies={"../x": {"model": {"tiny": {}}}}
+    ),
 }
 
 
@@ -85,7 +92,10 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_the_others_are_
     store.put("runs/bad/run.json", damage(store))
     said = call("runs")
     assert said.exit_code == 0, said.stderr
-    assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [["bad", "unreadable"], ["good", "interrupted"]]
+    assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [
+        ["bad", "unreadable"],
+        ["good", "interrupted"],
+    ]
     assert said.stderr.startswith("bad: ")
     listed = json.loads(call("runs", "--json").stdout)
     assert [(run["run_id"], run["state"], run["started"]) for run in listed] == [
@@ -102,19 +112,26 @@ def test_a_run_whose_record_is_no_file_is_listed_with_the_reason_and_the_others_
     path = tmp_path / "store" / "runs" / "bad" / "run.json"
     take_place(path, make)
     said = call("runs")
-    assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [["bad", "unreadable"], ["good", "interrupted"]]
+    assert [line.split()[:2] for line in said.stdout.splitlines()[1:]] == [
+        ["bad", "unreadable"],
+        ["good", "interrupted"],
+    ]
     assert f"bad: {path} is " in said.stderr
     assert json.loads(call("status", "--json").stdout)["run_id"] == "good"
 
 
 @pytest.mark.parametrize("command", ["cancel", "gc"])
-def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(store: ObjectStore, command: str) -> None:
+def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(
+    store: ObjectStore, command: str
+) -> None:
     store.put("runs/bad/stop.json", b"{")
     said = call(command, "bad")
     assert said.exit_code == 1
     assert said.stderr.startswith("the run's end cannot be read: stop.json is not JSON")
     assert "; put file:///" in said.stderr
-    assert "/runs/bad/stop.json back from a copy, or delete it to take the run up again" in said.stderr
+    assert (
+        "/runs/bad/stop.json back from a copy, or delete it to take the run up again" in said.stderr
+    )
 
 
 def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: ObjectStore) -> None:
@@ -134,38 +151,58 @@ def test_a_command_on_that_run_says_so_in_a_sentence(
     assert said.exit_code in (1, 2)
     assert "unexpected" not in said.output
     assert "Traceback" not in said.output
-    assert "run.json" in said.stderr or command == "verify"  # which judges what its config says, whatever that is
-    assert call(command, "good").exit_code == (1 if command == "verify" else 0)  # a small run's books do not balance
+    assert (
+        "run.json" in said.stderr or command == "verify"
+    )  # which judges what its config says, whatever that is
+    assert call(command, "good").exit_code == (
+        1 if command == "verify" else 0
+    )  # a small run's books do not balance
 
 
 def test_without_a_name_the_newest_run_that_can_be_read_is_meant(store: ObjectStore) -> None:
     store.put("runs/bad/run.json", b"")
     said = call("status", "--json")
     assert json.loads(said.stdout)["run_id"] == "good"
-    assert said.stderr.startswith("the run bad is left out, because it cannot be read: run.json is not JSON")
+    assert said.stderr.startswith(
+        "the run bad is left out, because it cannot be read: run.json is not JSON"
+    )
 
 
 OF_A_PART = {
     "an empty stop": ("stop.json", b"", "the run's end cannot be read: stop.json is not JSON"),
-    "a stop that is no stop": ("stop.json", b'{"format": 1, "state": "weird"}', "the run's end cannot be read: stop.json has"),
+    "a stop that is no stop": (
+        "stop.json",
+        b'{"format": 1, "state": "weird"}',
+        "the run's end cannot be read: stop.json has",
+    ),
     "a stop at no time": (
         "stop.json",
         seal(Stop("failed", "x", float("inf"))),
         "the run's end cannot be read: stop.json is not a",
     ),
-    "a heartbeat": ("heartbeats/dataflow/dataflow.json", b"{", "1 heartbeat cannot be read: heartbeats/dataflow/dataflow.json"),
+    "a heartbeat": (
+        "heartbeats/dataflow/dataflow.json",
+        b"{",
+        "1 heartbeat cannot be read: heartbeats/dataflow/dataflow.json",
+    ),
     "an evaluation": (
         "evals/solver-00000001_verifier-00000001.arrow",
         b"x",
         "1 evaluation cannot be read: evals/solver-00000001",
     ),
     "a tag": ("tags/best.json", b"", "1 tag cannot be read: tags/best.json is not JSON"),
-    "the newest batch": ("batches/solver/00000001.arrow", b"x", "batch 1 of solver cannot be read: "),
+    "the newest batch": (
+        "batches/solver/00000001.arrow",
+        b"x",
+        "batch 1 of solver cannot be read: ",
+    ),
 }
 
 
 @pytest.mark.parametrize(("key", "body", "words"), OF_A_PART.values(), ids=OF_A_PART.keys())
-def test_a_damaged_part_of_a_run_is_named_and_the_rest_is_shown(store: ObjectStore, key: str, body: bytes, words: str) -> None:
+def test_a_damaged_part_of_a_run_is_named_and_the_rest_is_shown(
+    store: ObjectStore, key: str, body: bytes, words: str
+) -> None:
     store.put(f"runs/bad/{key}", body)
     found = json.loads(call("status", "bad", "--json").stdout)
     assert [problem[: len(words)] for problem in found["problems"]] == [words]
@@ -175,7 +212,10 @@ def test_a_damaged_part_of_a_run_is_named_and_the_rest_is_shown(store: ObjectSto
     reported = call("report", "bad")
     assert reported.exit_code == 0, reported.stderr
     assert words.replace("'", "&#39;") in store.get("runs/bad/report.html").decode()
-    assert [run["state"] for run in json.loads(call("runs", "--json").stdout)] == ["interrupted", "interrupted"]
+    assert [run["state"] for run in json.loads(call("runs", "--json").stdout)] == [
+        "interrupted",
+        "interrupted",
+    ]
     assert call("runs").exit_code == 0
 
 
@@ -202,10 +242,15 @@ def test_a_listed_object_that_is_no_file_is_named_and_the_rest_is_shown(
         said = call(command, "bad")
         assert (said.exit_code, said.stderr.count("Traceback")) == (0, 0), said.stderr
     assert call("verify", "bad").exit_code == 1
-    assert [run["state"] for run in json.loads(call("runs", "--json").stdout)] == ["interrupted", "interrupted"]
+    assert [run["state"] for run in json.loads(call("runs", "--json").stdout)] == [
+        "interrupted",
+        "interrupted",
+    ]
 
 
-@pytest.mark.parametrize(("folder", "one"), [("heartbeats", "heartbeat"), ("evals", "evaluation"), ("tags", "tag")])
+@pytest.mark.parametrize(
+    ("folder", "one"), [("heartbeats", "heartbeat"), ("evals", "evaluation"), ("tags", "tag")]
+)
 def test_a_folder_of_a_run_that_is_a_link_or_a_file_is_named_and_the_rest_is_shown(
     store: ObjectStore, tmp_path: Path, folder: str, one: str
 ) -> None:
@@ -213,20 +258,32 @@ def test_a_folder_of_a_run_that_is_a_link_or_a_file_is_named_and_the_rest_is_sho
     for make in (link, Path.touch):
         take_place(path, make)
         found = json.loads(call("status", "bad", "--json").stdout)
-        assert [problem.startswith(f"1 {one} cannot be read: {path} ") for problem in found["problems"]] == [True]
+        assert [
+            problem.startswith(f"1 {one} cannot be read: {path} ") for problem in found["problems"]
+        ] == [True]
         assert found["policies"]["solver"]["version"] == 1
         assert call("report", "bad").exit_code == 0
 
 
-def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(store: ObjectStore, tmp_path: Path) -> None:
-    keys = ["heartbeats/supervisor/supervisor.json", "tags/best.json", "batches/solver/00000001.arrow"]
+def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    keys = [
+        "heartbeats/supervisor/supervisor.json",
+        "tags/best.json",
+        "batches/solver/00000001.arrow",
+    ]
     store.put("runs/bad/tags/best.json", b"{}")
 
     def work() -> None:
         for key in keys:
             (tmp_path / "store" / "runs" / "bad" / key).chmod(0)
         problems = status(store, "bad").problems
-        assert [key for key in keys if any(key in problem and "is denied" in problem for problem in problems)] == keys
+        assert [
+            key
+            for key in keys
+            if any(key in problem and "is denied" in problem for problem in problems)
+        ] == keys
         assert len(problems) == 3
         verdict = verify(store.sub("runs/bad"))
         assert {one.where for one in verdict.violations if "is denied" in one.what} == set(keys[1:])
@@ -248,11 +305,19 @@ def test_a_damaged_manifest_leaves_the_other_versions(store: ObjectStore) -> Non
         ("verifier", 0),
         ("verifier", 1),
     ]
-    assert said.stderr.count("left out, because it cannot be read: weights/solver/00000000/manifest.json is not JSON") == 1
+    assert (
+        said.stderr.count(
+            "left out, because it cannot be read: weights/solver/00000000/manifest.json is not JSON"
+        )
+        == 1
+    )
     assert said.stderr.count("left out, because it cannot be read: tags/best.json is not JSON") == 1
     assert call("report", "bad").exit_code == 0
     refused = call("gc", "bad")
-    assert (refused.exit_code, "weights/solver/00000000/manifest.json is not JSON" in refused.stderr) == (1, True)
+    assert (
+        refused.exit_code,
+        "weights/solver/00000000/manifest.json is not JSON" in refused.stderr,
+    ) == (1, True)
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[/][bold]\u202e\x9b31m<script>alert(1)</script> | \n# forged"
@@ -263,8 +328,18 @@ def hostile_run(name: str) -> SmallRun:
     made = SmallRun(name)
     made.version("solver", 0)
     made.beat("supervisor", "supervisor", 100.0, state=HOSTILE, note=HOSTILE)
-    made.beat("rollout", "rollout-0", 100.0, region="us-east", note=HOSTILE, seconds={HOSTILE: 3.0}, progress={HOSTILE: 1})
-    made.run.put("heartbeats/rollout/rollout-1.json", json.dumps({"format": 1, "kind": HOSTILE}).encode())
+    made.beat(
+        "rollout",
+        "rollout-0",
+        100.0,
+        region="us-east",
+        note=HOSTILE,
+        seconds={HOSTILE: 3.0},
+        progress={HOSTILE: 1},
+    )
+    made.run.put(
+        "heartbeats/rollout/rollout-1.json", json.dumps({"format": 1, "kind": HOSTILE}).encode()
+    )
     made.evaluation(0, [1.0], [1.0])
     made.stop("failed", HOSTILE, made.created_s + 9)
     return made
@@ -277,8 +352,21 @@ def test_no_stored_text_is_a_command_to_the_terminal() -> None:
     written = io.StringIO()
     console = PlainConsole(file=written, width=120, force_terminal=True)
     console.print(tables.status_picture(seen))
-    console.print(live_view.picture(live_view.View("tiny-1", 1.0, HOSTILE, seen, note=HOSTILE, links={HOSTILE: HOSTILE})))
-    line = live_view.line(live_view.View("tiny-1", 1.0, HOSTILE, None))
+    console.print(
+        live_view.picture(
+            live_view.View(
+                run_id="tiny-1",
+                elapsed_s=1.0,
+                flow_state=HOSTILE,
+                status=seen,
+                note=HOSTILE,
+                links={HOSTILE: HOSTILE},
+            )
+        )
+    )
+    line = live_view.line(
+        live_view.View(run_id="tiny-1", elapsed_s=1.0, flow_state=HOSTILE, status=None)
+    )
     console.print(line)
     text = written.getvalue()
     assert "[/][bold]" in text
@@ -298,10 +386,23 @@ def test_no_stored_text_is_markup_of_the_report() -> None:
 def test_absurd_measurements_neither_break_the_report_nor_reach_the_json() -> None:
     made = SmallRun("hostile-numbers")
     made.version("solver", 0)
-    for step, value in enumerate((1e308, -1e308, float("nan"), float("inf"), 5e-324, 1e200), start=1):
-        made.batch("solver", step, reward__mean=value, staleness__mean=value, staleness__max=value, accuracy__final=value)
+    for step, value in enumerate(
+        (1e308, -1e308, float("nan"), float("inf"), 5e-324, 1e200), start=1
+    ):
+        made.batch(
+            "solver",
+            step,
+            reward__mean=value,
+            staleness__mean=value,
+            staleness__max=value,
+            accuracy__final=value,
+        )
         made.version("solver", step, loss=value, wait_fraction=value, **{"kl/mean": value})
     seen = json.loads(status(made.store, "tiny-1").model_dump_json())
     solver = seen["policies"]["solver"]
-    assert (solver["reward_mean"], solver["accuracy"], solver["staleness_max"]) == (None, None, None)
+    assert (solver["reward_mean"], solver["accuracy"], solver["staleness_max"]) == (
+        None,
+        None,
+        None,
+    )
     assert "Reward per policy" in render_report(made.run, "tiny-1")

@@ -22,7 +22,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def test_this_machine_can_run_the_tests_and_whatever_is_not_well_says_what_to_do(home: Home) -> None:
+def test_this_machine_can_run_the_tests_and_whatever_is_not_well_says_what_to_do(
+    home: Home,
+) -> None:
     found = {check.name: check for check in doctor.examine(home)}
     assert {found[name].verdict for name in ("python", "packages", "store", "prefect")} == {"ok"}
     assert found["bf16"].verdict in ("ok", "warn")
@@ -37,7 +39,9 @@ def test_a_taken_port_is_a_warning(home: Home, monkeypatch: pytest.MonkeyPatch) 
         assert next(doctor._ports(home)).verdict == "warn"
 
 
-def test_a_prefect_server_that_is_not_there_fails(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefect_server_that_is_not_there_fails(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:1/api")
     check = doctor._prefect(home)
     assert check.verdict == "fail"
@@ -59,7 +63,17 @@ def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
     home.create()
     me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
     url = home.store.as_uri()
-    state.save(home, Stack(f"http://{HOST}:1/api", f"http://{HOST}:2", url, True, processes=(me,), ready=True))
+    state.save(
+        home,
+        Stack(
+            prefect_url=f"http://{HOST}:1/api",
+            mlflow_url=f"http://{HOST}:2",
+            store_url=url,
+            own_server=True,
+            processes=(me,),
+            ready=True,
+        ),
+    )
     assert doctor._private(home).found == f"the stack runs, and {home.auth} is missing"
     auth.create(home)
     assert doctor._private(home).verdict == "ok"
@@ -67,18 +81,29 @@ def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
     assert doctor._private(home).verdict == "fail"
 
 
-def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://me:s3cr3t@{HOST}:1/api")
-    assert [(check.name, check.verdict) for check in doctor._addresses()] == [("PREFECT_API_URL", "fail")]
+    assert [(check.name, check.verdict) for check in doctor._addresses()] == [
+        ("PREFECT_API_URL", "fail")
+    ]
     assert doctor._prefect(home).found == f"http://{HOST}:1/api is not asked"
 
 
 @pytest.mark.parametrize("url", ["http://[", "\x1b[2J", "http://\u202e/api", "nonsense"])
-def test_an_address_that_is_none_fails_and_is_not_asked(home: Home, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_an_address_that_is_none_fails_and_is_not_asked(
+    home: Home, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
-    assert doctor._prefect(home) == doctor.Check("prefect", "fail", f"{url} is not asked", "see PREFECT_API_URL")
+    assert doctor._prefect(home) == doctor.Check(
+        "prefect", "fail", f"{url} is not asked", "see PREFECT_API_URL"
+    )
     (check,) = doctor._addresses()
-    assert check.found == (f"PREFECT_API_URL={url} is no address of a server; write it as http://HOST:4200/api, or unset it")
+    assert check.found == (
+        f"PREFECT_API_URL={url} is no address of a server; write it as http://HOST:4200/api, or "
+        "unset it"
+    )
 
 
 def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
@@ -89,7 +114,9 @@ def test_a_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     as_ordinary_user(tmp_path, work)
 
 
-def test_a_missing_store_url_fails_with_the_variable_to_correct(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_store_url_fails_with_the_variable_to_correct(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
     check = doctor._store(home)
     assert (check.verdict, check.fix) == ("fail", "correct ASTRAFLOW_STORE or its credentials")

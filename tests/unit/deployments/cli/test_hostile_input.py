@@ -1,4 +1,6 @@
-"""Whatever the command line is given, the answer is a sentence and exit code 1 or 2, before anything starts."""
+"""Whatever the command line is given, the answer is a sentence and exit code 1 or 2, before
+anything starts.
+"""
 
 import os
 import re
@@ -19,10 +21,12 @@ from tests.small_run import SmallRun
 
 BASE = "extends: multi_policy_tiny\n"
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 MERGES = "a: &a {x: 1}\n" + "".join(
-    f"{name}: &{name}\n  <<: [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name}\n  <<: [{', '.join([f'*{before}'] * 10)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 RECIPES = {
     "NUL": "steps: 4\0\n",
@@ -78,7 +82,8 @@ RECIPES = {
     "bytes": BASE + "name: !!binary aGVsbG8=\n",
     "5,000 digits": f"steps: {'9' * 5000}\n",
     "5,000 digits of base 16": BASE + f"steps: 0x{'F' * 5000}\n",
-    "5,000 digits of base 16 as an argument": BASE + f"rollout: {{workflow: {{args: {{a: 0x{'F' * 5000}}}}}}}\n",
+    "5,000 digits of base 16 as an argument": BASE
+    + f"rollout: {{workflow: {{args: {{a: 0x{'F' * 5000}}}}}}}\n",
     "infinitely many steps": BASE + "steps: .inf\n",
     "no number of steps": BASE + "steps: .nan\n",
     "10^30 steps": BASE + "steps: 1e30\n",
@@ -99,8 +104,10 @@ RECIPES = {
     "policies that are a number": BASE + "policies: 3\n",
     "data that is a list": BASE + "data: [1]\n",
     "everything null": "policies: ~\ndata: ~\nrollout: ~\n",
-    "a mirror on another machine": BASE + "rollout: {regions: {us-east: {mirror: 'file://host/store'}}}\n",
-    "a mirror with a secret": BASE + "rollout: {regions: {us-east: {mirror: 's3://user:secret@bucket/x'}}}\n",
+    "a mirror on another machine": BASE
+    + "rollout: {regions: {us-east: {mirror: 'file://host/store'}}}\n",
+    "a mirror with a secret": BASE
+    + "rollout: {regions: {us-east: {mirror: 's3://user:secret@bucket/x'}}}\n",
     "a mirror that is no URL": BASE + "rollout: {regions: {us-east: {mirror: '://'}}}\n",
     "extends a list": "extends: [a]\n\n",
     "extends itself": "extends: ./recipe.yaml\n",
@@ -128,7 +135,9 @@ def call(*arguments: str) -> Result:
 
 
 def is_a_sentence(said: Result) -> bool:
-    """One that says what is wrong; not one of the closed home, which is where good input comes to its end."""
+    """One that says what is wrong; not one of the closed home, which is where good input comes to
+    its end.
+    """
     assert said.exit_code in (1, 2), said.output
     assert not re.search(r"unexpected \w*(Error|Exception|Warning|Exit)", said.stderr), said.stderr
     assert "Traceback" not in said.stderr
@@ -154,9 +163,37 @@ def test_a_hostile_recipe_is_one_sentence_that_names_it(text: str | bytes) -> No
 
 
 ASSIGNMENTS = (
-    *("", "=", "=4", "steps", "steps=", "steps=[", "steps=\0", "steps=\x1b[2J", "steps=*a", "steps=.inf", "steps=1e30"),
-    *("steps=!!float x", "steps=2001-99-99", "steps=!!python/name:os.system", "a..b=1", ".=1", "*=1", "*.*=1", "policies.*=1"),
-    *(f"steps={'9' * 5000}", f"steps=0x{'F' * 5000}", f"{'a.' * 5000}a=1", f"steps={'[' * 5000}", f"{'x' * 5000}", "extends=x"),
+    *(
+        "",
+        "=",
+        "=4",
+        "steps",
+        "steps=",
+        "steps=[",
+        "steps=\0",
+        "steps=\x1b[2J",
+        "steps=*a",
+        "steps=.inf",
+        "steps=1e30",
+    ),
+    *(
+        "steps=!!float x",
+        "steps=2001-99-99",
+        "steps=!!python/name:os.system",
+        "a..b=1",
+        ".=1",
+        "*=1",
+        "*.*=1",
+        "policies.*=1",
+    ),
+    *(
+        f"steps={'9' * 5000}",
+        f"steps=0x{'F' * 5000}",
+        f"{'a.' * 5000}a=1",
+        f"steps={'[' * 5000}",
+        f"{'x' * 5000}",
+        "extends=x",
+    ),
     *(
         "policies.solver.model.path=a\0b",
         "data.prompts.path=~no-such-user-here/a.jsonl",
@@ -210,7 +247,8 @@ def test_a_run_id_is_judged_before_the_stack_is_started(run_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["", "\0", "a\0b", "x" * 5000, "/", ".", "..", "\x1b[2J", "\ud800", "/dev/null", "a/" * 5000]
+    "recipe",
+    ["", "\0", "a\0b", "x" * 5000, "/", ".", "..", "\x1b[2J", "\ud800", "/dev/null", "a/" * 5000],
 )
 def test_a_recipe_that_can_be_no_file_is_one_sentence(recipe: str) -> None:
     assert is_a_sentence(call("run", f"--recipe={recipe}"))
@@ -223,13 +261,20 @@ def _pipe(name: str) -> str:
 
 @pytest.mark.parametrize(
     ("recipe", "what"),
-    [("./pipe.yaml", "a pipe, a device or a socket"), ("/dev/zero", "a pipe, a device or a socket"), ("./f.yaml", "a folder")],
+    [
+        ("./pipe.yaml", "a pipe, a device or a socket"),
+        ("/dev/zero", "a pipe, a device or a socket"),
+        ("./f.yaml", "a folder"),
+    ],
 )
 def test_a_recipe_that_is_no_file_is_called_what_it_is(recipe: str, what: str) -> None:
     _pipe("pipe.yaml")
     os.mkdir("f.yaml")
     said = call("run", f"--recipe={recipe}")
-    assert (said.exit_code, said.stderr) == (2, f"{recipe} is {what}; name a file with a recipe in it\n")
+    assert (said.exit_code, said.stderr) == (
+        2,
+        f"{recipe} is {what}; name a file with a recipe in it\n",
+    )
 
 
 @pytest.mark.parametrize("path", ["pipe.jsonl", "pipe.parquet", "/dev/zero"])
@@ -238,7 +283,8 @@ def test_prompts_that_are_no_file_are_called_what_they_are(path: str, tmp_path: 
         _pipe(f"pipe.{suffix}")
     said = call("run", "--set", f"prompts.path={path}")
     assert said.stderr == (
-        f"--set prompts.path: data.prompts.path: {tmp_path / path} is a pipe, a device or a socket; name a file\n"
+        f"--set prompts.path: data.prompts.path: {tmp_path / path} is a pipe, a device or a "
+        "socket; name a file\n"
     )
 
 
@@ -252,11 +298,22 @@ SERVERS = (
         "http://127.0.0.1:-1/api",
         "http://a b/api",
     ),
-    *("\x1b[2J", "http://\u202e/api", "http://\udcff/api", " ", "//x", "file:///etc/passwd", "http:127.0.0.1", "x" * 5000),
+    *(
+        "\x1b[2J",
+        "http://\u202e/api",
+        "http://\udcff/api",
+        " ",
+        "//x",
+        "file:///etc/passwd",
+        "http:127.0.0.1",
+        "x" * 5000,
+    ),
 )
 
 
-@pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("cancel", "x")], ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    "command", [("deploy",), ("run", "--detach"), ("cancel", "x")], ids=lambda command: command[0]
+)
 @pytest.mark.parametrize("url", SERVERS, ids=range(len(SERVERS)))
 def test_an_address_of_prefect_that_is_none_is_one_sentence(
     command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
@@ -266,7 +323,9 @@ def test_an_address_of_prefect_that_is_none_is_one_sentence(
     assert is_a_sentence(said)
     assert said.exit_code == 2
     assert said.stderr.startswith("PREFECT_API_URL=")
-    assert said.stderr.endswith("is no address of a server; write it as http://HOST:4200/api, or unset it\n")
+    assert said.stderr.endswith(
+        "is no address of a server; write it as http://HOST:4200/api, or unset it\n"
+    )
     assert len(said.stderr) < 300
 
 
@@ -291,9 +350,13 @@ def test_a_deployment_that_can_be_none_is_one_sentence(deployment: str) -> None:
     assert is_a_sentence(call("run", deployment))
 
 
-@pytest.mark.parametrize("url", ["file://host/store", "file://[", "://", "s3://", "ftp://x", "s3://a:secret@b"])
+@pytest.mark.parametrize(
+    "url", ["file://host/store", "file://[", "://", "s3://", "ftp://x", "s3://a:secret@b"]
+)
 @pytest.mark.parametrize("command", [("runs",), ("status", "x"), ("gc", "x")])
-def test_a_store_that_can_be_none_is_one_sentence(command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_can_be_none_is_one_sentence(
+    command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", url)
     assert is_a_sentence(call(*command))
 
@@ -311,13 +374,19 @@ def run(tmp_path: Path) -> Path:
 
 
 ON_A_RUN = (
-    *(("tag", "tiny-1", "solver@0", name) for name in ("../x", "", "a b", "\x1b", "5", "x\0", "\ud800")),
+    *(
+        ("tag", "tiny-1", "solver@0", name)
+        for name in ("../x", "", "a b", "\x1b", "5", "x\0", "\ud800")
+    ),
     *(
         ("tag", "tiny-1", version, "best")
         for version in ("solver", "solver@", "@1", "solver@-1", "../x@0", "solver@" + "9" * 50)
     ),
     *(("tag", "tiny-1", "--remove", name) for name in ("../x", "nobody", "\x1b")),
-    *(("gc", "tiny-1", "--keep", version) for version in ("solver", "nobody@1", "solver@99", "../x@0")),
+    *(
+        ("gc", "tiny-1", "--keep", version)
+        for version in ("solver", "nobody@1", "solver@99", "../x@0")
+    ),
     *(("export", "tiny-1", policy, "--out", "out") for policy in ("nobody", "../x", "\x1b")),
     *(
         ("export", "tiny-1", "solver", "--out", "out", "--version", version)
@@ -328,17 +397,28 @@ ON_A_RUN = (
         for command in ("status", "verify", "report", "weights")
         for name in ("../x", "\x1b[2J", "nobody", "a\0", "\ud800")
     ),
-    *(("report", "tiny-1", "--out", out) for out in ("/", "/no/such/folder/a.html", "/dev/full", "a\0b", "x" * 5000, "\ud800")),
+    *(
+        ("report", "tiny-1", "--out", out)
+        for out in ("/", "/no/such/folder/a.html", "/dev/full", "a\0b", "x" * 5000, "\ud800")
+    ),
 )
 
 
 @pytest.mark.parametrize("arguments", ON_A_RUN, ids=range(len(ON_A_RUN)))
-def test_a_hostile_argument_of_a_command_on_a_run_is_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
+def test_a_hostile_argument_of_a_command_on_a_run_is_one_sentence(
+    run: Path, arguments: tuple[str, ...]
+) -> None:
     assert is_a_sentence(call(*arguments))
 
 
 LONG_NAMES = (
-    *(("cancel", "x"), ("status", "x"), ("weights", "tiny-1", "x"), ("tag", "x"), ("tag", "tiny-1", "x@0", "best")),
+    *(
+        ("cancel", "x"),
+        ("status", "x"),
+        ("weights", "tiny-1", "x"),
+        ("tag", "x"),
+        ("tag", "tiny-1", "x@0", "best"),
+    ),
     *(
         ("export", "tiny-1", "solver", "--out", "x"),
         ("export", "tiny-1", "solver", "--version", "x", "--out", "o"),
@@ -350,18 +430,26 @@ LONG_NAMES = (
 
 @pytest.mark.parametrize("arguments", LONG_NAMES, ids=range(len(LONG_NAMES)))
 def test_a_name_of_100_000_letters_is_not_repeated(run: Path, arguments: tuple[str, ...]) -> None:
-    said = call(*("x" * 100_000 if argument == "x" else argument.replace("x@", "x" * 100_000 + "@") for argument in arguments))
+    said = call(
+        *(
+            "x" * 100_000 if argument == "x" else argument.replace("x@", "x" * 100_000 + "@")
+            for argument in arguments
+        )
+    )
     assert is_a_sentence(said)
     assert len(said.stderr) < 1_000
     assert "x" * 50 in said.stderr
 
 
-def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_waited_for(run: Path) -> None:
+def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_waited_for(
+    run: Path,
+) -> None:
     pipe = _pipe("pipe")
     said = call("report", "tiny-1", "--out", pipe)
     assert (said.exit_code, said.stderr) == (
         2,
-        "pipe cannot be written (No such device or address); name a file in a folder that can hold it\n",
+        "pipe cannot be written (No such device or address); name a file in a folder that can hold "
+        "it\n",
     )
     reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
     while call("report", "tiny-1", "--out", pipe).exit_code:
@@ -371,8 +459,14 @@ def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_wa
     assert page.rstrip().endswith(b"</html>")
 
 
-@pytest.mark.parametrize("arguments", [("weights", "tiny-1"), ("runs", "--json"), ("status", "tiny-1")], ids=lambda one: one[0])
-def test_a_reader_of_a_pipe_that_has_left_ends_a_command_quietly(run: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [("weights", "tiny-1"), ("runs", "--json"), ("status", "tiny-1")],
+    ids=lambda one: one[0],
+)
+def test_a_reader_of_a_pipe_that_has_left_ends_a_command_quietly(
+    run: Path, arguments: tuple[str, ...]
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "deployments.cli.app", *arguments]
@@ -386,19 +480,24 @@ def test_an_output_that_is_full_is_one_sentence(run: Path, arguments: tuple[str,
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "deployments.cli.app", *arguments]
         said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (said.returncode, said.stderr) == (1, "the output, or another open file: No space left on device\n")
+    assert (said.returncode, said.stderr) == (
+        1,
+        "the output, or another open file: No space left on device\n",
+    )
 
 
 def test_a_full_disk_is_named_with_the_file(run: Path) -> None:
     said = call("report", "tiny-1", "--out", "/dev/full")
     assert (said.exit_code, said.stderr) == (
         2,
-        "/dev/full cannot be written (No space left on device); name a file in a folder that can hold it\n",
+        "/dev/full cannot be written (No space left on device); name a file in a folder that can "
+        "hold it\n",
     )
 
 
 @pytest.mark.parametrize(
-    "locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}]
+    "locale",
+    [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}],
 )
 def test_the_report_is_written_whatever_the_locale_and_what_is_said_has_a_mark_for_each_other_letter(
     run: Path, tmp_path: Path, locale: dict[str, str]

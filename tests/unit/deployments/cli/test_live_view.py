@@ -6,13 +6,24 @@ from rich.console import Console
 from deployments.cli import live_view, tables
 from deployments.cli.live_view import View
 from tasks.monitoring.closing_steps import ClosingStep
-from tasks.monitoring.status import Closing, EvalStatus, MemberStatus, PolicyStatus, RegionStatus, Status
+from tasks.monitoring.status import (
+    Closing,
+    EvalStatus,
+    MemberStatus,
+    PolicyStatus,
+    RegionStatus,
+    Status,
+)
 
 
 def _policy(step: int, **measured: float) -> PolicyStatus:
-    nothing = dict.fromkeys(("wait_fraction", "reward_mean", "accuracy", "staleness_mean", "staleness_max"))
+    nothing = dict.fromkeys(
+        ("wait_fraction", "reward_mean", "accuracy", "staleness_mean", "staleness_max")
+    )
     values = {**nothing, **measured}
-    return PolicyStatus(step=step, steps=80, version=step, batches=step, tokens_trained=12_345, **values)
+    return PolicyStatus(
+        step=step, steps=80, version=step, batches=step, tokens_trained=12_345, **values
+    )
 
 
 def _status(state: str = "running") -> Status:
@@ -25,14 +36,39 @@ def _status(state: str = "running") -> Status:
         elapsed_s=65.0,
         steps=80,
         policies={
-            "solver": _policy(40, reward_mean=0.5, accuracy=0.75, staleness_mean=1.25, staleness_max=4.0, wait_fraction=0.1),
+            "solver": _policy(
+                40,
+                reward_mean=0.5,
+                accuracy=0.75,
+                staleness_mean=1.25,
+                staleness_max=4.0,
+                wait_fraction=0.1,
+            ),
             "verifier": _policy(20),
         },
         regions={"us-east": RegionStatus(workers=1, tokens_per_s=1234.5, orders_done=17)},
         evals=[
-            EvalStatus(versions={"solver": 0, "verifier": 0}, dataset="d", workflow="single_turn", accuracy=0.33, n=500),
-            EvalStatus(versions={"solver": 0, "verifier": 0}, dataset="d", workflow="actor_and_verify", accuracy=0.57, n=500),
-            EvalStatus(versions={"solver": 20, "verifier": 18}, dataset="d", workflow="single_turn", accuracy=0.8, n=500),
+            EvalStatus(
+                versions={"solver": 0, "verifier": 0},
+                dataset="d",
+                workflow="single_turn",
+                accuracy=0.33,
+                n=500,
+            ),
+            EvalStatus(
+                versions={"solver": 0, "verifier": 0},
+                dataset="d",
+                workflow="actor_and_verify",
+                accuracy=0.57,
+                n=500,
+            ),
+            EvalStatus(
+                versions={"solver": 20, "verifier": 18},
+                dataset="d",
+                workflow="single_turn",
+                accuracy=0.8,
+                n=500,
+            ),
         ],
         members=[],
         counts={},
@@ -47,7 +83,15 @@ def _drawn(view: View) -> list[str]:
 
 
 def test_the_picture_shows_every_number_of_policies_regions_and_evaluations() -> None:
-    lines = _drawn(View("tiny-1", 65.0, "Running", _status(), links={"Prefect": "http://x/runs/1"}))
+    lines = _drawn(
+        View(
+            run_id="tiny-1",
+            elapsed_s=65.0,
+            flow_state="Running",
+            status=_status(),
+            links={"Prefect": "http://x/runs/1"},
+        )
+    )
     assert "tiny-1 running 1:05" in lines[0]
     assert "solver 40/80 0.50 75.0% 1.2 / 4 10.0% 12,345" in lines
     assert "verifier 20/80 – – – / – – 12,345" in lines
@@ -59,7 +103,10 @@ def test_the_picture_shows_every_number_of_policies_regions_and_evaluations() ->
 
 
 def test_the_pictures_last_line_is_empty_so_that_ctrl_c_is_written_there() -> None:
-    assert _drawn(View("tiny-1", 65.0, "Running", _status()))[-1] == ""
+    assert (
+        _drawn(View(run_id="tiny-1", elapsed_s=65.0, flow_state="Running", status=_status()))[-1]
+        == ""
+    )
 
 
 def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
@@ -73,18 +120,23 @@ def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
             mirrored={"solver": 12_000_000},
             shards_out=3_200_000,
         ),
-        "eu-west": RegionStatus(workers=1, tokens_per_s=0.0, orders_done=1, weights_in_home={"solver": 60_000_000}),
+        "eu-west": RegionStatus(
+            workers=1, tokens_per_s=0.0, orders_done=1, weights_in_home={"solver": 60_000_000}
+        ),
         "idle": RegionStatus(workers=0, tokens_per_s=0.0, orders_done=0),
     }
     assert live_view.traffic_lines(_status().model_copy(update={"regions": regions})) == [
-        "us-east: 12.1 MB of weights from home, 48.4 MB from its mirror, 12.0 MB copied into the mirror; 3.2 MB of shards",
+        "us-east: 12.1 MB of weights from home, 48.4 MB from its mirror, 12.0 MB copied into the "
+        "mirror; 3.2 MB of shards",
         "eu-west: 60.0 MB of weights from home; 0 B of shards",
     ]
 
 
 def test_who_waits_for_which_base_model_is_shown_while_the_run_starts() -> None:
     def member(name: str, state: str, note: str) -> MemberStatus:
-        return MemberStatus(id=name, kind="rollout", state=state, age_s=1.0, attempt=0, region="", note=note)
+        return MemberStatus(
+            id=name, kind="rollout", state=state, age_s=1.0, attempt=0, region="", note=note
+        )
 
     members = [
         member("trainer-solver", "waiting", "waits for the base model of solver"),
@@ -98,7 +150,16 @@ def test_who_waits_for_which_base_model_is_shown_while_the_run_starts() -> None:
         "trainer-solver: waits for the base model of solver",
         "rollout-eu-0, rollout-us-0: waits for the base model of solver, verifier",
     ]
-    picture = _drawn(View("tiny-1", 3.0, "Running", status, base_model=0.25, note="teaching the skill"))
+    picture = _drawn(
+        View(
+            run_id="tiny-1",
+            elapsed_s=3.0,
+            flow_state="Running",
+            status=status,
+            base_model=0.25,
+            note="teaching the skill",
+        )
+    )
     assert [line for line in picture if "waits" in line and "trainer waits" not in line] == shown
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(tables.status_picture(status))
@@ -108,25 +169,38 @@ def test_who_waits_for_which_base_model_is_shown_while_the_run_starts() -> None:
 
 
 def test_before_the_run_exists_the_picture_says_what_it_waits_for() -> None:
-    assert "waiting for the supervisor to begin (Prefect: Pending)" in _drawn(View("tiny-1", 3.0, "Pending", None))
+    assert "waiting for the supervisor to begin (Prefect: Pending)" in _drawn(
+        View(run_id="tiny-1", elapsed_s=3.0, flow_state="Pending", status=None)
+    )
 
 
 def test_building_the_base_models_shows_its_share() -> None:
-    view = View("tiny-1", 3.0, "Running", _status("starting"), base_model=0.25, note="skill")
+    view = View(
+        run_id="tiny-1",
+        elapsed_s=3.0,
+        flow_state="Running",
+        status=_status("starting"),
+        base_model=0.25,
+        note="skill",
+    )
     assert any(line.endswith("building the base models, 25% skill") for line in _drawn(view))
     assert live_view.line(view) == "[0:03] starting  building the base models 25% skill"
 
 
 def test_a_line_holds_steps_rewards_throughput_and_the_newest_scores() -> None:
-    assert live_view.line(View("tiny-1", 65.0, "Running", _status())) == (
-        "[1:05] running  solver 40/80 reward 0.50  verifier 20/80 reward –  1 worker 1,234 tokens/s  "
+    assert live_view.line(
+        View(run_id="tiny-1", elapsed_s=65.0, flow_state="Running", status=_status())
+    ) == (
+        "[1:05] running  solver 40/80 reward 0.50  verifier 20/80 reward –  1 worker 1,234 "
+        "tokens/s  "
         "alone 80.0%@20  team (actor_and_verify) 57.0%@0"
     )
 
 
 def test_a_line_before_the_run_exists_names_prefects_state() -> None:
     assert (
-        live_view.line(View("x", 0.0, "Scheduled", None)) == "[0:00] starting  waiting for the supervisor (Prefect: Scheduled)"
+        live_view.line(View(run_id="x", elapsed_s=0.0, flow_state="Scheduled", status=None))
+        == "[0:00] starting  waiting for the supervisor (Prefect: Scheduled)"
     )
 
 
@@ -135,13 +209,18 @@ def test_a_line_before_the_run_exists_names_prefects_state() -> None:
     [
         (Closing(step=ClosingStep.LEAVING, part="", share=0.0), "waiting for members to leave"),
         (Closing(step=ClosingStep.VERIFYING, part="", share=0.0), "verifying every invariant"),
-        (Closing(step=ClosingStep.VERIFYING, part="weights of solver", share=0.5), "verifying weights of solver 50%"),
+        (
+            Closing(step=ClosingStep.VERIFYING, part="weights of solver", share=0.5),
+            "verifying weights of solver 50%",
+        ),
         (Closing(step=ClosingStep.REPORTING, part="", share=0.0), "writing the report"),
     ],
 )
-def test_the_step_after_the_end_is_in_the_line_the_picture_and_the_status(closing: Closing, words: str) -> None:
+def test_the_step_after_the_end_is_in_the_line_the_picture_and_the_status(
+    closing: Closing, words: str
+) -> None:
     status = _status("completed").model_copy(update={"closing": closing})
-    view = View("tiny-1", 65.0, "Running", status)
+    view = View(run_id="tiny-1", elapsed_s=65.0, flow_state="Running", status=status)
     assert live_view.line(view) == f"[1:05] completed  {words}"
     assert any(line.endswith(f"20 of 80 steps {words}") for line in _drawn(view))
     console = Console(width=140, record=True, file=io.StringIO())
@@ -155,7 +234,9 @@ def test_times_are_written_as_a_clock() -> None:
 
 def test_members_in_trouble_are_told_while_the_run_goes_on() -> None:
     def member(name: str, state: str, note: str = "") -> MemberStatus:
-        return MemberStatus(id=name, kind="rollout", state=state, age_s=1.0, attempt=0, region="", note=note)
+        return MemberStatus(
+            id=name, kind="rollout", state=state, age_s=1.0, attempt=0, region="", note=note
+        )
 
     members = [
         member("mirror-eu", "waiting", "solver is not mirrored: no route"),
@@ -164,5 +245,8 @@ def test_members_in_trouble_are_told_while_the_run_goes_on() -> None:
         member("rollout-eu-0", "working", "starts from version 0"),
     ]
     status = _status().model_copy(update={"members": members})
-    assert live_view.trouble_lines(status) == ["mirror-eu: waiting, solver is not mirrored: no route", "rollout-us-0: silent"]
+    assert live_view.trouble_lines(status) == [
+        "mirror-eu: waiting, solver is not mirrored: no route",
+        "rollout-us-0: silent",
+    ]
     assert live_view.trouble_lines(status.model_copy(update={"state": "completed"})) == []

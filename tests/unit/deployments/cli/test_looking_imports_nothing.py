@@ -1,4 +1,6 @@
-"""A stored `run.json` names code; commands that only look at a run never import it, whoever wrote it."""
+"""A stored `run.json` names code; commands that only look at a run never import it, whoever wrote
+it.
+"""
 
 import sys
 from pathlib import Path
@@ -42,7 +44,9 @@ LOOKS = (
 
 @pytest.fixture
 def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that is there once the stranger's module was imported, which the store's only run names everywhere."""
+    """The file that is there once the stranger's module was imported, which the store's only run
+    names everywhere.
+    """
     proof = tmp_path / "imported"
     (tmp_path / f"{MODULE}.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -55,14 +59,18 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         place = config
         for section in sections:
             place = place[section]
-        place[key] = [{"name": name, "args": {}} for name in value] if isinstance(value, list) else value
+        place[key] = (
+            [{"name": name, "args": {}} for name in value] if isinstance(value, list) else value
+        )
     run = create_run(open_store(str(tmp_path / "store")), "evil", config)
     publisher.publish(run, "solver", 0, builders.tensors(0), extra_files={"config.json": b"{}"})
     return proof
 
 
 @pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
-def test_a_command_that_looks_at_a_run_imports_nothing_that_the_run_names(imported: Path, arguments: tuple[str, ...]) -> None:
+def test_a_command_that_looks_at_a_run_imports_nothing_that_the_run_names(
+    imported: Path, arguments: tuple[str, ...]
+) -> None:
     said = CliRunner().invoke(app, list(arguments))
     assert said.exit_code == 0, said.output
     assert not imported.exists()

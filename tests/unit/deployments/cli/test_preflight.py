@@ -42,41 +42,57 @@ def test_a_regions_deployment_that_is_missing_is_named_with_its_key() -> None:
     with pytest.raises(ConfigError) as caught:
         preflight.refuse_missing_deployments(NOWHERE, config)
     assert str(caught.value) == (
-        f"{NOWHERE} has no deployment rollout/gpu, which rollout-mars-0 needs; it has rollout/worker: "
+        f"{NOWHERE} has no deployment rollout/gpu, which rollout-mars-0 needs; it has "
+        "rollout/worker: "
         "correct rollout.regions.mars.deployment, or leave it out"
     )
     here = loader.load("multi_policy_tiny", {"rollout.regions.mars.deployment": "rollout/worker"})
     preflight.refuse_missing_deployments(NOWHERE, here)
 
 
-def test_a_server_without_our_deployments_is_told_to_register_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_our_deployments_is_told_to_register_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(flow_runs, "deployments_of", lambda api_url, flow: [])
-    with pytest.raises(ConfigError, match="prepare/base-model, which base-model needs; `astraflow deploy` registers it"):
+    with pytest.raises(
+        ConfigError,
+        match="prepare/base-model, which base-model needs; `astraflow deploy` registers it",
+    ):
         preflight.refuse_missing_deployments(NOWHERE, loader.load("multi_policy_tiny"))
 
 
-def test_a_package_and_a_device_that_are_not_here_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_and_a_device_that_are_not_here_are_told_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(preflight, "_has_cuda", lambda: False)
     changes = {"prompts.hub": "openai/gsm8k", "policies.solver.train.device": "cuda"}
     with pytest.raises(ConfigError) as caught:
         preflight.refuse_what_this_machine_lacks(loader.load("multi_policy_tiny", changes))
     assert str(caught.value) == (
-        "data.prompts.hub: openai/gsm8k needs the package `datasets`, which is not installed here: pip install datasets; "
-        "policies.solver.train.device: torch finds no CUDA device on this machine; set cpu, or run where there is one"
+        "data.prompts.hub: openai/gsm8k needs the package `datasets`, which is not installed here: "
+        "pip install datasets; "
+        "policies.solver.train.device: torch finds no CUDA device on this machine; set cpu, or run "
+        "where there is one"
     )
 
 
-def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(memory_store: ObjectStore) -> None:
+def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(
+    memory_store: ObjectStore,
+) -> None:
     config = loader.load("multi_policy_tiny")
     stored = config.model_dump(mode="json")
-    del stored["policies"]["solver"]["train"]["anchor_every"]  # as by an earlier version, which had no such setting
+    del stored["policies"]["solver"]["train"][
+        "anchor_every"
+    ]  # as by an earlier version, which had no such setting
     run = runs.create_run(memory_store, "mine", stored)
     assert preflight.refuse_restart(memory_store, "mine", config) is None
     cancelled = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
     assert preflight.refuse_restart(memory_store, "mine", config) == cancelled
     with pytest.raises(ConfigError, match="steps is 80 there, 3 here"):
-        preflight.refuse_restart(memory_store, "mine", loader.load("multi_policy_tiny", {"steps": 3}))
+        preflight.refuse_restart(
+            memory_store, "mine", loader.load("multi_policy_tiny", {"steps": 3})
+        )
     runs.clear_stop(run)
     runs.request_stop(run, Stop("completed", "all done", 6.0))
     with pytest.raises(ConfigError, match="run mine is completed"):
@@ -84,7 +100,11 @@ def test_a_restart_with_other_settings_or_of_a_completed_run_is_refused(memory_s
 
 
 def test_a_mirror_that_is_the_runs_own_store_is_refused(memory_store: ObjectStore) -> None:
-    config = loader.load("multi_policy_tiny", {"rollout.regions.us-east.mirror": memory_store.address})
-    with pytest.raises(ConfigError, match=r"rollout\.regions\.us-east\.mirror is the run's own store memory://"):
+    config = loader.load(
+        "multi_policy_tiny", {"rollout.regions.us-east.mirror": memory_store.address}
+    )
+    with pytest.raises(
+        ConfigError, match=r"rollout\.regions\.us-east\.mirror is the run's own store memory://"
+    ):
         preflight.refuse_mirrors_at_home(memory_store, config)
     preflight.refuse_mirrors_at_home(memory_store.sub("elsewhere"), config)

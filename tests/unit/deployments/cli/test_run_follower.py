@@ -10,7 +10,7 @@ from deployments.cli import run_follower
 from deployments.cli.run_follower import Followed, Follower
 from deployments.paths import Home
 from deployments.registration.flow_runs import FlowRun
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.records.control import Stop
 from storage.run import runs
@@ -34,12 +34,23 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Followed:
     home = Home(tmp_path / "home")
     home.create()
-    monkeypatch.setattr(run_follower, "last_words", lambda followed: "the end")  # they are Prefect's, which is not there
-    return Followed(open_store(str(tmp_path / "store")), "tiny-1", NOWHERE, "f", {}, home)
+    monkeypatch.setattr(
+        run_follower, "last_words", lambda followed: "the end"
+    )  # they are Prefect's, which is not there
+    return Followed(
+        store=open_store(str(tmp_path / "store")),
+        run_id="tiny-1",
+        api_url=NOWHERE,
+        flow_run_id="f",
+        links={},
+        home=home,
+    )
 
 
 def _create(store: ObjectStore) -> ObjectStore:
-    return runs.create_run(store, "tiny-1", loader.load("multi_policy_tiny").model_dump(mode="json"))
+    return runs.create_run(
+        store, "tiny-1", loader.load("multi_policy_tiny").model_dump(mode="json")
+    )
 
 
 def _script(*acts: FlowRun | Callable[[], FlowRun]) -> Callable[[str, str], FlowRun]:
@@ -78,7 +89,9 @@ def test_following_ends_with_the_supervisors_flow_run(followed: Followed, termin
 
 def test_a_supervisor_that_dies_before_the_run_exists_is_an_error(followed: Followed) -> None:
     crashed = FlowRun("f", "Crashed", True, "")
-    with pytest.raises(AstraFlowError, match=r"tiny-1 never began: its flow run ended as Crashed\. the end"):
+    with pytest.raises(
+        AstraFlowError, match=r"tiny-1 never began: its flow run ended as Crashed\. the end"
+    ):
         Follower(followed, _console(False), read_flow=_script(RUNNING, crashed)).follow()
 
 
@@ -107,7 +120,9 @@ def test_ctrl_c_asks_and_leaves_the_run_going(followed: Followed) -> None:
 
 def test_ctrl_c_and_c_cancels_and_waits_for_the_end(followed: Followed) -> None:
     run = _create(followed.store)
-    last = Follower(followed, _console(True), lambda question: "c", _script(_interrupt, RUNNING, COMPLETED)).follow()
+    last = Follower(
+        followed, _console(True), lambda question: "c", _script(_interrupt, RUNNING, COMPLETED)
+    ).follow()
     assert last is not None
     assert last.state == "cancelled"
     stop = runs.read_stop(run)
@@ -134,21 +149,31 @@ def test_where_nobody_can_answer_ctrl_c_leaves_the_run_going(followed: Followed)
     assert Follower(followed, _console(False), nobody, _script(_interrupt)).follow() is None
 
 
-def test_a_refused_restart_tells_the_supervisors_sentence_and_not_the_old_end(followed: Followed) -> None:
+def test_a_refused_restart_tells_the_supervisors_sentence_and_not_the_old_end(
+    followed: Followed,
+) -> None:
     stood = runs.request_stop(_create(followed.store), Stop("completed", "all done", 5.0))
     refused = FlowRun("f", "Failed", True, "run tiny-1 is completed; choose another run id")
-    with pytest.raises(AstraFlowError, match="tiny-1: run tiny-1 is completed; choose another run id"):
-        Follower(replace(followed, stood=stood), _console(False), read_flow=_script(RUNNING, refused)).follow()
+    with pytest.raises(
+        AstraFlowError, match="tiny-1: run tiny-1 is completed; choose another run id"
+    ):
+        Follower(
+            replace(followed, stood=stood), _console(False), read_flow=_script(RUNNING, refused)
+        ).follow()
 
 
 def test_a_supervisor_that_is_refused_beside_a_living_one_says_why(followed: Followed) -> None:
     _create(followed.store)
     refused = FlowRun("f", "Failed", True, "run 'tiny-1' exists with another configuration")
-    with pytest.raises(AstraFlowError, match="tiny-1: run 'tiny-1' exists with another configuration"):
+    with pytest.raises(
+        AstraFlowError, match="tiny-1: run 'tiny-1' exists with another configuration"
+    ):
         Follower(followed, _console(False), read_flow=_script(RUNNING, refused)).follow()
 
 
-def test_a_run_that_was_stopped_before_has_not_begun_until_its_new_supervisor_lifts_that(followed: Followed) -> None:
+def test_a_run_that_was_stopped_before_has_not_begun_until_its_new_supervisor_lifts_that(
+    followed: Followed,
+) -> None:
     run = _create(followed.store)
     stood = runs.request_stop(run, Stop("cancelled", "by a person", 5.0))
 
@@ -161,7 +186,9 @@ def test_a_run_that_was_stopped_before_has_not_begun_until_its_new_supervisor_li
         return COMPLETED
 
     console = _console(False)
-    last = Follower(replace(followed, stood=stood), console, read_flow=_script(RUNNING, lift, end)).follow()
+    last = Follower(
+        replace(followed, stood=stood), console, read_flow=_script(RUNNING, lift, end)
+    ).follow()
     assert last is not None
     assert last.reason == "all done"
     assert "cancelled" not in console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
@@ -171,14 +198,18 @@ def _away() -> FlowRun:
     raise ConfigError("the Prefect server does not answer")
 
 
-def test_a_run_whose_supervisor_and_prefect_are_slow_for_a_while_is_followed_to_its_end(followed: Followed) -> None:
+def test_a_run_whose_supervisor_and_prefect_are_slow_for_a_while_is_followed_to_its_end(
+    followed: Followed,
+) -> None:
     run = _create(followed.store)
 
     def end() -> FlowRun:
         runs.request_stop(run, Stop("completed", "all done", 5.0))
         return COMPLETED
 
-    last = Follower(followed, _console(False), read_flow=_script(_away, _away, _away, RUNNING, _away, end)).follow()
+    last = Follower(
+        followed, _console(False), read_flow=_script(_away, _away, _away, RUNNING, _away, end)
+    ).follow()
     assert last is not None
     assert last.state == "completed"
 
@@ -188,7 +219,7 @@ def test_a_supervisor_that_still_works_after_the_end_is_waited_for_and_its_steps
 ) -> None:
     monkeypatch.setattr(run_follower, "FINISH_TIMEOUT_S", 0.0)
     run = _create(followed.store)
-    pulse = Pulse(run, "supervisor", "supervisor", 0, 3600.0)
+    pulse = HeartbeatWriter(run, "supervisor", "supervisor", 0, 3600.0)
 
     def records(step: ClosingStep, part: str = "", share: float = 0.0) -> Callable[[], FlowRun]:
         def act() -> FlowRun:
@@ -207,7 +238,11 @@ def test_a_supervisor_that_still_works_after_the_end_is_waited_for_and_its_steps
         pulse._write()
         return COMPLETED
 
-    steps = [records(ClosingStep.VERIFYING, "shards", 0.42), records(ClosingStep.REPORTING), records(ClosingStep.TRACKING)]
+    steps = [
+        records(ClosingStep.VERIFYING, "shards", 0.42),
+        records(ClosingStep.REPORTING),
+        records(ClosingStep.TRACKING),
+    ]
     console = _console(False)
     last = Follower(followed, console, read_flow=_script(stop, *steps, end)).follow()
     assert last is not None

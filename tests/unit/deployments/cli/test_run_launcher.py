@@ -33,7 +33,10 @@ def test_a_run_is_named_after_its_recipe_and_the_moment() -> None:
 
 
 def test_a_deployment_may_be_named_without_its_flow() -> None:
-    assert run_launcher.prepare("single-policy", None, [], "mine").deployment == "astraflow/single-policy"
+    assert (
+        run_launcher.prepare("single-policy", None, [], "mine").deployment
+        == "astraflow/single-policy"
+    )
 
 
 def test_a_deployment_of_somebody_else_is_not_judged_here() -> None:
@@ -49,15 +52,27 @@ def test_a_mistake_in_a_recipe_file_names_file_and_line(tmp_path: Path) -> None:
 
 
 def test_an_unknown_deployment_of_ours_is_told_the_known_ones_before_anything_starts() -> None:
-    with pytest.raises(ConfigError, match="there is no deployment nope; name multi-policy, single-policy, nightly, or one"):
+    with pytest.raises(
+        ConfigError,
+        match="there is no deployment nope; name multi-policy, single-policy, nightly, or one",
+    ):
         run_launcher.prepare("nope", None, [], None)
 
 
-def test_a_stack_that_runs_with_another_store_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_that_runs_with_another_store_refuses_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = Home(tmp_path / "home")
     home.create()
     me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
-    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", home.store.as_uri(), True, processes=(me,), ready=True)
+    up = Stack(
+        prefect_url="http://127.0.0.1:1/api",
+        mlflow_url="http://127.0.0.1:2",
+        store_url=home.store.as_uri(),
+        own_server=True,
+        processes=(me,),
+        ready=True,
+    )
     state.save(home, up)
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "elsewhere"))
     with pytest.raises(ConfigError, match=r"ASTRAFLOW_STORE now asks for .*elsewhere"):
@@ -66,21 +81,34 @@ def test_a_stack_that_runs_with_another_store_refuses_the_run(tmp_path: Path, mo
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
-    """The parameters of every flow run that is started, on a server that has what `astraflow deploy` registers."""
+    """The parameters of every flow run that is started, on a server that has what
+    `astraflow deploy` registers.
+    """
     found: list[Mapping[str, Any]] = []
     names = [f"{one.flow}/{one.name}" for one in deployments.DEPLOYMENTS]
 
-    def start(api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]) -> FlowRun:
+    def start(
+        api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]
+    ) -> FlowRun:
         found.append(parameters)
         return FlowRun(id="f", state="Scheduled", final=False, message="")
 
     monkeypatch.setattr(flow_runs, "start", start)
-    monkeypatch.setattr(flow_runs, "deployments_of", lambda api_url, flow: [one for one in names if one.startswith(f"{flow}/")])
+    monkeypatch.setattr(
+        flow_runs,
+        "deployments_of",
+        lambda api_url, flow: [one for one in names if one.startswith(f"{flow}/")],
+    )
     return found
 
 
 def stack_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own_server: bool) -> Home:
-    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", (tmp_path / "store").as_uri(), own_server)
+    up = Stack(
+        prefect_url="http://127.0.0.1:1/api",
+        mlflow_url="http://127.0.0.1:2",
+        store_url=(tmp_path / "store").as_uri(),
+        own_server=own_server,
+    )
     monkeypatch.setattr(run_launcher, "_stack", lambda home, say: up)
     return Home(tmp_path / "home")
 
@@ -90,7 +118,9 @@ def write_prompts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir()
     for name in ("recipes.jsonl", "own.jsonl"):
         (folder / name).write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
-    (folder / "mine.yaml").write_text("extends: single_policy_tiny\ndata: {prompts: {path: recipes.jsonl}}\n")
+    (folder / "mine.yaml").write_text(
+        "extends: single_policy_tiny\ndata: {prompts: {path: recipes.jsonl}}\n"
+    )
     monkeypatch.chdir(folder)
 
 
@@ -120,7 +150,9 @@ def test_a_supervisor_in_another_folder_of_this_machine_reads_the_files_that_the
     monkeypatch.chdir(tmp_path / "clone")
     read = loader.load(sent[0]["recipe"], sent[0]["overrides"])
     assert read == wanted.config
-    assert getattr(read.data.prompts, "path", None) == (None if file is None else str(tmp_path / "person" / file))
+    assert getattr(read.data.prompts, "path", None) == (
+        None if file is None else str(tmp_path / "person" / file)
+    )
     assert read.rollout.regions["us-east"].mirror == str(tmp_path / "person" / "near")
 
 
@@ -129,8 +161,16 @@ def test_a_supervisor_elsewhere_is_sent_what_the_person_wrote(
 ) -> None:
     write_prompts(tmp_path / "person", monkeypatch)
     home = stack_here(tmp_path, monkeypatch, own_server=False)
-    run_launcher.start(home, run_launcher.prepare("single-policy", "mine.yaml", ["data.prompts.path=own.jsonl"], None), print)
-    run_launcher.start(home, run_launcher.prepare("theirs/special", None, ["data.prompts.path=own.jsonl"], None), print)
+    run_launcher.start(
+        home,
+        run_launcher.prepare("single-policy", "mine.yaml", ["data.prompts.path=own.jsonl"], None),
+        print,
+    )
+    run_launcher.start(
+        home,
+        run_launcher.prepare("theirs/special", None, ["data.prompts.path=own.jsonl"], None),
+        print,
+    )
     assert [each["overrides"] for each in sent] == [{"data.prompts.path": "own.jsonl"}] * 2
 
 
@@ -141,8 +181,17 @@ def test_the_stack_is_said_to_stay_up_only_while_it_does(tmp_path: Path) -> None
     run = runs.create_run(store, "mine", loader.load("multi_policy_tiny").model_dump(mode="json"))
     runs.request_stop(run, Stop("cancelled", "enough", time.time()))
     me = Process("prefect-server", os.getpid(), psutil.Process().create_time(), "")
-    up = Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", store.url, True, processes=(me,), ready=True)
-    followed = Followed(store, "mine", up.prefect_url, "f", {}, home)
+    up = Stack(
+        prefect_url="http://127.0.0.1:1/api",
+        mlflow_url="http://127.0.0.1:2",
+        store_url=store.url,
+        own_server=True,
+        processes=(me,),
+        ready=True,
+    )
+    followed = Followed(
+        store=store, run_id="mine", api_url=up.prefect_url, flow_run_id="f", links={}, home=home
+    )
     for ready in (True, False):  # `down` takes the readiness away before it ends the runs
         state.save(home, replace(up, ready=ready))
         said: list[str] = []
@@ -150,7 +199,9 @@ def test_the_stack_is_said_to_stay_up_only_while_it_does(tmp_path: Path) -> None
         assert ("the stack stays up for the next run; `astraflow down` stops it" in said) is ready
 
 
-def test_a_check_that_takes_long_says_every_few_seconds_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_takes_long_says_every_few_seconds_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s, said = [0.0], list[str]()
     monkeypatch.setattr(run_launcher.time, "monotonic", lambda: now_s[0])
     tell = run_launcher._told(said.append)

@@ -13,44 +13,69 @@ BOOKS = PolicyBooks(batches=3, trained=384, replayed=1, filtered=20, expired=5, 
 
 
 def _verdict(*violations: Violation) -> Verdict:
-    return Verdict(violations=violations, orders=12, shards=11, quarantined=1, sequences=1416, policies={"solver": BOOKS})
+    return Verdict(
+        violations=violations,
+        orders=12,
+        shards=11,
+        quarantined=1,
+        sequences=1416,
+        policies={"solver": BOOKS},
+    )
 
 
 def test_the_json_of_a_verdict_has_the_documented_fields() -> None:
     broken = Violation(3, "weights/solver/00000002", "a digest differs")
     assert tables.verdict_json(_verdict(broken)) == {
         "ok": False,
-        "violations": [{"invariant": 3, "where": "weights/solver/00000002", "what": "a digest differs"}],
+        "violations": [
+            {"invariant": 3, "where": "weights/solver/00000002", "what": "a digest differs"}
+        ],
         "orders": 12,
         "shards": 11,
         "quarantined": 1,
         "sequences": 1416,
-        "policies": {"solver": {"batches": 3, "trained": 384, "replayed": 1, "filtered": 20, "expired": 5, "waiting": 7}},
+        "policies": {
+            "solver": {
+                "batches": 3,
+                "trained": 384,
+                "replayed": 1,
+                "filtered": 20,
+                "expired": 5,
+                "waiting": 7,
+            }
+        },
     }
 
 
 def test_a_clean_verdict_is_one_line() -> None:
     assert tables.verdict_words(_verdict()) == (
-        "clean: 12 orders, 11 shards, 1,416 sequences; solver 384 trained, 20 filtered, 5 expired, 7 waiting"
+        "clean: 12 orders, 11 shards, 1,416 sequences; solver 384 trained, 20 filtered, 5 expired, "
+        "7 waiting"
     )
     assert tables.verdict_words(_verdict(Violation(1, "a", "b"))).startswith("1 violations: ")
 
 
 def test_the_summary_compares_first_and_last_evaluation_of_each_workflow() -> None:
     assert tables.summary_lines(_status()) == [
-        "the policy alone: 33.0% → 80.0% of 500 held-out problems (version 0 → solver 20, verifier 18)",
+        "the policy alone: 33.0% → 80.0% of 500 held-out problems (version 0 → solver 20, verifier "
+        "18)",
         "the team (actor_and_verify): 57.0% → 57.0% of 500 held-out problems (version 0 → 0)",
     ]
 
 
 def test_a_long_list_of_violations_is_cut_and_says_so() -> None:
-    many = [Violation(1, f"orders/{number}", "missing") for number in range(tables.VIOLATIONS_SHOWN_MAX + 3)]
+    many = [
+        Violation(1, f"orders/{number}", "missing")
+        for number in range(tables.VIOLATIONS_SHOWN_MAX + 3)
+    ]
     table = tables.violations_table(_verdict(*many))
     assert table.row_count == tables.VIOLATIONS_SHOWN_MAX + 1
     assert list(table.columns[2].cells)[-1] == "and 3 more; --json lists all of them"
 
 
-@pytest.mark.parametrize("run_id", ["tiny-20261121-023004-b6f1", "a-name-that-somebody-made-up-" + "x" * 70])
+@pytest.mark.parametrize(
+    "run_id", ["tiny-20261121-023004-b6f1", "a-name-that-somebody-made-up-" + "x" * 70]
+)
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_run_id_is_whole_in_a_narrow_terminal(run_id: str, width: int) -> None:
     versions = {"solver": 80, "verifier": 80}

@@ -5,7 +5,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import (
+    PREFECT_API_AUTH_STRING,
+    PREFECT_API_URL,
+    get_current_settings,
+    temporary_settings,
+)
 
 from deployments.registration.client import connected
 from deployments.servers import auth
@@ -41,29 +46,47 @@ def server() -> Iterator[str]:
     listener.server_close()
 
 
-def test_a_client_sends_the_secret_that_the_environment_has_now(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_sends_the_secret_that_the_environment_has_now(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", SECRET)
     with connected(server) as client:
         assert client.request("GET", "/admin/version").json() == "3.8.8"
 
 
-def test_a_server_that_refuses_is_told_with_the_variables_to_set(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_refuses_is_told_with_the_variables_to_set(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "astraflow:wrong")
     refusal = r"refuses this command \(401\); set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY"
     with pytest.raises(ConfigError, match=refusal), connected(server) as client:
         client.read_work_pools()
 
 
-def test_a_block_that_is_not_shown_is_told_with_the_variables_to_set(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_is_not_shown_is_told_with_the_variables_to_set(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "astraflow:wrong")
-    with pytest.raises(ConfigError, match=r"refuses to show the block keys, .*set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY"):
+    with pytest.raises(
+        ConfigError,
+        match=r"refuses to show the block keys, .*set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY",
+    ):
         store_credentials.load("keys", server)
 
 
 def test_without_the_variable_prefects_own_setting_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
-    with temporary_settings({PREFECT_API_AUTH_STRING: SECRET}), temporary_settings(settings_for("http://h/api")):
+    with (
+        temporary_settings({PREFECT_API_AUTH_STRING: SECRET}),
+        temporary_settings(settings_for("http://h/api")),
+    ):
         found = get_current_settings().api
-        assert (found.url, found.auth_string and found.auth_string.get_secret_value()) == ("http://h/api", SECRET)
+        assert (found.url, found.auth_string and found.auth_string.get_secret_value()) == (
+            "http://h/api",
+            SECRET,
+        )
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "")
-    assert settings_for("http://h/api") == {PREFECT_API_URL: "http://h/api", PREFECT_API_AUTH_STRING: ""}
+    assert settings_for("http://h/api") == {
+        PREFECT_API_URL: "http://h/api",
+        PREFECT_API_AUTH_STRING: "",
+    }

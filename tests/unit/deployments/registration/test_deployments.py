@@ -28,17 +28,32 @@ def test_every_deployment_stands_on_a_pool_that_has_a_worker() -> None:
 @pytest.mark.parametrize("recipe", ["multi_policy_tiny", "single_policy_tiny"])
 def test_every_member_of_an_embedded_run_can_be_launched_in_any_region(recipe: str) -> None:
     names = {f"{one.flow}/{one.name}" for one in DEPLOYMENTS}
-    config = loader.load(recipe, {"rollout.regions.mars": {"workers": 1, "mirror": "memory://mars"}})
+    config = loader.load(
+        recipe, {"rollout.regions.mars": {"workers": 1, "mirror": "memory://mars"}}
+    )
     assert {member.deployment for member in members_of(config)} <= names
 
 
 def test_no_module_has_the_name_of_a_region() -> None:
     """Docstrings may have one as an example; `us-east-1` is a region of AWS, and none of ours."""
     recipes = (PROJECT / "recipes").glob("*.yaml")
-    regions = {name for recipe in recipes for name in yaml.safe_load(recipe.read_text())["rollout"]["regions"]}
+    regions = {
+        name
+        for recipe in recipes
+        for name in yaml.safe_load(recipe.read_text())["rollout"]["regions"]
+    }
     assert regions == {"us-east", "eu-west"}
     named = re.compile(rf"({'|'.join(sorted(regions))})(?!-\d\b)")
-    rooms = ("storage", "data_ops", "rollout", "trainer", "tasks", "flows", "deployments", "benchmarks")
+    rooms = (
+        "storage",
+        "data_ops",
+        "rollout",
+        "trainer",
+        "tasks",
+        "flows",
+        "deployments",
+        "benchmarks",
+    )
     modules = [module for room in rooms for module in sorted((PROJECT / room).rglob("*.py"))]
     assert len(modules) > 100
     assert [module for module in modules if any(map(named.search, _literals(module)))] == []
@@ -49,7 +64,11 @@ def _literals(module: Path) -> Iterator[str]:
     tree = ast.parse(module.read_text())
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in statements
+        ):
             yield node.value
 
 
@@ -72,10 +91,14 @@ def test_the_nightly_gc_waits_to_be_switched_on_and_then_only_looks() -> None:
 
 
 class StandingServer:
-    """A Prefect client of a server where a person has changed a deployment and switched its schedule on."""
+    """A Prefect client of a server where a person has changed a deployment and switched its
+    schedule on.
+    """
 
     def __init__(self, parameters: dict[str, object]) -> None:
-        self.standing = SimpleNamespace(parameters=parameters, schedules=[SimpleNamespace(active=True)])
+        self.standing = SimpleNamespace(
+            parameters=parameters, schedules=[SimpleNamespace(active=True)]
+        )
         self.created: dict[str, Any] = {}
 
     def read_deployment_by_name(self, name: str) -> SimpleNamespace:
@@ -99,7 +122,10 @@ def test_a_scheduled_deployment_keeps_what_a_person_set_as_far_as_the_flow_still
 def test_a_deployment_without_a_schedule_is_registered_as_the_code_says() -> None:
     server = StandingServer({"recipe": "another"})
     deployments._create(server, DEPLOYMENTS[0], deployments._flow(DEPLOYMENTS[0]), "/project")
-    assert (server.created["parameters"], server.created["schedules"]) == ({"recipe": "multi_policy_tiny"}, [])
+    assert (server.created["parameters"], server.created["schedules"]) == (
+        {"recipe": "multi_policy_tiny"},
+        [],
+    )
 
 
 def test_a_negative_seed_is_refused_by_the_form() -> None:
@@ -113,8 +139,13 @@ def test_a_negative_seed_is_refused_by_the_form() -> None:
 def test_a_broken_flow_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_flows_for_test.py").write_text("raise ImportError('no such thing')")
     monkeypatch.syspath_prepend(tmp_path)
-    broken = Deployment("x", "x", "broken_flows_for_test.py:x", "control", "")
-    with pytest.raises(ConfigError, match=r"broken_flows_for_test\.py cannot be deployed: ImportError: no such thing"):
+    broken = Deployment(
+        flow="x", name="x", entrypoint="broken_flows_for_test.py:x", pool="control", description=""
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"broken_flows_for_test\.py cannot be deployed: ImportError: no such thing",
+    ):
         deployments.import_flows([broken])
 
 

@@ -10,7 +10,9 @@ def test_only_the_owner_may_read_what_a_flow_run_prints(tmp_path: Path) -> None:
         "import os, pathlib; os.umask(0); from deployments.registration import flow_entrypoint; "
         f"path = pathlib.Path({str(log)!r}); "
     )
-    subprocess.run([sys.executable, "-c", f"{code}flow_entrypoint._print_into(path); print(1)"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"{code}flow_entrypoint._print_into(path); print(1)"], check=True
+    )
     assert log.read_text() == "1\n"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700

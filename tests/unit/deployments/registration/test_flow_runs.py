@@ -13,10 +13,14 @@ from deployments.registration import flow_runs
 class Server:
     """Flow runs that end one by one, one at each look and every look `look_s` after the last."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, look_s: float, ends: bool = True) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, count: int, look_s: float, ends: bool = True
+    ) -> None:
         self.now_s, self.look_s, self.ends = 0.0, look_s, ends
         state = SimpleNamespace(is_scheduled=lambda: False)
-        self.living = [SimpleNamespace(id=uuid4(), state=state, start_time="12:00") for _ in range(count)]
+        self.living = [
+            SimpleNamespace(id=uuid4(), state=state, start_time="12:00") for _ in range(count)
+        ]
         self.set: dict[UUID, str] = {}
         monkeypatch.setattr(flow_runs, "connected", self.connected)
         monkeypatch.setattr(flow_runs, "_unfinished", self.unfinished)
@@ -37,21 +41,33 @@ class Server:
         self.set[flow_run_id] = state.name  # type: ignore[attr-defined]  # a state of Prefect's
 
 
-def test_flow_runs_that_end_slowly_one_after_the_other_are_all_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_runs_that_end_slowly_one_after_the_other_are_all_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server = Server(monkeypatch, count=5, look_s=40.0)
-    assert flow_runs.cancel_all("http://x/api", "astraflow", processes_alive=True, timeout_s=45.0) == (5, 0)
+    assert flow_runs.cancel_all(
+        "http://x/api", "astraflow", processes_alive=True, timeout_s=45.0
+    ) == (5, 0)
     assert set(server.set.values()) == {"Cancelling"}
     assert server.now_s == 6 * 40.0, "more than five times the limit for one"
 
 
-def test_flow_runs_that_do_not_end_are_left_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_runs_that_do_not_end_are_left_after_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server = Server(monkeypatch, count=2, look_s=10.0, ends=False)
-    assert flow_runs.cancel_all("http://x/api", "astraflow", processes_alive=True, timeout_s=45.0) == (2, 2)
+    assert flow_runs.cancel_all(
+        "http://x/api", "astraflow", processes_alive=True, timeout_s=45.0
+    ) == (2, 2)
     assert server.now_s == 60.0
 
 
-def test_a_flow_run_that_never_ran_is_declared_cancelled_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flow_run_that_never_ran_is_declared_cancelled_after_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     server = Server(monkeypatch, count=2, look_s=10.0, ends=False)
     server.living[1].start_time = None
-    assert flow_runs.cancel_all("http://x/api", "astraflow", processes_alive=True, timeout_s=45.0) == (2, 1)
+    assert flow_runs.cancel_all(
+        "http://x/api", "astraflow", processes_alive=True, timeout_s=45.0
+    ) == (2, 1)
     assert [server.set[flow_run.id] for flow_run in server.living] == ["Cancelling", "Cancelled"]

@@ -41,7 +41,9 @@ def test_no_secret_is_written_through_a_link(home: Home, tmp_path: Path) -> None
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_secret_that_another_user_made_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_another_user_made_is_refused(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     auth.create(home)
     another = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: another)
@@ -57,7 +59,9 @@ def test_a_home_without_a_secret_has_none(home: Home) -> None:
 @pytest.mark.parametrize("body", [b"", b"astraflow:", b"somebody:else", b"no colon", b"\xff"])
 def test_a_damaged_secret_is_told_with_what_to_do(home: Home, body: bytes) -> None:
     home.auth.write_bytes(body)
-    with pytest.raises(ConfigError, match=f"{home.auth} .*run `astraflow down`, then `astraflow up`"):
+    with pytest.raises(
+        ConfigError, match=f"{home.auth} .*run `astraflow down`, then `astraflow up`"
+    ):
         auth.create(home)
     assert home.auth.read_bytes() == body
     assert auth.known(home) == ""

@@ -27,7 +27,9 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.reached.append(scope.get("path", scope["type"]))
         if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]})
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"1")]}
+            )
             await send({"type": "http.response.body", "body": b"reached"})
         elif scope["type"] == "websocket":
             await send({"type": "websocket.accept"})
@@ -50,24 +52,37 @@ def prefect(application: Application) -> Guard:
     return Guard(application, SECRET, authenticates=True, clock=lambda: NOW_S)
 
 
-def ask(guard: Guard, path: str = "/", method: str = "GET", host: str = "127.0.0.1:5000", **headers: str) -> httpx.Response:
+def ask(
+    guard: Guard, path: str = "/", method: str = "GET", host: str = "127.0.0.1:5000", **headers: str
+) -> httpx.Response:
     async def asked() -> httpx.Response:
         transport = httpx.ASGITransport(app=guard)  # type: ignore[arg-type]  # ASGI, spelled otherwise
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:5000") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:5000"
+        ) as client:
             return await client.request(method, path, headers={"host": host, **headers})
 
     return asyncio.run(asked())
 
 
-def test_a_request_without_the_secret_does_not_reach_mlflow(mlflow: Guard, application: Application) -> None:
-    for headers in ({}, {"authorization": "Basic d3Jvbmc6"}, {"authorization": BASIC[:-1]}, {"cookie": COOKIE[:-1]}):
+def test_a_request_without_the_secret_does_not_reach_mlflow(
+    mlflow: Guard, application: Application
+) -> None:
+    for headers in (
+        {},
+        {"authorization": "Basic d3Jvbmc6"},
+        {"authorization": BASIC[:-1]},
+        {"cookie": COOKIE[:-1]},
+    ):
         answer = ask(mlflow, "/api/2.0/mlflow/experiments/search", "POST", **headers)
         assert answer.status_code == 401
         assert "`astraflow up` prints an address" in answer.text
     assert application.reached == []
 
 
-@pytest.mark.parametrize("headers", [{"authorization": BASIC}, {"cookie": COOKIE}, {"cookie": f"a=b; {COOKIE}; c=d"}])
+@pytest.mark.parametrize(
+    "headers", [{"authorization": BASIC}, {"cookie": COOKIE}, {"cookie": f"a=b; {COOKIE}; c=d"}]
+)
 def test_the_secret_or_the_cookie_opens_mlflow(mlflow: Guard, headers: dict[str, str]) -> None:
     answer = ask(mlflow, "/api/2.0/mlflow/experiments/search", "POST", **headers)
     assert (answer.status_code, answer.text) == (200, "reached")
@@ -85,8 +100,22 @@ def test_prefects_own_check_decides_over_requests_without_the_secret(prefect: Gu
 @pytest.mark.parametrize(
     "host",
     [
-        *("evil.example", "evil.example:5000", "127.0.0.1.evil.example", "10.0.0.1:5000", "", "localhost.:1", "[::1]:5000"),
-        *("localhost:5000/health?", "localhost:5000#", "localhost:5000@evil.example", "localhost:", "127.0.0.1:x"),
+        *(
+            "evil.example",
+            "evil.example:5000",
+            "127.0.0.1.evil.example",
+            "10.0.0.1:5000",
+            "",
+            "localhost.:1",
+            "[::1]:5000",
+        ),
+        *(
+            "localhost:5000/health?",
+            "localhost:5000#",
+            "localhost:5000@evil.example",
+            "localhost:",
+            "127.0.0.1:x",
+        ),
     ],
 )
 def test_a_foreign_host_is_refused_even_with_the_secret(
@@ -98,7 +127,9 @@ def test_a_foreign_host_is_refused_even_with_the_secret(
     assert application.reached == []
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:5000", "localhost:5000", "LOCALHOST:5000", "localhost"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:5000", "localhost:5000", "LOCALHOST:5000", "localhost"]
+)
 def test_both_names_of_this_machine_are_answered(mlflow: Guard, host: str) -> None:
     assert ask(mlflow, host=host, authorization=BASIC).text == "reached"
 
@@ -121,7 +152,12 @@ def test_a_page_of_another_origin_is_refused_even_with_the_secret(
     mlflow: Guard, prefect: Guard, application: Application, origin: str
 ) -> None:
     for guard in (mlflow, prefect):
-        for path, method in (("/", "POST"), ("/", "OPTIONS"), ("/open", "POST"), ("/health", "GET")):
+        for path, method in (
+            ("/", "POST"),
+            ("/", "OPTIONS"),
+            ("/open", "POST"),
+            ("/health", "GET"),
+        ):
             assert ask(guard, path, method, origin=origin, authorization=BASIC).status_code == 403
     assert application.reached == []
 
@@ -134,7 +170,11 @@ def test_the_servers_own_pages_are_answered(mlflow: Guard, origin: str) -> None:
 def test_a_request_with_two_hosts_is_refused(mlflow: Guard, application: Application) -> None:
     scope = {
         **{"type": "http", "method": "GET", "path": "/"},
-        "headers": [(b"host", b"evil.example"), (b"host", b"127.0.0.1:5000"), (b"authorization", BASIC.encode())],
+        "headers": [
+            (b"host", b"evil.example"),
+            (b"host", b"127.0.0.1:5000"),
+            (b"authorization", BASIC.encode()),
+        ],
     }
     assert _sent(mlflow, scope)[0]["status"] == 403
     assert application.reached == []
@@ -143,7 +183,11 @@ def test_a_request_with_two_hosts_is_refused(mlflow: Guard, application: Applica
 def test_a_websocket_from_another_origin_is_closed_and_one_of_ours_is_passed_on(
     prefect: Guard, application: Application
 ) -> None:
-    scope = {"type": "websocket", "path": "/api/events/out", "headers": [(b"host", b"127.0.0.1:4200")]}
+    scope = {
+        "type": "websocket",
+        "path": "/api/events/out",
+        "headers": [(b"host", b"127.0.0.1:4200")],
+    }
     foreign = {**scope, "headers": [*scope["headers"], (b"origin", b"http://evil.example")]}
     assert [message["type"] for message in _sent(prefect, foreign)] == ["websocket.close"]
     assert application.reached == []
@@ -151,7 +195,9 @@ def test_a_websocket_from_another_origin_is_closed_and_one_of_ours_is_passed_on(
     assert [message["type"] for message in _sent(prefect, own)] == ["websocket.accept"]
 
 
-def test_a_websocket_without_the_secret_does_not_reach_mlflow(mlflow: Guard, application: Application) -> None:
+def test_a_websocket_without_the_secret_does_not_reach_mlflow(
+    mlflow: Guard, application: Application
+) -> None:
     scope = {"type": "websocket", "path": "/", "headers": [(b"host", b"127.0.0.1:4200")]}
     assert [message["type"] for message in _sent(mlflow, scope)] == ["websocket.close"]
     assert application.reached == []
@@ -162,31 +208,46 @@ def test_the_application_is_told_of_its_start(mlflow: Guard, application: Applic
     assert application.reached == ["lifespan"]
 
 
-def test_the_page_that_logs_in_holds_no_secret_and_runs_only_its_own_script(prefect: Guard, application: Application) -> None:
+def test_the_page_that_logs_in_holds_no_secret_and_runs_only_its_own_script(
+    prefect: Guard, application: Application
+) -> None:
     page = ask(prefect, "/open")
     assert page.status_code == 200
-    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'sha256-")
+    assert page.headers["content-security-policy"].startswith(
+        "default-src 'none'; script-src 'sha256-"
+    )
     assert page.headers["cache-control"] == "no-store"
     assert "0123456789" not in page.text
     assert application.reached == []
 
 
-def test_a_ticket_gets_prefects_page_the_secret_and_mlflows_page_a_cookie_only(prefect: Guard, mlflow: Guard) -> None:
+def test_a_ticket_gets_prefects_page_the_secret_and_mlflows_page_a_cookie_only(
+    prefect: Guard, mlflow: Guard
+) -> None:
     told = ask(prefect, "/open", "POST", authorization=f"Ticket {TICKET}")
     assert (told.status_code, told.text) == (200, BASIC.removeprefix("Basic "))
     kept = ask(mlflow, "/open", "POST", authorization=f"Ticket {TICKET}")
     assert (kept.status_code, kept.text) == (200, "")
     for answer in (told, kept):
-        assert answer.headers["set-cookie"] == f"{COOKIE}; Path=/; Max-Age=7776000; HttpOnly; SameSite=Strict"
+        assert (
+            answer.headers["set-cookie"]
+            == f"{COOKIE}; Path=/; Max-Age=7776000; HttpOnly; SameSite=Strict"
+        )
 
 
 @pytest.mark.parametrize(
-    "authorization", ["", "Ticket", "Ticket x", f"Ticket {TICKET}x", f"Bearer {TICKET}", f"Ticket {TICKET} "]
+    "authorization",
+    ["", "Ticket", "Ticket x", f"Ticket {TICKET}x", f"Bearer {TICKET}", f"Ticket {TICKET} "],
 )
-def test_without_a_valid_ticket_the_page_is_told_how_to_get_one(prefect: Guard, authorization: str) -> None:
+def test_without_a_valid_ticket_the_page_is_told_how_to_get_one(
+    prefect: Guard, authorization: str
+) -> None:
     refused = ask(prefect, "/open", "POST", authorization=authorization)
     assert refused.status_code == 401
-    assert refused.text == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+    assert (
+        refused.text
+        == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+    )
     assert "set-cookie" not in refused.headers
 
 
@@ -195,10 +256,15 @@ def test_a_ticket_that_has_ended_is_refused(application: Application) -> None:
     assert ask(later, "/open", "POST", authorization=f"Ticket {TICKET}").status_code == 401
 
 
-def test_pages_of_the_application_may_send_nothing_to_other_hosts_and_keep_their_headers(mlflow: Guard) -> None:
+def test_pages_of_the_application_may_send_nothing_to_other_hosts_and_keep_their_headers(
+    mlflow: Guard,
+) -> None:
     answer = ask(mlflow, authorization=BASIC)
     assert answer.headers["x-own"] == "1"
-    assert "connect-src 'self' data: blob: http://127.0.0.1:*" in answer.headers["content-security-policy"]
+    assert (
+        "connect-src 'self' data: blob: http://127.0.0.1:*"
+        in answer.headers["content-security-policy"]
+    )
     assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
 
 

@@ -1,7 +1,9 @@
-"""The page that logs a browser in: its own script, run by node against the guard behind a real HTTP server.
+"""The page that logs a browser in: its own script, run by node against the guard behind a real HTTP
+server.
 
-node stands in for the browser: it has the same URL, fetch and Promise. What a page has besides, an address, a history, a
-storage and a body, is written down below and reports what the script did with it.
+node stands in for the browser: it has the same URL, fetch and Promise. What a page has besides, an
+address, a history, a storage and a body, is written down below and reports what the script did with
+it.
 """
 
 import base64
@@ -66,9 +68,13 @@ def clock() -> list[float]:
 
 @pytest.fixture(scope="module")
 def prefect(clock: list[float]) -> Iterator[str]:
-    """The address of the guard of an application that reads the secret from the browser's storage."""
+    """The address of the guard of an application that reads the secret from the browser's
+    storage.
+    """
     guard = Guard(Application(), SECRET, authenticates=True, clock=lambda: clock[0])
-    server = _Served(uvicorn.Config(guard, host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
+    server = _Served(
+        uvicorn.Config(guard, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -96,15 +102,25 @@ def test_the_page_trades_its_ticket_and_goes_on_without_it(prefect: str) -> None
     address = auth.page(prefect, SECRET, "/runs/flow-run/1?tab=logs#end")
     ticket = address.partition("#")[2].partition("/")[0]
     did = opened(address)
-    assert did["requests"] == [{"url": f"{prefect}/open", "method": "POST", "headers": {"Authorization": f"Ticket {ticket}"}}]
-    assert did["order"] == ["renamed", "asked", "went"], "the address loses its ticket before anything else happens"
+    assert did["requests"] == [
+        {
+            "url": f"{prefect}/open",
+            "method": "POST",
+            "headers": {"Authorization": f"Ticket {ticket}"},
+        }
+    ]
+    assert did["order"] == ["renamed", "asked", "went"], (
+        "the address loses its ticket before anything else happens"
+    )
     assert did["address"] == f"{prefect}/open"
     assert did["went"] == f"{prefect}/runs/flow-run/1?tab=logs#end"
     assert did["stored"] == {"prefect-password": PASSWORD}
     assert did["shown"] is None
 
 
-def test_a_ticket_is_good_for_a_day_however_often_and_not_after_it(prefect: str, clock: list[float]) -> None:
+def test_a_ticket_is_good_for_a_day_however_often_and_not_after_it(
+    prefect: str, clock: list[float]
+) -> None:
     address = auth.page(prefect, SECRET)
     began = clock[0]
     try:
@@ -116,12 +132,31 @@ def test_a_ticket_is_good_for_a_day_however_often_and_not_after_it(prefect: str,
     finally:
         clock[0] = began
     assert (did["went"], did["stored"], did["address"]) == (None, {}, f"{prefect}/open")
-    assert did["shown"] == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+    assert (
+        did["shown"]
+        == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+    )
 
 
 ELSEWHERE = (
-    *("//evil.example/x", "/\\evil.example", "/\\/evil.example", "///evil.example", "/\t/evil.example", "//evil.example:80"),
-    *("//user@evil.example", "//127.0.0.1:1/", "//localhost:1", "//[", "//:x", "//%00", "/\\[", "//127.0.0.1.evil.example"),
+    *(
+        "//evil.example/x",
+        "/\\evil.example",
+        "/\\/evil.example",
+        "///evil.example",
+        "/\t/evil.example",
+        "//evil.example:80",
+    ),
+    *(
+        "//user@evil.example",
+        "//127.0.0.1:1/",
+        "//localhost:1",
+        "//[",
+        "//:x",
+        "//%00",
+        "/\\[",
+        "//127.0.0.1.evil.example",
+    ),
 )
 
 
@@ -141,17 +176,36 @@ def test_a_page_of_another_origin_is_never_gone_to(prefect: str, target: str) ->
         ("/<script>alert(1)</script>", "/%3Cscript%3Ealert(1)%3C/script%3E"),
     ],
 )
-def test_whatever_else_follows_the_ticket_is_a_path_of_this_server(prefect: str, target: str, went: str) -> None:
-    assert opened(auth.page(prefect, SECRET, target))["went"] in (f"{prefect}{went}", f"{prefect}{target}")
+def test_whatever_else_follows_the_ticket_is_a_path_of_this_server(
+    prefect: str, target: str, went: str
+) -> None:
+    assert opened(auth.page(prefect, SECRET, target))["went"] in (
+        f"{prefect}{went}",
+        f"{prefect}{target}",
+    )
 
 
-NO_TICKETS = ("", "#", "#/", "#x", "#<img src=x onerror=alert(1)>/", "#é/\u202e", "#a%0d%0aX:y/", "#" + "x" * 5000)
+NO_TICKETS = (
+    "",
+    "#",
+    "#/",
+    "#x",
+    "#<img src=x onerror=alert(1)>/",
+    "#é/\u202e",
+    "#a%0d%0aX:y/",
+    "#" + "x" * 5000,
+)
 
 
 @pytest.mark.parametrize("fragment", NO_TICKETS, ids=range(len(NO_TICKETS)))
-def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(prefect: str, fragment: str) -> None:
+def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(
+    prefect: str, fragment: str
+) -> None:
     did = opened(f"{prefect}/open{fragment}")
-    assert did["shown"] == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+    assert (
+        did["shown"]
+        == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+    )
     assert (did["went"], did["stored"], did["address"]) == (None, {}, f"{prefect}/open")
 
 
@@ -160,7 +214,9 @@ def test_a_server_that_is_away_and_a_browser_that_stores_nothing_are_told(prefec
     assert away["shown"].startswith("This page could not log in (")
     assert "Does the server run" in away["shown"]
     shut = opened(auth.page(prefect, SECRET), broken="storage")
-    assert shut["shown"].startswith("This page could not log in (The operation is insecure.). Does the server run, and may")
+    assert shut["shown"].startswith(
+        "This page could not log in (The operation is insecure.). Does the server run, and may"
+    )
     assert (shut["went"], shut["stored"]) == (None, {})
 
 
@@ -170,7 +226,9 @@ def test_the_pages_policy_lets_its_one_script_run_and_nothing_else() -> None:
     assert len(scripts) == 1
     assert page.text.count("<script") == 1
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
-    policy = dict(part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";"))
+    policy = dict(
+        part.strip().split(" ", 1) for part in page.headers["content-security-policy"].split(";")
+    )
     assert policy == {
         "default-src": "'none'",
         "script-src": f"'sha256-{digest}'",

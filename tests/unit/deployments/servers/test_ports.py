@@ -16,7 +16,9 @@ def test_a_port_with_a_listener_is_not_free_and_the_next_one_is_taken() -> None:
     assert ports.is_free(taken)
 
 
-def test_a_range_without_a_free_port_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_without_a_free_port_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ports, "PORTS_TRIED_MAX", 1)
     with socket.socket() as listener:
         listener.bind((ports.HOST, 0))

@@ -1,5 +1,6 @@
-"""Prefect's own application behind the guard, and its own database classes, mended: the one place that leans on something
-private to Prefect."""
+"""Prefect's own application behind the guard, and its own database classes, mended: the one place
+that leans on something private to Prefect.
+"""
 
 from typing import Any
 
@@ -61,7 +62,9 @@ def test_a_prefect_that_looks_different_is_left_alone(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("_stock_afterwards")
-def test_the_server_listens_on_the_loopback_interface_behind_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_listens_on_the_loopback_interface_behind_the_guard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ran: list[tuple[Any, dict[str, Any]]] = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **settings: ran.append((app, settings)))
     monkeypatch.setenv("PREFECT_SERVER_API_HOST", "0.0.0.0")
@@ -74,7 +77,9 @@ def test_the_server_listens_on_the_loopback_interface_behind_the_guard(monkeypat
 
 
 @pytest.mark.parametrize("auth_string", [None, ""])
-def test_the_server_does_not_start_without_a_secret(auth_string: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_does_not_start_without_a_secret(
+    auth_string: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(uvicorn, "run", lambda app, **settings: pytest.fail("it started"))
     monkeypatch.delenv(prefect_server.AUTH_STRING, raising=False)
     if auth_string is not None:
@@ -87,12 +92,21 @@ async def test_prefect_answers_the_secret_and_nothing_else() -> None:
     with temporary_settings({PREFECT_SERVER_API_AUTH_STRING: SECRET, PREFECT_UI_ENABLED: False}):
         guarded = Guard(create_app(ignore_cache=True), SECRET, authenticates=True)
         transport = httpx.ASGITransport(app=guarded)  # type: ignore[arg-type]  # ASGI, spelled otherwise
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:4200") as client:
-            known, foreign = {"authorization": auth.basic(SECRET)}, {"origin": "http://evil.example"}
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:4200"
+        ) as client:
+            known, foreign = (
+                {"authorization": auth.basic(SECRET)},
+                {"origin": "http://evil.example"},
+            )
             command = {"job_variables": {"command": "touch /tmp/evil"}}
             assert (await client.post(RUN_A_COMMAND, json=command)).status_code == 401
-            assert (await client.post(RUN_A_COMMAND, json=command, headers=foreign)).status_code == 403
-            assert (await client.post(RUN_A_COMMAND, json=command, headers={**known, **foreign})).status_code == 403
+            assert (
+                await client.post(RUN_A_COMMAND, json=command, headers=foreign)
+            ).status_code == 403
+            assert (
+                await client.post(RUN_A_COMMAND, json=command, headers={**known, **foreign})
+            ).status_code == 403
             read = await client.post("/api/block_documents/filter", json={"include_secrets": True})
             assert read.status_code == 401
             assert (await client.get("/api/admin/version")).status_code == 401

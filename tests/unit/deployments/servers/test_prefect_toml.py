@@ -10,16 +10,25 @@ URL = "http://127.0.0.1:4999/api"
 SECRET = "astraflow:0123456789"
 
 
-def test_prefect_finds_the_address_and_the_secret_in_the_folder_it_is_called_in(tmp_path: Path) -> None:
+def test_prefect_finds_the_address_and_the_secret_in_the_folder_it_is_called_in(
+    tmp_path: Path,
+) -> None:
     assert prefect_toml.write(tmp_path / "prefect.toml", URL, SECRET)
     assert stat.S_IMODE((tmp_path / "prefect.toml").stat().st_mode) == 0o600
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
+    }
     code = (
         "from prefect.settings import get_current_settings; api = get_current_settings().api; "
         "print(api.url, api.auth_string.get_secret_value())"
     )
     said = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert said.stdout.strip() == f"{URL} {SECRET}"
 

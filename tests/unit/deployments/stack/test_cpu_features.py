@@ -9,7 +9,9 @@ def test_the_probe_survives_with_the_safe_ceiling() -> None:
     assert cpu_features.survives_bf16(cpu_features.SAFE_ISA)
 
 
-def test_a_ceiling_that_the_person_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ceiling_that_the_person_set_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == {"ONEDNN_MAX_CPU_ISA": "AVX2"}
 
@@ -27,7 +29,9 @@ def test_the_answer_is_asked_for_once(
     assert len(asked) == 1
 
 
-def test_a_cpu_that_announces_nothing_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_that_announces_nothing_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setattr(cpu_features, "_announces_bf16", lambda: False)
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == {}

@@ -18,7 +18,12 @@ def home(tmp_path: Path) -> Home:
 
 
 def _stack(own_server: bool = True) -> Stack:
-    return Stack("http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "file:///store", own_server=own_server)
+    return Stack(
+        prefect_url="http://127.0.0.1:4200/api",
+        mlflow_url="http://127.0.0.1:5000",
+        store_url="file:///store",
+        own_server=own_server,
+    )
 
 
 def test_processes_of_the_stack_know_its_addresses_and_carry_its_mark(home: Home) -> None:
@@ -30,13 +35,17 @@ def test_processes_of_the_stack_know_its_addresses_and_carry_its_mark(home: Home
     assert made[MARK] == str(home.root)
 
 
-def test_a_profile_of_the_person_is_hidden_from_our_server_only(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_of_the_person_is_hidden_from_our_server_only(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PREFECT_HOME", raising=False)
     assert environment.of_stack(home, _stack(), {})["PREFECT_HOME"] == str(home.prefect)
     assert "PREFECT_HOME" not in environment.of_stack(home, _stack(own_server=False), {})
 
 
-def test_a_thread_count_that_the_person_chose_is_kept(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_count_that_the_person_chose_is_kept(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert environment.of_stack(home, _stack(), {})["OMP_NUM_THREADS"] == "7"
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -54,21 +63,32 @@ def test_no_secret_reaches_a_work_pool(home: Home, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_store_url_with_credentials_is_kept_from_a_work_pool() -> None:
-    with pytest.raises(ConfigError, match=r"ASTRAFLOW_STORE holds a credential beside the address s3://bucket"):
+    with pytest.raises(
+        ConfigError, match=r"ASTRAFLOW_STORE holds a credential beside the address s3://bucket"
+    ):
         environment.of_pool({"ASTRAFLOW_STORE": "s3://key:hidden@bucket"})
 
 
-def test_the_name_of_the_stores_secret_reaches_workers_everywhere(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_the_stores_secret_reaches_workers_everywhere(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ASTRAFLOW_STORE_SECRET", raising=False)
     named = replace(_stack(), store_secret="store-keys")
     assert environment.secret_name(named) == "store-keys"
-    assert environment.of_pool(environment.of_stack(home, named, {}))["ASTRAFLOW_STORE_SECRET"] == "store-keys"
-    assert "ASTRAFLOW_STORE_SECRET" not in environment.of_pool(environment.of_stack(home, _stack(), {}))
+    assert (
+        environment.of_pool(environment.of_stack(home, named, {}))["ASTRAFLOW_STORE_SECRET"]
+        == "store-keys"
+    )
+    assert "ASTRAFLOW_STORE_SECRET" not in environment.of_pool(
+        environment.of_stack(home, _stack(), {})
+    )
     monkeypatch.setenv("ASTRAFLOW_STORE_SECRET", "others")
     assert environment.secret_name(named) == "others"
 
 
-def test_a_stores_url_keeps_its_parameters_on_the_way_to_the_workers(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stores_url_keeps_its_parameters_on_the_way_to_the_workers(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "s3://bucket/x/?endpoint=http://127.0.0.1:9000")
     assert environment.store_url(home) == "s3://bucket/x?endpoint=http://127.0.0.1:9000"
 
@@ -86,7 +106,9 @@ def secret(home: Home) -> str:
     return auth.create(home)
 
 
-def test_workers_and_commands_have_the_secret_and_work_pools_do_not(home: Home, secret: str) -> None:
+def test_workers_and_commands_have_the_secret_and_work_pools_do_not(
+    home: Home, secret: str
+) -> None:
     made = environment.of_stack(home, _stack(), {})
     assert made["PREFECT_API_AUTH_STRING"] == secret
     assert f"{made['MLFLOW_TRACKING_USERNAME']}:{made['MLFLOW_TRACKING_PASSWORD']}" == secret
@@ -97,7 +119,12 @@ def test_workers_and_commands_have_the_secret_and_work_pools_do_not(home: Home, 
 def test_a_persons_credentials_for_servers_elsewhere_are_not_sent_to_ours_nor_ours_to_theirs(
     home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = ("PREFECT_API_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME")
+    theirs = (
+        "PREFECT_API_KEY",
+        "PREFECT_API_AUTH_STRING",
+        "MLFLOW_TRACKING_TOKEN",
+        "MLFLOW_TRACKING_USERNAME",
+    )
     for name in theirs:
         monkeypatch.setenv(name, "theirs")
     assert "theirs" not in environment.of_stack(home, _stack(), {}).values()
@@ -119,10 +146,15 @@ KEYS = (
 )
 
 
-def test_servers_inherit_no_keys_and_workers_do(home: Home, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_inherit_no_keys_and_workers_do(
+    home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in KEYS:
         monkeypatch.setenv(name, "hidden")
-    prefect, mlflow = environment.of_prefect_server(home, _stack()), environment.of_mlflow_server(home)
+    prefect, mlflow = (
+        environment.of_prefect_server(home, _stack()),
+        environment.of_mlflow_server(home),
+    )
     assert not {*KEYS} & {*prefect, *mlflow}
     assert environment.of_stack(home, _stack(), {})["AWS_SECRET_ACCESS_KEY"] == "hidden"
     assert prefect["PATH"] == mlflow["PATH"] == os.environ["PATH"]
@@ -134,19 +166,34 @@ def test_the_prefect_server_asks_for_the_secret_and_answers_its_own_pages_only(
 ) -> None:
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "another")
     monkeypatch.setenv("PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS", "*")
-    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql+asyncpg://host/prefect")
+    monkeypatch.setenv(
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql+asyncpg://host/prefect"
+    )
     made = environment.of_prefect_server(home, _stack())
     assert made["PREFECT_SERVER_API_AUTH_STRING"] == secret
-    assert made["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == "http://127.0.0.1:4200,http://localhost:4200"
+    assert (
+        made["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"]
+        == "http://127.0.0.1:4200,http://localhost:4200"
+    )
     assert made["PREFECT_SERVER_DATABASE_CONNECTION_URL"] == "postgresql+asyncpg://host/prefect"
 
 
-def test_nobody_is_told_what_is_done_here_wherever_the_servers_are(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_told_what_is_done_here_wherever_the_servers_are(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     elsewhere = replace(_stack(own_server=False), own_mlflow=False)
-    silent = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    silent = {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     for stack in (_stack(), elsewhere):
         worker = environment.of_stack(home, stack, {})
-        for made in (worker, environment.of_pool(worker), environment.of_prefect_server(home, stack)):
+        for made in (
+            worker,
+            environment.of_pool(worker),
+            environment.of_prefect_server(home, stack),
+        ):
             assert silent.items() <= made.items()
     assert silent.items() <= environment.of_mlflow_server(home).items()
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
@@ -154,9 +201,15 @@ def test_nobody_is_told_what_is_done_here_wherever_the_servers_are(home: Home, m
     assert {name: os.environ[name] for name in silent} == silent
 
 
-def test_a_command_sends_the_secret_to_our_own_server_only(home: Home, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_sends_the_secret_to_our_own_server_only(
+    home: Home, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state.save(home, _stack())
-    for named, sent in (("", secret), ("http://127.0.0.1:4200/api", secret), ("https://prefect.example/api", "")):
+    for named, sent in (
+        ("", secret),
+        ("http://127.0.0.1:4200/api", secret),
+        ("https://prefect.example/api", ""),
+    ):
         monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
         monkeypatch.setenv("PREFECT_API_URL", named)
         environment.prepare(home)
@@ -170,16 +223,25 @@ def test_a_command_sends_the_secret_to_our_own_server_only(home: Home, secret: s
 def test_an_address_with_credentials_is_kept_from_a_work_pool_and_from_commands(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{variable} holds a credential beside the address https://host/api"):
+    with pytest.raises(
+        ConfigError, match=f"{variable} holds a credential beside the address https://host/api"
+    ):
         environment.of_pool({variable: "https://me:hidden@host/api"})
     monkeypatch.setenv(variable, "https://me:hidden@host/api")
-    with pytest.raises(ConfigError, match=f"{variable} holds a credential beside the address https://host/api"):
+    with pytest.raises(
+        ConfigError, match=f"{variable} holds a credential beside the address https://host/api"
+    ):
         environment.given(variable)
 
 
-def test_a_proxy_is_never_asked_for_the_stack_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_is_never_asked_for_the_stack_itself(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("no_proxy", "internal.example,localhost")
-    assert environment.of_stack(home, _stack(), {})["no_proxy"] == "internal.example,localhost,127.0.0.1"
+    assert (
+        environment.of_stack(home, _stack(), {})["no_proxy"]
+        == "internal.example,localhost,127.0.0.1"
+    )
 
 
 def test_only_the_clones_own_stack_is_announced_in_the_clone(home: Home) -> None:

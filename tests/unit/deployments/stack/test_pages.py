@@ -8,8 +8,19 @@ from deployments.servers import auth
 from deployments.stack import pages
 from deployments.stack.state import Stack
 
-OWN = Stack("http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "file:///store", own_server=True)
-ELSEWHERE = Stack("https://prefect.example/api", "https://mlflow.example", "s3://bucket", own_server=False, own_mlflow=False)
+OWN = Stack(
+    prefect_url="http://127.0.0.1:4200/api",
+    mlflow_url="http://127.0.0.1:5000",
+    store_url="file:///store",
+    own_server=True,
+)
+ELSEWHERE = Stack(
+    prefect_url="https://prefect.example/api",
+    mlflow_url="https://mlflow.example",
+    store_url="s3://bucket",
+    own_server=False,
+    own_mlflow=False,
+)
 
 
 @pytest.fixture
@@ -30,7 +41,10 @@ def test_pages_of_our_own_servers_log_the_browser_in(home: Home) -> None:
 
 def test_pages_elsewhere_are_named_as_they_are(home: Home) -> None:
     auth.create(home)
-    assert pages.prefect(home, ELSEWHERE, "/runs/flow-run/1") == "https://prefect.example/runs/flow-run/1"
+    assert (
+        pages.prefect(home, ELSEWHERE, "/runs/flow-run/1")
+        == "https://prefect.example/runs/flow-run/1"
+    )
     assert pages.prefect(home, ELSEWHERE) == "https://prefect.example"
     assert pages.mlflow(home, ELSEWHERE) == "https://mlflow.example"
     assert pages.mlflow(home, replace(ELSEWHERE, own_server=True)) == "https://mlflow.example"

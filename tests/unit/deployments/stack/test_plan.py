@@ -46,9 +46,9 @@ def _dead(name: str) -> Process:
 
 def _stack(home: Home, *processes: Process, port: int = 47001, own_server: bool = True) -> Stack:
     return Stack(
-        f"http://{HOST}:{port}/api",
-        f"http://{HOST}:47002",
-        home.store.as_uri(),
+        prefect_url=f"http://{HOST}:{port}/api",
+        mlflow_url=f"http://{HOST}:47002",
+        store_url=home.store.as_uri(),
         own_server=own_server,
         processes=processes,
         deployed="digest",
@@ -62,13 +62,17 @@ def test_a_first_stack_is_all_ours_and_keeps_nothing(home: Home) -> None:
     assert wanted.store_url == home.store.as_uri()
 
 
-def test_a_taken_port_is_left_to_its_owner(home: Home, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_is_left_to_its_owner(
+    home: Home, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(planning, "PREFECT_PORT", taken)
     assert plan(home, None).prefect_url != f"http://{HOST}:{taken}/api"
 
 
 def test_living_processes_stay_with_their_addresses(home: Home) -> None:
-    standing = _stack(home, _living("prefect-server"), _living("mlflow"), _living("worker-trainers"))
+    standing = _stack(
+        home, _living("prefect-server"), _living("mlflow"), _living("worker-trainers")
+    )
     wanted = plan(home, standing)
     assert wanted.processes == standing.processes
     assert wanted.prefect_url == standing.prefect_url
@@ -84,12 +88,16 @@ def test_a_dead_server_comes_back_to_its_port_and_its_workers_stay(home: Home) -
 
 
 def test_workers_of_a_server_that_cannot_come_back_are_given_up(home: Home, taken: int) -> None:
-    wanted = plan(home, _stack(home, _dead("prefect-server"), _living("worker-trainers"), port=taken))
+    wanted = plan(
+        home, _stack(home, _dead("prefect-server"), _living("worker-trainers"), port=taken)
+    )
     assert wanted.prefect_url != f"http://{HOST}:{taken}/api"
     assert wanted.processes == ()
 
 
-def test_a_server_named_by_the_environment_is_not_ours(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_named_by_the_environment_is_not_ours(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "https://prefect.example/api")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
     wanted = plan(home, None)
@@ -97,7 +105,9 @@ def test_a_server_named_by_the_environment_is_not_ours(home: Home, monkeypatch: 
     assert (wanted.mlflow_url, wanted.own_mlflow) == ("https://mlflow.example", False)
 
 
-def test_our_own_address_in_the_environment_is_still_ours(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_address_in_the_environment_is_still_ours(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:47001/api")
     assert plan(home, _stack(home, _living("prefect-server"))).own_server
 
@@ -120,14 +130,23 @@ def test_a_living_stack_is_not_moved_under_its_runs(
 
 
 @pytest.mark.parametrize("started_with", ["", auth.digest("astraflow:another")])
-def test_servers_that_ask_for_another_secret_are_not_taken_over(home: Home, started_with: str) -> None:
+def test_servers_that_ask_for_another_secret_are_not_taken_over(
+    home: Home, started_with: str
+) -> None:
     home.create()
     auth.create(home)
     standing = replace(_stack(home, _living("prefect-server")), auth_digest=started_with)
-    with pytest.raises(ConfigError, match=f"not started with the auth string in {home.auth}; run `astraflow down`, then"):
+    with pytest.raises(
+        ConfigError,
+        match=f"not started with the auth string in {home.auth}; run `astraflow down`, then",
+    ):
         plan(home, standing)
-    assert plan(home, replace(standing, processes=(_dead("prefect-server"),))).auth_digest == auth.digest(auth.create(home))
-    elsewhere = replace(standing, own_server=False, own_mlflow=False, processes=(_living("worker-trainers"),))
+    assert plan(
+        home, replace(standing, processes=(_dead("prefect-server"),))
+    ).auth_digest == auth.digest(auth.create(home))
+    elsewhere = replace(
+        standing, own_server=False, own_mlflow=False, processes=(_living("worker-trainers"),)
+    )
     assert plan(home, elsewhere).processes == elsewhere.processes
 
 
@@ -150,7 +169,10 @@ def test_a_living_stack_keeps_what_it_was_started_with_where_nothing_is_named(ho
 
 def test_a_strangers_port_is_not_taken_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "PREFECT_PORT", 47010)
-    assert plan(home, _stack(home, _dead("worker-trainers"), own_server=False)).prefect_url != f"http://{HOST}:47001/api"
+    assert (
+        plan(home, _stack(home, _dead("worker-trainers"), own_server=False)).prefect_url
+        != f"http://{HOST}:47001/api"
+    )
 
 
 def test_a_store_named_by_a_relative_path_is_the_same_in_every_folder(

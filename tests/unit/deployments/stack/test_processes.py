@@ -15,18 +15,22 @@ SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep
 PARENT = [
     sys.executable,
     "-c",
-    "import subprocess, sys, time; c = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)']);"
+    "import subprocess, sys, time; c = subprocess.Popen([sys.executable, '-c', 'import time; "
+    "time.sleep(3600)']);"
     "print(c.pid, flush=True); time.sleep(3600)",
 ]
 STUBBORN = [
     sys.executable,
     "-c",
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
+    "time.sleep(3600)",
 ]
 
 
 def _start(command: list[str], folder: Path, mark: str = "") -> processes.Process:
-    return processes.start("sleeper", command, {**os.environ, MARK: mark or str(folder)}, folder / "log", folder)
+    return processes.start(
+        "sleeper", command, {**os.environ, MARK: mark or str(folder)}, folder / "log", folder
+    )
 
 
 def _last_line(log: Path) -> str:
@@ -42,7 +46,9 @@ def test_a_started_process_is_alive_until_it_is_stopped(tmp_path: Path) -> None:
     assert not psutil.pid_exists(process.pid)
 
 
-def test_only_the_owner_may_read_a_log_and_what_a_process_writes_under_a_private_umask(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_a_log_and_what_a_process_writes_under_a_private_umask(
+    tmp_path: Path,
+) -> None:
     touch = [sys.executable, "-c", "open('made', 'w').close(); print('done', flush=True)"]
     (tmp_path / "log").touch(mode=0o644)
     process = processes.start("toucher", touch, os.environ, tmp_path / "log", tmp_path, umask=0o077)
@@ -52,7 +58,9 @@ def test_only_the_owner_may_read_a_log_and_what_a_process_writes_under_a_private
     assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o600
 
 
-def test_a_process_listens_on_a_port_when_it_or_its_child_does_and_no_stranger_counts(tmp_path: Path) -> None:
+def test_a_process_listens_on_a_port_when_it_or_its_child_does_and_no_stranger_counts(
+    tmp_path: Path,
+) -> None:
     listen = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
     own = _start([sys.executable, "-c", f"{listen}time.sleep(3600)"], tmp_path)
     port = int(_last_line(tmp_path / "log"))
@@ -96,7 +104,9 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path
     assert not processes.is_alive(process)
 
 
-def test_a_sweep_finds_what_outlived_its_parent_and_nothing_of_another_stack(tmp_path: Path) -> None:
+def test_a_sweep_finds_what_outlived_its_parent_and_nothing_of_another_stack(
+    tmp_path: Path,
+) -> None:
     ours, other = tmp_path / "ours", tmp_path / "other"
     ours.mkdir()
     other.mkdir()

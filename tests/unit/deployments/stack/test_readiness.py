@@ -1,4 +1,6 @@
-"""Waiting for a part of the stack: as long as it works, however long that is; not for one that hangs, loops or has died."""
+"""Waiting for a part of the stack: as long as it works, however long that is; not for one that
+hangs, loops or has died.
+"""
 
 import os
 import re
@@ -20,7 +22,9 @@ class Started:
     """A process of a test, ended with it."""
 
     def __init__(self, program: str, folder: Path) -> None:
-        self.process = processes.start("part", [sys.executable, "-c", program], os.environ, folder / "part.log", folder)
+        self.process = processes.start(
+            "part", [sys.executable, "-c", program], os.environ, folder / "part.log", folder
+        )
 
     def __enter__(self) -> processes.Process:
         return self.process
@@ -46,10 +50,14 @@ def test_the_work_of_a_part_and_of_its_descendants_is_counted(tmp_path: Path, pr
     assert processes.cpu_s(part) == 0.0, "it has ended"
 
 
-def test_progress_is_cpu_time_in_steps_and_restarts_the_clock_of_stalling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_cpu_time_in_steps_and_restarts_the_clock_of_stalling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     used_s, now_s = [10.0], [100.0]
     monkeypatch.setattr(readiness.processes, "cpu_s", lambda process: used_s[0])
-    progress = readiness.Progress(processes.Process("part", 1, 0.0, ""), clock=lambda: now_s[0], share=lambda: 1.0)
+    progress = readiness.Progress(
+        processes.Process("part", 1, 0.0, ""), clock=lambda: now_s[0], share=lambda: 1.0
+    )
     now_s[0], used_s[0] = 150.0, 10.09
     progress.look()
     assert (progress.stalled_s, progress.cpu_s) == (50.0, 0.0)
@@ -65,7 +73,9 @@ def test_progress_is_cpu_time_in_steps_and_restarts_the_clock_of_stalling(monkey
 def test_on_a_loaded_machine_a_step_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     used_s = [10.0]
     monkeypatch.setattr(readiness.processes, "cpu_s", lambda process: used_s[0])
-    progress = readiness.Progress(processes.Process("part", 1, 0.0, ""), clock=lambda: 100.0, share=lambda: 0.1)
+    progress = readiness.Progress(
+        processes.Process("part", 1, 0.0, ""), clock=lambda: 100.0, share=lambda: 0.1
+    )
     used_s[0] = 10.0 + 0.09 * readiness.CPU_STEP_S
     progress.look()
     assert progress.cpu_s == 0.0
@@ -77,13 +87,21 @@ def test_on_a_loaded_machine_a_step_is_smaller(monkeypatch: pytest.MonkeyPatch) 
 def test_a_part_that_does_nothing_is_an_error_with_the_end_of_its_log(tmp_path: Path) -> None:
     with (
         Started(f"print('waits for a lock', flush=True); {IDLE}", tmp_path) as part,
-        pytest.raises(ConfigError, match=r"(?s)^the part is not ready after \d+ s, and did not work .*\n.*waits for a lock"),
+        pytest.raises(
+            ConfigError,
+            match=r"(?s)^the part is not ready after \d+ s, and did not work .*\n.*waits for a lock",
+        ),
     ):
         readiness.wait_until(lambda: False, "the part", part, stall_limit_s=5.0)
 
 
-def test_a_part_that_works_in_vain_is_an_error_once_it_has_used_the_cpu_time_of_many_starts(tmp_path: Path) -> None:
-    with Started(BUSY, tmp_path) as part, pytest.raises(ConfigError, match=r"not ready after \d+ s of CPU time; the end of"):
+def test_a_part_that_works_in_vain_is_an_error_once_it_has_used_the_cpu_time_of_many_starts(
+    tmp_path: Path,
+) -> None:
+    with (
+        Started(BUSY, tmp_path) as part,
+        pytest.raises(ConfigError, match=r"not ready after \d+ s of CPU time; the end of"),
+    ):
         readiness.wait_until(lambda: False, "the part", part, cpu_limit_s=0.6)
 
 
@@ -95,7 +113,9 @@ def test_a_part_that_died_is_an_error_at_once(tmp_path: Path) -> None:
         readiness.wait_until(lambda: False, "the part", part)
 
 
-def test_the_person_is_told_again_and_again_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_person_is_told_again_and_again_what_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readiness, "TELL_INTERVAL_S", 0.3)
     said: list[str] = []
     for program, state in ((BUSY, "working"), (IDLE, "waiting")):

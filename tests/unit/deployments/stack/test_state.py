@@ -10,7 +10,12 @@ from deployments.stack import state
 from deployments.stack.processes import Process
 from deployments.stack.state import Stack
 
-STACK = Stack("http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "file:///tmp/store", own_server=True)
+STACK = Stack(
+    prefect_url="http://127.0.0.1:4200/api",
+    mlflow_url="http://127.0.0.1:5000",
+    store_url="file:///tmp/store",
+    own_server=True,
+)
 
 
 @pytest.fixture
@@ -28,7 +33,9 @@ def test_what_was_saved_is_loaded(home: Home) -> None:
     assert stack.ui_url == "http://127.0.0.1:4200"
 
 
-@pytest.mark.parametrize("body", ["", "{", "[]", '{"format": 0}', '{"format": 1, "processes": 3}', '{"format": 1}'])
+@pytest.mark.parametrize(
+    "body", ["", "{", "[]", '{"format": 0}', '{"format": 1, "processes": 3}', '{"format": 1}']
+)
 def test_a_record_that_cannot_be_read_counts_as_none(home: Home, body: str) -> None:
     home.record.write_text(body)
     assert state.load(home) is None

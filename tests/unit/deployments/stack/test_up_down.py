@@ -16,7 +16,7 @@ from deployments.stack.processes import MARK
 from deployments.stack.state import SERVER, Stack
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.json_objects import encode
 from storage.records.control import Heartbeat
@@ -37,26 +37,47 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 def _sleeper(home: Home, name: str) -> processes.Process:
-    started = processes.start(name, SLEEP, {MARK: str(home.root)}, home.logs / f"{name}.log", home.root)
+    started = processes.start(
+        name, SLEEP, {MARK: str(home.root)}, home.logs / f"{name}.log", home.root
+    )
     while started.pid not in [one.pid for one in processes.marked(str(home.root))]:
         time.sleep(0.01)  # the kernel shows a new program's environment a moment after it began
     return started
 
 
-def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(up_down, "ANSWER_PATIENCE_S", 0.2)
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
-    run = runs.create_run(open_store(home.store.as_uri()), "mine", loader.load("multi_policy_tiny").model_dump(mode="json"))
+    run = runs.create_run(
+        open_store(home.store.as_uri()),
+        "mine",
+        loader.load("multi_policy_tiny").model_dump(mode="json"),
+    )
     server = _sleeper(home, SERVER)
-    state.save(home, Stack("http://127.0.0.1:1/api", "http://127.0.0.1:2", home.store.as_uri(), True, processes=(server,)))
+    state.save(
+        home,
+        Stack(
+            prefect_url="http://127.0.0.1:1/api",
+            mlflow_url="http://127.0.0.1:2",
+            store_url=home.store.as_uri(),
+            own_server=True,
+            processes=(server,),
+        ),
+    )
     home.auth.write_text("damaged")
     said: list[str] = []
-    with Pulse(run, "supervisor", "supervisor", 0, 2.0):
+    with HeartbeatWriter(run, "supervisor", "supervisor", 0, 2.0):
         while not heartbeats.read_all(run):
             time.sleep(0.02)
-        with pytest.raises(AstraFlowError, match="so these runs are stopped without being cancelled") as caught:
+        with pytest.raises(
+            AstraFlowError, match="so these runs are stopped without being cancelled"
+        ) as caught:
             up_down.down(home, said.append)
-    assert str(caught.value).startswith("no process of the stack is left running, but this failed: the Prefect server does not")
+    assert str(caught.value).startswith(
+        "no process of the stack is left running, but this failed: the Prefect server does not"
+    )
     assert "interrupted: mine;" in str(caught.value)
     assert said == []
     assert not processes.is_alive(server)
@@ -65,9 +86,23 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(home: Hom
 
 def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> None:
     """A run whose supervisor, the process `pid`, last beat a minute ago."""
-    run = runs.create_run(open_store(home.store.as_uri()), run_id, loader.load("multi_policy_tiny").model_dump(mode="json"))
+    run = runs.create_run(
+        open_store(home.store.as_uri()),
+        run_id,
+        loader.load("multi_policy_tiny").model_dump(mode="json"),
+    )
     ago_s = time.time() - 60.0
-    beat = Heartbeat("supervisor", "supervisor", 0, 9, ago_s - 60.0, ago_s, pid, socket.gethostname(), state)
+    beat = Heartbeat(
+        kind="supervisor",
+        id="supervisor",
+        attempt=0,
+        beats=9,
+        beat_s=ago_s - 60.0,
+        started_s=ago_s,
+        pid=pid,
+        host=socket.gethostname(),
+        state=state,
+    )
     run.put(layout.heartbeat("supervisor", "supervisor"), encode(beat))
 
 
@@ -75,7 +110,9 @@ def test_a_run_whose_supervisor_is_too_slow_to_beat_is_named_and_one_that_is_gon
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
-    monkeypatch.setattr(processes, "CLOCK_SLACK_S", 3600.0)  # this very process may be younger than the beat
+    monkeypatch.setattr(
+        processes, "CLOCK_SLACK_S", 3600.0
+    )  # this very process may be younger than the beat
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     _silent_run(home, "slow", os.getpid())
@@ -96,7 +133,9 @@ def test_a_process_that_was_given_an_old_id_is_not_the_one_that_had_it(home: Hom
     assert not processes.lives_since(-1, time.time())
 
 
-def test_speaking_to_the_stack_costs_no_import_of_torch(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speaking_to_the_stack_costs_no_import_of_torch(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_features, "_announces_bf16", lambda: True)
     monkeypatch.setattr(cpu_features, "survives_bf16", _breaks(AssertionError("asked")))
     assert up_down.settings(home, _stack(home))["ASTRAFLOW_STORE"] == home.store.as_uri()
@@ -111,7 +150,13 @@ def _breaks(error: BaseException) -> Callable[..., Any]:
 
 def _stack(home: Home, *standing: processes.Process, store_url: str = "") -> Stack:
     url = "http://127.0.0.1:1/api"
-    return Stack(url, "http://127.0.0.1:2", store_url or home.store.as_uri(), own_server=True, processes=standing)
+    return Stack(
+        prefect_url=url,
+        mlflow_url="http://127.0.0.1:2",
+        store_url=store_url or home.store.as_uri(),
+        own_server=True,
+        processes=standing,
+    )
 
 
 BROKEN = {
@@ -120,10 +165,26 @@ BROKEN = {
         RuntimeError("boom"),
         "cancelling flow runs: RuntimeError boom",
     ),
-    "a refusal by the server": ("_end_flow_runs", PermissionError(13, "refused"), "cancelling flow runs: PermissionError"),
-    "a Ctrl-C while it waits": ("_end_flow_runs", KeyboardInterrupt(), "cancelling flow runs: KeyboardInterrupt"),
-    "settings that cannot be made": ("settings", ConfigError("no auth file"), "cancelling flow runs: no auth file"),
-    "a broken stop": ("_stop_in_order", ValueError("pid"), "stopping the processes of the record: ValueError pid"),
+    "a refusal by the server": (
+        "_end_flow_runs",
+        PermissionError(13, "refused"),
+        "cancelling flow runs: PermissionError",
+    ),
+    "a Ctrl-C while it waits": (
+        "_end_flow_runs",
+        KeyboardInterrupt(),
+        "cancelling flow runs: KeyboardInterrupt",
+    ),
+    "settings that cannot be made": (
+        "settings",
+        ConfigError("no auth file"),
+        "cancelling flow runs: no auth file",
+    ),
+    "a broken stop": (
+        "_stop_in_order",
+        ValueError("pid"),
+        "stopping the processes of the record: ValueError pid",
+    ),
 }
 
 
@@ -159,7 +220,10 @@ DAMAGED = {
 def test_a_damaged_record_is_told_and_keeps_no_process_alive(home: Home, body: str) -> None:
     worker = _sleeper(home, "worker-trainers")
     home.record.write_text(body)
-    with pytest.raises(AstraFlowError, match="is damaged, so no run was cancelled; processes are found by their mark"):
+    with pytest.raises(
+        AstraFlowError,
+        match="is damaged, so no run was cancelled; processes are found by their mark",
+    ):
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
     assert not home.record.exists()
@@ -168,13 +232,19 @@ def test_a_damaged_record_is_told_and_keeps_no_process_alive(home: Home, body: s
     assert said == ["nothing was running"]
 
 
-@pytest.mark.parametrize("url", ["ftp://nowhere", "s3://user:secret@bucket", "", "file://host/store"])
-def test_a_bad_address_of_the_store_keeps_no_process_alive(home: Home, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+@pytest.mark.parametrize(
+    "url", ["ftp://nowhere", "s3://user:secret@bucket", "", "file://host/store"]
+)
+def test_a_bad_address_of_the_store_keeps_no_process_alive(
+    home: Home, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
     monkeypatch.setenv("ASTRAFLOW_STORE", url)
     worker = _sleeper(home, "worker-trainers")
     state.save(home, replace(_stack(home, worker), store_url=url))
-    with pytest.raises(AstraFlowError, match="the Prefect server is gone, and the store does not tell its runs"):
+    with pytest.raises(
+        AstraFlowError, match="the Prefect server is gone, and the store does not tell its runs"
+    ):
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
 

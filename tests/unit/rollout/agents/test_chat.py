@@ -13,10 +13,13 @@ QUESTION = [22, 10, 23, 12, 18, 28, 30]
 FORGETFUL = (
     "{%- for message in messages -%}<|{{ message.role }}|>"
     "{%- if message.role == 'assistant' and loop.last -%}thinking {% endif -%}"
-    "{{ message.content }}<|end|>{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
+    "{{ message.content }}<|end|>{%- endfor -%}{%- if add_generation_prompt -%}<|assistant|>{%- "
+    "endif -%}"
 )
 """Drops the thinking from every answer but the last, as Qwen3's template does."""
-SUMMING_UP = "{%- for message in messages -%}{{ message.content }}|{{ messages | length }}{%- endfor -%}"
+SUMMING_UP = (
+    "{%- for message in messages -%}{{ message.content }}|{{ messages | length }}{%- endfor -%}"
+)
 
 
 def with_template(template: str) -> Chat:
@@ -39,12 +42,23 @@ def test_a_further_turn_adds_exactly_what_the_whole_conversation_would_have_ther
 
 def test_an_answer_cut_by_its_length_gets_the_end_of_its_turn() -> None:
     before = [user("7+8-3=?"), {"role": "assistant", "content": "\\boxed{"}]
-    assert tiny_chat().continuation(before, [user("?")], 346) == [END_ID, USER, 30, END_ID, ASSISTANT]
+    assert tiny_chat().continuation(before, [user("?")], 346) == [
+        END_ID,
+        USER,
+        30,
+        END_ID,
+        ASSISTANT,
+    ]
 
 
 def test_a_template_that_renders_old_answers_shorter_still_lets_the_tokens_grow() -> None:
     before = [user("?"), {"role": "assistant", "content": "so"}]
-    assert with_template(FORGETFUL).continuation(before, [user("?")], END_ID) == [USER, 30, END_ID, ASSISTANT]
+    assert with_template(FORGETFUL).continuation(before, [user("?")], END_ID) == [
+        USER,
+        30,
+        END_ID,
+        ASSISTANT,
+    ]
 
 
 def test_a_template_that_changes_what_stands_behind_an_answer_is_refused() -> None:
@@ -54,7 +68,9 @@ def test_a_template_that_changes_what_stands_behind_an_answer_is_refused() -> No
 
 
 def test_a_role_the_template_does_not_know_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"refuses a conversation of system, judge.*no token for the role judge"):
+    with pytest.raises(
+        ConfigError, match=r"refuses a conversation of system, judge.*no token for the role judge"
+    ):
         tiny_chat().opening([system("be brief"), {"role": "judge", "content": "?"}])
 
 
@@ -66,7 +82,10 @@ def test_text_keeps_the_words_of_the_answer_and_drops_the_tokens_of_the_conversa
 
 def test_answers_stop_at_the_end_of_a_turn_and_at_whatever_the_models_files_name() -> None:
     assert tiny_chat().stop_ids == (END_ID,)
-    named = {**base_files(), "generation_config.json": json.dumps({"eos_token_id": [353, 358]}).encode()}
+    named = {
+        **base_files(),
+        "generation_config.json": json.dumps({"eos_token_id": [353, 358]}).encode(),
+    }
     assert load_chat(named).stop_ids == (353, END_ID, 358)
 
 
@@ -85,7 +104,11 @@ def test_a_tokenizer_without_a_template_says_what_is_missing() -> None:
 @pytest.mark.parametrize(
     ("name", "body", "words"),
     [
-        ("tokenizer_config.json", b"[" * 100_000, r"make no tokenizer: tokenizer_config\.json is not JSON"),
+        (
+            "tokenizer_config.json",
+            b"[" * 100_000,
+            r"make no tokenizer: tokenizer_config\.json is not JSON",
+        ),
         (
             "tokenizer_config.json",
             b"[]",
@@ -93,16 +116,24 @@ def test_a_tokenizer_without_a_template_says_what_is_missing() -> None:
         ),
         ("tokenizer.json", b"{}", "make no tokenizer: "),
         ("tokenizer.json", b"[" * 100_000, "make no tokenizer: "),
-        ("generation_config.json", b'{"eos_token_id": "</s>"}', "name the end token '</s>'; eos_token_id is one whole"),
+        (
+            "generation_config.json",
+            b'{"eos_token_id": "</s>"}',
+            "name the end token '</s>'; eos_token_id is one whole",
+        ),
         ("generation_config.json", b'{"eos_token_id": {"a": 1}}', "name the end token"),
     ],
 )
-def test_files_of_a_model_that_make_no_chat_are_a_sentence(name: str, body: bytes, words: str) -> None:
+def test_files_of_a_model_that_make_no_chat_are_a_sentence(
+    name: str, body: bytes, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         load_chat({**base_files(), name: body})
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"a":' * 1000 + b"1" + b"}" * 1000])
 def test_a_config_that_is_no_json_object_is_named(body: bytes) -> None:
-    with pytest.raises(CorruptError, match=r"generation_config\.json (holds a JSON list|is not JSON)"):
+    with pytest.raises(
+        CorruptError, match=r"generation_config\.json (holds a JSON list|is not JSON)"
+    ):
         load_chat({**base_files(), "generation_config.json": body})

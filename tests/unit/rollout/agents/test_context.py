@@ -12,14 +12,18 @@ USER, ASSISTANT, MARK = 355, 356, 30
 """MARK is the token of `?`."""
 
 
-def said(tokens: list[int], *spans: VersionSpan, finish_reason: FinishReason = "stop") -> Generation:
+def said(
+    tokens: list[int], *spans: VersionSpan, finish_reason: FinishReason = "stop"
+) -> Generation:
     logprobs = np.array([-0.25 * (index + 1) for index in range(len(tokens))], dtype=np.float32)
     return Generation(np.array(tokens, dtype=np.int32), logprobs, spans, finish_reason)
 
 
 def test_an_answer_keeps_its_owner_its_versions_and_its_probabilities() -> None:
     context = Context(tiny_chat(), [user("?")], "attempt")
-    context.add("solver", said([40, 41, END_ID], VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)), "HI", 1.0)
+    context.add(
+        "solver", said([40, 41, END_ID], VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)), "HI", 1.0
+    )
     sequence = context.sequence(reward=0.5)
     assert sequence.tokens.tolist() == [USER, MARK, END_ID, ASSISTANT, 40, 41, END_ID]
     assert sequence.owners.tolist() == [-1, -1, -1, -1, 0, 0, 0]
@@ -36,7 +40,19 @@ def test_two_policies_may_speak_in_one_context_and_messages_between_them_are_nob
     context.extend([user("?")])
     context.add("solver", said([41], VersionSpan(7, 0, 1), finish_reason="length"), "I", 0.8)
     sequence = context.sequence(reward=1.0)
-    assert sequence.tokens.tolist() == [USER, MARK, END_ID, ASSISTANT, 40, END_ID, USER, MARK, END_ID, ASSISTANT, 41]
+    assert sequence.tokens.tolist() == [
+        USER,
+        MARK,
+        END_ID,
+        ASSISTANT,
+        40,
+        END_ID,
+        USER,
+        MARK,
+        END_ID,
+        ASSISTANT,
+        41,
+    ]
     assert sequence.owners.tolist() == [-1, -1, -1, -1, 0, 0, -1, -1, -1, -1, 1]
     assert sequence.versions.tolist() == [-1, -1, -1, -1, 2, 2, -1, -1, -1, -1, 7]
     assert sequence.policies == ("planner", "solver")

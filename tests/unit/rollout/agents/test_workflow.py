@@ -17,7 +17,9 @@ def agent_of(player: Player, seed: int = 7) -> Agent:
 
 
 async def test_a_turn_is_what_the_engine_said() -> None:
-    turn = await agent_of(scripted_player("solver", lines("approve"))).respond([user("?")], name="attempt")
+    turn = await agent_of(scripted_player("solver", lines("approve"))).respond(
+        [user("?")], name="attempt"
+    )
     assert turn.text == "approve"
     assert turn.tokens == (349, END_ID)
     assert turn.finish_reason == "stop"
@@ -32,13 +34,21 @@ async def test_the_engine_is_asked_with_the_policys_sampling_and_the_chats_stop_
     tokens, params = player.engine.asked[0]
     assert tokens == (355, 30, END_ID, 356)
     assert params == SamplingParams(
-        temperature=0.7, top_p=1.0, top_k=0, max_new_tokens=64, stop_ids=(END_ID,), seed=derived_seed(7, 0)
+        temperature=0.7,
+        top_p=1.0,
+        top_k=0,
+        max_new_tokens=64,
+        stop_ids=(END_ID,),
+        seed=derived_seed(7, 0),
     )
 
 
 async def test_every_call_of_an_episode_has_random_numbers_of_its_own() -> None:
     calls = Calls()
-    solver, verifier = scripted_player("solver", lines("a", "b")), scripted_player("verifier", lines("c"))
+    solver, verifier = (
+        scripted_player("solver", lines("a", "b")),
+        scripted_player("verifier", lines("c")),
+    )
     for player in (solver, verifier, solver):
         await Agent(player, 7, calls).respond([user("?")])
     assert isinstance(solver.engine, ScriptedEngine)
@@ -77,9 +87,13 @@ async def test_two_answers_at_once_to_one_context_are_refused() -> None:
 async def test_an_answer_the_engine_gave_up_is_an_error() -> None:
     class Closing(ScriptedEngine):
         async def generate(self, tokens: object, sampling: SamplingParams) -> Generation:
-            return Generation(np.array([40], np.int32), np.zeros(1, np.float32), (VersionSpan(0, 0, 1),), "abort")
+            return Generation(
+                np.array([40], np.int32), np.zeros(1, np.float32), (VersionSpan(0, 0, 1),), "abort"
+            )
 
     player = scripted_player("solver", lines())
     closing = Closing.__new__(Closing)
-    with pytest.raises(RuntimeError, match="the engine of policy solver gave up the request after 1 tokens"):
+    with pytest.raises(
+        RuntimeError, match="the engine of policy solver gave up the request after 1 tokens"
+    ):
         await agent_of(replace(player, engine=closing)).respond([user("?")])

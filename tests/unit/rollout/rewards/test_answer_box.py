@@ -63,7 +63,20 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize(
-    "part", ["\\boxed{", "\\boxed{{", "{", "}", "\\boxed{}", "\\", "\\{", "\\boxed{x} ", "\\boxed ", "\\boxed x", "a "]
+    "part",
+    [
+        "\\boxed{",
+        "\\boxed{{",
+        "{",
+        "}",
+        "\\boxed{}",
+        "\\",
+        "\\{",
+        "\\boxed{x} ",
+        "\\boxed ",
+        "\\boxed x",
+        "a ",
+    ],
 )
 def test_the_search_takes_time_that_grows_with_the_text_and_not_with_its_square(part: str) -> None:
     count = 25_000 // len(part)

@@ -137,7 +137,9 @@ def test_most_pairs_are_decided_at_sight() -> None:
         ("$$", "$$", False),
     ],
 )
-def test_what_needs_no_algebra_is_decided(answer: str, reference: str, verdict: bool | None) -> None:
+def test_what_needs_no_algebra_is_decided(
+    answer: str, reference: str, verdict: bool | None
+) -> None:
     assert equal(answer, reference) is verdict
 
 
@@ -236,8 +238,32 @@ NASTY = [
     "-",
     "=",
 ]
-NASTY += ["\\frac{d", "\\frac{dx}{d", "x'", "\\prime", "\\ddot{", "(A)", "<", "x<1 or ", "\\text{and}", "cm^2/", "\\{x:"]
-NASTY += [".", "$", "\\infty", "\\left", "\\overline{", "x\\in", " or ", "_", "\\text {a}^2", "1_1", "é"]
+NASTY += [
+    "\\frac{d",
+    "\\frac{dx}{d",
+    "x'",
+    "\\prime",
+    "\\ddot{",
+    "(A)",
+    "<",
+    "x<1 or ",
+    "\\text{and}",
+    "cm^2/",
+    "\\{x:",
+]
+NASTY += [
+    ".",
+    "$",
+    "\\infty",
+    "\\left",
+    "\\overline{",
+    "x\\in",
+    " or ",
+    "_",
+    "\\text {a}^2",
+    "1_1",
+    "é",
+]
 
 
 def patterns(module: ModuleType) -> list[re.Pattern[str]]:
@@ -245,13 +271,29 @@ def patterns(module: ModuleType) -> list[re.Pattern[str]]:
 
 
 @pytest.mark.parametrize("part", NASTY)
-def test_every_pattern_takes_time_that_grows_with_the_text_and_not_with_its_square(part: str) -> None:
-    modules = (box, comparison, derivatives, inequalities, measures, numbers, spelling, structure, tokens, units, words)
+def test_every_pattern_takes_time_that_grows_with_the_text_and_not_with_its_square(
+    part: str,
+) -> None:
+    modules = (
+        box,
+        comparison,
+        derivatives,
+        inequalities,
+        measures,
+        numbers,
+        spelling,
+        structure,
+        tokens,
+        units,
+        words,
+    )
     found = list(dict.fromkeys(pattern for module in modules for pattern in patterns(module)))
     assert len(found) > 40
     count = 25_000 // len(part)
     for pattern in found:
-        short_s, long_s = (min(_scan_s(pattern, part * n) for _ in range(3)) for n in (count, 4 * count))
+        short_s, long_s = (
+            min(_scan_s(pattern, part * n) for _ in range(3)) for n in (count, 4 * count)
+        )
         assert long_s < 10 * max(short_s, 0.001), pattern.pattern
 
 

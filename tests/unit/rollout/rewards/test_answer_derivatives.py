@@ -30,7 +30,17 @@ def test_a_derivative_becomes_a_symbol(text: str, symbols: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["\\frac{d}{dx}x^2", "\\frac{d^2x}{dt}", "\\frac{dx}{ds+1}", "\\sin x", "x^{4}", "x^{(n)}", "(fg)'", "12'", "add/dtx"],
+    [
+        "\\frac{d}{dx}x^2",
+        "\\frac{d^2x}{dt}",
+        "\\frac{dx}{ds+1}",
+        "\\sin x",
+        "x^{4}",
+        "x^{(n)}",
+        "(fg)'",
+        "12'",
+        "add/dtx",
+    ],
 )
 def test_what_is_no_derivative_of_one_function_stays(text: str) -> None:
     assert derivatives_as_symbols(text) == text
@@ -57,5 +67,7 @@ def test_what_is_no_derivative_of_one_function_stays(text: str) -> None:
         ("\\sum_{i=1}^{n}i", "\\sum_{k=1}^{n}2k", False),
     ],
 )
-def test_derivatives_functions_and_the_imaginary_unit_in_algebra(answer: str, reference: str, equal: bool) -> None:
+def test_derivatives_functions_and_the_imaginary_unit_in_algebra(
+    answer: str, reference: str, equal: bool
+) -> None:
     assert judge(answer, reference) is equal

@@ -1,4 +1,6 @@
-"""Answers as people and models write them, against golds in the forms of MATH, Minerva and olympiads."""
+"""Answers as people and models write them, against golds in the forms of MATH, Minerva and
+olympiads.
+"""
 
 import pytest
 
@@ -31,13 +33,22 @@ SAME = [
     ("x = 5", "5"),
     ("x=5", "x = 5"),
     ("\\boxed{42}", "42"),
-    ("\\begin{pmatrix} 0 & 3 \\\\ 0 & -2 \\end{pmatrix}", "\\begin{pmatrix}0&3\\\\0&-2\\end{pmatrix}"),
-    ("\\begin{bmatrix} 0 & 3 \\\\ 0 & -2 \\end{bmatrix}", "\\begin{pmatrix}0&3\\\\0&-2\\end{pmatrix}"),
+    (
+        "\\begin{pmatrix} 0 & 3 \\\\ 0 & -2 \\end{pmatrix}",
+        "\\begin{pmatrix}0&3\\\\0&-2\\end{pmatrix}",
+    ),
+    (
+        "\\begin{bmatrix} 0 & 3 \\\\ 0 & -2 \\end{bmatrix}",
+        "\\begin{pmatrix}0&3\\\\0&-2\\end{pmatrix}",
+    ),
     (
         "\\begin{pmatrix} -1/3 \\\\ 2/3 \\\\ 5/3 \\end{pmatrix}",
         "\\begin{pmatrix} -\\frac13 \\\\ \\frac23 \\\\ \\frac53 \\end{pmatrix}",
     ),
-    ("\\begin{pmatrix} 16/49 \\\\ 48/49 \\end{pmatrix}", "\\begin{pmatrix} 16/49 \\\\ 48/49 \\end{pmatrix}"),
+    (
+        "\\begin{pmatrix} 16/49 \\\\ 48/49 \\end{pmatrix}",
+        "\\begin{pmatrix} 16/49 \\\\ 48/49 \\end{pmatrix}",
+    ),
     ("\\text{(A)}", "A"),
     ("(A)", "A"),
     ("A", "\\textbf{(A)}"),
@@ -257,7 +268,10 @@ SAME = [
     ("\\left(\\frac{1}{2}, \\frac{3}{4}\\right)", "\\left(0.5,0.75\\right)"),
     ("\\begin{pmatrix}1/2\\\\3\\end{pmatrix}", "\\begin{pmatrix}0.5\\\\3\\end{pmatrix}"),
     ("\\begin{pmatrix}x+1\\\\3\\end{pmatrix}", "\\begin{pmatrix}1+x\\\\3\\end{pmatrix}"),
-    ("\\left(\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right)", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
+    (
+        "\\left(\\begin{array}{cc}1&2\\\\3&4\\end{array}\\right)",
+        "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}",
+    ),
     ("\\begin{pmatrix}1&2\\\\3&4\\\\\\end{pmatrix}", "\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}"),
     ("\\frac{1}{4}e^{-2t}", "\\frac{e^{-2t}}{4}"),
     ("2\\sqrt{5}+\\sqrt{3}", "\\sqrt{3}+\\sqrt{20}"),
@@ -358,7 +372,10 @@ OTHER = [
     ("2x+1", "y=x+2"),
     ("x=5", "x=-5"),
     ("x = 5", "y=5"),
-    ("\\begin{pmatrix} 0 & 3 \\\\ 0 & -2 \\end{pmatrix}", "\\begin{pmatrix}0&0\\\\3&-2\\end{pmatrix}"),
+    (
+        "\\begin{pmatrix} 0 & 3 \\\\ 0 & -2 \\end{pmatrix}",
+        "\\begin{pmatrix}0&0\\\\3&-2\\end{pmatrix}",
+    ),
     ("\\begin{pmatrix} 1 & 2 \\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}"),
     ("\\begin{pmatrix}1\\\\2\\\\3\\end{pmatrix}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}"),
     ("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{vmatrix}1&2\\\\3&4\\end{vmatrix}"),

@@ -7,10 +7,16 @@ from rollout.rewards.math_answers.measures import Measure, measure_of, ratio
 
 def test_a_unit_is_a_product_of_powers() -> None:
     assert measure_of("cm^2") == Measure(frozenset({("length", 2)}), Fraction(1, 10_000))
-    assert measure_of("square feet") == measure_of("ft^{2}") == Measure(frozenset({("length", 2)}), Fraction(381, 1250) ** 2)
+    assert (
+        measure_of("square feet")
+        == measure_of("ft^{2}")
+        == Measure(frozenset({("length", 2)}), Fraction(381, 1250) ** 2)
+    )
     assert measure_of("kilometers per hour") == measure_of("kph") == measure_of("km/h")
     assert measure_of("km/h") == Measure(frozenset({("length", 1), ("time", -1)}), Fraction(5, 18))
-    assert measure_of("kg m/s^2") == Measure(frozenset({("mass", 1), ("length", 1), ("time", -2)}), Fraction(1000))
+    assert measure_of("kg m/s^2") == Measure(
+        frozenset({("mass", 1), ("length", 1), ("time", -2)}), Fraction(1000)
+    )
 
 
 @pytest.mark.parametrize("text", ["", "apples", "cm apples", "million dollars", "cm+m", "deg"])

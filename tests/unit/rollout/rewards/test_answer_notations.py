@@ -1,4 +1,6 @@
-"""Answers in the many notations of people and models, by gold: those that mean it and those that only look like it."""
+"""Answers in the many notations of people and models, by gold: those that mean it and those that
+only look like it.
+"""
 
 import pytest
 

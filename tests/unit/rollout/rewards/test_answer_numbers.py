@@ -24,49 +24,49 @@ def read(text: str) -> Reading:
 @pytest.mark.parametrize(
     ("text", "reading"),
     [
-        ("12", Reading(Fraction(12), plain=True)),
-        ("0.50", Reading(Fraction(1, 2), plain=True, decimals=2, digits=2)),
-        ("-.5", Reading(Fraction(-1, 2), plain=True, decimals=1, digits=1)),
-        ("12.", Reading(Fraction(12), plain=True, decimals=0, digits=2)),
-        ("1,200", Reading(Fraction(1200), plain=True)),
-        ("1.50e3", Reading(Fraction(1500), plain=True, decimals=-1, digits=3)),
-        ("3e-2", Reading(Fraction(3, 100), plain=True, decimals=2, digits=1)),
-        ("1.5\\times10^{3}", Reading(Fraction(1500), plain=True, decimals=-2, digits=2)),
-        ("5\\times{10}^{-3}", Reading(Fraction(1, 200), plain=True, decimals=3, digits=1)),
-        ("10^3", Reading(Fraction(1000), plain=True, decimals=-3, digits=1)),
-        ("50%", Reading(Fraction(50), plain=True, percent=True)),
-        ("\\frac{1}{2}", Reading(Fraction(1, 2))),
-        ("3 1/2", Reading(Fraction(7, 2))),
-        ("-3\\frac{1}{2}", Reading(Fraction(-7, 2))),
-        ("2^{10}", Reading(Fraction(1024))),
-        ("-2^2", Reading(Fraction(-4))),
-        ("\\sqrt{\\frac{9}{4}}", Reading(Fraction(3, 2))),
-        ("121_3", Reading(Fraction(16), base=3)),
-        ("-1A_{16}", Reading(Fraction(-26), base=16)),
-        ("0.1\\overline{6}", Reading(Fraction(1, 6))),
-        ("0.1666...", Reading(Fraction(1, 6))),
-        ("-0.333\\dots", Reading(Fraction(-1, 3))),
-        ("(121)_3", Reading(Fraction(16), base=3)),
-        ("121_{\\text{three}}", Reading(Fraction(16), base=3)),
-        ("FF_{16}", Reading(Fraction(255), base=16)),
-        ("3/4 of an hour", Reading(Fraction(3, 4))),
-        ("18/hour", Reading(Fraction(18), plain=True)),
-        ("4 dozen", Reading(Fraction(48), plain=True)),
-        ("7+8-3", Reading(Fraction(12), evaluated=False)),
-        ("3\\times4", Reading(Fraction(12), evaluated=False)),
-        ("2(6)", Reading(Fraction(12), evaluated=False)),
-        ("\\frac{20+4}{2}", Reading(Fraction(12), evaluated=False)),
-        ("24/2", Reading(Fraction(12))),
-        ("10^3\\times5", Reading(Fraction(5000), evaluated=False)),
-        ("1/2 dollars", Reading(Fraction(1, 2))),
-        ("18 dollars", Reading(Fraction(18), plain=True)),
-        ("€18", Reading(Fraction(18), plain=True)),
-        ("45^\\circ", Reading(Fraction(45), plain=True)),
-        ("3\\text{cm}^2", Reading(Fraction(3), plain=True)),
-        ("3 million", Reading(Fraction(3_000_000), plain=True)),
-        ("5 m", Reading(Fraction(5), plain=True)),
-        ("60 km/h", Reading(Fraction(60), plain=True)),
-        ("20 percent", Reading(Fraction(20), plain=True, percent=True)),
+        ("12", Reading(value=Fraction(12), plain=True)),
+        ("0.50", Reading(value=Fraction(1, 2), plain=True, decimals=2, digits=2)),
+        ("-.5", Reading(value=Fraction(-1, 2), plain=True, decimals=1, digits=1)),
+        ("12.", Reading(value=Fraction(12), plain=True, decimals=0, digits=2)),
+        ("1,200", Reading(value=Fraction(1200), plain=True)),
+        ("1.50e3", Reading(value=Fraction(1500), plain=True, decimals=-1, digits=3)),
+        ("3e-2", Reading(value=Fraction(3, 100), plain=True, decimals=2, digits=1)),
+        ("1.5\\times10^{3}", Reading(value=Fraction(1500), plain=True, decimals=-2, digits=2)),
+        ("5\\times{10}^{-3}", Reading(value=Fraction(1, 200), plain=True, decimals=3, digits=1)),
+        ("10^3", Reading(value=Fraction(1000), plain=True, decimals=-3, digits=1)),
+        ("50%", Reading(value=Fraction(50), plain=True, percent=True)),
+        ("\\frac{1}{2}", Reading(value=Fraction(1, 2))),
+        ("3 1/2", Reading(value=Fraction(7, 2))),
+        ("-3\\frac{1}{2}", Reading(value=Fraction(-7, 2))),
+        ("2^{10}", Reading(value=Fraction(1024))),
+        ("-2^2", Reading(value=Fraction(-4))),
+        ("\\sqrt{\\frac{9}{4}}", Reading(value=Fraction(3, 2))),
+        ("121_3", Reading(value=Fraction(16), base=3)),
+        ("-1A_{16}", Reading(value=Fraction(-26), base=16)),
+        ("0.1\\overline{6}", Reading(value=Fraction(1, 6))),
+        ("0.1666...", Reading(value=Fraction(1, 6))),
+        ("-0.333\\dots", Reading(value=Fraction(-1, 3))),
+        ("(121)_3", Reading(value=Fraction(16), base=3)),
+        ("121_{\\text{three}}", Reading(value=Fraction(16), base=3)),
+        ("FF_{16}", Reading(value=Fraction(255), base=16)),
+        ("3/4 of an hour", Reading(value=Fraction(3, 4))),
+        ("18/hour", Reading(value=Fraction(18), plain=True)),
+        ("4 dozen", Reading(value=Fraction(48), plain=True)),
+        ("7+8-3", Reading(value=Fraction(12), evaluated=False)),
+        ("3\\times4", Reading(value=Fraction(12), evaluated=False)),
+        ("2(6)", Reading(value=Fraction(12), evaluated=False)),
+        ("\\frac{20+4}{2}", Reading(value=Fraction(12), evaluated=False)),
+        ("24/2", Reading(value=Fraction(12))),
+        ("10^3\\times5", Reading(value=Fraction(5000), evaluated=False)),
+        ("1/2 dollars", Reading(value=Fraction(1, 2))),
+        ("18 dollars", Reading(value=Fraction(18), plain=True)),
+        ("€18", Reading(value=Fraction(18), plain=True)),
+        ("45^\\circ", Reading(value=Fraction(45), plain=True)),
+        ("3\\text{cm}^2", Reading(value=Fraction(3), plain=True)),
+        ("3 million", Reading(value=Fraction(3_000_000), plain=True)),
+        ("5 m", Reading(value=Fraction(5), plain=True)),
+        ("60 km/h", Reading(value=Fraction(60), plain=True)),
+        ("20 percent", Reading(value=Fraction(20), plain=True, percent=True)),
     ],
 )
 def test_a_number_is_read_exactly(text: str, reading: Reading) -> None:
@@ -88,11 +88,17 @@ def test_what_is_more_or_less_than_a_number_is_not_read(text: str) -> None:
 
 def test_a_letter_behind_a_reference_is_a_variable() -> None:
     assert read_number("\\frac{37}{4} m", letters_are_units=False) is None
-    assert read_number("37 kg", letters_are_units=False) == Reading(Fraction(37), plain=True)
+    assert read_number("37 kg", letters_are_units=False) == Reading(value=Fraction(37), plain=True)
 
 
 @pytest.mark.parametrize(
-    "text", ["9^{9^{9^{9}}}", f"2^{{{EXPONENT_MAX + 1}}}", "1e9999", "*".join(["9^{999}"] * (BITS_MAX // 3000 + 1))]
+    "text",
+    [
+        "9^{9^{9^{9}}}",
+        f"2^{{{EXPONENT_MAX + 1}}}",
+        "1e9999",
+        "*".join(["9^{999}"] * (BITS_MAX // 3000 + 1)),
+    ],
 )
 def test_a_value_beyond_all_bounds_is_not_computed(text: str) -> None:
     with pytest.raises(TooLargeError):
@@ -100,9 +106,9 @@ def test_a_value_beyond_all_bounds_is_not_computed(text: str) -> None:
 
 
 def test_long_and_deeply_nested_texts_are_no_numbers() -> None:
-    assert read_number("1" * CHARS_MAX) == Reading(Fraction(int("1" * CHARS_MAX)), plain=True)
+    assert read_number("1" * CHARS_MAX) == Reading(value=Fraction(int("1" * CHARS_MAX)), plain=True)
     assert read_number("1" * (CHARS_MAX + 1)) is None
-    assert read_number("(" * 12 + "1" + ")" * 12) == Reading(Fraction(1), plain=True)
+    assert read_number("(" * 12 + "1" + ")" * 12) == Reading(value=Fraction(1), plain=True)
     assert read_number("(" * 13 + "1" + ")" * 13) is None
 
 
@@ -152,7 +158,9 @@ def test_numbers_are_the_same_by_value_and_form(answer: str, gold: str, same: bo
         ("3.33335e-20", Fraction(1, 3 * 10**19), False),
     ],
 )
-def test_a_decimal_of_six_digits_stands_for_what_it_rounds(decimal: str, value: Fraction, stands_for: bool) -> None:
+def test_a_decimal_of_six_digits_stands_for_what_it_rounds(
+    decimal: str, value: Fraction, stands_for: bool
+) -> None:
     assert is_long_decimal(read(decimal), value) is stands_for
 
 

@@ -21,7 +21,9 @@ from rollout.rewards.math_answers.words import labelled_choice, same_time, same_
         ("well-known", "Well-known", True),
     ],
 )
-def test_four_letters_are_a_word_and_three_may_be_a_product(answer: str, gold: str, verdict: bool | None) -> None:
+def test_four_letters_are_a_word_and_three_may_be_a_product(
+    answer: str, gold: str, verdict: bool | None
+) -> None:
     assert same_words(answer, gold) is verdict
 
 
@@ -58,5 +60,7 @@ def test_the_letter_before_a_choice_is_taken_off(text: str, letter: str, content
         ("5", "5", None),
     ],
 )
-def test_times_are_the_same_where_nothing_contradicts_it(answer: str, gold: str, same: bool | None) -> None:
+def test_times_are_the_same_where_nothing_contradicts_it(
+    answer: str, gold: str, same: bool | None
+) -> None:
     assert same_time(answer, gold) is same

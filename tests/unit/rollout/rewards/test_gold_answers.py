@@ -1,4 +1,6 @@
-"""Golds of real problem sets, judged as answers. Those in DATA lie beside the repository, if at all; OWN are always there."""
+"""Golds of real problem sets, judged as answers. Those in DATA lie beside the repository, if at
+all; OWN are always there.
+"""
 
 import json
 from collections import Counter
@@ -53,7 +55,11 @@ def wrongly_judged(golds: list[str]) -> tuple[list[tuple[Labelled, bool | None]]
     """The labelled answers which are judged at sight as they are not, and the number of all."""
     pairs = [pair for gold in golds for pair in labelled(gold)]
     verdicts = [equal(pair.answer, pair.gold) for pair in pairs]
-    return [(pair, found) for pair, found in zip(pairs, verdicts, strict=True) if found is (not pair.right)], len(pairs)
+    return [
+        (pair, found)
+        for pair, found in zip(pairs, verdicts, strict=True)
+        if found is (not pair.right)
+    ], len(pairs)
 
 
 def test_numbers_written_in_other_ways_are_right_and_changed_ones_are_wrong() -> None:
@@ -95,7 +101,9 @@ def test_each_change_makes_what_its_label_says() -> None:
         ("gsm8k/test.jsonl", "answer", 1319),
     ],
 )
-def test_golds_of_real_problem_sets_are_judged_as_their_labels_say(name: str, column: str, count: int) -> None:
+def test_golds_of_real_problem_sets_are_judged_as_their_labels_say(
+    name: str, column: str, count: int
+) -> None:
     golds = [str(row[column]).rpartition("####")[2].strip() for row in rows(name)]
     assert len(golds) == count
     wrong, _ = wrongly_judged(sorted(set(golds))[::4])
@@ -104,7 +112,9 @@ def test_golds_of_real_problem_sets_are_judged_as_their_labels_say(name: str, co
 
 @needs_data
 def test_scientific_golds_are_judged_at_sight() -> None:
-    golds = sorted({last_box(str(row["solution"])) or "" for row in rows("math_eval/minerva_math/test.jsonl")})
+    golds = sorted(
+        {last_box(str(row["solution"])) or "" for row in rows("math_eval/minerva_math/test.jsonl")}
+    )
     scientific = [gold for gold in golds if "e" in gold and gold[0].isdigit() and "\\" not in gold]
     assert len(scientific) > 50
     wrong, _ = wrongly_judged(scientific)
@@ -114,8 +124,12 @@ def test_scientific_golds_are_judged_at_sight() -> None:
 @needs_data
 @pytest.mark.slow
 def test_references_in_latex_equal_themselves_and_not_their_neighbours() -> None:
-    references = [last_box(str(row["solution"])) or "" for row in rows("math_eval/minerva_math/test.jsonl")][::4]
+    references = [
+        last_box(str(row["solution"])) or "" for row in rows("math_eval/minerva_math/test.jsonl")
+    ][::4]
     assert len(references) == 68
     assert [reference for reference in references if not judge(reference, reference)] == []
-    neighbours = [(a, b) for a, b in pairwise(references) if "".join(a.split()) != "".join(b.split())]
+    neighbours = [
+        (a, b) for a, b in pairwise(references) if "".join(a.split()) != "".join(b.split())
+    ]
     assert [pair for pair in neighbours if judge(*pair)] == []

@@ -80,12 +80,17 @@ async def test_time_in_the_queue_does_not_count() -> None:
         slow = [asyncio.create_task(pool.equal(f"{ENDLESS}+{n}", "1+x")) for n in range(2)]
         await asyncio.sleep(0)
         assert await pool.equal("x+1", "1+x")
-        assert all(isinstance(error, JudgeTimeoutError) for error in await asyncio.gather(*slow, return_exceptions=True))
+        assert all(
+            isinstance(error, JudgeTimeoutError)
+            for error in await asyncio.gather(*slow, return_exceptions=True)
+        )
     finally:
         pool.close()
 
 
-async def test_the_same_question_is_asked_once(pool: JudgePool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_same_question_is_asked_once(
+    pool: JudgePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, str]] = []
     ask = Judge.ask
 
@@ -113,7 +118,9 @@ async def test_verdicts_are_kept_up_to_a_limit_and_those_asked_for_last_longest(
         pool.close()
 
 
-async def test_who_gives_up_waiting_does_not_take_the_verdict_from_the_others(pool: JudgePool) -> None:
+async def test_who_gives_up_waiting_does_not_take_the_verdict_from_the_others(
+    pool: JudgePool,
+) -> None:
     busy = asyncio.create_task(pool.equal("x+7", "1+x"))
     first = asyncio.create_task(pool.equal("x+1", "1+x"))
     second = asyncio.create_task(pool.equal("x+1", "1+x"))
@@ -218,7 +225,9 @@ def started(code: str, monkeypatch: pytest.MonkeyPatch, stall_s: float) -> Judge
     return Judge(stall_s)
 
 
-def test_a_child_that_still_uses_the_cpu_is_waited_for_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_still_uses_the_cpu_is_waited_for_however_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     used_s = itertools.count(1.0)
     monkeypatch.setattr(judge_process, "_cpu_s", lambda pid: next(used_s))
     started(SLOW, monkeypatch, stall_s=1.5).close()
@@ -232,25 +241,48 @@ def test_a_child_that_still_uses_the_cpu_is_waited_for_however_long_it_takes(mon
         (CRASHING, "the math judge ended with status 3 before it was ready"),
     ],
 )
-def test_a_child_that_does_not_start_is_a_failure(code: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_does_not_start_is_a_failure(
+    code: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(JudgeFailedError, match=message):
         started(code, monkeypatch, stall_s=1.5)
 
 
 def test_a_child_that_cannot_work_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="answers cannot be judged: no sympy; install math-verify"):
+    with pytest.raises(
+        ConfigError, match="answers cannot be judged: no sympy; install math-verify"
+    ):
         started(UNABLE, monkeypatch, stall_s=60.0)
 
 
 def test_a_child_inherits_no_credentials() -> None:
-    secret = {"AWS_SECRET_ACCESS_KEY": "a", "HF_TOKEN": "b", "API_KEY": "c", "MLFLOW_TRACKING_PASSWORD": "d", "ANYTHING": "e"}
-    made = child_environment({**secret, "PATH": "/bin", "HOME": "/home/me", "PYTHONPATH": "/elsewhere"})
-    assert made == {"PATH": "/bin", "HOME": "/home/me", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    assert not any(word in name for name in ENVIRONMENT for word in ("KEY", "TOKEN", "SECRET", "PASS", "AWS"))
+    secret = {
+        "AWS_SECRET_ACCESS_KEY": "a",
+        "HF_TOKEN": "b",
+        "API_KEY": "c",
+        "MLFLOW_TRACKING_PASSWORD": "d",
+        "ANYTHING": "e",
+    }
+    made = child_environment(
+        {**secret, "PATH": "/bin", "HOME": "/home/me", "PYTHONPATH": "/elsewhere"}
+    )
+    assert made == {
+        "PATH": "/bin",
+        "HOME": "/home/me",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    assert not any(
+        word in name for name in ENVIRONMENT for word in ("KEY", "TOKEN", "SECRET", "PASS", "AWS")
+    )
 
 
 def test_the_running_child_has_only_that_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_SECRET_ACCESS_KEY", "PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "HF_TOKEN"):
+    for name in (
+        "AWS_SECRET_ACCESS_KEY",
+        "PREFECT_API_AUTH_STRING",
+        "MLFLOW_TRACKING_PASSWORD",
+        "HF_TOKEN",
+    ):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("ASTRAFLOW_STACK", "home")
     judge = Judge()
@@ -259,5 +291,7 @@ def test_the_running_child_has_only_that_environment(monkeypatch: pytest.MonkeyP
     finally:
         judge.close()
     assert "secret" not in found.values()
-    assert found["ASTRAFLOW_STACK"] == "home", "`astraflow down` finds a child that is left over by this mark"
+    assert found["ASTRAFLOW_STACK"] == "home", (
+        "`astraflow down` finds a child that is left over by this mark"
+    )
     assert set(found) - {"LC_CTYPE"} <= ENVIRONMENT | {"PYTHONPATH"}

@@ -15,7 +15,9 @@ from rollout.rewards import math_judge
 math_judge.judge = lambda *_: sum(repeat(1))
 math_judge.main()
 """
-"""A judge whose every comparison is one endless call in C, inside which Python runs no signal handler."""
+"""A judge whose every comparison is one endless call in C, inside which Python runs no signal
+handler.
+"""
 
 IDLE = """
 import time
@@ -23,7 +25,9 @@ from rollout.rewards import math_judge
 math_judge.judge = lambda *_: time.sleep(1.0) or True
 math_judge.main()
 """
-"""A judge whose comparisons take a second in which they use no CPU, as on a machine that is busy with something else."""
+"""A judge whose comparisons take a second in which they use no CPU, as on a machine that is busy
+with something else.
+"""
 
 WITHOUT_THE_LIBRARY = """
 import sys
@@ -35,7 +39,14 @@ math_judge.main()
 
 def answers_of(code: str, *questions: object) -> subprocess.CompletedProcess[str]:
     lines = "".join(json.dumps(question) + "\n" for question in questions)
-    return subprocess.run([sys.executable, "-c", code], input=lines, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(("answer", "reference"), EQUAL)
@@ -48,7 +59,10 @@ def test_what_is_not_the_same_thing_is_not_equal(answer: str, reference: str) ->
     assert not judge(answer, reference)
 
 
-@pytest.mark.parametrize("answer", ["", "}{", "\\frac{1}{", "\\frac{1}{0}", "???", "$$", "\\undefined{3}", "(" * 500, "(" * 20])
+@pytest.mark.parametrize(
+    "answer",
+    ["", "}{", "\\frac{1}{", "\\frac{1}{0}", "???", "$$", "\\undefined{3}", "(" * 500, "(" * 20],
+)
 def test_what_cannot_be_read_equals_nothing(answer: str) -> None:
     assert not judge(answer, "1")
     assert not judge(answer, "x+1")
@@ -72,7 +86,9 @@ def test_what_cannot_be_read_equals_nothing(answer: str) -> None:
         ("\\frac{2}{3} E_{1}+\\frac{2}{3} E_{2}", "\\frac{1}{3} E_{1}+\\frac{2}{3} E_{2}", False),
     ],
 )
-def test_values_are_compared_relative_to_their_size(answer: str, reference: str, equal: bool) -> None:
+def test_values_are_compared_relative_to_their_size(
+    answer: str, reference: str, equal: bool
+) -> None:
     assert algebraically_equal(answer, reference) is equal
 
 
@@ -101,7 +117,9 @@ def test_time_in_which_the_judge_gets_no_cpu_does_not_count() -> None:
 
 def test_each_comparison_has_the_whole_time() -> None:
     code = "from rollout.rewards import math_judge\nmath_judge.judge = lambda *_: sum(range(6_000_000)) > 0\nmath_judge.main()"
-    child = answers_of(code, *[{"answer": "1", "reference": "1", "timeout_s": 1.0}] * 20)  # some 2 s of CPU in all
+    child = answers_of(
+        code, *[{"answer": "1", "reference": "1", "timeout_s": 1.0}] * 20
+    )  # some 2 s of CPU in all
     assert child.stdout.count('{"equal": true}') == 20
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rollout.rewards import math_reward
 from rollout.rewards.judge_process import JudgeTimeoutError
-from rollout.rewards.math_reward import INLINE_CHARS_MAX, MathReward, Score, make_reward
+from rollout.rewards.math_reward import INLINE_CHARS_MAX, Judgement, MathReward, make_reward
 from storage.errors import ConfigError
 from storage.records.rollouts import Prompt
 
@@ -23,11 +23,11 @@ def prompt(answer: str) -> Prompt:
 
 
 async def test_an_answer_is_worth_one_or_nothing(reward: MathReward) -> None:
-    assert await reward.score("so \\boxed{12}", prompt("12")) == Score(1.0)
-    assert await reward.score("so \\boxed{13}", prompt("12")) == Score(0.0)
-    assert await reward.score("so 12", prompt("12")) == Score(0.0)
-    assert await reward.score("\\boxed{ }", prompt("12")) == Score(0.0)
-    assert await reward.score("\\boxed{" + "1" * 2000 + "}", prompt("1" * 2000)) == Score(0.0)
+    assert await reward.score("so \\boxed{12}", prompt("12")) == Judgement(1.0)
+    assert await reward.score("so \\boxed{13}", prompt("12")) == Judgement(0.0)
+    assert await reward.score("so 12", prompt("12")) == Judgement(0.0)
+    assert await reward.score("\\boxed{ }", prompt("12")) == Judgement(0.0)
+    assert await reward.score("\\boxed{" + "1" * 2000 + "}", prompt("1" * 2000)) == Judgement(0.0)
 
 
 async def test_plain_answers_start_no_process(reward: MathReward) -> None:
@@ -36,13 +36,15 @@ async def test_plain_answers_start_no_process(reward: MathReward) -> None:
 
 
 async def test_other_answers_go_to_a_judge(reward: MathReward) -> None:
-    assert await reward.score("\\boxed{1+x}", prompt("x+1")) == Score(1.0)
-    assert await reward.score("\\boxed{2+x}", prompt("x+1")) == Score(0.0)
+    assert await reward.score("\\boxed{1+x}", prompt("x+1")) == Judgement(1.0)
+    assert await reward.score("\\boxed{2+x}", prompt("x+1")) == Judgement(0.0)
     assert len(reward._judges._idle) == 1
 
 
 async def test_a_reference_may_be_a_worked_solution_with_its_own_box(reward: MathReward) -> None:
-    assert await reward.score("\\boxed{0.6}", prompt("so it is \\boxed{0.6} meters")) == Score(1.0)
+    assert await reward.score("\\boxed{0.6}", prompt("so it is \\boxed{0.6} meters")) == Judgement(
+        1.0
+    )
 
 
 async def test_an_answer_that_takes_too_long_to_judge_has_no_score() -> None:
@@ -54,7 +56,9 @@ async def test_an_answer_that_takes_too_long_to_judge_has_no_score() -> None:
         impatient.close()
 
 
-async def test_a_long_answer_is_searched_beside_the_event_loop(reward: MathReward, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_answer_is_searched_beside_the_event_loop(
+    reward: MathReward, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: list[bool] = []
     search = math_reward.last_box
 
@@ -66,20 +70,28 @@ async def test_a_long_answer_is_searched_beside_the_event_loop(reward: MathRewar
     box = "\\boxed{12}"
     math_reward._final("12")
     threads.clear()
-    assert await reward.score(" " * (INLINE_CHARS_MAX - len(box)) + box, prompt("12")) == Score(1.0)
-    assert await reward.score(" " * (INLINE_CHARS_MAX - len(box) + 1) + box, prompt("12")) == Score(1.0)
+    assert await reward.score(" " * (INLINE_CHARS_MAX - len(box)) + box, prompt("12")) == Judgement(
+        1.0
+    )
+    assert await reward.score(
+        " " * (INLINE_CHARS_MAX - len(box) + 1) + box, prompt("12")
+    ) == Judgement(1.0)
     assert threads == [True, False]
 
 
-async def test_a_repetition_of_100_kb_is_judged_in_less_than_a_second_of_cpu(reward: MathReward) -> None:
+async def test_a_repetition_of_100_kb_is_judged_in_less_than_a_second_of_cpu(
+    reward: MathReward,
+) -> None:
     start_s = time.process_time()
     for part in ("\\boxed{", "\\boxed{{}", "x = \\boxed{1 + ", "{\\boxed{"):
-        assert await reward.score(part * (100_000 // len(part)), prompt("12")) == Score(0.0)
+        assert await reward.score(part * (100_000 // len(part)), prompt("12")) == Judgement(0.0)
     assert time.process_time() - start_s < 4.0  # some 0.1 s; the square of the length took minutes
 
 
 async def test_a_prompt_without_a_reference_says_which_setting_names_it(reward: MathReward) -> None:
-    with pytest.raises(ConfigError, match=r"p/0 has no field `answer`.*it has question.*prompts\.answer"):
+    with pytest.raises(
+        ConfigError, match=r"p/0 has no field `answer`.*it has question.*prompts\.answer"
+    ):
         await reward.score("\\boxed{1}", Prompt("p/0", {"question": "?"}))
 
 

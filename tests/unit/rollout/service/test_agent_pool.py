@@ -1,7 +1,7 @@
 import pytest
 
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
-from rollout.service.agent_pool import check_cast, open_cast
+from rollout.service.agent_pool import check_agent_pool, open_agent_pool
 from rollout.service.episode_runner import play_prompts
 from storage import layout
 from storage.errors import ConfigError, CorruptError, NotFoundError
@@ -14,15 +14,20 @@ from tests.damaged_weights import spoil
 from tests.fakes import base_files, publish_base
 
 SAMPLING = {"solver": SamplingConfig(), "verifier": SamplingConfig(temperature=0.5)}
-CONFIG = RolloutConfig(workflow=WorkflowConfig(name="actor_and_verify"), engine=EngineConfig(name="tests.fakes:ScriptedEngine"))
+CONFIG = RolloutConfig(
+    workflow=WorkflowConfig(name="actor_and_verify"),
+    engine=EngineConfig(name="tests.fakes:ScriptedEngine"),
+)
 
 
 async def test_a_cast_plays_with_exact_versions(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     publisher.publish(memory_store, "verifier", 1, tensors(1))
-    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
     await cast.load(memory_store, {"solver": 0, "verifier": 1})
-    groups = await play_prompts(cast, [Prompt("p/0", {"question": "7+8-3=?", "answer": "12"})], 1, seed=0)
+    groups = await play_prompts(
+        cast, [Prompt("p/0", {"question": "7+8-3=?", "answer": "12"})], 1, seed=0
+    )
     attempt, verdict = groups[0].episodes[0].sequences
     assert (attempt.versions.max(), verdict.versions.max()) == (0, 1)
     assert (attempt.temperature, verdict.temperature) == (1.0, 0.5)
@@ -30,9 +35,11 @@ async def test_a_cast_plays_with_exact_versions(memory_store: ObjectStore) -> No
     await cast.close()
 
 
-async def test_policies_of_the_same_base_model_share_one_tokenizer(memory_store: ObjectStore) -> None:
+async def test_policies_of_the_same_base_model_share_one_tokenizer(
+    memory_store: ObjectStore,
+) -> None:
     publish_base(memory_store, ["solver", "verifier"])
-    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
     assert cast.players["solver"].chat is cast.players["verifier"].chat
     assert cast.players["solver"].engine is not cast.players["verifier"].engine
     await cast.close()
@@ -40,7 +47,7 @@ async def test_policies_of_the_same_base_model_share_one_tokenizer(memory_store:
 
 async def test_closing_ends_every_engine(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver", "verifier"])
-    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
     await cast.close()
     assert [engine.closed for engine in cast.engines.values()] == [True, True]  # type: ignore[attr-defined]  # ScriptedEngines
 
@@ -50,9 +57,12 @@ async def test_the_newest_version_that_can_be_read_is_loaded(memory_store: Objec
     for version in (1, 2):
         publisher.publish(memory_store, "solver", version, tensors(version))
     spoil(memory_store, "solver", 2)
-    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
     loaded = await cast.load_newest(memory_store)
-    assert {policy: held.manifest.version for policy, held in loaded.items()} == {"solver": 1, "verifier": 0}
+    assert {policy: held.manifest.version for policy, held in loaded.items()} == {
+        "solver": 1,
+        "verifier": 0,
+    }
     spoil(memory_store, "verifier", 0)
     with pytest.raises(CorruptError):
         await cast.load_newest(memory_store)
@@ -62,7 +72,7 @@ async def test_the_newest_version_that_can_be_read_is_loaded(memory_store: Objec
 def test_before_the_base_models_there_is_no_cast(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"])
     with pytest.raises(NotFoundError):
-        open_cast(memory_store, CONFIG, SAMPLING)
+        open_agent_pool(memory_store, CONFIG, SAMPLING)
 
 
 def test_a_base_model_without_a_config_is_refused(memory_store: ObjectStore) -> None:
@@ -71,18 +81,20 @@ def test_a_base_model_without_a_config_is_refused(memory_store: ObjectStore) -> 
     publisher.publish(memory_store, "solver", 0, tensors(0), extra_files=files)
     single = CONFIG.model_copy(update={"workflow": WorkflowConfig(name="single_turn")})
     with pytest.raises(ConfigError, match=r"config\.json"):
-        open_cast(memory_store, single, SAMPLING)
+        open_agent_pool(memory_store, single, SAMPLING)
 
 
 def test_a_recipe_is_checked_without_a_store() -> None:
-    check_cast(CONFIG, SAMPLING)
+    check_agent_pool(CONFIG, SAMPLING)
     with pytest.raises(ConfigError, match="verifier"):
-        check_cast(CONFIG, {"solver": SamplingConfig()})
+        check_agent_pool(CONFIG, {"solver": SamplingConfig()})
     with pytest.raises(ConfigError, match="'maths' is not known"):
-        check_cast(RolloutConfig(workflow=WorkflowConfig(reward="maths")), SAMPLING)
+        check_agent_pool(RolloutConfig(workflow=WorkflowConfig(reward="maths")), SAMPLING)
 
 
-async def test_versions_that_were_retired_are_passed_by_and_damage_is_told(memory_store: ObjectStore) -> None:
+async def test_versions_that_were_retired_are_passed_by_and_damage_is_told(
+    memory_store: ObjectStore,
+) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     for version in (1, 2, 3):
         publisher.publish(memory_store, "solver", version, tensors(version))
@@ -92,7 +104,7 @@ async def test_versions_that_were_retired_are_passed_by_and_damage_is_told(memor
             if key.endswith(".safetensors"):
                 memory_store.delete(key)
     spoil(memory_store, "solver", 3)
-    cast = open_cast(memory_store, CONFIG, SAMPLING)
+    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
     with pytest.raises(CorruptError, match=r"weights/solver/00000003"):
         await cast.load_newest(memory_store)
     await cast.close()

@@ -10,7 +10,7 @@ from rollout.agents.episode_time import stopped_time
 from rollout.agents.workflow import Agent
 from rollout.engines.engine import EngineFailedError
 from rollout.rewards.judge_process import JudgeTimeoutError
-from rollout.rewards.math_reward import MathReward, Score
+from rollout.rewards.math_reward import Judgement, MathReward
 from rollout.service.episode_runner import play_episode, play_group, play_prompts
 from rollout.workflows.single_turn import SingleTurn
 from storage.records.rollouts import Episode, Prompt
@@ -25,7 +25,9 @@ class Plays:
 
     roles: tuple[str, ...] = ("solver",)
 
-    def __init__(self, episode: object = None, error: Exception | None = None, hangs: bool = False) -> None:
+    def __init__(
+        self, episode: object = None, error: Exception | None = None, hangs: bool = False
+    ) -> None:
         self.episode, self.error, self.hangs = episode, error, hangs
 
     async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
@@ -41,9 +43,15 @@ async def test_what_a_play_raises_is_recorded_and_the_others_go_on() -> None:
     engine = player.engine
     assert isinstance(engine, ScriptedEngine)
     answers = engine.script
-    engine.script = lambda prompt, seed: answers(prompt, seed) if len(engine.asked) != 2 else fail(prompt, seed)
+    engine.script = lambda prompt, seed: (
+        answers(prompt, seed) if len(engine.asked) != 2 else fail(prompt, seed)
+    )
     group = await play_group(cast_of(SingleTurn(MathReward(5.0)), solver=player), PROMPT, 3, seed=0)
-    assert [episode.error for episode in group.episodes] == [None, "ValueError: the script has no answer", None]
+    assert [episode.error for episode in group.episodes] == [
+        None,
+        "ValueError: the script has no answer",
+        None,
+    ]
     assert [episode.reward for episode in group.episodes] == [1.0, 0.0, 0.0]
     assert [len(episode.sequences) for episode in group.episodes] == [1, 0, 1]
 
@@ -54,12 +62,12 @@ class Judged:
     def __init__(self, seconds: float, error: Exception | None = None) -> None:
         self._seconds, self._error = seconds, error
 
-    async def score(self, answer: str, prompt: Prompt) -> Score:
+    async def score(self, answer: str, prompt: Prompt) -> Judgement:
         async with stopped_time():
             await asyncio.sleep(self._seconds)
         if self._error:
             raise self._error
-        return Score(1.0)
+        return Judgement(1.0)
 
     def close(self) -> None: ...
 
@@ -68,7 +76,9 @@ async def test_an_answer_without_a_verdict_is_a_failed_episode_and_not_a_wrong_a
     workflow = SingleTurn(Judged(0.0, JudgeTimeoutError("no verdict within 5 s of CPU time")))
     player = scripted_player("solver", solve)
     group = await play_group(cast_of(workflow, solver=player), PROMPT, 2, seed=0)
-    assert [episode.error for episode in group.episodes] == ["JudgeTimeoutError: no verdict within 5 s of CPU time"] * 2
+    assert [episode.error for episode in group.episodes] == [
+        "JudgeTimeoutError: no verdict within 5 s of CPU time"
+    ] * 2
     routed = route_group(0, 0, group, "solver")
     assert routed is None  # nothing of it reaches a baseline or a batch
 
@@ -86,7 +96,9 @@ async def test_a_play_that_hangs_is_cut_by_its_timeout() -> None:
 
 
 async def test_a_timeout_of_the_workflows_own_keeps_its_name() -> None:
-    cast = cast_of(Plays(error=TimeoutError("the environment")), solver=scripted_player("solver", solve))
+    cast = cast_of(
+        Plays(error=TimeoutError("the environment")), solver=scripted_player("solver", solve)
+    )
     assert (await play_episode(cast, PROMPT, seed=0)).error == "TimeoutError: the environment"
 
 
@@ -94,26 +106,42 @@ async def test_a_timeout_of_the_workflows_own_keeps_its_name() -> None:
     ("returned", "error"),
     [
         (None, "TypeError: the workflow returned NoneType, not an Episode"),
-        (Episode((), float("nan")), "ValueError: the workflow's reward is nan; it must be a finite number"),
-        (Episode((), float("-inf")), "ValueError: the workflow's reward is -inf; it must be a finite number"),
-        (Episode((), 0.0, {"x": float("nan")}), "ValueError: the workflow's metric x is nan; it must be a finite number"),
         (
-            Episode((builders.sequence(), builders.sequence(reward=float("inf"))), 0.0),
+            Episode(sequences=(), reward=float("nan")),
+            "ValueError: the workflow's reward is nan; it must be a finite number",
+        ),
+        (
+            Episode(sequences=(), reward=float("-inf")),
+            "ValueError: the workflow's reward is -inf; it must be a finite number",
+        ),
+        (
+            Episode(sequences=(), reward=0.0, metrics={"x": float("nan")}),
+            "ValueError: the workflow's metric x is nan; it must be a finite number",
+        ),
+        (
+            Episode(
+                sequences=(builders.sequence(), builders.sequence(reward=float("inf"))), reward=0.0
+            ),
             "ValueError: the workflow's reward of sequence 1 is inf; it must be a finite number",
         ),
         (
-            Episode((), 0.0, {"x": float("inf")}),
+            Episode(sequences=(), reward=0.0, metrics={"x": float("inf")}),
             "ValueError: the workflow's metric x is inf; it must be a finite number",
         ),
     ],
 )
-async def test_what_cannot_be_stored_is_an_error_of_the_episode(returned: object, error: str) -> None:
+async def test_what_cannot_be_stored_is_an_error_of_the_episode(
+    returned: object, error: str
+) -> None:
     cast = cast_of(Plays(returned), solver=scripted_player("solver", solve))
     assert (await play_episode(cast, PROMPT, seed=0)).error == error
 
 
 async def test_rewards_of_any_number_type_become_plain_numbers() -> None:
-    cast = cast_of(Plays(Episode((), np.float32(0.5), {"x": np.float64(1)})), solver=scripted_player("solver", solve))  # type: ignore[arg-type]  # numpy's float32 is no float, and that is the point
+    cast = cast_of(
+        Plays(Episode(sequences=(), reward=np.float32(0.5), metrics={"x": np.float64(1)})),
+        solver=scripted_player("solver", solve),
+    )  # type: ignore[arg-type]  # numpy's float32 is no float, and that is the point
     episode = await play_episode(cast, PROMPT, seed=0)
     assert (type(episode.reward), episode.reward, type(episode.metrics["x"])) == (float, 0.5, float)
 
@@ -158,7 +186,7 @@ async def test_no_more_episodes_play_at_once_than_there_are_places() -> None:
         async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
             self.most = max(self.most, cast.running)
             await agents["solver"].respond([user("1=?")])
-            return Episode((), 0.0)
+            return Episode(sequences=(), reward=0.0)
 
     player = scripted_player("solver", solve)
     assert isinstance(player.engine, ScriptedEngine)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollout.service.order_leasing import Claims
+from rollout.service.order_leasing import OrderLeasing
 from storage.coordination import heartbeats, leases
 from storage.errors import ConflictError
 from storage.records.control import Lease
@@ -29,14 +29,24 @@ class Clock:
 def write_orders(run: ObjectStore, count: int) -> None:
     for number in range(count):
         prompt = Prompt(f"p/{number}", {"question": "1+1=?", "answer": "2"})
-        orders.commit(run, Order(number, (prompt,), samples_per_prompt=2, seed=number, seen=(), cursor={}))
+        orders.commit(
+            run,
+            Order(
+                number=number,
+                prompts=(prompt,),
+                samples_per_prompt=2,
+                seed=number,
+                seen=(),
+                cursor={},
+            ),
+        )
 
 
-def claims_of(run: ObjectStore, clock: Clock, worker: str = "a") -> Claims:
-    return Claims(run, worker, "us-east", TTL_S, clock)
+def claims_of(run: ObjectStore, clock: Clock, worker: str = "a") -> OrderLeasing:
+    return OrderLeasing(run, worker, "us-east", TTL_S, clock)
 
 
-def numbers(*claims: Claims) -> list[int | None]:
+def numbers(*claims: OrderLeasing) -> list[int | None]:
     found = [each.next() for each in claims]
     return [claim.order.number if claim else None for claim in found]
 
@@ -66,10 +76,14 @@ def test_an_order_given_back_is_open_to_others_soon(memory_store: ObjectStore) -
     clock.now_s += 1.0  # others' orders are looked at again after a second
     taken = b.next()
     assert taken is not None
-    assert taken.lease == Lease(0, 1, "b", "us-east", write_id=taken.lease.write_id)
+    assert taken.lease == Lease(
+        order=0, attempt=1, worker="b", region="us-east", write_id=taken.lease.write_id
+    )
 
 
-def test_a_dead_workers_order_is_taken_over_after_the_leases_time(memory_store: ObjectStore) -> None:
+def test_a_dead_workers_order_is_taken_over_after_the_leases_time(
+    memory_store: ObjectStore,
+) -> None:
     write_orders(memory_store, 1)
     clock = Clock()
     a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
@@ -123,7 +137,9 @@ class SlowRenewal:
         return getattr(self._backend, name)
 
 
-def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(memory_store: ObjectStore) -> None:
+def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(
+    memory_store: ObjectStore,
+) -> None:
     write_orders(memory_store, 1)
     slow = SlowRenewal(memory_store.backend)
     claims = claims_of(replace(memory_store, backend=slow), Clock())
@@ -145,7 +161,9 @@ def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(memory_s
         claims.renew(held)
 
 
-def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(memory_store: ObjectStore) -> None:
+def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(
+    memory_store: ObjectStore,
+) -> None:
     write_orders(memory_store, 2)
     memory_store.put("orders/00000000.json", b"{")
     assert numbers(claims_of(memory_store, Clock())) == [1]
@@ -155,7 +173,9 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 6)
     for number in range(4):
         shards.commit(memory_store, builders.shard(order=number))
-    with heartbeats.Pulse(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+    with heartbeats.HeartbeatWriter(
+        memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
+    ) as pulse:
         pulse.update(progress={"closed_below": 4})
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [4, 5]
@@ -165,7 +185,9 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
 def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 4)
     shards.commit(memory_store, builders.shard(order=2))
-    with heartbeats.Pulse(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+    with heartbeats.HeartbeatWriter(
+        memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
+    ) as pulse:
         pulse.update(progress={"closed_below": 3})
     claims = claims_of(memory_store, Clock())
     found = [number for number in numbers(*[claims] * 10) if number is not None]
@@ -174,7 +196,9 @@ def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None
 
 def test_a_hint_beyond_every_order_is_no_hint(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 2)
-    with heartbeats.Pulse(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
+    with heartbeats.HeartbeatWriter(
+        memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
+    ) as pulse:
         pulse.update(progress={"closed_below": 2**53})
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [0, 1]

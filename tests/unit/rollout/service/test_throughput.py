@@ -1,10 +1,12 @@
-from rollout.service.throughput import Tally
+from rollout.service.throughput import Throughput
 from tests import builders
 
 
 def test_episodes_failures_tokens_and_orders_are_counted() -> None:
-    tally = Tally(lambda: 0.0)
-    tally.episode(builders.episode(builders.sequence(answer=(1, 2, 3)), builders.sequence(answer=(4,))))
+    tally = Throughput(lambda: 0.0)
+    tally.episode(
+        builders.episode(builders.sequence(answer=(1, 2, 3)), builders.sequence(answer=(4,)))
+    )
     tally.episode(builders.episode(error="ValueError: no"))
     tally.order_done()
     assert tally.progress() == {"orders_done": 1, "episodes": 2, "episodes_failed": 1, "tokens": 4}
@@ -12,7 +14,7 @@ def test_episodes_failures_tokens_and_orders_are_counted() -> None:
 
 def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
     now_s = 0.0
-    tally = Tally(lambda: now_s)
+    tally = Throughput(lambda: now_s)
     assert tally.tokens_per_s() == 0.0
     now_s = 2.0
     tally.episode(builders.episode(builders.sequence(answer=(1,) * 30)))

@@ -1,8 +1,8 @@
 import pytest
 
 from rollout.config import EngineConfig
-from rollout.service.weight_sync import Refresher
-from storage.coordination.heartbeats import Pulse
+from rollout.service.weight_sync import WeightSync
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.formats.safetensors import weights_digest
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
@@ -12,8 +12,8 @@ from tests.fakes import ScriptedEngine
 
 
 @pytest.fixture
-def pulse(memory_store: ObjectStore) -> Pulse:
-    return Pulse(memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0)
+def pulse(memory_store: ObjectStore) -> HeartbeatWriter:
+    return HeartbeatWriter(memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0)
 
 
 async def engine_at(run: ObjectStore, version: int) -> ScriptedEngine:
@@ -24,30 +24,40 @@ async def engine_at(run: ObjectStore, version: int) -> ScriptedEngine:
     return engine
 
 
-async def test_nothing_newer_changes_nothing(memory_store: ObjectStore, pulse: Pulse) -> None:
+async def test_nothing_newer_changes_nothing(
+    memory_store: ObjectStore, pulse: HeartbeatWriter
+) -> None:
     engine = await engine_at(memory_store, 1)
-    assert not await Refresher(memory_store, "solver", engine, 0.1, pulse).refresh()
+    assert not await WeightSync(memory_store, "solver", engine, 0.1, pulse).refresh()
     assert engine.version == 1
 
 
-async def test_the_newest_version_is_loaded_and_those_between_are_skipped(memory_store: ObjectStore, pulse: Pulse) -> None:
+async def test_the_newest_version_is_loaded_and_those_between_are_skipped(
+    memory_store: ObjectStore, pulse: HeartbeatWriter
+) -> None:
     engine = await engine_at(memory_store, 1)
     for version in (2, 3, 4):
         publisher.publish(memory_store, "solver", version, tensors(version))
-    assert await Refresher(memory_store, "solver", engine, 0.1, pulse).refresh()
+    assert await WeightSync(memory_store, "solver", engine, 0.1, pulse).refresh()
     assert engine.version == 4
-    assert engine.digest(4) == manifests.read_manifest(memory_store, "solver", 4).digest == weights_digest(tensors(4))
+    assert (
+        engine.digest(4)
+        == manifests.read_manifest(memory_store, "solver", 4).digest
+        == weights_digest(tensors(4))
+    )
     with pytest.raises(KeyError):
         engine.digest(3)
     assert pulse.last.versions == {"solver": 4}
     assert pulse.last.seconds["refresh"] > 0
 
 
-async def test_damaged_weights_are_never_served_and_are_told(memory_store: ObjectStore, pulse: Pulse) -> None:
+async def test_damaged_weights_are_never_served_and_are_told(
+    memory_store: ObjectStore, pulse: HeartbeatWriter
+) -> None:
     engine = await engine_at(memory_store, 1)
     publisher.publish(memory_store, "solver", 2, tensors(2))
     spoil(memory_store, "solver", 2)
-    refresher = Refresher(memory_store, "solver", engine, 0.1, pulse)
+    refresher = WeightSync(memory_store, "solver", engine, 0.1, pulse)
     assert not await refresher.refresh()
     assert not await refresher.refresh()
     assert engine.version == 1

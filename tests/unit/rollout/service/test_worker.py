@@ -11,7 +11,7 @@ from rollout.engines.engine import EngineFailedError
 from rollout.service.worker import Worker, end_reason
 from storage import layout
 from storage.coordination import leases
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import encode
@@ -41,7 +41,9 @@ def held(run: ObjectStore, order: int) -> Lease:
 
 
 def version_bytes(run: ObjectStore, policy: str) -> int:
-    """What a worker reads of version 0: its files once, its manifest for them and for the tensors."""
+    """What a worker reads of version 0: its files once, its manifest for them and for the
+    tensors.
+    """
     keys = run.list(layout.weights(policy, 0))
     return sum(len(run.get(key)) * (2 if key.endswith("/manifest.json") else 1) for key in keys)
 
@@ -57,11 +59,18 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
     digest = manifests.read_manifest(memory_store, "solver", 0).digest
     for number in range(3):
         shard = shards.read(memory_store, number)
-        assert (shard.order, shard.attempt, shard.worker, shard.region) == (number, 0, "rollout-us-east-0", "us-east")
+        assert (shard.order, shard.attempt, shard.worker, shard.region) == (
+            number,
+            0,
+            "rollout-us-east-0",
+            "us-east",
+        )
         assert [group.prompt.id for group in shard.groups] == [f"p/{number}/0", f"p/{number}/1"]
         episodes = [episode for group in shard.groups for episode in group.episodes]
         assert [episode.reward for episode in episodes] == [1.0] * 4
-        assert [[sequence.name for sequence in episode.sequences] for episode in episodes] == [["attempt", "verdict"]] * 4
+        assert [[sequence.name for sequence in episode.sequences] for episode in episodes] == [
+            ["attempt", "verdict"]
+        ] * 4
         assert [episode.sequences[0].starts_episode for episode in episodes] == [True] * 4
         assert shard.weights == {"solver": {0: digest}, "verifier": {0: digest}}
         assert shard.started_s <= shard.finished_s
@@ -74,7 +83,10 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
     )
     assert beat.progress == {
         **{"orders_done": 3, "episodes": 12, "episodes_failed": 0, "tokens": sampled},
-        **{f"weights_bytes_home_{policy}": version_bytes(memory_store, policy) for policy in ("solver", "verifier")},
+        **{
+            f"weights_bytes_home_{policy}": version_bytes(memory_store, policy)
+            for policy in ("solver", "verifier")
+        },
         "shard_bytes": sum(len(memory_store.get(layout.shard(number))) for number in range(3)),
     }
     assert beat.versions == {"solver": 0, "verifier": 0}
@@ -101,7 +113,10 @@ def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> No
     publish_base(local_store, ["solver"], delay_s=0.02)
     write_orders(local_store, 20)
     settings = config()
-    with RunningWorker(local_store, settings, "a") as a, RunningWorker(local_store, settings, "b") as b:
+    with (
+        RunningWorker(local_store, settings, "a") as a,
+        RunningWorker(local_store, settings, "b") as b,
+    ):
         until(answered(local_store, 20))
         runs.request_stop(local_store, OVER)
         beats = [a.join(), b.join()]
@@ -145,7 +160,9 @@ def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> N
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(lease_ttl_s=0.3)) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
-        rival = Lease(0, 1, "rollout-eu-west-0", "eu-west", write_id="rival")
+        rival = Lease(
+            order=0, attempt=1, worker="rollout-eu-west-0", region="eu-west", write_id="rival"
+        )
         memory_store.create(layout.lease(0, 1), encode(rival))
         until(lambda: "order 0 is another worker's now" in worker.beat.note)
         until(lambda: worker.beat.rates["running"] == 0)
@@ -166,7 +183,9 @@ def test_a_lease_is_kept_alive_while_its_order_is_played(memory_store: ObjectSto
 
 
 class Steps:
-    """Stands for `asyncio.sleep`: passes at once, writes down how long each pause was to be, and ends the task after a few."""
+    """Stands for `asyncio.sleep`: passes at once, writes down how long each pause was to be, and
+    ends the task after a few.
+    """
 
     def __init__(self, count: int) -> None:
         self.asked: list[float] = []
@@ -184,7 +203,9 @@ async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_tim
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_orders(memory_store, 2)
-    pulse = Pulse(memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east")
+    pulse = HeartbeatWriter(
+        memory_store, "rollout", "rollout-us-east-0", attempt=0, interval_s=60.0, region="us-east"
+    )
     lifetime = Lifetime(memory_store, pulse, threading.Event())
     settings = config(lease_ttl_s=36.0)
     worker = Worker(memory_store, lifetime, settings, cast_of(_NeverPlays()), [], "us-east", dict)
@@ -229,11 +250,15 @@ def test_draining_finishes_what_is_in_play_and_takes_nothing_new(memory_store: O
         until(lambda: memory_store.exists(layout.lease(1, 0)))
         worker.stop()
         worker.join()
-    assert [shards.exists(memory_store, number) for number in range(8)] == [True, True] + [False] * 6
+    assert [shards.exists(memory_store, number) for number in range(8)] == [True, True] + [
+        False
+    ] * 6
     assert not memory_store.exists(layout.lease(2, 0))
 
 
-def test_what_draining_cannot_finish_is_given_back_and_open_at_once(memory_store: ObjectStore) -> None:
+def test_what_draining_cannot_finish_is_given_back_and_open_at_once(
+    memory_store: ObjectStore,
+) -> None:
     publish_base(memory_store, ["solver"], delay_s=30.0)
     write_orders(memory_store, 2)
     with RunningWorker(memory_store, config(drain_s=0.1)) as worker:
@@ -245,7 +270,9 @@ def test_what_draining_cannot_finish_is_given_back_and_open_at_once(memory_store
     assert leases.take(memory_store, 0, "b", "eu-west", watch) is not None
 
 
-def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(memory_store: ObjectStore) -> None:
+def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(
+    memory_store: ObjectStore,
+) -> None:
     publish_base(memory_store, ["solver"], delay_s=30.0)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(drain_s=1000.0)) as worker:
@@ -255,10 +282,12 @@ def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(memor
     assert held(memory_store, 0).released
 
 
-def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(memory_store: ObjectStore) -> None:
+def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(
+    memory_store: ObjectStore,
+) -> None:
     publish_base(memory_store, ["solver"])
     write_orders(memory_store, 1)
-    lost = Lease(0, 6, "gave-back", "us-east", lost=2, released=True)
+    lost = Lease(order=0, attempt=6, worker="gave-back", region="us-east", lost=2, released=True)
     memory_store.create(layout.lease(0, 0), encode(replace(lost, attempt=0, lost=0)))
     for attempt in range(1, 7):
         memory_store.create(layout.lease(0, attempt), encode(replace(lost, attempt=attempt)))
@@ -275,7 +304,12 @@ def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: Ob
     publish_base(memory_store, ["solver"])
     write_orders(memory_store, 1)
     for attempt in range(3):
-        memory_store.create(layout.lease(0, attempt), encode(Lease(0, attempt, "told-to-leave", "eu", released=True)))
+        memory_store.create(
+            layout.lease(0, attempt),
+            encode(
+                Lease(order=0, attempt=attempt, worker="told-to-leave", region="eu", released=True)
+            ),
+        )
     with RunningWorker(memory_store, config(lease_attempts_max=2)):
         until(answered(memory_store, 1))
     shard = shards.read(memory_store, 0)
@@ -291,7 +325,10 @@ def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectS
         worker.stop()
         beat = worker.join()
     assert (beat.progress["episodes"], beat.progress["episodes_failed"]) == (4, 4)
-    assert shards.read(memory_store, 0).groups[0].episodes[0].error == "ValueError: the script has no answer"
+    assert (
+        shards.read(memory_store, 0).groups[0].episodes[0].error
+        == "ValueError: the script has no answer"
+    )
 
 
 def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: ObjectStore) -> None:
@@ -302,7 +339,10 @@ def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: Objec
         publisher.publish(memory_store, "solver", 1, builders.tensors(1))
         until(answered(memory_store, 1))
     shard = shards.read(memory_store, 0)
-    digests = {version: manifests.read_manifest(memory_store, "solver", version).digest for version in (0, 1)}
+    digests = {
+        version: manifests.read_manifest(memory_store, "solver", version).digest
+        for version in (0, 1)
+    }
     assert shard.weights == {"solver": digests}
     versions = shard.groups[0].episodes[0].sequences[0].versions
     assert versions[versions != NOBODY].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
@@ -340,7 +380,9 @@ def test_a_worker_that_drains_stores_its_shard_as_soon_as_the_store_answers(
 
 
 @pytest.mark.parametrize("num_orders", [0, 1])
-def test_a_worker_notices_in_the_middle_of_a_pause_that_it_must_stop(memory_store: ObjectStore, num_orders: int) -> None:
+def test_a_worker_notices_in_the_middle_of_a_pause_that_it_must_stop(
+    memory_store: ObjectStore, num_orders: int
+) -> None:
     publish_base(memory_store, ["solver"], delay_s=PATIENCE_S)
     write_orders(memory_store, num_orders)
     settings = config(poll_interval_s=2 * PATIENCE_S, drain_s=0.0)
@@ -349,7 +391,9 @@ def test_a_worker_notices_in_the_middle_of_a_pause_that_it_must_stop(memory_stor
         until(lambda: worker.beat.versions == {"solver": 0})
         worker.stop()
         worker.join()
-    assert [held(memory_store, number).released for number in range(num_orders)] == [True] * num_orders
+    assert [held(memory_store, number).released for number in range(num_orders)] == [
+        True
+    ] * num_orders
 
 
 def test_no_worker_is_needed_once_the_run_ended_or_the_last_shard_was_made(
@@ -363,21 +407,33 @@ def test_no_worker_is_needed_once_the_run_ended_or_the_last_shard_was_made(
 
 
 def test_a_broken_engine_ends_the_worker(memory_store: ObjectStore) -> None:
-    publish_base(memory_store, ["solver"], script="tests.unit.rollout.service.test_worker:engine_breaks")
+    publish_base(
+        memory_store, ["solver"], script="tests.unit.rollout.service.test_worker:engine_breaks"
+    )
     write_orders(memory_store, 1)
-    with RunningWorker(memory_store, config()) as worker, pytest.raises(EngineFailedError, match="out of memory"):
+    with (
+        RunningWorker(memory_store, config()) as worker,
+        pytest.raises(EngineFailedError, match="out of memory"),
+    ):
         worker.join()
     assert not shards.exists(memory_store, 0)
 
 
-def test_a_recipe_that_cannot_work_is_refused_before_anything_starts(memory_store: ObjectStore) -> None:
-    wrong = RolloutConfig(workflow=WorkflowConfig(name="debate"), engine=EngineConfig(name="tests.fakes:ScriptedEngine"))
+def test_a_recipe_that_cannot_work_is_refused_before_anything_starts(
+    memory_store: ObjectStore,
+) -> None:
+    wrong = RolloutConfig(
+        workflow=WorkflowConfig(name="debate"),
+        engine=EngineConfig(name="tests.fakes:ScriptedEngine"),
+    )
     with RunningWorker(memory_store, wrong) as worker, pytest.raises(ConfigError, match="debate"):
         worker.join()
 
 
 class Absent:
-    """A backend that fails while it is `away`: every call, or only those such as "create shards/"."""
+    """A backend that fails while it is `away`: every call, or only those such as "create
+    shards/".
+    """
 
     def __init__(self, backend: Backend, only: str = "") -> None:
         self.away = False

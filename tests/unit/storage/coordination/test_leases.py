@@ -41,11 +41,19 @@ def taken(store: ObjectStore, worker: str, watch: LeaseWatch) -> Lease:
 
 def test_a_free_order_is_taken_at_attempt_0(memory_store: ObjectStore, watch: LeaseWatch) -> None:
     lease = taken(memory_store, "a", watch)
-    assert (lease.order, lease.attempt, lease.worker, lease.region, lease.renewals) == (7, 0, "a", "us-east", 0)
+    assert (lease.order, lease.attempt, lease.worker, lease.region, lease.renewals) == (
+        7,
+        0,
+        "a",
+        "us-east",
+        0,
+    )
     assert memory_store.list() == ["leases/00000007.0000.json"]
 
 
-def test_a_lease_that_is_renewed_is_never_taken(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+def test_a_lease_that_is_renewed_is_never_taken(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
     lease = taken(memory_store, "a", LeaseWatch(20.0))
     for renewals in range(1, 20):
         assert take(memory_store, "b", watch) is None
@@ -65,13 +73,17 @@ def test_a_silent_lease_is_taken_after_its_ttl_and_not_before(
     assert taken(memory_store, "b", watch).attempt == 1
 
 
-def test_a_fresh_observer_waits_a_whole_ttl_of_its_own(memory_store: ObjectStore, clock: Clock) -> None:
+def test_a_fresh_observer_waits_a_whole_ttl_of_its_own(
+    memory_store: ObjectStore, clock: Clock
+) -> None:
     taken(memory_store, "a", LeaseWatch(20.0, clock))
     clock.now_s += 1000.0
     assert take(memory_store, "b", LeaseWatch(20.0, clock)) is None
 
 
-def test_the_wait_begins_again_with_a_new_attempt(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+def test_the_wait_begins_again_with_a_new_attempt(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
     taken(memory_store, "a", LeaseWatch(20.0))
     assert take(memory_store, "c", watch) is None
     clock.now_s += 20.0
@@ -102,7 +114,13 @@ def test_leases_that_expired_are_counted_and_ones_given_back_are_not(
     found.append(taken(memory_store, "a", watch))
     leases.release(memory_store, leases.renew(memory_store, found[-1]))
     found += [taken(memory_store, "a", watch), after_ttl()]
-    assert [(lease.attempt, lease.lost) for lease in found] == [(0, 0), (1, 1), (2, 1), (3, 1), (4, 2)]
+    assert [(lease.attempt, lease.lost) for lease in found] == [
+        (0, 0),
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, 2),
+    ]
     stored = leases.read_newest(memory_store, 7)
     assert stored is not None
     assert stored.lost == 2
@@ -119,7 +137,9 @@ def test_an_unreadable_lease_holds_no_order_and_counts_as_expired(
     memory_store.put("leases/00000007.0001.json", b"{")
     later = taken(memory_store, "c", watch)
     assert (later.attempt, later.lost) == (2, 2)
-    assert take(memory_store, "d", watch) is None  # it holds, whatever can be read of those before it
+    assert (
+        take(memory_store, "d", watch) is None
+    )  # it holds, whatever can be read of those before it
     with pytest.raises(CorruptError):
         leases.renew(memory_store, owned)
 
@@ -133,10 +153,15 @@ def test_a_lease_is_overwritten_as_it_stands(memory_store: ObjectStore, watch: L
     assert (newest.renewals, newest.released) == (2, True)
 
 
-def test_of_two_who_see_a_lease_expire_one_takes_it(memory_store: ObjectStore, clock: Clock) -> None:
+def test_of_two_who_see_a_lease_expire_one_takes_it(
+    memory_store: ObjectStore, clock: Clock
+) -> None:
     taken(memory_store, "a", LeaseWatch(20.0))
     watches = [LeaseWatch(20.0, clock), LeaseWatch(20.0, clock)]
-    assert [take(memory_store, "b", watches[0]), take(memory_store, "c", watches[1])] == [None, None]
+    assert [take(memory_store, "b", watches[0]), take(memory_store, "c", watches[1])] == [
+        None,
+        None,
+    ]
     clock.now_s += 20.0
     assert taken(memory_store, "b", watches[0]).attempt == 1
     assert take(memory_store, "c", watches[1]) is None
@@ -150,7 +175,9 @@ def test_the_loser_of_the_creation_itself_gets_none(
     assert take(memory_store, "b", watch) is None
 
 
-def test_a_superseded_owner_learns_it_when_it_renews(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+def test_a_superseded_owner_learns_it_when_it_renews(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
     stalled = taken(memory_store, "a", LeaseWatch(20.0))
     take(memory_store, "b", watch)
     clock.now_s += 20.0
@@ -163,13 +190,17 @@ def test_a_superseded_owner_learns_it_when_it_renews(memory_store: ObjectStore, 
     assert (newest.worker, newest.released) == ("b", False)
 
 
-def test_a_lease_of_another_write_id_is_not_ours_to_renew(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+def test_a_lease_of_another_write_id_is_not_ours_to_renew(
+    memory_store: ObjectStore, watch: LeaseWatch
+) -> None:
     lease = taken(memory_store, "a", watch)
     with pytest.raises(ConflictError, match="is no longer a's"):
         leases.renew(memory_store, replace(lease, write_id="0" * 32))
 
 
-def test_a_released_or_vanished_lease_cannot_be_renewed(memory_store: ObjectStore, watch: LeaseWatch) -> None:
+def test_a_released_or_vanished_lease_cannot_be_renewed(
+    memory_store: ObjectStore, watch: LeaseWatch
+) -> None:
     lease = taken(memory_store, "a", watch)
     leases.release(memory_store, lease)
     with pytest.raises(ConflictError):
@@ -202,7 +233,9 @@ def test_what_was_remembered_of_an_order_that_is_done_is_dropped(
     assert watch.expired(rival), "the wait begins when the lease is seen again"
 
 
-def test_an_own_lease_is_not_remembered_as_anothers(memory_store: ObjectStore, watch: LeaseWatch, clock: Clock) -> None:
+def test_an_own_lease_is_not_remembered_as_anothers(
+    memory_store: ObjectStore, watch: LeaseWatch, clock: Clock
+) -> None:
     leases.release(memory_store, taken(memory_store, "a", LeaseWatch(20.0)))
     taken(memory_store, "a", LeaseWatch(20.0))
     assert take(memory_store, "b", watch) is None
@@ -215,7 +248,10 @@ def test_an_own_lease_is_not_remembered_as_anothers(memory_store: ObjectStore, w
 def test_a_lease_in_the_place_of_another_is_corrupt(memory_store: ObjectStore) -> None:
     lease = taken(memory_store, "a", LeaseWatch(20.0))
     memory_store.put(
-        "leases/00000007.0000.json", memory_store.get("leases/00000007.0000.json").replace(b'"order":7', b'"order":8')
+        "leases/00000007.0000.json",
+        memory_store.get("leases/00000007.0000.json").replace(b'"order":7', b'"order":8'),
     )
-    with pytest.raises(CorruptError, match=r"leases/00000007\.0000\.json holds the lease of order 8, attempt 0"):
+    with pytest.raises(
+        CorruptError, match=r"leases/00000007\.0000\.json holds the lease of order 8, attempt 0"
+    ):
         leases.renew(memory_store, lease)

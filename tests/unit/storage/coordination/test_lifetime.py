@@ -1,4 +1,6 @@
-"""When a service must stop, how it waits, and how it retries; clocks, events and the end of a run are handed in."""
+"""When a service must stop, how it waits, and how it retries; clocks, events and the end of a run
+are handed in.
+"""
 
 import asyncio
 import logging
@@ -61,7 +63,9 @@ class Time(threading.Event):
         self.pause(seconds)
 
 
-def at(time: Time, run: ObjectStore, why_over: Callable[[ObjectStore], str] = stop_reason) -> Lifetime:
+def at(
+    time: Time, run: ObjectStore, why_over: Callable[[ObjectStore], str] = stop_reason
+) -> Lifetime:
     return Lifetime(run, pulse_of(run, "trainer"), time, why_over=why_over, clock=time.clock)
 
 
@@ -102,7 +106,9 @@ def test_a_service_goes_on_until_its_process_is_asked_to_stop(memory_store: Obje
     assert lifetime.over == ""
 
 
-def test_a_service_stops_when_the_run_ended_and_its_heartbeat_says_why(memory_store: ObjectStore) -> None:
+def test_a_service_stops_when_the_run_ended_and_its_heartbeat_says_why(
+    memory_store: ObjectStore,
+) -> None:
     request_stop(memory_store, CANCELLED)
     lifetime = at(Time(), memory_store)
     assert lifetime.should_stop()
@@ -110,7 +116,9 @@ def test_a_service_stops_when_the_run_ended_and_its_heartbeat_says_why(memory_st
     assert lifetime.heartbeat.last.note == "the run is cancelled: a person asked"
 
 
-def test_while_the_service_is_needed_its_heartbeat_keeps_its_note(memory_store: ObjectStore) -> None:
+def test_while_the_service_is_needed_its_heartbeat_keeps_its_note(
+    memory_store: ObjectStore,
+) -> None:
     lifetime = at(Time(), memory_store)
     lifetime.heartbeat.update(note="waits for version 0")
     assert not lifetime.should_stop()
@@ -145,7 +153,9 @@ def test_the_store_is_read_once_in_an_interval_and_not_again_once_it_is_over(
     assert reads.count == 4
 
 
-def test_a_process_that_was_asked_to_stop_reads_nothing_to_know_it(memory_store: ObjectStore) -> None:
+def test_a_process_that_was_asked_to_stop_reads_nothing_to_know_it(
+    memory_store: ObjectStore,
+) -> None:
     time, reads = Time(), Reads()
     time.set()
     assert at(time, memory_store, reads).should_stop()
@@ -184,7 +194,9 @@ def test_a_stop_that_cannot_be_read_stops_nobody(memory_store: ObjectStore) -> N
 
 
 @pytest.mark.parametrize(("patience_s", "given_s"), [(45.0, CHECK_PATIENCE_S), (0.25, 0.25)])
-def test_a_read_of_the_runs_end_gives_up_soon(memory_store: ObjectStore, patience_s: float, given_s: float) -> None:
+def test_a_read_of_the_runs_end_gives_up_soon(
+    memory_store: ObjectStore, patience_s: float, given_s: float
+) -> None:
     given: list[ObjectStore] = []
 
     def why_over(run: ObjectStore) -> str:
@@ -237,8 +249,12 @@ def test_check_passes_while_the_service_is_needed_and_names_the_reason_to_stop(
 # --- wait ---
 
 
-@pytest.mark.parametrize(("seconds", "pauses_s"), [(0.0, []), (0.3, [0.3]), (1.0, [1.0]), (2.5, [1.0, 1.0, 0.5])])
-def test_a_pause_is_as_long_as_asked(memory_store: ObjectStore, seconds: float, pauses_s: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "pauses_s"), [(0.0, []), (0.3, [0.3]), (1.0, [1.0]), (2.5, [1.0, 1.0, 0.5])]
+)
+def test_a_pause_is_as_long_as_asked(
+    memory_store: ObjectStore, seconds: float, pauses_s: list[float]
+) -> None:
     time = Time()
     assert not at(time, memory_store).wait(seconds)
     assert time.pauses_s == pauses_s
@@ -282,8 +298,23 @@ def test_a_pause_of_a_real_clock_is_cut_short_by_another_thread(memory_store: Ob
 
 
 def test_the_backoff_doubles_from_the_first_pause_to_the_longest() -> None:
-    assert [backoff_s(failures) for failures in range(8)] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    assert [backoff_s(failures, 1.0, 30.0) for failures in (1, 2, 5, 6, 7)] == [1.0, 2.0, 16.0, 30.0, 30.0]
+    assert [backoff_s(failures) for failures in range(8)] == [
+        0.0,
+        0.5,
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+        10.0,
+        10.0,
+    ]
+    assert [backoff_s(failures, 1.0, 30.0) for failures in (1, 2, 5, 6, 7)] == [
+        1.0,
+        2.0,
+        16.0,
+        30.0,
+        30.0,
+    ]
     assert backoff_s(10**9) == 10.0
 
 
@@ -335,7 +366,9 @@ def test_other_errors_are_raised_at_once(memory_store: ObjectStore) -> None:
 def test_what_must_stop_tries_once_and_gives_up(memory_store: ObjectStore) -> None:
     time, flaky = Time(), Flaky(5)
     time.set()
-    with pytest.raises(StoppedError, match=r"^reading failed while the service must stop: the store is away$"):
+    with pytest.raises(
+        StoppedError, match=r"^reading failed while the service must stop: the store is away$"
+    ):
         at(time, memory_store).retry("reading", flaky)
     assert (flaky.calls, time.pauses_s) == (1, [])
     assert at(time, memory_store).retry("reading", Flaky(0)) == 42
@@ -408,7 +441,9 @@ async def test_an_event_loops_pause_ends_a_sleep_after_the_request_and_an_interv
     assert CHECK_INTERVAL_S <= ended.now_s <= CHECK_INTERVAL_S + 2 * SLEEP_MAX_S
 
 
-async def test_what_must_stop_does_not_pause_its_event_loop(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_must_stop_does_not_pause_its_event_loop(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     time = Time()
     monkeypatch.setattr(asyncio, "sleep", time.sleep)
     time.set()

@@ -8,7 +8,14 @@ from storage.formats import arrow_files, arrow_sizes
 from storage.formats.arrow_files import DICTIONARY, list_of, schema_of
 from tests.resealed import arrow_file
 
-SCHEMA = schema_of({"n": pa.int32(), "word": DICTIONARY, "tokens": list_of(pa.int32()), "mask": list_of(pa.bool_())})
+SCHEMA = schema_of(
+    {
+        "n": pa.int32(),
+        "word": DICTIONARY,
+        "tokens": list_of(pa.int32()),
+        "mask": list_of(pa.bool_()),
+    }
+)
 
 
 def body(rows: int = 3, header: dict[str, object] | None = None) -> bytes:
@@ -102,20 +109,31 @@ def test_a_plain_arrow_file_is_no_file_of_ours() -> None:
         arrow_files.read(sink.getvalue().to_pybytes(), SCHEMA, "test")
 
 
-@pytest.mark.parametrize("garbage", [b"", b"ARROW1", b"\0" * 1000, b"ARROW1\0\0" + b"\xff" * 100 + b"ARROW1"])
+@pytest.mark.parametrize(
+    "garbage", [b"", b"ARROW1", b"\0" * 1000, b"ARROW1\0\0" + b"\xff" * 100 + b"ARROW1"]
+)
 def test_garbage_is_corrupt(garbage: bytes) -> None:
     with pytest.raises(CorruptError, match="is no readable Arrow file"):
         arrow_files.read(garbage, SCHEMA, "test")
 
 
 def crafted(columns: dict[str, pa.Array], old: bytes = b"", new: bytes = b"") -> bytes:
-    """A file of `SCHEMA`'s types with a true digest but whatever `columns` hold, and `old` bytes replaced by `new`."""
+    """A file of `SCHEMA`'s types with a true digest but whatever `columns` hold, and `old` bytes
+    replaced by `new`.
+    """
     place = b"f" * 31 + b"e"
-    metadata = {"astraflow.format": "1", "astraflow.kind": "test", "astraflow.header": "{}", "astraflow.digest": place}
+    metadata = {
+        "astraflow.format": "1",
+        "astraflow.kind": "test",
+        "astraflow.header": "{}",
+        "astraflow.digest": place,
+    }
     schema = SCHEMA.with_metadata(metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema))
+        writer.write_batch(
+            pa.RecordBatch.from_arrays([columns[field.name] for field in schema], schema=schema)
+        )
     file: bytes = sink.getvalue().to_pybytes()
     file = file.replace(old, new) if old else file
     return file.replace(place, xxhash.xxh3_128_hexdigest(file.replace(place, b"0" * 32)).encode())
@@ -127,8 +145,12 @@ def columns(**changes: pa.Array) -> dict[str, pa.Array]:
     return {
         "n": pa.array([1], type=pa.int32()),
         "word": pa.array(["x"]).dictionary_encode(),
-        "tokens": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), flat, type=list_of(pa.int32())),
-        "mask": pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), mask, type=list_of(pa.bool_())),
+        "tokens": pa.ListArray.from_arrays(
+            pa.array([0, 2], pa.int32()), flat, type=list_of(pa.int32())
+        ),
+        "mask": pa.ListArray.from_arrays(
+            pa.array([0, 2], pa.int32()), mask, type=list_of(pa.bool_())
+        ),
         **changes,
     }
 
@@ -139,12 +161,18 @@ def test_a_file_of_another_writer_with_a_true_digest_is_read() -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4", None])
-def test_a_file_of_several_record_batches_is_one_table_whatever_its_compression(compression: str | None) -> None:
+def test_a_file_of_several_record_batches_is_one_table_whatever_its_compression(
+    compression: str | None,
+) -> None:
     batches = [
-        pa.RecordBatch.from_arrays([columns(n=pa.array([row], pa.int32()))[name] for name in SCHEMA.names], schema=SCHEMA)
+        pa.RecordBatch.from_arrays(
+            [columns(n=pa.array([row], pa.int32()))[name] for name in SCHEMA.names], schema=SCHEMA
+        )
         for row in range(5)
     ]
-    table, _ = arrow_files.read(arrow_file(SCHEMA, batches, "test", {}, compression), SCHEMA, "test")
+    table, _ = arrow_files.read(
+        arrow_file(SCHEMA, batches, "test", {}, compression), SCHEMA, "test"
+    )
     assert arrow_files.numbers(table, "n").tolist() == [0, 1, 2, 3, 4]
     values, offsets = arrow_files.lists(table, "tokens")
     assert (values.tolist(), offsets.tolist()) == ([1, 2] * 5, [0, 2, 4, 6, 8, 10])
@@ -157,19 +185,33 @@ def test_what_is_written_here_is_read_however_well_it_is_compressed() -> None:
            "mask": arrow_files.list_column([zeros == 0], list_of(pa.bool_()))}  # fmt: skip
     file = arrow_files.write(SCHEMA, one, "test", {})
     assert len(file) < 100_000
-    assert len(arrow_files.lists(arrow_files.read(file, SCHEMA, "test")[0], "tokens")[0]) == 3_000_000
+    assert (
+        len(arrow_files.lists(arrow_files.read(file, SCHEMA, "test")[0], "tokens")[0]) == 3_000_000
+    )
 
 
-def test_metadata_of_an_older_version_is_refused_because_it_may_compress_in_a_way_of_its_own() -> None:
+def test_metadata_of_an_older_version_is_refused_because_it_may_compress_in_a_way_of_its_own() -> (
+    None
+):
     place = b"f" * 31 + b"e"
-    metadata = {"astraflow.format": "1", "astraflow.kind": "test", "astraflow.header": "{}", "astraflow.digest": place}
+    metadata = {
+        "astraflow.format": "1",
+        "astraflow.kind": "test",
+        "astraflow.header": "{}",
+        "astraflow.digest": place,
+    }
     schema, sink = SCHEMA.with_metadata(metadata), pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
     with pa.ipc.new_file(sink, schema, options=options) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays([columns()[name] for name in SCHEMA.names], schema=schema))
+        writer.write_batch(
+            pa.RecordBatch.from_arrays([columns()[name] for name in SCHEMA.names], schema=schema)
+        )
     file = sink.getvalue().to_pybytes()
     file = file.replace(place, xxhash.xxh3_128_hexdigest(file.replace(place, b"0" * 32)).encode())
-    with pytest.raises(CorruptError, match=r"metadata of an Arrow file .* a message of metadata version 4; version 5 is read"):
+    with pytest.raises(
+        CorruptError,
+        match=r"metadata of an Arrow file .* a message of metadata version 4; version 5 is read",
+    ):
         arrow_files.read(file, SCHEMA, "test")
 
 
@@ -193,12 +235,17 @@ def test_a_null_that_hides_in_a_dictionary_is_refused(words: list[str | None]) -
 
 def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> None:
     offsets, wild = np.array([0, 2], np.int32).tobytes(), np.array([0, 1000], np.int32).tobytes()
-    with pytest.raises(CorruptError, match="is no readable Arrow file: Column 2: In chunk 0: Invalid: List child array"):
+    with pytest.raises(
+        CorruptError,
+        match="is no readable Arrow file: Column 2: In chunk 0: Invalid: List child array",
+    ):
         arrow_files.read(crafted(columns(), offsets, wild), SCHEMA, "test")
 
 
 def test_columns_are_compressed() -> None:
-    """Prompts of a group repeat, and so do versions and owners: raw they would cross an ocean many times over."""
+    """Prompts of a group repeat, and so do versions and owners: raw they would cross an ocean many
+    times over.
+    """
     lists = [np.full(1000, 7, dtype=np.int32)] * 50
     columns = {
         "n": [0] * 50,
@@ -209,18 +256,27 @@ def test_columns_are_compressed() -> None:
     assert len(arrow_files.write(SCHEMA, columns, "test", {})) < 50 * 1000 * 4 // 20
 
 
-def test_no_file_may_ask_for_more_than_any_may_and_none_such_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_may_ask_for_more_than_any_may_and_none_such_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As large files would: the smaller bounds, which grow with a file, do not stop these."""
     whole = body(100)
     monkeypatch.setattr(arrow_sizes, "ROWS_MAX", 99)
     with pytest.raises(CorruptError, match="claims to hold 100 rows; that is too many"):
         arrow_files.read(whole, SCHEMA, "test")
-    with pytest.raises(ConfigError, match=r"a test of 100 rows and [\d,]+ bytes cannot be stored: at most 99 rows"):
+    with pytest.raises(
+        ConfigError, match=r"a test of 100 rows and [\d,]+ bytes cannot be stored: at most 99 rows"
+    ):
         body(100)
     assert arrow_files.read(body(99), SCHEMA, "test")[0].num_rows == 99
     monkeypatch.undo()
     monkeypatch.setattr(arrow_sizes, "MEMORY_MAX", 20_000)
-    with pytest.raises(CorruptError, match=r"claims to hold 2\d{4} bytes of columns; that is too many"):
+    with pytest.raises(
+        CorruptError, match=r"claims to hold 2\d{4} bytes of columns; that is too many"
+    ):
         arrow_files.read(whole, SCHEMA, "test")
-    with pytest.raises(ConfigError, match=r"at most .* rows and 20,000 bytes are read; make orders or batches smaller"):
+    with pytest.raises(
+        ConfigError,
+        match=r"at most .* rows and 20,000 bytes are read; make orders or batches smaller",
+    ):
         body(100)

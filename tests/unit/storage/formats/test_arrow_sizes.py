@@ -1,4 +1,6 @@
-"""What an Arrow file asks for is counted from its metadata, which are written here by hand, field by field, at every bound."""
+"""What an Arrow file asks for is counted from its metadata, which are written here by hand, field
+by field, at every bound.
+"""
 
 import struct
 from collections.abc import Sequence
@@ -64,14 +66,20 @@ def batch(rows: int, buffers: Sequence[tuple[int, int]] = (), compressed: bool =
 
 
 def message(
-    header: Table, kind: int = RECORDS, version: int = V5, mark: bytes = b"\xff" * 4, content: bytes = b""
+    header: Table,
+    kind: int = RECORDS,
+    version: int = V5,
+    mark: bytes = b"\xff" * 4,
+    content: bytes = b"",
 ) -> tuple[bytes, int]:
     """A message with what follows it, and how many bytes of it are metadata."""
     body = root(table(struct.pack("<H", version), struct.pack("<B", kind), header))
     return mark + u32(len(body)) + body + content, len(mark) + 4 + len(body)
 
 
-def words(rows: int, buffers: Sequence[tuple[int, int]] = (), content: bytes = b"") -> tuple[bytes, int]:
+def words(
+    rows: int, buffers: Sequence[tuple[int, int]] = (), content: bytes = b""
+) -> tuple[bytes, int]:
     """A message of a dictionary."""
     return message(table(struct.pack("<q", 0), batch(rows, buffers)), DICTIONARY, content=content)
 
@@ -86,7 +94,10 @@ def ended(front: bytes, dictionaries: Sequence[bytes] = (), records: Sequence[by
 
 
 def file(
-    *messages: tuple[bytes, int], dictionaries: Sequence[tuple[bytes, int]] = (), size: int = 0, pad: bytes = b"\0"
+    *messages: tuple[bytes, int],
+    dictionaries: Sequence[tuple[bytes, int]] = (),
+    size: int = 0,
+    pad: bytes = b"\0",
 ) -> bytes:
     """A file of these messages, padded to `size` bytes."""
     front, blocks = b"ARROW1\0\0", []
@@ -115,16 +126,23 @@ def claimed(body: bytes) -> int:
 
 
 @pytest.mark.parametrize("size", [0, ROWS_MIN, ROWS_MIN + 1000])
-def test_a_file_may_have_a_row_for_each_of_its_bytes_and_a_small_one_the_least_limit(size: int) -> None:
+def test_a_file_may_have_a_row_for_each_of_its_bytes_and_a_small_one_the_least_limit(
+    size: int,
+) -> None:
     most = max(ROWS_MIN, size)
     arrow_sizes.check(file(message(batch(most)), size=size))
     body = file(message(batch(most + 1)), size=size)
     assert len(body) == size or not size
-    assert fault(body) == f"an Arrow file of {len(body)} bytes claims to hold {most + 1} rows; that is too many"
+    assert (
+        fault(body)
+        == f"an Arrow file of {len(body)} bytes claims to hold {most + 1} rows; that is too many"
+    )
 
 
 @pytest.mark.parametrize("size", [0, RATIO_FROM, RATIO_FROM + 100])
-def test_a_file_may_ask_for_a_multiple_of_its_bytes_and_a_small_one_for_the_least_limit(size: int) -> None:
+def test_a_file_may_ask_for_a_multiple_of_its_bytes_and_a_small_one_for_the_least_limit(
+    size: int,
+) -> None:
     most = max(MEMORY_MIN, MEMORY_RATIO * size)
     for num_bytes in (most, most + 1):
         body = file(message(batch(1, [(0, 8)]), content=claim(num_bytes)), size=size)
@@ -137,7 +155,9 @@ def test_a_file_may_ask_for_a_multiple_of_its_bytes_and_a_small_one_for_the_leas
 def test_rows_and_bytes_of_all_batches_and_of_all_their_buffers_are_added() -> None:
     half, third = ROWS_MIN // 2, MEMORY_MIN // 3
     arrow_sizes.check(file(message(batch(half)), message(batch(half))))
-    assert "claims to hold 16385 rows" in fault(file(message(batch(half)), message(batch(half + 1))))
+    assert "claims to hold 16385 rows" in fault(
+        file(message(batch(half)), message(batch(half + 1)))
+    )
     one = message(batch(1, [(0, 8), (8, 8)]), content=claim(third) + claim(third))
     assert claimed(file(one, one)) == 4 * third
     assert claimed(file(one, dictionaries=[words(5, [(0, 8)], claim(third))])) == 3 * third + 5
@@ -156,7 +176,10 @@ def test_words_of_a_dictionary_are_bytes_and_no_rows() -> None:
 def test_of_a_buffer_that_is_not_compressed_its_own_bytes_count() -> None:
     big = claim(MEMORY_MIN)
     plain = claim(2**62) + b"\0" * 92
-    assert claimed(file(message(batch(1, [(0, 8), (8, 100)]), content=big + claim(-1) + b"\0" * 92))) == MEMORY_MIN + 100
+    assert (
+        claimed(file(message(batch(1, [(0, 8), (8, 100)]), content=big + claim(-1) + b"\0" * 92)))
+        == MEMORY_MIN + 100
+    )
     arrow_sizes.check(file(message(batch(1, [(0, 8), (8, 0)]), content=big)))
     arrow_sizes.check(file(message(batch(1, [(0, 100)], compressed=False), content=plain)))
     assert claimed(file(message(batch(1, [(0, 100)]), content=plain))) == 2**62
@@ -171,9 +194,13 @@ def test_of_a_buffer_that_is_not_compressed_its_own_bytes_count() -> None:
         ((0, 7), claim(1), "at least 8 bytes"),
     ],
 )
-def test_a_buffer_that_cannot_be_is_refused(buffer: tuple[int, int], content: bytes, told: str) -> None:
+def test_a_buffer_that_cannot_be_is_refused(
+    buffer: tuple[int, int], content: bytes, told: str
+) -> None:
     body = file(message(batch(1, [buffer]), content=content))
-    assert fault(body).startswith(f"the metadata of an Arrow file of {len(body)} bytes cannot be read: ")
+    assert fault(body).startswith(
+        f"the metadata of an Arrow file of {len(body)} bytes cannot be read: "
+    )
     assert told in fault(body)
 
 
@@ -194,20 +221,28 @@ def test_a_batch_lies_within_the_file() -> None:
     arrow_sizes.check(ended(front, records=[block(0, whole)]))
     assert f"a batch at 0 of {whole} bytes" in fault(ended(front, records=[block(0, whole + 1)]))
     assert f"a batch at 1 of {whole} bytes" in fault(ended(front, records=[block(1, whole)]))
-    assert f"a batch at -1 of {whole} bytes" in fault(ended(front, records=[block(-1, metadata_bytes)]))
+    assert f"a batch at -1 of {whole} bytes" in fault(
+        ended(front, records=[block(-1, metadata_bytes)])
+    )
     assert f"a batch at 0 of {whole} bytes" in fault(ended(front, records=[block(0, -1)]))
     assert "a number at 0 of 0 bytes" in fault(ended(front, records=[block(0, 0)]))
 
 
-def test_a_message_is_read_with_the_mark_before_its_size_and_without_as_older_writers_leave_it_out() -> None:
+def test_a_message_is_read_with_the_mark_before_its_size_and_without_as_older_writers_leave_it_out() -> (
+    None
+):
     for mark in (b"\xff" * 4, b""):
         body, metadata_bytes = message(batch(ROWS_MIN + 1), mark=mark)
         assert "16385 rows" in fault(ended(body, records=[block(0, metadata_bytes)]))
 
 
-@pytest.mark.parametrize(("version", "told"), [(3, "version 4"), (5, "version 6"), (V5 + 2**8, "version 261")])
+@pytest.mark.parametrize(
+    ("version", "told"), [(3, "version 4"), (5, "version 6"), (V5 + 2**8, "version 261")]
+)
 def test_messages_of_other_metadata_are_refused(version: int, told: str) -> None:
-    assert f"a message of metadata {told}; version 5 is read" in fault(file(message(batch(1), version=version)))
+    assert f"a message of metadata {told}; version 5 is read" in fault(
+        file(message(batch(1), version=version))
+    )
 
 
 @pytest.mark.parametrize("kind", [0, SCHEMA, TENSOR])
@@ -216,9 +251,13 @@ def test_only_batches_stand_where_the_footer_names_them(kind: int) -> None:
 
 
 def test_a_dictionary_without_its_batch_and_a_message_without_content_are_refused() -> None:
-    assert "field 1 is absent" in fault(file(dictionaries=[message(table(struct.pack("<q", 0)), DICTIONARY)]))
+    assert "field 1 is absent" in fault(
+        file(dictionaries=[message(table(struct.pack("<q", 0)), DICTIONARY)])
+    )
     nothing = root(table(struct.pack("<H", V5), struct.pack("<B", RECORDS)))
-    assert "field 2 is absent" in fault(file((b"\xff" * 4 + u32(len(nothing)) + nothing, 8 + len(nothing))))
+    assert "field 2 is absent" in fault(
+        file((b"\xff" * 4 + u32(len(nothing)) + nothing, 8 + len(nothing)))
+    )
 
 
 def test_a_field_that_is_absent_is_0_whether_its_place_is_0_or_the_vtable_ends_before_it() -> None:
@@ -226,7 +265,9 @@ def test_a_field_that_is_absent_is_0_whether_its_place_is_0_or_the_vtable_ends_b
     rows = struct.pack("<q", ROWS_MIN + 1)
     assert "claims to hold 16385 rows" in fault(file(message(table(rows))))
     (vtable_and_rest, start) = table(rows)
-    odd = struct.pack("<H", start - 1) + vtable_and_rest[2:]  # Arrow reads a field that the vtable ends within
+    odd = (
+        struct.pack("<H", start - 1) + vtable_and_rest[2:]
+    )  # Arrow reads a field that the vtable ends within
     assert "claims to hold 16385 rows" in fault(file(message((odd, start))))
     buffers = vector([struct.pack("<qq", 0, 8)])
     body = file(message(table(None, None, buffers, table()), content=claim(MEMORY_MIN + 1)))
@@ -235,7 +276,11 @@ def test_a_field_that_is_absent_is_0_whether_its_place_is_0_or_the_vtable_ends_b
 
 def test_as_many_batches_as_a_file_may_have_and_one_more() -> None:
     front, metadata_bytes = message(batch(1))
-    for dictionaries, records in ((BLOCKS_MAX, 0), (0, BLOCKS_MAX), (BLOCKS_MAX // 2, BLOCKS_MAX // 2)):
+    for dictionaries, records in (
+        (BLOCKS_MAX, 0),
+        (0, BLOCKS_MAX),
+        (BLOCKS_MAX // 2, BLOCKS_MAX // 2),
+    ):
         blocks = [block(0, metadata_bytes)] * dictionaries, [block(0, metadata_bytes)] * records
         arrow_sizes.check(ended(front, *blocks))
         told = fault(ended(front, [*blocks[0], block(0, metadata_bytes)], blocks[1]))
@@ -263,7 +308,9 @@ def test_the_footer_ends_the_file_and_may_be_all_of_it() -> None:
 @pytest.mark.parametrize("size", [0, 5, 9, 10])
 def test_a_file_that_is_too_short_for_a_footer_is_refused(size: int) -> None:
     told = fault((u32(0) + b"ARROW1")[10 - size :])
-    assert told.startswith(f"the metadata of an Arrow file of {size} bytes cannot be read: a number at ")
+    assert told.startswith(
+        f"the metadata of an Arrow file of {size} bytes cannot be read: a number at "
+    )
 
 
 def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
@@ -275,7 +322,9 @@ def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
     arrow_sizes.check(footer(u32(0)))  # a table that is its own vtable, of no size
     assert "a table at 9 of 12 bytes" in fault(footer(u32(9) + empty))
     assert "a number at -1 of 12 bytes" in fault(footer(u32(8) + struct.pack("<HHi", 4, 4, 9)))
-    arrow_sizes.check(footer(u32(4) + struct.pack("<iHH", -4, 4, 4)))  # the vtable behind its table, the last that fits
+    arrow_sizes.check(
+        footer(u32(4) + struct.pack("<iHH", -4, 4, 4))
+    )  # the vtable behind its table, the last that fits
     assert "a number at 11 of 12 bytes" in fault(footer(u32(4) + struct.pack("<iHH", -7, 4, 4)))
 
 
@@ -285,8 +334,12 @@ def test_of_a_file_that_arrow_wrote_what_arrow_takes_is_counted(compression: str
     schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in "abcd"])
     for rows, is_too_large in ((MEMORY_MIN // 32, False), (MEMORY_MIN // 32 + 1, True)):
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
-            writer.write_batch(pa.RecordBatch.from_arrays([pa.array(np.zeros(rows, np.int64))] * 4, schema=schema))
+        with pa.ipc.new_file(
+            sink, schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+        ) as writer:
+            writer.write_batch(
+                pa.RecordBatch.from_arrays([pa.array(np.zeros(rows, np.int64))] * 4, schema=schema)
+            )
         body = sink.getvalue().to_pybytes()
         if compression is None:
             arrow_sizes.check(body)  # all of its bytes are there

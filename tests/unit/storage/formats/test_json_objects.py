@@ -15,7 +15,15 @@ from storage.records.rollouts import Order, Prompt
 from storage.run import orders
 from storage.store.object_store import ObjectStore
 
-ORDER = Order(3, (Prompt("p/1", {"question": 'é\n"?', "n": [1, None]}),), 8, 2**63 - 1, (0, 2), {"next": 4}, 1.5)
+ORDER = Order(
+    number=3,
+    prompts=(Prompt("p/1", {"question": 'é\n"?', "n": [1, None]}),),
+    samples_per_prompt=8,
+    seed=2**63 - 1,
+    seen=(0, 2),
+    cursor={"next": 4},
+    created_s=1.5,
+)
 
 
 def test_a_record_comes_back_equal() -> None:
@@ -45,12 +53,22 @@ def test_the_checksum_is_of_the_bytes_with_its_own_digits_zeroed() -> None:
 
 
 def test_zeros_before_and_after_the_checksum_do_not_confuse_it() -> None:
-    lease = Lease(1, 0, "0" * 40, "r", write_id="0" * 32)
+    lease = Lease(order=1, attempt=0, worker="0" * 40, region="r", write_id="0" * 32)
     assert unseal(Lease, seal(lease), "x") == lease
 
 
 def test_every_changed_bit_of_a_sealed_object_is_found() -> None:
-    body = seal(Order(3, (Prompt("p", {"a": 1.5}),), 8, 7, (0,), {}, 1.5))
+    body = seal(
+        Order(
+            number=3,
+            prompts=(Prompt("p", {"a": 1.5}),),
+            samples_per_prompt=8,
+            seed=7,
+            seen=(0,),
+            cursor={},
+            created_s=1.5,
+        )
+    )
     for place in range(len(body)):
         for bit in range(8):
             damaged = body[:place] + bytes([body[place] ^ 1 << bit]) + body[place + 1 :]
@@ -62,12 +80,14 @@ def test_every_changed_bit_of_a_sealed_object_is_found() -> None:
 @pytest.mark.parametrize("value", [None, 7, "ab" * 15, "AB" * 16, ["ab" * 16]])
 def test_a_sealed_object_has_its_two_names(name: str, value: object) -> None:
     fields = {**json.loads(seal(ORDER)), name: value}
-    with pytest.raises(CorruptError, match=f"orders/3 has the {name} .*, which is not 32 hex digits"):
+    with pytest.raises(
+        CorruptError, match=f"orders/3 has the {name} .*, which is not 32 hex digits"
+    ):
         unseal(Order, json.dumps(fields).encode(), "orders/3")
 
 
 def test_a_write_id_of_the_record_is_kept() -> None:
-    lease = Lease(1, 0, "w", "r", write_id="ab" * 16)
+    lease = Lease(order=1, attempt=0, worker="w", region="r", write_id="ab" * 16)
     assert decode(Lease, encode(lease), "x") == lease
 
 
@@ -101,7 +121,7 @@ def test_keys_of_a_later_release_are_ignored() -> None:
     assert decode(Order, json.dumps(fields).encode(), "x") == ORDER
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Typed:
     integer: int = 0
     number: Number = 0.0
@@ -150,7 +170,10 @@ def test_no_value_is_taken_for_one_of_another_type(fields: str, place: str) -> N
         (b'{"format": 2}', "orders/1 has format 2"),
         (b'{"format": true}', "orders/1 has format True"),
         (b'{"format": 1.0}', r"orders/1 has format 1\.0"),
-        (b'{"format": 1, "number": "x"}', "orders/1 is not a Order: number: Input should be a valid integer"),
+        (
+            b'{"format": 1, "number": "x"}',
+            "orders/1 is not a Order: number: Input should be a valid integer",
+        ),
     ],
 )
 def test_bytes_that_are_not_the_record_say_what_is_wrong(body: bytes, sentence: str) -> None:
@@ -161,7 +184,8 @@ def test_bytes_that_are_not_the_record_say_what_is_wrong(body: bytes, sentence: 
 def test_an_integer_that_nobody_would_read_is_refused_when_it_is_written() -> None:
     assert json.loads(dump({"state": 2**128 - 1})) == {"state": 2**128 - 1}
     with pytest.raises(
-        ConfigError, match="what shall be stored has an integer of 129 bits; at most 128 are read; use a smaller"
+        ConfigError,
+        match="what shall be stored has an integer of 129 bits; at most 128 are read; use a smaller",
     ):
         dump({"state": [{"x": 2**128}]})
 
@@ -170,11 +194,23 @@ def test_long_digits_in_text_are_no_integers() -> None:
     assert unseal(Stop, seal(Stop("failed", "9" * 5000, 1.5)), "x").reason == "9" * 5000
 
 
-def test_an_order_of_too_many_episodes_is_refused_when_it_is_written(memory_store: ObjectStore) -> None:
+def test_an_order_of_too_many_episodes_is_refused_when_it_is_written(
+    memory_store: ObjectStore,
+) -> None:
     prompts = tuple(Prompt(f"p/{number}", {"question": "?"}) for number in range(2))
-    with pytest.raises(ConfigError, match="an order of 65538 episodes is too large, at most 65536 are played"):
-        orders.commit(memory_store, Order(0, prompts, 2**15 + 1, 0, (), {}))
-    orders.commit(memory_store, Order(0, prompts, 2**15, 0, (), {}))
+    with pytest.raises(
+        ConfigError, match="an order of 65538 episodes is too large, at most 65536 are played"
+    ):
+        orders.commit(
+            memory_store,
+            Order(
+                number=0, prompts=prompts, samples_per_prompt=2**15 + 1, seed=0, seen=(), cursor={}
+            ),
+        )
+    orders.commit(
+        memory_store,
+        Order(number=0, prompts=prompts, samples_per_prompt=2**15, seed=0, seen=(), cursor={}),
+    )
     assert orders.read(memory_store, 0).samples_per_prompt == 2**15
 
 
@@ -206,4 +242,7 @@ def test_what_is_wrong_is_told_in_five_hundred_characters() -> None:
         with pytest.raises(CorruptError) as caught:
             build(_Named, json.dumps({"n": {key: "x"}}).encode(), "it")
         whole = f"n.{key}: Input should be a valid integer"
-        assert str(caught.value) == f"it is not a _Named: {whole if length == 400 else f'{whole[:500]}…'}"
+        assert (
+            str(caught.value)
+            == f"it is not a _Named: {whole if length == 400 else f'{whole[:500]}…'}"
+        )

@@ -26,16 +26,30 @@ def test_plain_data_has_no_fault(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "place", "why"),
     [
-        ({"a": {"b\ud800": 1}}, "a", "has a key that has the lone surrogate U+D800 as character 2, which is no text"),
+        (
+            {"a": {"b\ud800": 1}},
+            "a",
+            "has a key that has the lone surrogate U+D800 as character 2, which is no text",
+        ),
         ({"a": {1: 2}}, "a", "has a key that is a int instead of text"),
-        ({"a": [0, "x\udfff"]}, "a.1", "has the lone surrogate U+DFFF as character 2, which is no text"),
+        (
+            {"a": [0, "x\udfff"]},
+            "a.1",
+            "has the lone surrogate U+DFFF as character 2, which is no text",
+        ),
         ({"a": math.nan}, "a", "is nan, which is no number in JSON"),
         ({"a": -math.inf}, "a", "is -inf, which is no number in JSON"),
         (2**128, "", "is a whole number of more than 128 bits"),
         (-(2**128), "", "is a whole number of more than 128 bits"),
         ({"a": {1.5}}, "a", "is a set, for which JSON has no type"),
-        (nested(DEPTH_MAX + 1), ".".join("0" * (DEPTH_MAX + 1)), f"is nested deeper than {DEPTH_MAX} levels"),
+        (
+            nested(DEPTH_MAX + 1),
+            ".".join("0" * (DEPTH_MAX + 1)),
+            f"is nested deeper than {DEPTH_MAX} levels",
+        ),
     ],
 )
-def test_what_json_could_not_give_back_is_named_with_its_place(value: Any, place: str, why: str) -> None:
+def test_what_json_could_not_give_back_is_named_with_its_place(
+    value: Any, place: str, why: str
+) -> None:
     assert fault(value) == (place, why)

@@ -6,7 +6,15 @@ import safetensors
 import safetensors.numpy
 
 from storage.errors import CorruptError
-from storage.formats.safetensors import BITS, digest, file_digest, from_safetensors, metadata_of, to_safetensors, weights_digest
+from storage.formats.safetensors import (
+    BITS,
+    digest,
+    file_digest,
+    from_safetensors,
+    metadata_of,
+    to_safetensors,
+    weights_digest,
+)
 from storage.records.weights import HostTensor, TensorInfo
 from tests import builders
 from tests.resealed import safetensors_file
@@ -17,8 +25,12 @@ def bf16(*bits: int) -> HostTensor:
 
 
 def test_the_digest_is_over_the_little_endian_bytes() -> None:
-    assert digest(bf16(1, 2)) == "xxh3_128:505febe278f7a190cf57b2f6d9a45219"  # of the bytes 01 00 02 00
-    assert digest(bf16()) == "xxh3_128:99aa06d3014798d86001c324468d497f"  # the published value for no bytes
+    assert (
+        digest(bf16(1, 2)) == "xxh3_128:505febe278f7a190cf57b2f6d9a45219"
+    )  # of the bytes 01 00 02 00
+    assert (
+        digest(bf16()) == "xxh3_128:99aa06d3014798d86001c324468d497f"
+    )  # the published value for no bytes
 
 
 def test_the_digest_sees_every_bit_but_not_the_layout_in_memory() -> None:
@@ -35,13 +47,19 @@ def test_negative_zero_and_nan_patterns_differ_from_their_twins() -> None:
 
 
 def test_the_weights_digest_is_a_sha256_of_sorted_lines() -> None:
-    infos = {"b": TensorInfo("F32", (), "xxh3_128:22", "f"), "a": TensorInfo("BF16", (2, 3), "xxh3_128:11", "g")}
+    infos = {
+        "b": TensorInfo(dtype="F32", shape=(), digest="xxh3_128:22", file="f"),
+        "a": TensorInfo(dtype="BF16", shape=(2, 3), digest="xxh3_128:11", file="g"),
+    }
     assert weights_digest(infos) == file_digest(b"a BF16 2,3 xxh3_128:11\nb F32  xxh3_128:22\n")
 
 
 def test_the_weights_digest_of_tensors_equals_that_of_their_infos() -> None:
     tensors = builders.tensors(5)
-    infos = {name: TensorInfo(t.dtype, t.shape, digest(t), "any file") for name, t in tensors.items()}
+    infos = {
+        name: TensorInfo(dtype=t.dtype, shape=t.shape, digest=digest(t), file="any file")
+        for name, t in tensors.items()
+    }
     assert weights_digest(tensors) == weights_digest(infos)
     assert weights_digest(dict(reversed(tensors.items()))) == weights_digest(tensors)
 
@@ -70,13 +88,17 @@ def test_the_safetensors_package_reads_our_files_and_we_read_its() -> None:
     assert theirs["model.weight"]["shape"] == [2, 3]
     assert theirs["model.weight"]["dtype"] == "BF16"
     assert bytes(theirs["model.scale"]["data"]) == (9).to_bytes(4, "little")
-    returned = from_safetensors(safetensors.numpy.save({"x": np.array([1.5, -0.0], dtype=np.float32)}))
+    returned = from_safetensors(
+        safetensors.numpy.save({"x": np.array([1.5, -0.0], dtype=np.float32)})
+    )
     assert returned["x"].bits.tolist() == [0x3FC00000, 0x80000000]
     assert metadata_of(body) == {"format": "pt", "version": "3"}
 
 
 def test_header_and_tensors_are_aligned() -> None:
-    body = to_safetensors({"a": bf16(1), "bb": HostTensor("F32", (1,), np.array([7], dtype=np.uint32))})
+    body = to_safetensors(
+        {"a": bf16(1), "bb": HostTensor("F32", (1,), np.array([7], dtype=np.uint32))}
+    )
     length = int.from_bytes(body[:8], "little")
     assert length % 8 == 0
     header = json.loads(body[8 : 8 + length])
@@ -94,12 +116,20 @@ def test_tensors_read_are_views_that_cannot_be_written() -> None:
 @pytest.mark.parametrize(
     ("tensor", "sentence"),
     [
-        (HostTensor("BF16", (2,), np.zeros(2, dtype=np.float32)), "whose bits are uint16; found float32"),
+        (
+            HostTensor("BF16", (2,), np.zeros(2, dtype=np.float32)),
+            "whose bits are uint16; found float32",
+        ),
         (HostTensor("BF16", (3,), np.zeros(2, dtype=np.uint16)), "found uint16 \\(2,\\)"),
-        (HostTensor("C64", (2,), np.zeros(2, dtype=np.complex64)), "has the dtype 'C64'; safetensors knows"),
+        (
+            HostTensor("C64", (2,), np.zeros(2, dtype=np.complex64)),
+            "has the dtype 'C64'; safetensors knows",
+        ),
     ],
 )
-def test_bits_that_are_not_what_the_dtype_says_are_refused(tensor: HostTensor, sentence: str) -> None:
+def test_bits_that_are_not_what_the_dtype_says_are_refused(
+    tensor: HostTensor, sentence: str
+) -> None:
     with pytest.raises(ValueError, match=sentence):
         to_safetensors({"x": tensor})
 
@@ -118,12 +148,30 @@ def crafted(header: object, data: bytes = b"") -> bytes:
         (crafted([1]), "is not an object of objects"),
         (crafted({"x": 1}), "is not an object of objects"),
         (crafted({"x": {"dtype": "BF16"}}), "entry of x cannot be read"),
-        (crafted({"x": {"dtype": "ZZ", "shape": [1], "data_offsets": [0, 1]}}, b"1"), "entry of x cannot be read"),
-        (crafted({"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 1]}}, b"1"), "does not fit the bytes"),
-        (crafted({"x": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}}, b"1"), "does not fit the bytes"),
-        (crafted({"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, b"1"), "does not fit the bytes"),
-        (crafted({"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"12"), "do not cover its 2 bytes"),
-        (crafted({"x": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}, b"12"), "do not cover its 2 bytes"),
+        (
+            crafted({"x": {"dtype": "ZZ", "shape": [1], "data_offsets": [0, 1]}}, b"1"),
+            "entry of x cannot be read",
+        ),
+        (
+            crafted({"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 1]}}, b"1"),
+            "does not fit the bytes",
+        ),
+        (
+            crafted({"x": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}}, b"1"),
+            "does not fit the bytes",
+        ),
+        (
+            crafted({"x": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, b"1"),
+            "does not fit the bytes",
+        ),
+        (
+            crafted({"x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"12"),
+            "do not cover its 2 bytes",
+        ),
+        (
+            crafted({"x": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}, b"12"),
+            "do not cover its 2 bytes",
+        ),
         (
             crafted({n: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]} for n in "xy"}, b"1"),
             "do not cover its 1 bytes",
@@ -136,7 +184,9 @@ def test_files_that_lie_are_corrupt(body: bytes, sentence: str) -> None:
 
 
 def header_of(name: str, shape: str, size: int = 0) -> bytes:
-    return safetensors_file(f'{{"{name}":{{"dtype":"U8","shape":{shape},"data_offsets":[0,{size}]}}}}', b"\0" * size)
+    return safetensors_file(
+        f'{{"{name}":{{"dtype":"U8","shape":{shape},"data_offsets":[0,{size}]}}}}', b"\0" * size
+    )
 
 
 def test_shapes_are_read_up_to_what_an_array_can_have() -> None:
@@ -150,9 +200,13 @@ def test_shapes_are_read_up_to_what_an_array_can_have() -> None:
 
 def test_numbers_of_a_header_have_at_most_nineteen_digits() -> None:
     with pytest.raises(CorruptError, match=f"does not fit the bytes 0..{2**63 - 1} of 0"):
-        from_safetensors(safetensors_file(f'{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,{2**63 - 1}]}}}}'))
+        from_safetensors(
+            safetensors_file(f'{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,{2**63 - 1}]}}}}')
+        )
     with pytest.raises(CorruptError, match="a number has 20 digits"):
-        from_safetensors(safetensors_file(f'{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,{10**19}]}}}}'))
+        from_safetensors(
+            safetensors_file(f'{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,{10**19}]}}}}')
+        )
 
 
 def test_a_long_name_is_told_in_part() -> None:
@@ -164,7 +218,9 @@ def test_a_long_name_is_told_in_part() -> None:
 
 def test_tensor_bytes_begin_right_behind_the_header_and_end_with_the_file() -> None:
     for body in (b"\0" * 7, (3).to_bytes(8, "little") + b"{}"):
-        with pytest.raises(CorruptError, match=f"a safetensors file of {len(body)} bytes ends within its header"):
+        with pytest.raises(
+            CorruptError, match=f"a safetensors file of {len(body)} bytes ends within its header"
+        ):
             from_safetensors(body)
     assert from_safetensors((2).to_bytes(8, "little") + b"{}") == {}
     with pytest.raises(CorruptError, match="do not cover its 1 bytes exactly once"):

@@ -15,7 +15,9 @@ ID = "0" * 32
 
 
 def stored(store: ObjectStore) -> Contents:
-    return write(store, builders.tensors(1), {"config.json": b"{}", "tokenizer.model": b"\x00\x01"}, ID)
+    return write(
+        store, builders.tensors(1), {"config.json": b"{}", "tokenizer.model": b"\x00\x01"}, ID
+    )
 
 
 def test_tensors_and_files_come_back(memory_store: ObjectStore) -> None:
@@ -27,10 +29,15 @@ def test_tensors_and_files_come_back(memory_store: ObjectStore) -> None:
     }
     found = read_tensors(memory_store, contents)
     assert found["model.weight"].bits.tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert read_files(memory_store, contents) == {"config.json": b"{}", "tokenizer.model": b"\x00\x01"}
+    assert read_files(memory_store, contents) == {
+        "config.json": b"{}",
+        "tokenizer.model": b"\x00\x01",
+    }
 
 
-def test_many_tensors_are_spread_over_files(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tensors_are_spread_over_files(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tensor_set, "FILE_BYTES_MAX", 12)
     contents = write(memory_store, builders.tensors(1), {}, ID)
     assert contents.tensors["model.scale"].file == f"{ID}.model-00000.safetensors"
@@ -66,7 +73,9 @@ def test_a_changed_file_is_found(memory_store: ObjectStore) -> None:
 def test_a_missing_file_is_corrupt_and_named(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
     memory_store.delete(f"{ID}.model-00000.safetensors")
-    with pytest.raises(CorruptError, match=r"model-00000\.safetensors is missing, though its manifest lists it"):
+    with pytest.raises(
+        CorruptError, match=r"model-00000\.safetensors is missing, though its manifest lists it"
+    ):
         read_tensors(memory_store, contents)
 
 
@@ -78,29 +87,42 @@ def test_a_file_swapped_for_another_valid_one_is_found(memory_store: ObjectStore
         read_tensors(memory_store, contents)
 
 
-def test_a_false_tensor_digest_is_found_even_when_the_file_is_right(memory_store: ObjectStore) -> None:
+def test_a_false_tensor_digest_is_found_even_when_the_file_is_right(
+    memory_store: ObjectStore,
+) -> None:
     contents = stored(memory_store)
     other = write(memory_store, builders.tensors(2), {}, "f" * 32)
     false = replace(contents.tensors["model.scale"], digest=other.tensors["model.scale"].digest)
     swapped = {**contents.tensors, "model.scale": false}
-    with pytest.raises(CorruptError, match=r"the tensor model\.scale in .* is not the one its manifest lists"):
+    with pytest.raises(
+        CorruptError, match=r"the tensor model\.scale in .* is not the one its manifest lists"
+    ):
         read_tensors(memory_store, Contents(swapped, contents.files))
 
 
 def test_a_file_that_arrives_damaged_once_is_fetched_again(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
-    assert read_tensors(damages_first_reads(memory_store), contents)["model.scale"].bits.tolist() == 1
+    assert (
+        read_tensors(damages_first_reads(memory_store), contents)["model.scale"].bits.tolist() == 1
+    )
     assert read_files(damages_first_reads(memory_store), contents)["config.json"] == b"{}"
 
 
 @pytest.mark.parametrize("name", ["model-00000.safetensors", "model-123456.safetensors"])
-def test_a_file_that_would_overwrite_the_tensors_is_refused(memory_store: ObjectStore, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} in .* would overwrite the tensors; store the file by another name"):
+def test_a_file_that_would_overwrite_the_tensors_is_refused(
+    memory_store: ObjectStore, name: str
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"{name} in .* would overwrite the tensors; store the file by another name",
+    ):
         write(memory_store, builders.tensors(1), {name: b"{}"}, ID)
     assert memory_store.list() == []
 
 
-def test_a_file_that_is_only_called_like_one_of_tensors_is_stored(memory_store: ObjectStore) -> None:
+def test_a_file_that_is_only_called_like_one_of_tensors_is_stored(
+    memory_store: ObjectStore,
+) -> None:
     contents = write(memory_store, builders.tensors(1), {"model-00000.safetensors.json": b"x"}, ID)
     assert read_files(memory_store, contents) == {"model-00000.safetensors.json": b"x"}
 
@@ -109,60 +131,94 @@ def test_files_beside_the_tensors_are_as_few_and_as_small_as_a_model_has_them(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = stored(memory_store)
-    grown = tuple(replace(info, num_bytes=2**26 + 1) if info.name.endswith("config.json") else info for info in listed.files)
+    grown = tuple(
+        replace(info, num_bytes=2**26 + 1) if info.name.endswith("config.json") else info
+        for info in listed.files
+    )
     with pytest.raises(
-        CorruptError, match=r"config\.json' with 67,108,865 bytes; a file without tensors has at most 67,108,864$"
+        CorruptError,
+        match=r"config\.json' with 67,108,865 bytes; a file without tensors has at most 67,108,864$",
     ):
         read_files(memory_store, replace(listed, files=grown))
     many = tuple(replace(listed.files[-1], name=f"{ID}.{number}.txt") for number in range(65))
-    with pytest.raises(CorruptError, match=r"lists 66 files beside its tensors; at most 64 are read"):
+    with pytest.raises(
+        CorruptError, match=r"lists 66 files beside its tensors; at most 64 are read"
+    ):
         read_files(memory_store, replace(listed, files=listed.files[:2] + many))
     monkeypatch.setattr(tensor_set, "OTHER_FILE_BYTES_MAX", 3)
     before = memory_store.list()
-    with pytest.raises(ConfigError, match=r"2 files, of which tokenizer\.json have more than 3 bytes, cannot be stored"):
-        write(memory_store, builders.tensors(1), {"config.json": b"{ }", "tokenizer.json": b"{  }"}, "1" * 32)
+    with pytest.raises(
+        ConfigError,
+        match=r"2 files, of which tokenizer\.json have more than 3 bytes, cannot be stored",
+    ):
+        write(
+            memory_store,
+            builders.tensors(1),
+            {"config.json": b"{ }", "tokenizer.json": b"{  }"},
+            "1" * 32,
+        )
     assert memory_store.list() == before
 
 
 def of_bytes(**sizes: int) -> dict[str, HostTensor]:
-    return {name: HostTensor("U8", (size,), np.arange(size, dtype=np.uint8)) for name, size in sizes.items()}
+    return {
+        name: HostTensor("U8", (size,), np.arange(size, dtype=np.uint8))
+        for name, size in sizes.items()
+    }
 
 
-@pytest.mark.parametrize(("memory_bytes", "places"), [(48, [0, 0, 1, 1]), (47, [0, 1, 2, 2]), (31, [0, 1, 2, 3])])
+@pytest.mark.parametrize(
+    ("memory_bytes", "places"), [(48, [0, 0, 1, 1]), (47, [0, 1, 2, 2]), (31, [0, 1, 2, 3])]
+)
 def test_tensors_share_a_file_up_to_its_size_which_is_a_quarter_of_the_memory(
     memory_store: ObjectStore, memory_bytes: int, places: list[int]
 ) -> None:
-    """In the order of their names: 4 and 8 bytes fit 12, 4 and 4 fit 11, and nothing fits beside 4 into 7."""
+    """In the order of their names: 4 and 8 bytes fit 12, 4 and 4 fit 11, and nothing fits beside 4
+    into 7.
+    """
     tensors = of_bytes(d=4, c=4, b=8, a=4)
     contents = write(memory_store, tensors, {}, ID, memory_bytes=memory_bytes)
-    assert [len(memory_store.get(file.name)) for file in contents.files] == [file.num_bytes for file in contents.files]
+    assert [len(memory_store.get(file.name)) for file in contents.files] == [
+        file.num_bytes for file in contents.files
+    ]
     assert {name: info.file for name, info in contents.tensors.items()} == {
         name: contents.files[place].name for name, place in zip("abcd", places, strict=True)
     }
     assert len(contents.files) == places[-1] + 1
-    assert {name: one.bits.tolist() for name, one in read_tensors(memory_store, contents).items()} == {
-        name: one.bits.tolist() for name, one in tensors.items()
-    }
+    assert {
+        name: one.bits.tolist() for name, one in read_tensors(memory_store, contents).items()
+    } == {name: one.bits.tolist() for name, one in tensors.items()}
 
 
 def test_a_tensor_file_that_the_manifest_does_not_list_is_named(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
-    with pytest.raises(CorruptError, match=rf"/manifest\.json does not list its tensor files {ID}\.model-00000\.safetensors"):
+    with pytest.raises(
+        CorruptError,
+        match=rf"/manifest\.json does not list its tensor files {ID}\.model-00000\.safetensors",
+    ):
         read_tensors(memory_store, Contents(contents.tensors, contents.files[1:]))
 
 
-def test_a_file_with_other_tensors_than_the_manifest_lists_for_it_is_refused(memory_store: ObjectStore) -> None:
+def test_a_file_with_other_tensors_than_the_manifest_lists_for_it_is_refused(
+    memory_store: ObjectStore,
+) -> None:
     contents = write(memory_store, of_bytes(a=4, b=4), {}, ID)
     less = {"a": contents.tensors["a"]}
     more = {**contents.tensors, "c": contents.tensors["a"]}
     for listed, name in ((less, "b"), (more, "c")):
-        with pytest.raises(CorruptError, match=f"holds other tensors than its manifest lists: {name}$"):
+        with pytest.raises(
+            CorruptError, match=f"holds other tensors than its manifest lists: {name}$"
+        ):
             read_tensors(memory_store, Contents(listed, contents.files))
 
 
-def test_a_tensor_of_another_form_than_the_manifest_lists_is_refused(memory_store: ObjectStore) -> None:
+def test_a_tensor_of_another_form_than_the_manifest_lists_is_refused(
+    memory_store: ObjectStore,
+) -> None:
     contents = write(memory_store, of_bytes(a=4, b=4), {}, ID)
     for changed in ({"dtype": "I8"}, {"shape": (2, 2)}):
         listed = {**contents.tensors, "b": replace(contents.tensors["b"], **changed)}
-        with pytest.raises(CorruptError, match=r"the tensor b in .* is not the one its manifest lists"):
+        with pytest.raises(
+            CorruptError, match=r"the tensor b in .* is not the one its manifest lists"
+        ):
             read_tensors(memory_store, Contents(listed, contents.files))

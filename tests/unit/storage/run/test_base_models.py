@@ -9,7 +9,9 @@ from tests.damaging_store import damages_first_reads
 
 def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
     assert not base_models.has_model(memory_store, "abc")
-    base_models.save_model(memory_store, "abc", builders.tensors(2), {"config.json": b"{}"}, {"accuracy": 0.5})
+    base_models.save_model(
+        memory_store, "abc", builders.tensors(2), {"config.json": b"{}"}, {"accuracy": 0.5}
+    )
     assert base_models.has_model(memory_store, "abc")
     tensors, files = base_models.load_model(memory_store, "abc")
     assert tensors["model.scale"].bits.tolist() == 2
@@ -18,7 +20,9 @@ def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
     assert base_models.load_model(damages_first_reads(memory_store), "abc")[1] == files
 
 
-def test_the_first_of_two_builders_stands_and_the_second_leaves_nothing(memory_store: ObjectStore) -> None:
+def test_the_first_of_two_builders_stands_and_the_second_leaves_nothing(
+    memory_store: ObjectStore,
+) -> None:
     base_models.save_model(memory_store, "abc", builders.tensors(1), {}, {})
     stored = memory_store.list()
     base_models.save_model(memory_store, "abc", builders.tensors(2), {}, {})

@@ -32,7 +32,10 @@ def test_a_batch_comes_back_with_every_value() -> None:
         builders.row(key(2, 1), prompt=(), answer=(7,), replay=True),
         policy="verifier",
         step=9,
-        ledger=(Entry(key(4), "filtered", "zero_advantage"), Entry(key(3), "expired", "max_staleness")),
+        ledger=(
+            Entry(key(4), "filtered", "zero_advantage"),
+            Entry(key(3), "expired", "max_staleness"),
+        ),
         waiting=(key(9), key(6), key(2**33)),
         shards=(5, 4, 7),
         closed_below=6,
@@ -53,8 +56,17 @@ def test_a_batch_comes_back_with_every_value() -> None:
     assert first.logprobs.tolist() == [0.0, 0.0, -0.25, -0.25, -0.25]
     assert first.versions.tolist() == [-1, -1, 3, 3, 3]
     assert first.advantages.tolist() == [0.0, 0.0, -1.5, -1.5, -1.5]
-    assert (first.reward, first.temperature, first.min_version, first.replay) == (0.5, 1.0, 3, False)
-    assert (second.key, second.tokens.tolist(), second.replay) == (SequenceKey(2, 1, 2, 1), [7], True)
+    assert (first.reward, first.temperature, first.min_version, first.replay) == (
+        0.5,
+        1.0,
+        3,
+        False,
+    )
+    assert (second.key, second.tokens.tolist(), second.replay) == (
+        SequenceKey(2, 1, 2, 1),
+        [7],
+        True,
+    )
 
 
 def test_a_batch_of_books_alone_comes_back() -> None:
@@ -86,11 +98,23 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"advantages": array([0] * 4, np.float32)}, "row 1: advantages and tokens differ in length"),
-        ({"versions": array([-1, -1, 0, 0, -1], np.int32)}, "row 1, token 4: versions are negative"),
-        ({"versions": array([3, -1, 0, 0, 0], np.int32)}, "row 1, token 0: versions name one on a token that is not"),
+        (
+            {"advantages": array([0] * 4, np.float32)},
+            "row 1: advantages and tokens differ in length",
+        ),
+        (
+            {"versions": array([-1, -1, 0, 0, -1], np.int32)},
+            "row 1, token 4: versions are negative",
+        ),
+        (
+            {"versions": array([3, -1, 0, 0, 0], np.int32)},
+            "row 1, token 0: versions name one on a token that is not",
+        ),
         ({"logprobs": array([0, 1, 0, 0, 0], np.float32)}, "row 1, token 1: logprobs are not 0"),
-        ({"advantages": array([0, np.nan, 0, 0, 0], np.float32)}, "row 1, token 1: advantages are not 0"),
+        (
+            {"advantages": array([0, np.nan, 0, 0, 0], np.float32)},
+            "row 1, token 1: advantages are not 0",
+        ),
         ({"key": SequenceKey(-1, 0, 0, 0)}, "row 1: order is negative"),
         ({"tokens": array([-1, 12, 40, 41, 2], np.int32)}, "row 1, token 0: tokens are negative"),
         ({"min_version": 1}, "row 1, token 2: versions are older than the row's min_version"),
@@ -100,7 +124,9 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ({"temperature": -0.5}, "row 1: the temperature is -0.5; it is 0, or from 1e-12 to"),
     ],
 )
-def test_a_row_that_breaks_its_promises_is_corrupt(changes: dict[str, object], sentence: str) -> None:
+def test_a_row_that_breaks_its_promises_is_corrupt(
+    changes: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(CorruptError, match=sentence):
         round_trip(with_row(**changes))
 
@@ -108,7 +134,11 @@ def test_a_row_that_breaks_its_promises_is_corrupt(changes: dict[str, object], s
 def test_the_smallest_values_that_are_allowed_come_back() -> None:
     lowest = with_row(tokens=array([0] * 5, np.int32), key=SequenceKey(0, 0, 0, 0), min_version=0)
     found = round_trip(lowest).rows[1]
-    assert (found.tokens.tolist(), found.key, found.min_version) == ([0] * 5, SequenceKey(0, 0, 0, 0), 0)
+    assert (found.tokens.tolist(), found.key, found.min_version) == (
+        [0] * 5,
+        SequenceKey(0, 0, 0, 0),
+        0,
+    )
 
 
 def test_a_row_may_be_older_than_what_it_trains_on() -> None:
@@ -126,7 +156,9 @@ def test_unknown_and_misplaced_fates_are_corrupt() -> None:
     with pytest.raises(CorruptError, match=r"a batch has the unknown fates \['lost'\]"):
         round_trip(builders.batch(ledger=(Entry(key(1), "lost", ""),)))  # type: ignore[arg-type]  # the fault under test
     with pytest.raises(CorruptError, match="not in the order trained, ledger, waiting"):
-        round_trip(builders.batch(ledger=(Entry(key(1), "waiting", ""), Entry(key(2), "expired", ""))))
+        round_trip(
+            builders.batch(ledger=(Entry(key(1), "waiting", ""), Entry(key(2), "expired", "")))
+        )
 
 
 def test_a_trained_fate_in_the_ledger_is_corrupt_wherever_it_stands() -> None:
@@ -157,8 +189,12 @@ def test_unreadable_and_misplaced_batches_are_named(memory_store: ObjectStore) -
     with pytest.raises(NotFoundError):
         batches.read(memory_store, "solver", 1)
     memory_store.put("batches/solver/00000001.arrow", batches.encode(builders.batch(step=2)))
-    with pytest.raises(CorruptError, match=r"batches/solver/00000001\.arrow holds batch 2 of solver"):
+    with pytest.raises(
+        CorruptError, match=r"batches/solver/00000001\.arrow holds batch 2 of solver"
+    ):
         batches.read(memory_store, "solver", 1)
     memory_store.put("batches/solver/00000001.arrow", b"")
-    with pytest.raises(CorruptError, match=r"batches/solver/00000001\.arrow: a batch file of 0 bytes"):
+    with pytest.raises(
+        CorruptError, match=r"batches/solver/00000001\.arrow: a batch file of 0 bytes"
+    ):
         batches.read(memory_store, "solver", 1)

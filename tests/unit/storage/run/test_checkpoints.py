@@ -7,7 +7,13 @@ from tests import builders
 
 
 def save(store: ObjectStore, step: int) -> None:
-    checkpoints.save(store, "solver", step, builders.tensors(step), {"step": step, "rng": [1, 2**64 - 1], "name": "ä"})
+    checkpoints.save(
+        store,
+        "solver",
+        step,
+        builders.tensors(step),
+        {"step": step, "rng": [1, 2**64 - 1], "name": "ä"},
+    )
 
 
 def newest_step(store: ObjectStore) -> int:
@@ -35,7 +41,11 @@ def test_the_latest_is_the_newest_that_is_whole(memory_store: ObjectStore) -> No
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(memory_store: ObjectStore) -> None:
     for step in (10, 20):
         save(memory_store, step)
-    (data,) = (key for key in memory_store.list("checkpoints/solver/00000020") if key.endswith(".safetensors"))
+    (data,) = (
+        key
+        for key in memory_store.list("checkpoints/solver/00000020")
+        if key.endswith(".safetensors")
+    )
     memory_store.put(data, b"torn")
     found = checkpoints.newest(memory_store, "solver")
     assert found is not None
@@ -64,7 +74,9 @@ def test_prune_keeps_the_newest_and_removes_all_of_the_others(memory_store: Obje
 def test_prune_leaves_unfinished_newer_checkpoints_alone(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
     save(memory_store, 20)
-    memory_store.delete("checkpoints/solver/00000020/manifest.json")  # being written by another trainer
+    memory_store.delete(
+        "checkpoints/solver/00000020/manifest.json"
+    )  # being written by another trainer
     checkpoints.prune(memory_store, "solver", keep=1)
     assert len(memory_store.list("checkpoints/solver/00000020")) == 1
     assert newest_step(memory_store) == 10
@@ -84,7 +96,7 @@ def test_prune_deletes_manifests_before_their_data(memory_store: ObjectStore) ->
             deleted.append(key)
             backend.delete(key)
 
-    checkpoints.prune(ObjectStore("watched", Watched()), "solver", keep=1)  # type: ignore[arg-type]  # delegates the rest
+    checkpoints.prune(ObjectStore(url="watched", backend=Watched()), "solver", keep=1)  # type: ignore[arg-type]  # delegates the rest
     manifests = [key.endswith("manifest.json") for key in deleted]
     assert manifests == [True, True, False, False]
 
@@ -97,7 +109,10 @@ def test_missing_and_misplaced_checkpoints_are_told_apart(memory_store: ObjectSt
     with pytest.raises(NotFoundError):
         checkpoints.load(memory_store, "solver", 10)
     save(memory_store, 10)
-    memory_store.put("checkpoints/solver/00000011/manifest.json", memory_store.get("checkpoints/solver/00000010/manifest.json"))
+    memory_store.put(
+        "checkpoints/solver/00000011/manifest.json",
+        memory_store.get("checkpoints/solver/00000010/manifest.json"),
+    )
     with pytest.raises(CorruptError, match="is the checkpoint of solver step 10"):
         checkpoints.load(memory_store, "solver", 11)
 
@@ -118,14 +133,20 @@ def test_prune_counts_no_checkpoint_that_cannot_be_gone_on_from(memory_store: Ob
         memory_store.put(f"checkpoints/solver/{step}/manifest.json", whole)  # another step's
     memory_store.put("checkpoints/solver/00000097/manifest.json", b"{")
     save(memory_store, 96)
-    (data,) = (key for key in memory_store.list("checkpoints/solver/00000096") if key.endswith(".safetensors"))
+    (data,) = (
+        key
+        for key in memory_store.list("checkpoints/solver/00000096")
+        if key.endswith(".safetensors")
+    )
     memory_store.delete(data)
     checkpoints.prune(memory_store, "solver", keep=2)
     assert [step for step in checkpoints.steps(memory_store, "solver") if step < 96] == [20, 30]
     assert newest_step(memory_store) == 30
 
 
-def test_prune_deletes_nothing_while_fewer_checkpoints_are_whole_than_it_keeps(memory_store: ObjectStore) -> None:
+def test_prune_deletes_nothing_while_fewer_checkpoints_are_whole_than_it_keeps(
+    memory_store: ObjectStore,
+) -> None:
     for step in (10, 20, 30):
         save(memory_store, step)
     for step in (20, 30):
@@ -137,7 +158,10 @@ def test_prune_deletes_nothing_while_fewer_checkpoints_are_whole_than_it_keeps(m
 
 def test_prune_leaves_what_is_no_checkpoint(memory_store: ObjectStore) -> None:
     save(memory_store, 20)
-    strays = [f"checkpoints/solver/{name}" for name in ("00000010.bak/manifest.json", "000000000010/x", ".DS_Store")]
+    strays = [
+        f"checkpoints/solver/{name}"
+        for name in ("00000010.bak/manifest.json", "000000000010/x", ".DS_Store")
+    ]
     for stray in strays:
         memory_store.put(stray, b"")
     checkpoints.prune(memory_store, "solver", keep=1)

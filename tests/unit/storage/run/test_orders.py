@@ -11,7 +11,14 @@ from tests.damaging_store import damages_first_reads
 
 
 def order(number: int) -> Order:
-    return Order(number, (Prompt("p", {"question": "1+1=?"}),), samples_per_prompt=8, seed=7, seen=(), cursor={"next": 1})
+    return Order(
+        number=number,
+        prompts=(Prompt("p", {"question": "1+1=?"}),),
+        samples_per_prompt=8,
+        seed=7,
+        seen=(),
+        cursor={"next": 1},
+    )
 
 
 def test_an_order_is_read_back(memory_store: ObjectStore) -> None:
@@ -48,8 +55,12 @@ def test_an_order_under_another_number_is_corrupt(memory_store: ObjectStore) -> 
 def test_a_changed_order_is_corrupt(memory_store: ObjectStore) -> None:
     orders.commit(memory_store, order(0))
     body = memory_store.get("orders/00000000.json")
-    memory_store.put("orders/00000000.json", body.replace(b'"samples_per_prompt":8', b'"samples_per_prompt":4'))
-    with pytest.raises(CorruptError, match=r"orders/00000000\.json does not have the checksum it carries"):
+    memory_store.put(
+        "orders/00000000.json", body.replace(b'"samples_per_prompt":8', b'"samples_per_prompt":4')
+    )
+    with pytest.raises(
+        CorruptError, match=r"orders/00000000\.json does not have the checksum it carries"
+    ):
         orders.read(memory_store, 0)
 
 
@@ -66,7 +77,10 @@ def test_an_order_that_arrives_damaged_once_is_read_again(memory_store: ObjectSt
             r"the prompt 'p' cannot be stored in order 0: its 'question' has the lone surrogate",
         ),
         (Prompt("\ud800", {"question": "1"}), r"its 'id' has the lone surrogate"),
-        (Prompt("p", {"question": "1", "at": object()}), r"its 'at' is a object, for which JSON has no type"),
+        (
+            Prompt("p", {"question": "1", "at": object()}),
+            r"its 'at' is a object, for which JSON has no type",
+        ),
     ],
 )
 def test_a_prompt_that_cannot_be_stored_is_named_and_nothing_is_written(

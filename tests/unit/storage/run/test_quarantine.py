@@ -27,7 +27,10 @@ def test_json_objects_can_be_quarantined_too(memory_store: ObjectStore) -> None:
     memory_store.create("leases/00000001.0000.json", b'{"format": 1, "key": "a", "reason": "b"}')
     quarantine(memory_store, "orders/00000001.json", "is not JSON")
     quarantine(memory_store, "leases/00000001.0000.json", "odd")
-    assert quarantined(memory_store) == {"orders/00000001.json": "is not JSON", "leases/00000001.0000.json": "odd"}
+    assert quarantined(memory_store) == {
+        "orders/00000001.json": "is not JSON",
+        "leases/00000001.0000.json": "odd",
+    }
 
 
 def test_what_vanished_leaves_its_reason(memory_store: ObjectStore) -> None:
@@ -62,7 +65,9 @@ def test_the_copy_is_of_the_bytes_that_were_found_first(memory_store: ObjectStor
     assert memory_store.get(f"quarantine/{KEY}") == b"garbage"
 
 
-def test_a_reason_that_stands_in_the_place_of_another_object_names_nothing(memory_store: ObjectStore) -> None:
+def test_a_reason_that_stands_in_the_place_of_another_object_names_nothing(
+    memory_store: ObjectStore,
+) -> None:
     memory_store.create(KEY, b"garbage")
     quarantine(memory_store, KEY, "unreadable")
     misplaced = memory_store.get(f"quarantine/{KEY}.json")

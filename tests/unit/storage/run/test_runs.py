@@ -30,13 +30,23 @@ def test_a_run_keeps_its_config(memory_store: ObjectStore) -> None:
     record = read_run(run)
     assert (record.run_id, record.deployment) == ("tiny-1", "multi-policy")
     stored = json.loads(memory_store.get("runs/tiny-1/run.json"))
-    assert {"format", "write_id", "checksum", "run_id", "created_s", "deployment", "config"} == stored.keys()
+    assert {
+        "format",
+        "write_id",
+        "checksum",
+        "run_id",
+        "created_s",
+        "deployment",
+        "config",
+    } == stored.keys()
 
 
 def test_the_same_id_with_the_same_config_joins_the_run(memory_store: ObjectStore) -> None:
     first = create_run(memory_store, "tiny-1", CONFIG)
     created_s = read_run(first).created_s
-    again = create_run(memory_store, "tiny-1", {**CONFIG, "data": {"max_staleness": 8, "betas": (0.9, 0.999)}})
+    again = create_run(
+        memory_store, "tiny-1", {**CONFIG, "data": {"max_staleness": 8, "betas": (0.9, 0.999)}}
+    )
     assert read_run(again).created_s == created_s
 
 
@@ -59,7 +69,9 @@ def test_an_id_that_is_no_plain_name_is_refused(memory_store: ObjectStore, run_i
 
 def test_an_unknown_run_names_similar_ones(memory_store: ObjectStore) -> None:
     create_run(memory_store, "tiny-1", CONFIG)
-    with pytest.raises(ConfigError, match=r"there is no run 'tinny-1' in memory://.*; did you mean tiny-1\?"):
+    with pytest.raises(
+        ConfigError, match=r"there is no run 'tinny-1' in memory://.*; did you mean tiny-1\?"
+    ):
         open_run(memory_store, "tinny-1")
 
 
@@ -96,7 +108,10 @@ def test_a_cleared_stop_lets_the_run_go_on_and_stop_again(memory_store: ObjectSt
 def test_a_changed_config_is_corrupt_and_hides_no_other_run(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "changed", CONFIG)
     create_run(memory_store, "whole", CONFIG)
-    memory_store.put("runs/changed/run.json", run.get("run.json").replace(b'"max_staleness":8', b'"max_staleness":9'))
+    memory_store.put(
+        "runs/changed/run.json",
+        run.get("run.json").replace(b'"max_staleness":8', b'"max_staleness":9'),
+    )
     with pytest.raises(CorruptError, match=r"run\.json does not have the checksum it carries"):
         run_config(run)
     assert list_runs(memory_store) == ["whole"]
@@ -110,7 +125,9 @@ def test_a_changed_stop_is_corrupt(memory_store: ObjectStore) -> None:
         read_stop(run)
 
 
-def test_a_default_that_came_later_does_not_keep_a_run_from_going_on(memory_store: ObjectStore) -> None:
+def test_a_default_that_came_later_does_not_keep_a_run_from_going_on(
+    memory_store: ObjectStore,
+) -> None:
     def filled(config: Json) -> Json:
         return {"anchor_every": 20, **config}
 
@@ -139,15 +156,23 @@ def test_a_restart_is_judged_before_anything_is_started(memory_store: ObjectStor
         check_restart(memory_store, "a/b", CONFIG)
 
 
-def test_a_run_id_like_no_other_is_answered_with_the_last_three_runs(memory_store: ObjectStore) -> None:
+def test_a_run_id_like_no_other_is_answered_with_the_last_three_runs(
+    memory_store: ObjectStore,
+) -> None:
     for run_id in ("a-1", "b-2", "c-3", "d-4", "e-5"):
         create_run(memory_store, run_id, CONFIG)
     with pytest.raises(ConfigError, match=r"did you mean c-3 or d-4 or e-5\?$"):
         open_run(memory_store, "zzzzzz")
 
 
-def test_a_reason_is_cut_where_it_is_written_and_where_it_is_read(memory_store: ObjectStore) -> None:
-    assert len(runs.request_stop(memory_store, Stop("failed", "x" * 20_000, 1.0)).reason) == runs.REASON_MAX == 10_000
+def test_a_reason_is_cut_where_it_is_written_and_where_it_is_read(
+    memory_store: ObjectStore,
+) -> None:
+    assert (
+        len(runs.request_stop(memory_store, Stop("failed", "x" * 20_000, 1.0)).reason)
+        == runs.REASON_MAX
+        == 10_000
+    )
     memory_store.put(layout.STOP, seal(Stop("failed", "y" * 20_000, 1.0)))
     assert runs.read_stop(memory_store) == Stop("failed", "y" * 10_000, 1.0)
 
@@ -155,5 +180,8 @@ def test_a_reason_is_cut_where_it_is_written_and_where_it_is_read(memory_store: 
 def test_an_end_of_megabytes_is_not_parsed(memory_store: ObjectStore) -> None:
     body = seal(Stop("failed", "z" * runs.STOP_BYTES_MAX, 1.0))
     memory_store.put(layout.STOP, body)
-    with pytest.raises(CorruptError, match=rf"stop\.json has {len(body):,} bytes; it has at most 1,000,000; put .* delete it"):
+    with pytest.raises(
+        CorruptError,
+        match=rf"stop\.json has {len(body):,} bytes; it has at most 1,000,000; put .* delete it",
+    ):
         runs.read_stop(memory_store)

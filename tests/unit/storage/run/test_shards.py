@@ -26,35 +26,65 @@ def with_sequence(**changes: object) -> Shard:
 
 def test_a_shard_comes_back_with_every_value() -> None:
     attempt = builders.sequence((1, 2), (3, 4, 5), version=4, logprob=-0.25, reward=0.5)
-    verdict = builders.sequence((1, 2, 3), (9,), policy="verifier", version=7, name="verdict", starts_episode=False)
+    verdict = builders.sequence(
+        (1, 2, 3), (9,), policy="verifier", version=7, name="verdict", starts_episode=False
+    )
     shard = builders.shard(
-        builders.group(builders.episode(attempt, verdict, reward=0.5, first_attempt=1.0), prompt_id="a"),
+        builders.group(
+            builders.episode(attempt, verdict, reward=0.5, first_attempt=1.0), prompt_id="a"
+        ),
         builders.group(builders.episode(reward=0.0), prompt_id="b"),
         order=7,
         weights={"solver": {4: "sha256:aa", 0: "sha256:bb"}, "verifier": {7: "sha256:cc"}},
     )
     found = round_trip(shard)
-    assert (found.order, found.attempt, found.worker, found.region) == (7, 0, "rollout-us-east-0", "us-east")
+    assert (found.order, found.attempt, found.worker, found.region) == (
+        7,
+        0,
+        "rollout-us-east-0",
+        "us-east",
+    )
     assert (found.started_s, found.finished_s) == (1700000000.0, 1700000001.5)
-    assert found.weights == {"solver": {4: "sha256:aa", 0: "sha256:bb"}, "verifier": {7: "sha256:cc"}}
+    assert found.weights == {
+        "solver": {4: "sha256:aa", 0: "sha256:bb"},
+        "verifier": {7: "sha256:cc"},
+    }
     assert [group.prompt for group in found.groups] == [group.prompt for group in shard.groups]
     play = found.groups[0].episodes[0]
-    assert (play.reward, play.metrics, play.error, play.seconds) == (0.5, {"first_attempt": 1.0}, None, 0.25)
+    assert (play.reward, play.metrics, play.error, play.seconds) == (
+        0.5,
+        {"first_attempt": 1.0},
+        None,
+        0.25,
+    )
     first, second = play.sequences
     assert first.tokens.tolist() == [1, 2, 3, 4, 5]
     assert first.loss_mask.tolist() == [False, False, True, True, True]
     assert first.logprobs.tolist() == [0.0, 0.0, -0.25, -0.25, -0.25]
     assert first.owners.tolist() == [-1, -1, 0, 0, 0]
     assert first.versions.tolist() == [-1, -1, 4, 4, 4]
-    assert (first.reward, first.temperature, first.starts_episode, first.name) == (0.5, 1.0, True, "attempt")
+    assert (first.reward, first.temperature, first.starts_episode, first.name) == (
+        0.5,
+        1.0,
+        True,
+        "attempt",
+    )
     assert second.owners.tolist() == [-1, -1, -1, 1]
-    assert (second.name, second.starts_episode, second.policies) == ("verdict", False, ("solver", "verifier"))
+    assert (second.name, second.starts_episode, second.policies) == (
+        "verdict",
+        False,
+        ("solver", "verifier"),
+    )
     assert found.groups[1].episodes[0].reward == 0.0
 
 
 def test_failed_episodes_without_sequences_survive() -> None:
     shard = builders.shard(
-        builders.group(builders.episode(), Episode((), 0.0, {}, "timeout after 60 s", 60.0), builders.episode()),
+        builders.group(
+            builders.episode(),
+            Episode(sequences=(), reward=0.0, metrics={}, error="timeout after 60 s", seconds=60.0),
+            builders.episode(),
+        ),
         builders.group(builders.episode(error="ValueError: boom")),
     )
     found = round_trip(shard)
@@ -71,18 +101,27 @@ def test_a_shard_without_any_sequence_is_a_shard() -> None:
 
 def test_sequences_of_other_policies_keep_their_own_names() -> None:
     pair = builders.sequence(), builders.sequence(policy="critic", policies=("critic",))
-    found = round_trip(builders.shard(builders.group(builders.episode(*pair)))).groups[0].episodes[0].sequences
+    found = (
+        round_trip(builders.shard(builders.group(builders.episode(*pair))))
+        .groups[0]
+        .episodes[0]
+        .sequences
+    )
     assert [sequence.policies for sequence in found] == [("solver", "verifier"), ("critic",)]
 
 
 def test_bits_of_logprobs_are_kept_nan_and_negative_zero_included() -> None:
     bits = np.array([0x80000000, 0, 0x7FC00001, 0xFF800000, 0x00000001], dtype=np.uint32)
     found = round_trip(with_sequence(logprobs=bits.view(np.float32)))
-    assert found.groups[0].episodes[0].sequences[1].logprobs.view(np.uint32).tolist() == bits.tolist()
+    assert (
+        found.groups[0].episodes[0].sequences[1].logprobs.view(np.uint32).tolist() == bits.tolist()
+    )
 
 
 def test_an_infinite_reward_of_an_episode_comes_back() -> None:
-    found = round_trip(builders.shard(builders.group(builders.episode(reward=float("-inf"), speed=float("nan")))))
+    found = round_trip(
+        builders.shard(builders.group(builders.episode(reward=float("-inf"), speed=float("nan"))))
+    )
     assert found.groups[0].episodes[0].reward == float("-inf")
     assert np.isnan(found.groups[0].episodes[0].metrics["speed"])
 
@@ -96,35 +135,59 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
     [
         ({"tokens": array([1] * 4, np.int32)}, "row 1: loss_mask and tokens differ in length"),
         ({"versions": array([-1] * 6, np.int32)}, "row 1: versions and tokens differ in length"),
-        ({"owners": array([-1, -1, 0, 0, 2], np.int8)}, "row 1, token 4: owners name a policy that does not exist"),
-        ({"owners": array([-2, -1, 0, 0, 0], np.int8)}, "row 1, token 0: owners name a policy that does not exist"),
+        (
+            {"owners": array([-1, -1, 0, 0, 2], np.int8)},
+            "row 1, token 4: owners name a policy that does not exist",
+        ),
+        (
+            {"owners": array([-2, -1, 0, 0, 0], np.int8)},
+            "row 1, token 0: owners name a policy that does not exist",
+        ),
         (
             {"loss_mask": array([0, 1, 1, 1, 1], np.bool_)},
             "row 1, token 1: loss_mask is True on a token nobody sampled",
         ),
-        ({"versions": array([-1, -1, 0, -1, 0], np.int32)}, "row 1, token 3: versions are negative on a sampled token"),
+        (
+            {"versions": array([-1, -1, 0, -1, 0], np.int32)},
+            "row 1, token 3: versions are negative on a sampled token",
+        ),
         (
             {"versions": array([0, -1, 0, 0, 0], np.int32)},
             "row 1, token 0: versions name one on a token nobody sampled",
         ),
-        ({"logprobs": array([0, -1, -1, -1, -1], np.float32)}, "row 1, token 1: logprobs are not 0"),
+        (
+            {"logprobs": array([0, -1, -1, -1, -1], np.float32)},
+            "row 1, token 1: logprobs are not 0",
+        ),
         ({"tokens": array([11, 12, 40, -1, 2], np.int32)}, "row 1, token 3: tokens are negative"),
-        ({"policies": ("solver", "solver")}, r"policy set \['solver', 'solver'\] names a policy twice"),
+        (
+            {"policies": ("solver", "solver")},
+            r"policy set \['solver', 'solver'\] names a policy twice",
+        ),
         ({"finish_reason": "bored"}, "unknown finish reasons"),
-        ({"temperature": float("nan")}, "row 1: the temperature is nan; it is 0, or from 1e-12 to 1e\\+12"),
+        (
+            {"temperature": float("nan")},
+            "row 1: the temperature is nan; it is 0, or from 1e-12 to 1e\\+12",
+        ),
         ({"temperature": float("inf")}, "row 1: the temperature is inf"),
         ({"temperature": -1.0}, "row 1: the temperature is -1"),
         ({"temperature": 9e-13}, "row 1: the temperature is 9e-13"),
     ],
 )
-def test_a_sequence_that_breaks_its_promises_is_corrupt(changes: dict[str, object], sentence: str) -> None:
+def test_a_sequence_that_breaks_its_promises_is_corrupt(
+    changes: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(CorruptError, match=sentence):
         round_trip(with_sequence(**changes))
 
 
 def test_the_smallest_values_that_are_allowed_come_back() -> None:
-    """Token 0, version 0 and the first policy: what a looser or a stricter check would refuse or let through."""
-    lowest = with_sequence(tokens=array([0] * 5, np.int32), versions=array([-1, -1, 0, 0, 0], np.int32))
+    """Token 0, version 0 and the first policy: what a looser or a stricter check would refuse or
+    let through.
+    """
+    lowest = with_sequence(
+        tokens=array([0] * 5, np.int32), versions=array([-1, -1, 0, 0, 0], np.int32)
+    )
     found = round_trip(lowest).groups[0].episodes[0].sequences[1]
     assert found.tokens.tolist() == [0] * 5
     assert found.versions.tolist() == [-1, -1, 0, 0, 0]
@@ -139,7 +202,8 @@ def test_a_temperature_at_a_bound_comes_back(temperature: float) -> None:
 
 def test_an_order_below_0_is_corrupt() -> None:
     with pytest.raises(
-        CorruptError, match="a shard's header is not a _Header: order: Input should be greater than or equal to 0"
+        CorruptError,
+        match="a shard's header is not a _Header: order: Input should be greater than or equal to 0",
     ):
         round_trip(builders.shard(order=-1))
 
@@ -162,10 +226,21 @@ def test_a_header_that_does_not_fit_the_rows_is_corrupt(monkeypatch: pytest.Monk
 
 def test_rows_in_another_order_than_the_header_are_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     header = shards._header
-    swapped = builders.shard(builders.group(builders.episode(), builders.episode(builders.sequence(), builders.sequence())))
+    swapped = builders.shard(
+        builders.group(
+            builders.episode(), builders.episode(builders.sequence(), builders.sequence())
+        )
+    )
     monkeypatch.setattr(shards, "_header", lambda shard, sets: header(swapped, sets))
-    shard = builders.shard(builders.group(builders.episode(builders.sequence(), builders.sequence()), builders.episode()))
-    with pytest.raises(CorruptError, match=r"row 1 of a shard is group, episode, sequence \[0 0 1\]; expected \[0 1 0\]"):
+    shard = builders.shard(
+        builders.group(
+            builders.episode(builders.sequence(), builders.sequence()), builders.episode()
+        )
+    )
+    with pytest.raises(
+        CorruptError,
+        match=r"row 1 of a shard is group, episode, sequence \[0 0 1\]; expected \[0 1 0\]",
+    ):
         round_trip(shard)
 
 
@@ -186,7 +261,10 @@ def test_unreadable_and_misplaced_shards_are_named(memory_store: ObjectStore) ->
     with pytest.raises(NotFoundError):
         shards.read(memory_store, 3)
     memory_store.put("shards/00000003.arrow", b"garbage")
-    with pytest.raises(CorruptError, match=r"shards/00000003\.arrow: a shard file of 7 bytes is no readable Arrow file"):
+    with pytest.raises(
+        CorruptError,
+        match=r"shards/00000003\.arrow: a shard file of 7 bytes is no readable Arrow file",
+    ):
         shards.read(memory_store, 3)
     memory_store.put("shards/00000003.arrow", shards.encode(builders.shard(order=2)))
     with pytest.raises(CorruptError, match=r"shards/00000003\.arrow holds the shard of order 2"):

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from storage.errors import ConfigError
-from storage.store.addresses import VARIABLES, holds_credentials, refuse_credentials, without_credentials
+from storage.store.addresses import (
+    VARIABLES,
+    holds_credentials,
+    refuse_credentials,
+    without_credentials,
+)
 
 HIDDEN = [
     ("https://me:s3cr3t@host:4200/api", "https://host:4200/api"),
@@ -63,18 +68,34 @@ def test_an_address_without_a_credential_is_shown_as_it_is(url: str) -> None:
 def test_the_refusal_names_the_variables_to_use_instead(variable: str) -> None:
     with pytest.raises(ConfigError) as refused:
         refuse_credentials(variable, "https://me:s3cr3t@host/api")
-    assert str(refused.value).startswith(f"{variable} holds a credential beside the address https://host/api")
+    assert str(refused.value).startswith(
+        f"{variable} holds a credential beside the address https://host/api"
+    )
     assert VARIABLES[variable] in str(refused.value)
     assert "s3cr3t" not in str(refused.value)
 
 
-COMMANDS = [["up"], ["run", "--detach"], ["deploy"], ["doctor"], ["status"], ["cancel", "nobody"], ["--debug", "down"]]
+COMMANDS = [
+    ["up"],
+    ["run", "--detach"],
+    ["deploy"],
+    ["doctor"],
+    ["status"],
+    ["cancel", "nobody"],
+    ["--debug", "down"],
+]
 
 
 @pytest.mark.parametrize("variable", list(VARIABLES))
-def test_no_command_prints_a_credential_or_leaves_it_in_the_home(variable: str, tmp_path: Path) -> None:
+def test_no_command_prints_a_credential_or_leaves_it_in_the_home(
+    variable: str, tmp_path: Path
+) -> None:
     own = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    environment = {**own, "ASTRAFLOW_HOME": str(tmp_path / "home"), variable: "https://me:s3cr3t@127.0.0.1:1/api"}
+    environment = {
+        **own,
+        "ASTRAFLOW_HOME": str(tmp_path / "home"),
+        variable: "https://me:s3cr3t@127.0.0.1:1/api",
+    }
     for command in COMMANDS:
         done = subprocess.run(
             [sys.executable, "-m", "deployments.cli.app", *command],

@@ -81,10 +81,14 @@ def test_all_bytes_have_left_the_process_when_the_file_is_synced(
     assert sizes == [len(b"small, so that a buffer holds it")]
 
 
-def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = LocalFiles(tmp_path)
     files.create("a", b"winner")
-    monkeypatch.setattr(LocalFiles, "exists", lambda self, key: False)  # both looked before either wrote
+    monkeypatch.setattr(
+        LocalFiles, "exists", lambda self, key: False
+    )  # both looked before either wrote
     assert not files.create("a", b"loser")
     assert (tmp_path / "a").read_bytes() == b"winner"
     assert os.listdir(tmp_path) == ["a"]
@@ -93,7 +97,11 @@ def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(tmp_path: Path
 @pytest.mark.parametrize(
     ("code", "kind", "sentence"),
     [
-        (errno.ENOSPC, ConfigError, r"no space left to write .*/a .*; free some, or set ASTRAFLOW_STORE elsewhere"),
+        (
+            errno.ENOSPC,
+            ConfigError,
+            r"no space left to write .*/a .*; free some, or set ASTRAFLOW_STORE elsewhere",
+        ),
         (errno.EDQUOT, ConfigError, "no space left"),
         (errno.EACCES, ConfigError, r"access to .*/a is denied .*; correct its permissions"),
         (errno.EROFS, ConfigError, "is denied"),
@@ -111,9 +119,13 @@ def test_failures_of_the_disk_are_sorted(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_system_without_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_links_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "link", raising(errno.EOPNOTSUPP))
-    with pytest.raises(ConfigError, match=r"has no hard links .*; put the store on another one \(ASTRAFLOW_STORE\)"):
+    with pytest.raises(
+        ConfigError, match=r"has no hard links .*; put the store on another one \(ASTRAFLOW_STORE\)"
+    ):
         LocalFiles(tmp_path).create("a", b"x")
     assert os.listdir(tmp_path) == []
 
@@ -145,9 +157,19 @@ def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
 
 
 @pytest.mark.parametrize(
-    "key", ["../outside/best.json", "runs/../../outside/best.json", "/etc/passwd", "runs//x", "runs/./x", "a\0"]
+    "key",
+    [
+        "../outside/best.json",
+        "runs/../../outside/best.json",
+        "/etc/passwd",
+        "runs//x",
+        "runs/./x",
+        "a\0",
+    ],
 )
-def test_a_key_that_leads_out_of_the_store_is_refused_by_every_verb(tmp_path: Path, key: str) -> None:
+def test_a_key_that_leads_out_of_the_store_is_refused_by_every_verb(
+    tmp_path: Path, key: str
+) -> None:
     store, outside = tell_tale(tmp_path)
     verbs: list[Callable[[], object]] = [
         lambda: store.read(key),
@@ -187,13 +209,18 @@ def test_a_folder_of_the_store_that_is_a_symbolic_link_is_refused_by_name_and_no
         lambda: store.list("runs/r/tags", ""),
     ]
     for verb in verbs:
-        with pytest.raises(ConfigError, match=rf"{re.escape(str(folder))} is a symbolic link, which no part of a store may be"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"{re.escape(str(folder))} is a symbolic link, which no part of a store may be",
+        ):
             verb()
     assert sorted(outside.rglob("*")) == before
     assert (outside / "best.json").read_bytes() == b"not ours"
 
 
-def test_an_object_that_is_a_symbolic_link_is_not_read_and_overwriting_replaces_the_link(tmp_path: Path) -> None:
+def test_an_object_that_is_a_symbolic_link_is_not_read_and_overwriting_replaces_the_link(
+    tmp_path: Path,
+) -> None:
     store, outside = tell_tale(tmp_path)
     link = store.root / "runs/r/report.html"
     link.symlink_to(outside / "best.json")
@@ -221,35 +248,55 @@ def test_the_folder_of_the_store_itself_may_be_reached_through_a_link(tmp_path: 
 def test_a_pipe_in_the_store_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     store, _ = tell_tale(tmp_path)
     os.mkfifo(store.root / "runs/r/run.json")
-    with pytest.raises(CorruptError, match=r"run\.json is no file but a pipe, a socket or a device"):
+    with pytest.raises(
+        CorruptError, match=r"run\.json is no file but a pipe, a socket or a device"
+    ):
         store.read("runs/r/run.json")
 
 
-def test_a_socket_in_the_store_is_refused_and_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_in_the_store_is_refused_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, _ = tell_tale(tmp_path)
-    monkeypatch.chdir(store.root / "runs/r")  # the address of a socket may have about 100 characters
+    monkeypatch.chdir(
+        store.root / "runs/r"
+    )  # the address of a socket may have about 100 characters
     with socket.socket(socket.AF_UNIX) as planted:
         planted.bind("run.json")
-        with pytest.raises(CorruptError, match=r"run\.json is no file but a pipe, a socket or a device; remove it"):
+        with pytest.raises(
+            CorruptError, match=r"run\.json is no file but a pipe, a socket or a device; remove it"
+        ):
             store.read("runs/r/run.json")
 
 
-def test_a_folder_with_the_name_of_an_object_exists_is_listed_and_cannot_be_read(tmp_path: Path) -> None:
+def test_a_folder_with_the_name_of_an_object_exists_is_listed_and_cannot_be_read(
+    tmp_path: Path,
+) -> None:
     store = LocalFiles(tmp_path)
     for name in ("tags/best.json", "shards/0.arrow"):
         (tmp_path / name / "within").mkdir(parents=True)
     assert store.list("", "") == ["shards/0.arrow", "tags/best.json"]
     assert store.exists("tags/best.json")
     assert not store.create("tags/best.json", b"1")
-    with pytest.raises(CorruptError, match=r"/tags/best\.json is a folder where an object belongs; remove it from the store$"):
+    with pytest.raises(
+        CorruptError,
+        match=r"/tags/best\.json is a folder where an object belongs; remove it from the store$",
+    ):
         store.read("tags/best.json")
-    for change in (lambda: store.write("tags/best.json", b"1"), lambda: store.delete("tags/best.json")):
-        with pytest.raises(ConfigError, match=r"/tags/best\.json cannot be an object \(Directory not empty\)"):
+    for change in (
+        lambda: store.write("tags/best.json", b"1"),
+        lambda: store.delete("tags/best.json"),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"/tags/best\.json cannot be an object \(Directory not empty\)"
+        ):
             change()
     assert not store.exists("tags")
 
 
-def test_an_empty_folder_gives_way_to_what_is_written_and_goes_when_it_is_deleted(tmp_path: Path) -> None:
+def test_an_empty_folder_gives_way_to_what_is_written_and_goes_when_it_is_deleted(
+    tmp_path: Path,
+) -> None:
     store = LocalFiles(tmp_path)
     (tmp_path / "beat.json").mkdir()
     store.write("beat.json", b"1")
@@ -259,10 +306,14 @@ def test_an_empty_folder_gives_way_to_what_is_written_and_goes_when_it_is_delete
     assert store.list("", "") == ["beat.json"]
 
 
-def test_another_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_again_and_again(tmp_path: Path) -> None:
+def test_another_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_again_and_again(
+    tmp_path: Path,
+) -> None:
     store = LocalFiles(tmp_path)
     (tmp_path / "stop").mkdir()
-    with pytest.raises(ConfigError, match=r"/stop is a folder where an object belongs; remove it from the store$"):
+    with pytest.raises(
+        ConfigError, match=r"/stop is a folder where an object belongs; remove it from the store$"
+    ):
         store.create("stop", b"1")
     assert store.list("", "") == []
 
@@ -270,24 +321,37 @@ def test_another_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_agai
 def test_a_file_in_the_place_of_a_folder_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
     store, _ = tell_tale(tmp_path)
     (store.root / "runs/r/heartbeats").write_bytes(b"")
-    for verb in (lambda: store.list("runs/r/heartbeats", ""), lambda: store.folders("runs/r/heartbeats")):
-        with pytest.raises(ConfigError, match=r"/heartbeats cannot be an object .* a file stands where a folder belongs"):
+    for verb in (
+        lambda: store.list("runs/r/heartbeats", ""),
+        lambda: store.folders("runs/r/heartbeats"),
+    ):
+        with pytest.raises(
+            ConfigError,
+            match=r"/heartbeats cannot be an object .* a file stands where a folder belongs",
+        ):
             verb()
 
 
 def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    store = ObjectStore("file:///store", LocalFiles(tmp_path))
+    store = ObjectStore(url="file:///store", backend=LocalFiles(tmp_path))
     with (tmp_path / "stop.json").open("wb") as file:
         file.truncate(BYTES_MAX)
     assert len(store.get("stop.json")) == BYTES_MAX
     with pytest.raises(
-        ConfigError, match=r"orders/0\.json has 134,217,729 bytes; .* at most 134,217,728, .* nobody would read"
+        ConfigError,
+        match=r"orders/0\.json has 134,217,729 bytes; .* at most 134,217,728, .* nobody would read",
     ):
         store.create("orders/0.json", bytes(BYTES_MAX + 1))
-    for name, most in (("stop.json", BYTES_MAX), ("report.html", BYTES_MAX), ("0.arrow", ARROW_BYTES_MAX)):
+    for name, most in (
+        ("stop.json", BYTES_MAX),
+        ("report.html", BYTES_MAX),
+        ("0.arrow", ARROW_BYTES_MAX),
+    ):
         with (tmp_path / name).open("wb") as file:
             file.truncate(2**42)  # more than any memory
-        with pytest.raises(CorruptError, match=rf"{name} has 4,398,046,511,104 bytes; .* has at most {most:,}$"):
+        with pytest.raises(
+            CorruptError, match=rf"{name} has 4,398,046,511,104 bytes; .* has at most {most:,}$"
+        ):
             store.get(name)
     with pytest.raises(ConflictError):
         store.create("stop.json", b"{}")
@@ -297,7 +361,9 @@ def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> 
     assert store.get("stop.json", BYTES_MAX)[:2] == b"\0\0"  # who says how much is wanted gets it
 
 
-def test_folders_nested_without_end_are_not_walked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_nested_without_end_are_not_walked_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local, "DEPTH_MAX", 2)
     store = LocalFiles(tmp_path)
     store.write("1/2/here", b"")
@@ -307,7 +373,9 @@ def test_folders_nested_without_end_are_not_walked_without_end(tmp_path: Path, m
 
 
 class Disk:
-    """What is done to names and folders, in order: `sync a/b`, `mkdir a`, `unlink a/b/c`; bytes of files are `sync bytes`."""
+    """What is done to names and folders, in order: `sync a/b`, `mkdir a`, `unlink a/b/c`; bytes of
+    files are `sync bytes`.
+    """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
@@ -336,7 +404,11 @@ class Disk:
 
     def _name_of(self, status: os.stat_result) -> str:
         folders = [self._root, *(path for path in self._root.rglob("*") if path.is_dir())]
-        names = (str(path.relative_to(self._root)) for path in folders if os.path.samestat(status, path.stat()))
+        names = (
+            str(path.relative_to(self._root))
+            for path in folders
+            if os.path.samestat(status, path.stat())
+        )
         return next(names, "bytes")
 
 
@@ -353,7 +425,9 @@ def test_a_new_folders_name_is_on_the_disk_before_anything_is_written_into_it(
     assert disk.done == ["sync bytes", "sync a/b"]
 
 
-def test_a_deletion_is_on_the_disk_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_is_on_the_disk_before_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = LocalFiles(tmp_path)
     files.create("a/b", b"x")
     disk = Disk(tmp_path, monkeypatch)

@@ -13,7 +13,9 @@ from storage.store.object_store import ObjectStore, check, default_store, open_s
 
 @dataclass
 class Scripted:
-    """A backend of one dict that raises what `failures` holds, one a call, before or after doing the work."""
+    """A backend of one dict that raises what `failures` holds, one a call, before or after doing
+    the work.
+    """
 
     objects: dict[str, bytes] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -89,7 +91,7 @@ def test_an_object_is_cut_into_so_many_parts_that_none_is_too_small_or_too_large
     for name, value in (("PART_BYTES_MIN", 4), ("PART_BYTES_MAX", 8), ("PARTS_MAX", 2)):
         monkeypatch.setattr(object_store, name, value)
     backend = Parts({"a": bytes(range(num_bytes))})
-    assert ObjectStore("parts", backend).get("a", num_bytes) == bytes(range(num_bytes))
+    assert ObjectStore(url="parts", backend=backend).get("a", num_bytes) == bytes(range(num_bytes))
     assert sorted(backend.asked) == parts
     assert backend.calls == ([] if parts else ["read"])
 
@@ -97,22 +99,22 @@ def test_an_object_is_cut_into_so_many_parts_that_none_is_too_small_or_too_large
 def test_a_store_is_tried_sixteen_times_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     backend = Scripted({"a": b"x"}, failures=["before"] * 15)
-    assert ObjectStore("scripted", backend).get("a") == b"x"
+    assert ObjectStore(url="scripted", backend=backend).get("a") == b"x"
     backend = Scripted({"a": b"x"}, failures=["before"] * 16)
     with pytest.raises(TransientError, match="away"):
-        ObjectStore("scripted", backend).get("a")
+        ObjectStore(url="scripted", backend=backend).get("a")
     assert len(backend.calls) == 16
 
 
 def test_a_transient_failure_is_tried_again() -> None:
     backend = Scripted({"a": b"x"}, failures=["before", "before"])
-    assert ObjectStore("scripted", backend).get("a") == b"x"
+    assert ObjectStore(url="scripted", backend=backend).get("a") == b"x"
     assert backend.calls == ["read", "read", "read"]
 
 
 def test_a_lost_answer_of_an_own_create_is_a_success() -> None:
     backend = Scripted(failures=["after"])
-    ObjectStore("scripted", backend).create("a", b"mine")
+    ObjectStore(url="scripted", backend=backend).create("a", b"mine")
     assert backend.objects == {"a": b"mine"}
     assert backend.calls == ["create", "create", "read"]
 
@@ -120,7 +122,7 @@ def test_a_lost_answer_of_an_own_create_is_a_success() -> None:
 def test_a_lost_answer_after_a_rival_is_a_conflict() -> None:
     backend = Scripted({"a": b"rival"}, failures=["before"])
     with pytest.raises(ConflictError, match="scripted/a exists with another body"):
-        ObjectStore("scripted", backend).create("a", b"mine")
+        ObjectStore(url="scripted", backend=backend).create("a", b"mine")
 
 
 def test_an_object_deleted_between_create_and_read_back_is_created_again() -> None:
@@ -130,39 +132,47 @@ def test_an_object_deleted_between_create_and_read_back_is_created_again() -> No
             return super().read(key)
 
     backend = Vanishing({"a": b"old"})
-    ObjectStore("scripted", backend).create("a", b"new")
+    ObjectStore(url="scripted", backend=backend).create("a", b"new")
     assert backend.objects == {"a": b"new"}
 
 
 def test_patience_is_bounded_and_the_failure_comes_through() -> None:
     backend = Scripted({"a": b"x"}, failures=["before"] * 1000)
     with pytest.raises(TransientError, match="away"):
-        replace(ObjectStore("scripted", backend), patience_s=0.3).get("a")
+        replace(ObjectStore(url="scripted", backend=backend), patience_s=0.3).get("a")
     assert 2 <= len(backend.calls) <= 16
 
 
 def test_errors_a_retry_cannot_mend_are_not_retried() -> None:
     backend = Scripted()
     with pytest.raises(NotFoundError):
-        ObjectStore("scripted", backend).get("a")
+        ObjectStore(url="scripted", backend=backend).get("a")
     assert backend.calls == ["read"]
 
 
 def test_check_refuses_a_store_that_overwrites() -> None:
     with pytest.raises(ConfigError, match="overwrites objects that must be created once"):
-        check(ObjectStore("scripted", Scripted(honours_absence=False)))
+        check(ObjectStore(url="scripted", backend=Scripted(honours_absence=False)))
 
 
 def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
-    store = ObjectStore("s3://far/away", Scripted(failures=["before"] * 1000), patience_s=0.1)
-    with pytest.raises(ConfigError, match=r"the store s3://far/away cannot be used: away; correct ASTRAFLOW_STORE"):
+    store = ObjectStore(
+        url="s3://far/away", backend=Scripted(failures=["before"] * 1000), patience_s=0.1
+    )
+    with pytest.raises(
+        ConfigError, match=r"the store s3://far/away cannot be used: away; correct ASTRAFLOW_STORE"
+    ):
         check(store)
 
 
-def test_check_says_where_the_store_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_says_where_the_store_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "memory://named")
     overwriting = replace(open_store("memory://named"), backend=Scripted(honours_absence=False))
-    with pytest.raises(ConfigError, match=r"overwrites objects .* \(ASTRAFLOW_STORE names this store\)"):
+    with pytest.raises(
+        ConfigError, match=r"overwrites objects .* \(ASTRAFLOW_STORE names this store\)"
+    ):
         check(overwriting)
     monkeypatch.setenv("ASTRAFLOW_STORE", "memory://another")
     with pytest.raises(ConfigError, match=r"a local folder$"):
@@ -195,7 +205,9 @@ def test_a_url_that_names_no_usable_place_is_refused(url: str) -> None:
         open_store(url)
 
 
-def test_the_default_store_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_store_is_named_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "memory://from-environment")
     assert default_store().url == "memory://from-environment"
     monkeypatch.delenv("ASTRAFLOW_STORE")
@@ -212,7 +224,11 @@ def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("file://host/store", r"names the machine 'host', .*write three slashes, file:///store, for the folder /store here"),
+        (
+            "file://host/store",
+            r"names the machine 'host', .*write three slashes, file:///store, for the folder "
+            r"/store here",
+        ),
         ("file://store", r"names the machine 'store', .*write three slashes, file:///store"),
         ("file://host:80/a/b", r"names the machine 'host:80', .*file:///a/b"),
         ("file://[::1/store", r"names the machine '\[::1'"),
@@ -229,7 +245,9 @@ def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
         ("~no-such-user-here/store", "can be no folder"),
     ],
 )
-def test_a_url_that_would_mean_another_folder_than_it_says_is_refused_with_what_to_write(url: str, words: str) -> None:
+def test_a_url_that_would_mean_another_folder_than_it_says_is_refused_with_what_to_write(
+    url: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         open_store(url)
 

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.store.ordered_map import in_order
+from storage.store.ordered_map import ordered_map
 from tests.patience import PATIENCE_S
 
 
@@ -17,13 +17,15 @@ def test_results_come_in_order_whoever_is_done_first() -> None:
             second_done.set()
         return number * 10
 
-    assert list(in_order(work, range(20), threads=4, budget=8)) == [number * 10 for number in range(20)]
+    assert list(ordered_map(work, range(20), threads=4, budget=8)) == [
+        number * 10 for number in range(20)
+    ]
 
 
 @pytest.mark.parametrize(("budget", "most"), [(1, 1), (25, 2), (30, 3), (5, 1)])
 def test_no_more_is_ahead_than_the_budget_allows_but_always_one(budget: float, most: int) -> None:
     begun: list[int] = []
-    results = in_order(begun.append, range(12), threads=12, budget=budget, cost=lambda _: 10.0)
+    results = ordered_map(begun.append, range(12), threads=12, budget=budget, cost=lambda _: 10.0)
     for taken, _ in enumerate(results):
         assert len(begun) <= taken + 1 + most
 
@@ -36,9 +38,13 @@ def test_what_is_taken_makes_room_for_as_much_again() -> None:
             pulled.append(number)
             yield number
 
-    results = in_order(lambda number: number, inputs(), threads=3, budget=30, cost=lambda _: 10.0)
+    results = ordered_map(
+        lambda number: number, inputs(), threads=3, budget=30, cost=lambda _: 10.0
+    )
     # three in work, and the next one in the hand
-    assert [(taken, len(pulled)) for taken in results] == [(taken, min(12, taken + 4)) for taken in range(12)]
+    assert [(taken, len(pulled)) for taken in results] == [
+        (taken, min(12, taken + 4)) for taken in range(12)
+    ]
 
 
 def test_a_failure_is_raised_in_its_place_and_nothing_new_is_begun() -> None:
@@ -54,14 +60,16 @@ def test_a_failure_is_raised_in_its_place_and_nothing_new_is_begun() -> None:
             raise ValueError("three")
         return number
 
-    results = in_order(work, inputs(), threads=2, budget=4)
+    results = ordered_map(work, inputs(), threads=2, budget=4)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="three"):
         next(results)
     assert len(begun) <= 9
 
 
-def test_work_that_has_begun_is_waited_for_and_what_waits_is_dropped_when_nobody_wants_the_rest() -> None:
+def test_work_that_has_begun_is_waited_for_and_what_waits_is_dropped_when_nobody_wants_the_rest() -> (
+    None
+):
     begun, let_go, ended = [], threading.Event(), []
 
     def work(number: int) -> int:
@@ -71,7 +79,7 @@ def test_work_that_has_begun_is_waited_for_and_what_waits_is_dropped_when_nobody
             ended.append(number)
         return number
 
-    results = in_order(work, range(10), threads=2, budget=6)
+    results = ordered_map(work, range(10), threads=2, budget=6)
     assert next(results) == 0
     waiting = threading.Timer(0.2, let_go.set)
     waiting.start()

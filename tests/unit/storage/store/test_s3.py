@@ -1,4 +1,6 @@
-"""What the answers of an S3 server become, and what is asked of it; the server is a script, the translation is s3fs's own."""
+"""What the answers of an S3 server become, and what is asked of it; the server is a script, the
+translation is s3fs's own.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +29,10 @@ PLACE = S3Place("bucket", "root", "http://host:9000", "eu")
 
 def answer(status: int, code: str) -> BaseException:
     """What s3fs raises when the server answers so."""
-    response: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    response: Any = {
+        "Error": {"Code": code, "Message": "no"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
     translated: BaseException = translate_boto_error(ClientError(response, "PutObject"))
     return translated
 
@@ -47,7 +52,9 @@ class Body:
 
 
 class Server:
-    """In the place of an s3fs filesystem: answers each call from a script, and writes down what was asked."""
+    """In the place of an s3fs filesystem: answers each call from a script, and writes down what was
+    asked.
+    """
 
     def __init__(self, *script: Any) -> None:
         self.script = list(script)
@@ -121,7 +128,9 @@ SORTED: list[tuple[int, str, type[AstraFlowError]]] = [
 ]
 
 
-def test_every_status_and_code_is_retried_missing_or_for_a_person(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+def test_every_status_and_code_is_retried_missing_or_for_a_person(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
     found = []
     for status, code, _ in SORTED:
         objects, _server = served(answer(status, code))
@@ -153,7 +162,9 @@ def test_a_server_that_cannot_be_reached_is_asked_again_and_missing_credentials_
         objects.read("a")
 
 
-def test_refusals_name_the_object_and_what_to_correct(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+def test_refusals_name_the_object_and_what_to_correct(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
     def told(status: int, code: str) -> str:
         objects, _ = served(answer(status, code))
         with pytest.raises(AstraFlowError) as raised:
@@ -163,15 +174,21 @@ def test_refusals_name_the_object_and_what_to_correct(served: Callable[..., tupl
     name = "s3://bucket/root/k at http://host:9000"
     denied = f"access to {name} is denied (AccessDenied); check the profile eu in ~/.aws and the bucket's policy"
     assert told(403, "AccessDenied") == denied
-    assert told(404, "NoSuchBucket").startswith("the bucket bucket at http://host:9000 does not exist; create it")
-    assert told(400, "InvalidArgument").startswith(f"the store refused {name} with status 400 (InvalidArgument): ")
+    assert told(404, "NoSuchBucket").startswith(
+        "the bucket bucket at http://host:9000 does not exist; create it"
+    )
+    assert told(400, "InvalidArgument").startswith(
+        f"the store refused {name} with status 400 (InvalidArgument): "
+    )
     assert told(503, "SlowDown").startswith(f"{name} did not answer as it should: ")
 
 
 def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_rival(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
-    objects, server = served({}, answer(412, "PreconditionFailed"), answer(409, "ConditionalRequestConflict"))
+    objects, server = served(
+        {}, answer(412, "PreconditionFailed"), answer(409, "ConditionalRequestConflict")
+    )
     assert objects.create("a/b", b"x") is True
     assert objects.create("a/b", b"y") is False
     with pytest.raises(TransientError):  # two at once: the next try finds out who was first
@@ -186,7 +203,10 @@ def test_a_commit_of_5_gib_is_refused_before_it_is_sent_and_a_smaller_one_is_sen
     assert s3.CREATE_BYTES_MAX == 5 * 2**30
     monkeypatch.setattr(s3, "CREATE_BYTES_MAX", 4)
     objects, server = served()
-    with pytest.raises(ConfigError, match=r"s3://bucket/root/a at http://host:9000 has 4 bytes; a commit to S3 is one PUT"):
+    with pytest.raises(
+        ConfigError,
+        match=r"s3://bucket/root/a at http://host:9000 has 4 bytes; a commit to S3 is one PUT",
+    ):
         objects.create("a", b"four")
     assert server.asked == []
     assert objects.create("a", b"fou")
@@ -210,7 +230,11 @@ def test_a_part_behind_the_end_of_an_object_is_empty_and_other_refusals_are_not(
 def test_a_listing_is_followed_to_its_last_page_and_its_keys_are_relative(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
-    first = {"Contents": [{"Key": "root/w/1"}], "IsTruncated": True, "NextContinuationToken": "more"}
+    first = {
+        "Contents": [{"Key": "root/w/1"}],
+        "IsTruncated": True,
+        "NextContinuationToken": "more",
+    }
     last = {"Contents": [{"Key": "root/w/2"}], "IsTruncated": False}
     objects, server = served(first, last, {})
     assert objects.list("w/", "w/0") == ["w/1", "w/2"]
@@ -223,8 +247,12 @@ def test_a_listing_is_followed_to_its_last_page_and_its_keys_are_relative(
     ]
 
 
-def test_folders_are_the_names_directly_below_a_prefix(served: Callable[..., tuple[S3Objects, Server]]) -> None:
-    objects, server = served({"CommonPrefixes": [{"Prefix": "root/runs/a/"}, {"Prefix": "root/runs/b/"}]})
+def test_folders_are_the_names_directly_below_a_prefix(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
+    objects, server = served(
+        {"CommonPrefixes": [{"Prefix": "root/runs/a/"}, {"Prefix": "root/runs/b/"}]}
+    )
     assert objects.folders("runs/") == ["a", "b"]
     assert server.asked[0][1]["Delimiter"] == "/"
 
@@ -235,10 +263,14 @@ def test_what_exists_is_asked_by_its_head(served: Callable[..., tuple[S3Objects,
     assert objects.exists("b") is False
     with pytest.raises(TransientError):
         objects.exists("c")
-    assert server.asked == [("head_object", {"Bucket": "bucket", "Key": f"root/{key}"}) for key in "abc"]
+    assert server.asked == [
+        ("head_object", {"Bucket": "bucket", "Key": f"root/{key}"}) for key in "abc"
+    ]
 
 
-def test_reads_writes_and_deletes_name_the_object_below_the_root(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+def test_reads_writes_and_deletes_name_the_object_below_the_root(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
     objects, server = served(b"x")
     assert objects.read("a") == b"x"
     objects.write("a", bytearray(b"y"))
@@ -258,13 +290,19 @@ def test_nothing_of_an_object_that_is_too_large_is_read_once_its_size_is_known(
     objects, server = served(b"{ }", b"{  }", b"1234", b"12345")
     assert objects.read("stop.json") == b"{ }"
     with pytest.raises(
-        CorruptError, match=r"^s3://bucket/root/stop\.json at .* has 4 bytes; an object of its kind has at most 3$"
+        CorruptError,
+        match=r"^s3://bucket/root/stop\.json at .* has 4 bytes; an object of its kind has at most 3$",
     ):
         objects.read("stop.json")
     assert objects.read("0.arrow") == b"1234"
-    with pytest.raises(CorruptError, match=r"0\.arrow at .* has 5 bytes; an object of its kind has at most 4$"):
+    with pytest.raises(
+        CorruptError, match=r"0\.arrow at .* has 5 bytes; an object of its kind has at most 4$"
+    ):
         objects.read("0.arrow")
-    assert [(body.was_read, body.was_closed) for body in server.bodies] == [(True, True), (False, True)] * 2
+    assert [(body.was_read, body.was_closed) for body in server.bodies] == [
+        (True, True),
+        (False, True),
+    ] * 2
 
 
 def test_one_connection_serves_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +322,9 @@ def test_one_connection_serves_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened == [PLACE, PLACE]
 
 
-def test_the_connection_has_short_timeouts_and_no_retries_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_connection_has_short_timeouts_and_no_retries_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import s3fs
 
     made: list[dict[str, Any]] = []
@@ -296,12 +336,28 @@ def test_the_connection_has_short_timeouts_and_no_retries_of_its_own(monkeypatch
             made.append(arguments)
 
     monkeypatch.setattr(s3fs, "S3FileSystem", Filesystem)
-    monkeypatch.setattr(s3, "_of_profile", lambda profile: {"endpoint_url": "http://own", "region": "eu-west-1"})
+    monkeypatch.setattr(
+        s3, "_of_profile", lambda profile: {"endpoint_url": "http://own", "region": "eu-west-1"}
+    )
     assert s3._open(S3Place("bucket", profile="eu")).retries == 1
     s3._open(PLACE)
-    config = {"connect_timeout": 5.0, "read_timeout": 30.0, "max_pool_connections": 64, "retries": {"total_max_attempts": 1}}
+    config = {
+        "connect_timeout": 5.0,
+        "read_timeout": 30.0,
+        "max_pool_connections": 64,
+        "retries": {"total_max_attempts": 1},
+    }
     expected = {
-        **{"skip_instance_cache": True, "use_listings_cache": False, "default_fill_cache": False, "profile": "eu"},
-        **{"endpoint_url": "http://own", "client_kwargs": {"region_name": "eu-west-1"}, "config_kwargs": config},
+        **{
+            "skip_instance_cache": True,
+            "use_listings_cache": False,
+            "default_fill_cache": False,
+            "profile": "eu",
+        },
+        **{
+            "endpoint_url": "http://own",
+            "client_kwargs": {"region_name": "eu-west-1"},
+            "config_kwargs": config,
+        },
     }
     assert made == [expected, {**expected, "endpoint_url": "http://host:9000"}]

@@ -42,11 +42,23 @@ def test_a_url_without_parameters_is_its_own_address() -> None:
         (f"s3://AKIA:{SECRET}@bucket/x", "s3://…@bucket/x"),
         (f"s3://AKIA:{SECRET}/{SECRET}@bucket/x", "s3://…@bucket/x"),
         (f"s3://{SECRET}@bucket/x", "s3://…@bucket/x"),
-        (f"s3://bucket/x?access_key=AKIA&secret_key={SECRET}", "s3://bucket/x has an unknown parameter access_key"),
-        (f"s3://bucket/x?X-Amz-Signature={SECRET}", "s3://bucket/x has an unknown parameter X-Amz-Signature"),
+        (
+            f"s3://bucket/x?access_key=AKIA&secret_key={SECRET}",
+            "s3://bucket/x has an unknown parameter access_key",
+        ),
+        (
+            f"s3://bucket/x?X-Amz-Signature={SECRET}",
+            "s3://bucket/x has an unknown parameter X-Amz-Signature",
+        ),
         (f"s3://bucket/x?{SECRET}", "s3://bucket/x has an unknown parameter; "),
-        (f"s3://bucket/x?endpoint=https://AKIA:{SECRET}@host", "the endpoint of the store URL s3://bucket/x must look like"),
-        (f"s3://bucket/x?endpoint=https://host?secret={SECRET}", "the endpoint of the store URL s3://bucket/x must look like"),
+        (
+            f"s3://bucket/x?endpoint=https://AKIA:{SECRET}@host",
+            "the endpoint of the store URL s3://bucket/x must look like",
+        ),
+        (
+            f"s3://bucket/x?endpoint=https://host?secret={SECRET}",
+            "the endpoint of the store URL s3://bucket/x must look like",
+        ),
         (f"https://AKIA:{SECRET}@host/bucket", "https://… has the unknown scheme"),
     ],
 )
@@ -66,7 +78,10 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, shown: str)
         ("s3://bucket?profile=", "needs one value for its parameter profile"),
         ("s3://bucket?profile=a&profile=b", "needs one value for its parameter profile"),
         ("s3://bucket?endpoint=host:9000", "must look like https://host or http://host:9000"),
-        ("s3://bucket?endpoint=http://host:port", "must look like https://host or http://host:9000"),
+        (
+            "s3://bucket?endpoint=http://host:port",
+            "must look like https://host or http://host:9000",
+        ),
         ("s3://bucket?endpoint=http://", "must look like https://host or http://host:9000"),
         ("file:///x?endpoint=http://h", "takes no parameters"),
     ],

@@ -1,4 +1,6 @@
-"""`verify` is clean on a true run and names every kind of damage, where it is and which promise it breaks."""
+"""`verify` is clean on a true run and names every kind of damage, where it is and which promise it
+breaks.
+"""
 
 import json
 import re
@@ -13,7 +15,7 @@ import pytest
 from storage import layout
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import seal
-from storage.records.batches import Batch, Entry, Row, SequenceKey
+from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
 from storage.records.control import Stop
 from storage.records.rollouts import Shard
 from storage.run import batches, evaluations, orders, quarantine, shards
@@ -39,14 +41,20 @@ def rewrite(run: ObjectStore, key: str, body: bytes) -> None:
     run.create(key, body)
 
 
-def change_batch(run: ObjectStore, step: int, change: Callable[[Batch], Batch], policy: str = "solver") -> str:
+def change_batch(
+    run: ObjectStore, step: int, change: Callable[[Batch], Batch], policy: str = "solver"
+) -> str:
     """Replaces a batch by a changed one; returns its key."""
-    rewrite(run, layout.batch(policy, step), batches.encode(change(batches.read(run, policy, step))))
+    rewrite(
+        run, layout.batch(policy, step), batches.encode(change(batches.read(run, policy, step)))
+    )
     return layout.batch(policy, step)
 
 
-def change_first_row(run: ObjectStore, step: int, change: Callable[[Row], Row]) -> str:
-    return change_batch(run, step, lambda batch: replace(batch, rows=(change(batch.rows[0]), *batch.rows[1:])))
+def change_first_row(run: ObjectStore, step: int, change: Callable[[BatchRow], BatchRow]) -> str:
+    return change_batch(
+        run, step, lambda batch: replace(batch, rows=(change(batch.rows[0]), *batch.rows[1:]))
+    )
 
 
 def told(run: ObjectStore) -> list[tuple[int, str, str]]:
@@ -75,7 +83,9 @@ def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
     assert verdict.violations == ()
     assert verdict.ok
     assert verdict.orders >= verdict.shards > 0
-    assert verdict.sequences == verdict.shards * 16  # 2 prompts, 4 samples, an attempt and a verdict each
+    assert (
+        verdict.sequences == verdict.shards * 16
+    )  # 2 prompts, 4 samples, an attempt and a verdict each
     for policy in ("solver", "verifier"):
         books = verdict.policies[policy]
         assert books.batches == STEPS
@@ -107,18 +117,29 @@ def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: Objec
     far = 10**12
     run.put(layout.order(far), run.get(layout.order(0)))
     run.put(layout.batch("solver", far), run.get(layout.batch("solver", 1)))
-    run.put(layout.manifest(layout.weights("solver", far)), run.get(layout.manifest(layout.weights("solver", 1))))
+    run.put(
+        layout.manifest(layout.weights("solver", far)),
+        run.get(layout.manifest(layout.weights("solver", 1))),
+    )
     orders_there = verify(run).orders - 1
     found = told(run)
     assert len(found) < 350
     more = f"and {far - orders_there - 100:,} more orders are missing, order {far} exists"
     assert (1, layout.ORDERS, more) in found
-    assert (1, layout.order(orders_there), f"order {orders_there} is missing, order {far} exists") in found
+    assert (
+        1,
+        layout.order(orders_there),
+        f"order {orders_there} is missing, order {far} exists",
+    ) in found
     more = f"and {far - STEPS - 1 - 100:,} more"
     for kind, folder in (("batch", "batches"), ("version", "weights")):
         plural = {"batch": "batches", "version": "versions"}[kind]
         assert (1, f"{folder}/solver", f"{more} {plural} are missing") in found
-        assert [what for _, _, what in found if what == f"{kind} {STEPS + 1} is missing, {kind} {far} exists"]
+        assert [
+            what
+            for _, _, what in found
+            if what == f"{kind} {STEPS + 1} is missing, {kind} {far} exists"
+        ]
 
 
 def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None:
@@ -127,7 +148,9 @@ def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None
     counts = {"orders": verdict.orders, "shards": verdict.shards}
     counts |= {f"batches of {policy}": STEPS for policy in ("solver", "verifier")}
     counts |= {f"weights of {policy}": STEPS + 1 for policy in ("solver", "verifier")}
-    assert shares == {stage: [(at + 1) / count for at in range(count)] for stage, count in counts.items()}
+    assert shares == {
+        stage: [(at + 1) / count for at in range(count)] for stage, count in counts.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -180,8 +203,13 @@ def test_a_missing_version_is_named(run: ObjectStore) -> None:
 
 def test_a_shard_that_vanished_after_it_was_taken_in_is_named(run: ObjectStore) -> None:
     run.delete(layout.shard(0))
-    what = [violation for violation in verify(run).violations if "took in shard 0" in violation.what]
-    assert {violation.where for violation in what} == {layout.batch("solver", 1), layout.batch("verifier", 1)}
+    what = [
+        violation for violation in verify(run).violations if "took in shard 0" in violation.what
+    ]
+    assert {violation.where for violation in what} == {
+        layout.batch("solver", 1),
+        layout.batch("verifier", 1),
+    }
 
 
 def test_one_changed_byte_of_weights_is_named(local_store: ObjectStore, tmp_path: Path) -> None:
@@ -198,7 +226,13 @@ def test_a_data_file_that_is_missing_though_nobody_let_it_go_is_named(run: Objec
     (file,) = manifests.read_manifest(run, "solver", 3).files
     key = f"{layout.weights('solver', 3)}/{file.name}"
     run.delete(key)
-    assert told(run) == [(3, layout.weights("solver", 3), f"{run.url}/{key} is missing, though its manifest lists it")]
+    assert told(run) == [
+        (
+            3,
+            layout.weights("solver", 3),
+            f"{run.url}/{key} is missing, though its manifest lists it",
+        )
+    ]
 
 
 def test_a_false_digest_in_a_manifest_is_named(run: ObjectStore) -> None:
@@ -245,11 +279,13 @@ def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
     assert verdict.policies["solver"].replayed == 1
 
 
-def change_last_row(run: ObjectStore, row: Row) -> str:
+def change_last_row(run: ObjectStore, row: BatchRow) -> str:
     """`row` takes the place of the last one that was trained on, which goes on waiting."""
 
     def change(batch: Batch) -> Batch:
-        return replace(batch, rows=(*batch.rows[:-1], row), waiting=(*batch.waiting, batch.rows[-1].key))
+        return replace(
+            batch, rows=(*batch.rows[:-1], row), waiting=(*batch.waiting, batch.rows[-1].key)
+        )
 
     return change_batch(run, STEPS, change)
 
@@ -259,17 +295,21 @@ def test_a_replay_of_what_was_never_trained_on_is_named(run: ObjectStore, fate: 
     ledger = [entry for n in range(1, STEPS + 1) for entry in batches.read(run, "solver", n).ledger]
     filtered = next(entry.key for entry in ledger if entry.fate == "filtered")
     key = filtered if fate == "filtered" else batches.read(run, "solver", STEPS).waiting[0]
-    where = change_last_row(run, replace(batches.read(run, "solver", 1).rows[0], key=key, replay=True))
+    where = change_last_row(
+        run, replace(batches.read(run, "solver", 1).rows[0], key=key, replay=True)
+    )
     assert (2, where, f"replays {named(key)}, which was never trained on") in told(run)
 
 
 def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore) -> None:
-    """The true run goes to the bound. An aged row is no longer what its shard holds, so invariant 7 is broken too."""
+    """The true run goes to the bound. An aged row is no longer what its shard holds, so invariant 7
+    is broken too.
+    """
     bound = STEPS - 1 - MAX_STALENESS
     assert batches.read(run, "solver", STEPS).rows[0].min_version == bound
     assert broken(run) == set()
 
-    def aged(row: Row) -> Row:
+    def aged(row: BatchRow) -> BatchRow:
         versions = np.where(row.loss_mask, np.int32(bound - 1), row.versions).astype(np.int32)
         return replace(row, versions=versions, min_version=bound - 1)
 
@@ -278,12 +318,17 @@ def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore)
 
 
 def test_a_sequence_from_the_future_is_named(run: ObjectStore) -> None:
-    def newer(row: Row) -> Row:
-        return replace(row, versions=np.where(row.loss_mask, np.int32(2), row.versions).astype(np.int32))
+    def newer(row: BatchRow) -> BatchRow:
+        return replace(
+            row, versions=np.where(row.loss_mask, np.int32(2), row.versions).astype(np.int32)
+        )
 
     where = change_first_row(run, 2, newer)
     assert broken(run) == {(5, where), (7, where)}
-    assert "has tokens of version 2, which batch 2 cannot know" in next(iter(verify(run).violations)).what
+    assert (
+        "has tokens of version 2, which batch 2 cannot know"
+        in next(iter(verify(run).violations)).what
+    )
 
 
 def test_a_row_that_claims_another_age_than_its_shard_is_named(run: ObjectStore) -> None:
@@ -315,13 +360,19 @@ def test_a_group_with_too_few_episodes_is_named(run: ObjectStore) -> None:
     order = orders.read(run, 0)
     rewrite(run, layout.order(0), seal(replace(order, samples_per_prompt=5)))
     assert {(violation.where, violation.what) for violation in verify(run).violations} == {
-        (layout.shard(0), f"has 4 episodes of {prompt.id}, its order asked for 5") for prompt in order.prompts
+        (layout.shard(0), f"has 4 episodes of {prompt.id}, its order asked for 5")
+        for prompt in order.prompts
     }
 
 
 def test_a_changed_or_missing_config_is_a_persons_to_mend(run: ObjectStore) -> None:
-    rewrite(run, "run.json", run.get("run.json").replace(b'"max_staleness":2', b'"max_staleness":9'))
-    with pytest.raises(ConfigError, match=r"its run\.json cannot be read: .* the checksum .*; put it back from a copy"):
+    rewrite(
+        run, "run.json", run.get("run.json").replace(b'"max_staleness":2', b'"max_staleness":9')
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"its run\.json cannot be read: .* the checksum .*; put it back from a copy",
+    ):
         verify(run)
     run.delete("run.json")
     with pytest.raises(ConfigError, match=r"its run\.json cannot be read"):
@@ -343,12 +394,17 @@ def _with_version(shard: Shard, version: int) -> Shard:
 
     def moved(sequence):  # type: ignore[no-untyped-def]  # as above
         own = sequence.owners == sequence.policies.index("solver")
-        return replace(sequence, versions=np.where(own, np.int32(version), sequence.versions).astype(np.int32))
+        return replace(
+            sequence, versions=np.where(own, np.int32(version), sequence.versions).astype(np.int32)
+        )
 
     groups = tuple(
         replace(
             group,
-            episodes=tuple(replace(play, sequences=tuple(map(moved, play.sequences))) for play in group.episodes),
+            episodes=tuple(
+                replace(play, sequences=tuple(map(moved, play.sequences)))
+                for play in group.episodes
+            ),
         )
         for group in shard.groups
     )
@@ -362,8 +418,10 @@ def with_last(values: np.ndarray, value: float) -> np.ndarray:  # type: ignore[t
     return changed
 
 
-def moved_mask(row: Row) -> Row:
-    """Trains on the last token of the prompt instead of the last one of the answer, with the same values."""
+def moved_mask(row: BatchRow) -> BatchRow:
+    """Trains on the last token of the prompt instead of the last one of the answer, with the same
+    values.
+    """
 
     def moved(values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]  # as above
         return np.roll(values, -1)
@@ -390,7 +448,9 @@ def moved_mask(row: Row) -> Row:
     ],
     ids=["prompt_id", "tokens", "loss_mask", "logprobs", "versions", "reward", "temperature"],
 )
-def test_a_row_that_is_not_as_its_shard_holds_it_is_named(run: ObjectStore, change: Callable[[Row], Row]) -> None:
+def test_a_row_that_is_not_as_its_shard_holds_it_is_named(
+    run: ObjectStore, change: Callable[[BatchRow], BatchRow]
+) -> None:
     where = change_first_row(run, STEPS, change)
     key = batches.read(run, "solver", STEPS).rows[0].key
     assert told(run) == [(7, where, f"{named(key)} is not as its shard holds it")]
@@ -398,7 +458,9 @@ def test_a_row_that_is_not_as_its_shard_holds_it_is_named(run: ObjectStore, chan
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_an_advantage_that_is_not_finite_is_named(run: ObjectStore, value: float) -> None:
-    where = change_first_row(run, 2, lambda row: replace(row, advantages=with_last(row.advantages, value)))
+    where = change_first_row(
+        run, 2, lambda row: replace(row, advantages=with_last(row.advantages, value))
+    )
     key = batches.read(run, "solver", 2).rows[0].key
     assert told(run) == [(7, where, f"{named(key)} has an advantage that is not a finite number")]
 
@@ -408,15 +470,23 @@ def test_a_batch_of_another_size_is_named(run: ObjectStore) -> None:
         return replace(batch, rows=batch.rows[1:], waiting=(*batch.waiting, batch.rows[0].key))
 
     where = change_batch(run, STEPS, shorter)
-    assert told(run) == [(1, where, f"has {BATCH_SIZE - 1} rows; every batch of solver has {BATCH_SIZE}")]
+    assert told(run) == [
+        (1, where, f"has {BATCH_SIZE - 1} rows; every batch of solver has {BATCH_SIZE}")
+    ]
 
 
-def test_what_a_completed_run_lacks_is_named_and_what_a_going_one_lacks_is_not(run: ObjectStore) -> None:
+def test_what_a_completed_run_lacks_is_named_and_what_a_going_one_lacks_is_not(
+    run: ObjectStore,
+) -> None:
     for key in run.list(layout.weights("solver", STEPS)):
         run.delete(key)
     assert told(run) == []
     request_stop(run, Stop("completed", "all steps done", 0.0))
-    version = (1, layout.weights("solver", STEPS), f"version {STEPS} is missing, and the run is completed")
+    version = (
+        1,
+        layout.weights("solver", STEPS),
+        f"version {STEPS} is missing, and the run is completed",
+    )
     assert told(run) == [version]
     run.delete(layout.batch("solver", STEPS))
     assert told(run) == [
@@ -450,7 +520,9 @@ def test_an_end_that_cannot_be_read_is_named(run: ObjectStore) -> None:
 
 def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "bare", {**CONFIG, "policies": {"solver": {}}})
-    with pytest.raises(ConfigError, match=r"its run\.json has no whole number 'policies\.solver\.batch_size'"):
+    with pytest.raises(
+        ConfigError, match=r"its run\.json has no whole number 'policies\.solver\.batch_size'"
+    ):
         verify(run)
 
 
@@ -486,12 +558,16 @@ def test_closed_orders_that_are_not_those_taken_in_are_named(run: ObjectStore) -
 def test_a_settled_sequence_that_is_listed_as_waiting_is_named(run: ObjectStore) -> None:
     key = batches.read(run, "solver", STEPS).rows[0].key
     where = change_batch(run, STEPS, lambda batch: replace(batch, waiting=(*batch.waiting, key)))
-    assert told(run) == [(6, where, f"{named(key)} is listed as waiting, but it is settled or was never taken in")]
+    assert told(run) == [
+        (6, where, f"{named(key)} is listed as waiting, but it is settled or was never taken in")
+    ]
 
 
 def test_a_version_whose_weights_its_shard_does_not_name_is_named(run: ObjectStore) -> None:
     shard = shards.read(run, 0)
-    rewrite(run, layout.shard(0), shards.encode(replace(shard, weights={**shard.weights, "solver": {}})))
+    rewrite(
+        run, layout.shard(0), shards.encode(replace(shard, weights={**shard.weights, "solver": {}}))
+    )
     assert broken(run) == {(4, layout.shard(0))}
     what = "sequence 0 of episode 1 of prompt 1 has tokens of version 0 of solver, whose weights it does not name"
     assert (4, layout.shard(0), what) in told(run)
@@ -523,7 +599,9 @@ def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
 
 def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> None:
     def add(batch: Batch) -> Batch:
-        return replace(batch, ledger=(*batch.ledger, Entry(batch.rows[0].key, "filtered", "zero_advantage")))
+        return replace(
+            batch, ledger=(*batch.ledger, Entry(batch.rows[0].key, "filtered", "zero_advantage"))
+        )
 
     where = change_batch(run, 1, add)
     assert broken(run) == {(6, where)}
@@ -531,8 +609,12 @@ def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> Non
 
 def test_a_fate_of_a_sequence_that_was_never_played_is_named(run: ObjectStore) -> None:
     strange = SequenceKey(0, 0, 0, 9)
-    where = change_batch(run, 1, lambda batch: replace(batch, ledger=(*batch.ledger, Entry(strange, "expired", ""))))
-    assert told(run) == [(6, where, f"{named(strange)} is expired, but no shard taken in so far holds it")]
+    where = change_batch(
+        run, 1, lambda batch: replace(batch, ledger=(*batch.ledger, Entry(strange, "expired", "")))
+    )
+    assert told(run) == [
+        (6, where, f"{named(strange)} is expired, but no shard taken in so far holds it")
+    ]
 
 
 def test_a_policy_that_can_be_no_part_of_a_key_is_named(memory_store: ObjectStore) -> None:
@@ -573,22 +655,29 @@ def test_damaged_evaluations_and_tags_are_named_with_the_reason(run: ObjectStore
         (4, "evals/solver-00000001_verifier-00000001.arrow"),
         (4, "tags/best.json"),
     ]
-    assert "cannot be read: evals/solver-00000001_verifier-00000001.arrow: a evaluation file of 4 bytes" in found[0][2]
+    assert (
+        "cannot be read: evals/solver-00000001_verifier-00000001.arrow: a evaluation file of 4 "
+        "bytes" in found[0][2]
+    )
     assert found[1][2].startswith("cannot be read: tags/best.json is not JSON")
 
 
 def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
     evaluations.commit(run, evaluation({"solver": 1, "verifier": 99}))
-    run.create("tags/best.json", seal(tags.Tag("best", "nobody", 1, 5.0)))
+    run.create("tags/best.json", seal(tags.Tag(name="best", policy="nobody", version=1, at_s=5.0)))
     assert told(run) == [
-        (4, "evals/solver-00000001_verifier-00000099.arrow", "names version 99 of verifier, which does not exist"),
+        (
+            4,
+            "evals/solver-00000001_verifier-00000099.arrow",
+            "names version 99 of verifier, which does not exist",
+        ),
         (4, "tags/best.json", "names version 1 of nobody, which does not exist"),
     ]
 
 
 def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
     evaluations.commit(run, evaluation({"solver": 1, "verifier": 1}))
-    tags.give(run, "best", "solver", 1)
+    tags.create(run, "best", "solver", 1)
     assert told(run) == []
 
 
@@ -605,7 +694,9 @@ def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
         ({**CONFIG, "policies": {"solver": 3}}, "section 'policies.solver'"),
     ],
 )
-def test_a_config_of_other_types_is_a_sentence(memory_store: ObjectStore, config: dict[str, Any], missing: str) -> None:
+def test_a_config_of_other_types_is_a_sentence(
+    memory_store: ObjectStore, config: dict[str, Any], missing: str
+) -> None:
     run = create_run(memory_store, "strange", config)
     with pytest.raises(ConfigError, match=re.escape(f"run.json has no {missing}")):
         verify(run)

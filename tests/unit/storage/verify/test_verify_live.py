@@ -19,7 +19,9 @@ STEPS = 6
 
 @dataclass
 class Growing:
-    """A backend behind which the run goes on: one `step` before every listing and, of reads, before every `each`-th."""
+    """A backend behind which the run goes on: one `step` before every listing and, of reads, before
+    every `each`-th.
+    """
 
     inner: Backend
     step: Callable[[], None]
@@ -41,7 +43,9 @@ class Growing:
 
 
 def going_on(made: World) -> Callable[[], None]:
-    """One step of everything: the dataflow, workers, trainers, and the run's end when all batches are trained."""
+    """One step of everything: the dataflow, workers, trainers, and the run's end when all batches
+    are trained.
+    """
     dataflow = made.dataflow()
 
     def step() -> None:
@@ -57,8 +61,12 @@ def going_on(made: World) -> Callable[[], None]:
 
 @pytest.mark.parametrize("each", [1, 3, 10])
 @pytest.mark.parametrize("begun", [0, 2, 6, 12])
-def test_a_run_that_goes_on_while_it_is_verified_is_whole(memory_store: ObjectStore, begun: int, each: int) -> None:
-    made = world(memory_store, {policy: PolicyData(batch_size=6, steps=STEPS) for policy in POLICIES})
+def test_a_run_that_goes_on_while_it_is_verified_is_whole(
+    memory_store: ObjectStore, begun: int, each: int
+) -> None:
+    made = world(
+        memory_store, {policy: PolicyData(batch_size=6, steps=STEPS) for policy in POLICIES}
+    )
     step = going_on(made)
     for _ in range(begun):
         step()
@@ -71,4 +79,6 @@ def test_a_run_that_goes_on_while_it_is_verified_is_whole(memory_store: ObjectSt
         step()
     final = verify(made.run)
     assert final.violations == ()
-    assert {policy: books.batches for policy, books in final.policies.items()} == dict.fromkeys(POLICIES, STEPS)
+    assert {policy: books.batches for policy, books in final.policies.items()} == dict.fromkeys(
+        POLICIES, STEPS
+    )

@@ -27,7 +27,9 @@ GOOD: Json = {"steps": 2, "policies": {"solver": {"batch_size": 4}}, "data": {"m
 def test_settings_of_another_type_are_told(change: Json, memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "r", {**GOOD, **change})
     request_stop(run, Stop("completed", "", 0.0))
-    with pytest.raises(ConfigError, match=r"cannot be verified, because the config in its run.json"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be verified, because the config in its run.json"
+    ):
         verify(run)
 
 

@@ -12,10 +12,10 @@ from storage import layout
 from storage.errors import CorruptError
 from storage.formats.json_objects import seal
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
-from storage.records.weights import HostTensor, Merged, Step
+from storage.records.weights import HostTensor, Merged, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.weights import compaction, delta_store, manifests, publisher, reader, update_path
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from storage.weights.traffic import counted
 from tests.checkout import ROOT
 from tests.resealed import replace_file
@@ -31,20 +31,27 @@ def pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def merged_files(run: ObjectStore, version: int) -> list[str]:
     """Data files in the version's folder that its manifest does not list."""
-    folder, manifest = layout.weights("solver", version), manifests.read_manifest(run, "solver", version)
+    folder, manifest = (
+        layout.weights("solver", version),
+        manifests.read_manifest(run, "solver", version),
+    )
     listed = {file.name for file in manifest.files + (manifest.step.files if manifest.step else ())}
     names = [key.rpartition("/")[2] for key in run.list(folder)]
     return [name for name in names if name.endswith(".safetensors") and name not in listed]
 
 
-def test_every_refresh_over_a_chain_reads_one_delta_and_shares_what_did_not_change(memory_store: ObjectStore) -> None:
+def test_every_refresh_over_a_chain_reads_one_delta_and_shares_what_did_not_change(
+    memory_store: ObjectStore,
+) -> None:
     published = publish(memory_store, models(10))
     held = reader.read(memory_store, "solver", 0)
     for version in range(1, 10):
         store, counting = counted(memory_store)
         found = reader.read(store, "solver", version, held)
         manifest = memory_store.get(layout.manifest(layout.weights("solver", version)))
-        assert counting.weights()["solver"] == len(manifest) + sum(file.num_bytes for file in published[version].manifest.files)
+        assert counting.weights()["solver"] == len(manifest) + sum(
+            file.num_bytes for file in published[version].manifest.files
+        )
         assert weights_digest(found.tensors) == published[version].manifest.digest
         if version > 1:
             assert found.tensors["fixed"] is held.tensors["fixed"]
@@ -53,11 +60,15 @@ def test_every_refresh_over_a_chain_reads_one_delta_and_shares_what_did_not_chan
 
 
 @pytest.mark.usefixtures("pays")
-def test_merging_stops_at_an_anchor_that_does_not_say_how_it_comes_from_the_version_before(memory_store: ObjectStore) -> None:
-    held: Held | None = None
+def test_merging_stops_at_an_anchor_that_does_not_say_how_it_comes_from_the_version_before(
+    memory_store: ObjectStore,
+) -> None:
+    held: LoadedWeights | None = None
     for version, tensors in enumerate(models(17)):
         base = None if version == 5 else held
-        held = Held(publisher.publish(memory_store, "solver", version, tensors, base=base), tensors)
+        held = LoadedWeights(
+            publisher.publish(memory_store, "solver", version, tensors, base=base), tensors
+        )
     assert manifests.read_manifest(memory_store, "solver", 5).step is None
     assert not compaction.merge(memory_store, "solver", 8, 0)
     assert merged_files(memory_store, 8) == []
@@ -65,26 +76,42 @@ def test_merging_stops_at_an_anchor_that_does_not_say_how_it_comes_from_the_vers
 
 
 @pytest.mark.usefixtures("pays")
-def test_tensors_that_swap_their_names_again_and_again_are_merged(memory_store: ObjectStore) -> None:
+def test_tensors_that_swap_their_names_again_and_again_are_merged(
+    memory_store: ObjectStore,
+) -> None:
     one, other = (bf16(draw(seed).integers(0, 2**16, 200_000).astype(np.uint16)) for seed in (5, 6))
     pairs = ({"one": one, "other": other}, {"one": other, "other": one})
-    held = publish(memory_store, [{**tensors, **pairs[version % 3 % 2]} for version, tensors in enumerate(models(9))])
+    held = publish(
+        memory_store,
+        [{**tensors, **pairs[version % 3 % 2]} for version, tensors in enumerate(models(9))],
+    )
     assert compaction.merge(memory_store, "solver", 8, 0)
     leg = update_path.merged_leg(manifests.read_merged(memory_store, "solver", 8, 0))
-    assert weights_digest(reader.go(memory_store, held[8].manifest, [leg], held[0]).tensors) == held[8].manifest.digest
+    assert (
+        weights_digest(reader.apply_path(memory_store, held[8].manifest, [leg], held[0]).tensors)
+        == held[8].manifest.digest
+    )
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_comes(memory_store: ObjectStore) -> None:
+def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_comes(
+    memory_store: ObjectStore,
+) -> None:
     random, start = draw(3), draw(4).integers(0, 2**16, 50_000).astype(np.uint16)
     first, fixed = bf16(start), bf16(np.arange(70, dtype=np.uint16))
     versions = [{"first": first, "fixed": fixed}]
     for version in range(1, 9):
-        bits = versions[-1]["first" if version < 5 else "renamed" if version > 5 else "first"].bits.copy()
+        bits = versions[-1][
+            "first" if version < 5 else "renamed" if version > 5 else "first"
+        ].bits.copy()
         bits[random.integers(0, len(bits), 20)] += 1
         moved = bf16(bits)
-        versions.append({"first" if version < 5 else "renamed": moved, "tied": moved, "fixed": fixed})
-    versions[5]["renamed"] = versions[5]["tied"] = versions[4]["first"]  # it takes its new name as it is
+        versions.append(
+            {"first" if version < 5 else "renamed": moved, "tied": moved, "fixed": fixed}
+        )
+    versions[5]["renamed"] = versions[5]["tied"] = versions[4][
+        "first"
+    ]  # it takes its new name as it is
     held = publish(memory_store, versions)
     assert all(one.manifest.kind == "delta" for one in held[1:])
     assert compaction.merge(memory_store, "solver", 8, 0)
@@ -99,24 +126,38 @@ def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_come
         "tied": ("first", "renamed", file.name),
         "fixed": ("fixed", "", ""),
     }
-    found = reader.go(memory_store, held[8].manifest, [update_path.merged_leg(merged)], held[0])
+    found = reader.apply_path(
+        memory_store, held[8].manifest, [update_path.merged_leg(merged)], held[0]
+    )
     assert weights_digest(found.tensors) == held[8].manifest.digest
 
 
 @pytest.mark.usefixtures("pays")
-def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(memory_store: ObjectStore) -> None:
+def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(
+    memory_store: ObjectStore,
+) -> None:
     held = publish(memory_store, models(9))
 
     def renamed(body: bytes) -> bytes:
-        return to_safetensors({f"of {name}": entry for name, entry in from_safetensors(body).items()}, delta_store.CODEC)
+        return to_safetensors(
+            {f"of {name}": entry for name, entry in from_safetensors(body).items()},
+            delta_store.CODEC,
+        )
 
     manifest = replace_file(memory_store, "solver", 8, renamed)
-    tensors = {name: replace(info, entry=f"of {name}" if info.file else "") for name, info in manifest.tensors.items()}
-    memory_store.put(layout.manifest(layout.weights("solver", 8)), seal(replace(manifest, tensors=tensors)))
+    tensors = {
+        name: replace(info, entry=f"of {name}" if info.file else "")
+        for name, info in manifest.tensors.items()
+    }
+    memory_store.put(
+        layout.manifest(layout.weights("solver", 8)), seal(replace(manifest, tensors=tensors))
+    )
     assert compaction.merge(memory_store, "solver", 8, 0)
     merged = manifests.read_merged(memory_store, "solver", 8, 0)
     assert {info.entry for info in merged.step.tensors.values()} == {""}
-    found = reader.go(memory_store, held[8].manifest, [update_path.merged_leg(merged)], held[0])
+    found = reader.apply_path(
+        memory_store, held[8].manifest, [update_path.merged_leg(merged)], held[0]
+    )
     assert weights_digest(found.tensors) == held[8].manifest.digest
 
 
@@ -134,14 +175,21 @@ def test_a_tensor_that_a_version_in_between_lacks_is_named(memory_store: ObjectS
     with pytest.raises(CorruptError, match=told):
         compaction.merge(memory_store, "solver", 8, 0)
     memory_store.put(key, seal(manifest))
-    replace_file(memory_store, "solver", 5, lambda body: to_safetensors(without(from_safetensors(body)), delta_store.CODEC))
+    replace_file(
+        memory_store,
+        "solver",
+        5,
+        lambda body: to_safetensors(without(from_safetensors(body)), delta_store.CODEC),
+    )
     with pytest.raises(CorruptError, match=told):
         compaction.merge(memory_store, "solver", 8, 0)
     assert merged_files(memory_store, 8) == []
 
 
 @pytest.mark.usefixtures("pays")
-def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(memory_store: ObjectStore) -> None:
+def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
+    memory_store: ObjectStore,
+) -> None:
     publish(memory_store, models(18))
     merging = compaction.Merging(memory_store)
     merging.after("solver", 7)
@@ -179,9 +227,11 @@ def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_
 
 
 @pytest.mark.usefixtures("pays")
-def test_who_merges_second_deletes_its_own_files_and_nobody_elses(memory_store: ObjectStore) -> None:
+def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
+    memory_store: ObjectStore,
+) -> None:
     publish(memory_store, models(9))
-    rival = seal(Merged("solver", 8, Step(0, {}, ()), 0.0))
+    rival = seal(Merged(policy="solver", version=8, step=StoredDelta(0, {}, ()), created_s=0.0))
 
     class RivalIsFirst:
         def __getattr__(self, verb: str) -> Any:
@@ -199,9 +249,14 @@ def test_who_merges_second_deletes_its_own_files_and_nobody_elses(memory_store: 
 
 
 @pytest.mark.usefixtures("pays")
-def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(memory_store: ObjectStore) -> None:
+def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(
+    memory_store: ObjectStore,
+) -> None:
     versions = models(9, size=5000)
-    versions = [{**one, **({"late": bf16(np.arange(30_000, dtype=np.uint16))} if v else {})} for v, one in enumerate(versions)]
+    versions = [
+        {**one, **({"late": bf16(np.arange(30_000, dtype=np.uint16))} if v else {})}
+        for v, one in enumerate(versions)
+    ]
     held = publish(memory_store, versions)
     single = sum(leg.num_bytes for one in held[1:] for leg in update_path.legs(one.manifest))
     assert single > 60_000
@@ -212,10 +267,14 @@ def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(memory_store: 
 def test_tensors_that_the_manifest_does_not_list_are_refused(memory_store: ObjectStore) -> None:
     (held,) = publish(memory_store, models(1, size=100))
     more = {**held.tensors, "extra": bf16(np.zeros(3, dtype=np.uint16))}
-    with pytest.raises(CorruptError, match="00000000: what is stored gives extra, which its manifest does not list"):
+    with pytest.raises(
+        CorruptError, match="00000000: what is stored gives extra, which its manifest does not list"
+    ):
         update_path.check(held.manifest, more, {}, {})
     fewer = {name: one for name, one in held.tensors.items() if name != "small"}
-    with pytest.raises(CorruptError, match="does not give the tensor small that its manifest lists"):
+    with pytest.raises(
+        CorruptError, match="does not give the tensor small that its manifest lists"
+    ):
         update_path.check(held.manifest, fewer, {}, {})
 
 
@@ -224,8 +283,14 @@ def test_a_delta_that_grows_too_large_while_it_is_stored_takes_its_files_back(
 ) -> None:
     monkeypatch.setattr(delta_store, "FILE_BYTES_MIN", 1)
     monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # a file for each tensor
-    old = {f"w{part}": tensor(draw(part).integers(0, 2**16, 3000).astype(np.uint16)) for part in range(8)}
-    new = {name: tensor(draw(part + 50).integers(0, 2**16, 3000).astype(np.uint16)) for part, name in enumerate(old)}
+    old = {
+        f"w{part}": tensor(draw(part).integers(0, 2**16, 3000).astype(np.uint16))
+        for part in range(8)
+    }
+    new = {
+        name: tensor(draw(part + 50).integers(0, 2**16, 3000).astype(np.uint16))
+        for part, name in enumerate(old)
+    }
     stored: list[str] = []
 
     class Noting:
@@ -236,7 +301,7 @@ def test_a_delta_that_grows_too_large_while_it_is_stored_takes_its_files_back(
             stored.append(key)
             memory_store.backend.write(key, body)
 
-    held = Held(publisher.publish(memory_store, "solver", 0, old), old)
+    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, old), old)
     noting = replace(memory_store, backend=Noting())
     manifest = publisher.publish(noting, "solver", 1, new, base=held)
     assert (manifest.kind, manifest.step) == ("anchor", None)
@@ -247,13 +312,18 @@ def test_a_delta_that_grows_too_large_while_it_is_stored_takes_its_files_back(
 
 def test_a_small_model_is_published_merged_and_read_without_a_compiler() -> None:
     code = (
-        "import sys; from storage.weights import compaction, reader; from storage.store.object_store import open_store;"
-        "from tests.unit.storage.weights.test_update_path import models, publish; compaction.BYTES_MIN = 0;"
+        "import sys; from storage.weights import compaction, reader; from "
+        "storage.store.object_store import open_store;"
+        "from tests.unit.storage.weights.test_update_path import models, publish; "
+        "compaction.BYTES_MIN = 0;"
         "run = open_store('memory://x');"
         "held = publish(run, models(9)); assert compaction.merge(run, 'solver', 8, 0);"
-        "reader.read(run, 'solver', 8, held[0]); reader.fetch(run, 'solver', 7); print('numba' in sys.modules)"
+        "reader.read(run, 'solver', 8, held[0]); reader.fetch(run, 'solver', 7); print('numba' in "
+        "sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
 
 

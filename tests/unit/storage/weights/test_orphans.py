@@ -28,7 +28,9 @@ def checkpoint(step: int, name: str = STRAY) -> str:
 
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
-    """Versions 0 to `NEWEST`, checkpoints 5 and 9, and beside some, and after the newest, what a killed writer left."""
+    """Versions 0 to `NEWEST`, checkpoints 5 and 9, and beside some, and after the newest, what a
+    killed writer left.
+    """
     for version in range(NEWEST + 1):
         publisher.publish(memory_store, "solver", version, builders.tensors(version))
     for step in (5, 9):
@@ -38,20 +40,26 @@ def run(memory_store: ObjectStore) -> ObjectStore:
     return memory_store
 
 
-def test_what_no_manifest_lists_is_an_orphan_once_the_manifest_is_a_day_old(run: ObjectStore) -> None:
+def test_what_no_manifest_lists_is_an_orphan_once_the_manifest_is_a_day_old(
+    run: ObjectStore,
+) -> None:
     assert orphans.orphans(run, "solver", NOW_S) == []
     assert orphans.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(5), checkpoint(9)]
     assert orphans.orphans(run, "verifier", LATER_S) == []
 
 
-def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_is_over_for_a_day(run: ObjectStore) -> None:
+def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_is_over_for_a_day(
+    run: ObjectStore,
+) -> None:
     runs.request_stop(run, Stop("cancelled", "enough", LATER_S - 60.0))
     assert orphans.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(5), checkpoint(9)]
     runs.clear_stop(run)
     runs.request_stop(run, Stop("cancelled", "enough", NOW_S))
     assert {weight(1), weight(NEXT), checkpoint(12)} <= set(orphans.orphans(run, "solver", LATER_S))
     runs.clear_stop(run)  # it was taken up again
-    assert {weight(1), weight(NEXT), checkpoint(12)}.isdisjoint(orphans.orphans(run, "solver", LATER_S))
+    assert {weight(1), weight(NEXT), checkpoint(12)}.isdisjoint(
+        orphans.orphans(run, "solver", LATER_S)
+    )
 
 
 def test_a_day_is_over_when_it_is_over(run: ObjectStore) -> None:
@@ -82,14 +90,20 @@ def test_beside_a_damaged_record_of_merged_changes_nothing_is_an_orphan(run: Obj
     assert weight(0) in orphans.orphans(run, "solver", LATER_S)
 
 
-def test_the_data_of_a_version_that_lost_its_manifest_is_no_orphan_since_others_came_after_it(run: ObjectStore) -> None:
+def test_the_data_of_a_version_that_lost_its_manifest_is_no_orphan_since_others_came_after_it(
+    run: ObjectStore,
+) -> None:
     lost = {}
     for version in (0, 3):
         lost[version] = run.get(weight(version, "manifest.json"))
         run.delete(weight(version, "manifest.json"))
     runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
     found = orphans.orphans(run, "solver", LATER_S)
-    assert [key for key in found if key.startswith((layout.weights("solver", 0), layout.weights("solver", 3)))] == []
+    assert [
+        key
+        for key in found
+        if key.startswith((layout.weights("solver", 0), layout.weights("solver", 3)))
+    ] == []
     assert {weight(1), weight(NEXT)} <= set(found)  # a version that is to come was never written
     for key in found:
         run.delete(key)

@@ -13,8 +13,8 @@ from storage.records.weights import HostTensor
 from storage.store import object_store
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication, retention
-from storage.weights.manifests import Held
-from storage.weights.read_through import AWAY_S, LAG_MAX_S, NearFirst, near_first
+from storage.weights.manifests import LoadedWeights
+from storage.weights.read_through import AWAY_S, LAG_MAX_S, ReadThrough, read_through_mirror
 from storage.weights.retention import Retention
 from storage.weights.traffic import Counting, counted
 from tests.builders import mirror_next
@@ -34,24 +34,28 @@ class World:
     now_s: float = 0.0
 
     def publish(self, number: int) -> None:
-        held: Held | None = None
+        held: LoadedWeights | None = None
         for version in range(number):
             tensors = model(version)
-            held = Held(publisher.publish(self.home, "solver", version, tensors, base=held), tensors)
+            held = LoadedWeights(
+                publisher.publish(self.home, "solver", version, tensors, base=held), tensors
+            )
 
     def copy_all(self) -> int:
         num_bytes = 0
         while (copied := mirror_next(self.home, self.mirror)) is not None:
             newest = manifests.latest(self.mirror, "solver") or 0
-            num_bytes += copied.num_bytes + replication.copy_files(self.home, self.mirror, "solver", newest, copied.left)
+            num_bytes += copied.num_bytes + replication.copy_files(
+                self.home, self.mirror, "solver", newest, copied.left
+            )
         return num_bytes
 
     def near(self, mirror: ObjectStore | None = None) -> tuple[ObjectStore, Counting, Counting]:
         """What a worker of the region reads from, and what counts at home and at the mirror."""
         home, at_home = counted(self.home)
         near, at_mirror = counted(mirror or self.mirror)
-        store = near_first(home, near)
-        assert isinstance(store.backend, NearFirst)
+        store = read_through_mirror(home, near)
+        assert isinstance(store.backend, ReadThrough)
         store.backend.clock = lambda: self.now_s
         return store, at_home, at_mirror
 
@@ -63,7 +67,9 @@ def world() -> World:
 
 
 def damage(store: ObjectStore, version: int) -> None:
-    (key,) = (key for key in store.list(layout.weights("solver", version)) if key.endswith(".safetensors"))
+    (key,) = (
+        key for key in store.list(layout.weights("solver", version)) if key.endswith(".safetensors")
+    )
     body = bytearray(store.get(key))
     body[-30] ^= 1
     store.put(key, bytes(body))
@@ -71,7 +77,11 @@ def damage(store: ObjectStore, version: int) -> None:
 
 def manifest_bytes(store: ObjectStore) -> int:
     """Bytes of all manifests."""
-    return sum(len(store.get(key)) for key in store.list("weights/solver") if key.endswith("/manifest.json"))
+    return sum(
+        len(store.get(key))
+        for key in store.list("weights/solver")
+        if key.endswith("/manifest.json")
+    )
 
 
 def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World) -> None:
@@ -80,7 +90,9 @@ def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World)
     store, at_home, at_mirror = world.near()
     assert manifests.latest(store, "solver") == 3
     assert weights_digest(reader.fetch(store, "solver", 3)) == weights_digest(model(3))
-    assert at_home.weights()["solver"] == manifest_bytes(world.home)  # home says what there is, the mirror carries the data
+    assert at_home.weights()["solver"] == manifest_bytes(
+        world.home
+    )  # home says what there is, the mirror carries the data
     assert 0 < at_mirror.weights()["solver"] <= crossed
     assert world.copy_all() == 0
 
@@ -92,7 +104,9 @@ def test_a_large_file_comes_in_parts_from_the_mirror_and_the_second_time_from_ho
     monkeypatch.setattr(object_store, "PART_BYTES_MAX", 1000)
     world.publish(1)
     world.copy_all()
-    (key,) = (key for key in world.home.list(layout.weights("solver", 0)) if key.endswith(".safetensors"))
+    (key,) = (
+        key for key in world.home.list(layout.weights("solver", 0)) if key.endswith(".safetensors")
+    )
     body = world.home.get(key)
     damage(world.mirror, 0)
     wrong = world.mirror.get(key)
@@ -101,7 +115,10 @@ def test_a_large_file_comes_in_parts_from_the_mirror_and_the_second_time_from_ho
     assert store.get(key, len(body)) == wrong
     assert (at_home.weights(), at_mirror.weights()) == ({}, {"solver": len(body)})
     assert store.get(key, len(body)) == body  # whoever asks again found it wrong
-    assert (at_home.weights(), at_mirror.weights()) == ({"solver": len(body)}, {"solver": len(body)})
+    assert (at_home.weights(), at_mirror.weights()) == (
+        {"solver": len(body)},
+        {"solver": len(body)},
+    )
 
 
 def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> None:
@@ -115,7 +132,9 @@ def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> 
     world.now_s = LAG_MAX_S + 1
     assert manifests.latest(store, "solver", 1) == 2
     assert weights_digest(reader.read(store, "solver", 2, held).tensors) == weights_digest(tensors)
-    assert at_home.weights()["solver"] > sum(file.num_bytes for file in manifests.read_manifest(world.home, "solver", 2).files)
+    assert at_home.weights()["solver"] > sum(
+        file.num_bytes for file in manifests.read_manifest(world.home, "solver", 2).files
+    )
 
 
 def test_a_mirror_that_lies_is_found_out_and_home_is_read(world: World) -> None:
@@ -148,7 +167,9 @@ def test_a_mirror_that_is_away_is_passed_over(world: World) -> None:
 def test_a_mirror_killed_between_two_files_shows_no_half_version(world: World) -> None:
     world.publish(2)
     world.copy_all()
-    world.mirror.delete(layout.manifest(layout.weights("solver", 1)))  # killed before its last write
+    world.mirror.delete(
+        layout.manifest(layout.weights("solver", 1))
+    )  # killed before its last write
     store, *_ = world.near()
     assert manifests.latest(store, "solver") == 0
     world.copy_all()
@@ -158,17 +179,26 @@ def test_a_mirror_killed_between_two_files_shows_no_half_version(world: World) -
 def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
     world.publish(12)
     tensors = model(12)
-    publisher.publish(world.home, "solver", 12, tensors)  # an anchor: nothing after it needs what was before
+    publisher.publish(
+        world.home, "solver", 12, tensors
+    )  # an anchor: nothing after it needs what was before
     now_s = float(manifests.read_manifest(world.home, "solver", 12).created_s) + 1.0
-    retention.retire(world.home, retention.plan(world.home, "solver", Retention(last=1, every=0, grace_s=0.0), now_s))
+    retention.retire(
+        world.home,
+        retention.plan(world.home, "solver", Retention(last=1, every=0, grace_s=0.0), now_s),
+    )
     world.copy_all()
     store, at_home, _ = world.near()
     assert manifests.latest(store, "solver") == 12
     assert weights_digest(reader.fetch(store, "solver", 12)) == weights_digest(tensors)
-    assert at_home.weights()["solver"] == len(world.home.get(layout.manifest(layout.weights("solver", 12))))
+    assert at_home.weights()["solver"] == len(
+        world.home.get(layout.manifest(layout.weights("solver", 12)))
+    )
 
 
-def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed(world: World) -> None:
+def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed(
+    world: World,
+) -> None:
     world.publish(3)
     publisher.publish(world.home, "verifier", 0, model(0))
 
@@ -178,12 +208,18 @@ def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed
         return len(lifetime.waits_s) == 9
 
     lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
-    replication.keep(lifetime, world.mirror, ["solver", "verifier"])
+    replication.replicate(lifetime, world.mirror, ["solver", "verifier"])
     pulse = lifetime.heartbeat
-    assert (manifests.latest(world.mirror, "solver"), manifests.latest(world.mirror, "verifier")) == (2, 0)
+    assert (
+        manifests.latest(world.mirror, "solver"),
+        manifests.latest(world.mirror, "verifier"),
+    ) == (2, 0)
     assert pulse.last.versions == {"solver": 2, "verifier": 0}
     folder = layout.weights("solver", 0)
-    assert pulse.last.progress["mirrored_bytes_solver"] > sum(len(world.home.get(key)) for key in world.home.list(folder)) / 2
+    assert (
+        pulse.last.progress["mirrored_bytes_solver"]
+        > sum(len(world.home.get(key)) for key in world.home.list(folder)) / 2
+    )
     assert set(lifetime.waits_s) == {0.0, replication.POLL_INTERVAL_S}
 
 
@@ -199,7 +235,7 @@ def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
         return len(said) == 4
 
     lifetime = ScriptedLifetime(world.home, "mirror", next_look)
-    replication.keep(lifetime, world.mirror, ["solver", "verifier"])
+    replication.replicate(lifetime, world.mirror, ["solver", "verifier"])
     assert said == [
         ("starting", ""),
         ("waiting", "waits for the base model of solver, verifier"),
@@ -208,7 +244,9 @@ def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
     ]
 
 
-def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_version(world: World) -> None:
+def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_version(
+    world: World,
+) -> None:
     world.publish(8)
     mirror_next(world.home, world.mirror)
     store, *_ = world.near()
@@ -230,7 +268,9 @@ def test_leftovers_of_another_run_in_a_mirror_are_not_believed(world: World) -> 
     assert weights_digest(reader.fetch(store, "solver", 0)) == weights_digest(model(5))
 
 
-def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_on(world: World) -> None:
+def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_on(
+    world: World,
+) -> None:
     """Home makes a version a second, the mirror copies one in four."""
     world.publish(1)
     world.copy_all()
@@ -245,7 +285,9 @@ def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_o
             "solver",
             second,
             tensors,
-            base=Held(manifests.read_manifest(world.home, "solver", second - 1), model(second - 1)),
+            base=LoadedWeights(
+                manifests.read_manifest(world.home, "solver", second - 1), model(second - 1)
+            ),
         )
         if second % 4 == 0:
             mirror_next(world.home, world.mirror)
@@ -263,13 +305,19 @@ def test_a_mirror_one_version_behind_is_in_time_however_long(world: World) -> No
     held = reader.read(store, "solver", 0)
     for second in range(1, 60):
         world.now_s = float(second)
-        before = Held(manifests.read_manifest(world.home, "solver", second - 1), model(second - 1))
+        before = LoadedWeights(
+            manifests.read_manifest(world.home, "solver", second - 1), model(second - 1)
+        )
         publisher.publish(world.home, "solver", second, model(second), base=before)
         if found := manifests.newer(store, "solver", held.manifest.version):
             held = reader.read(store, "solver", found.version, held)
         mirror_next(world.home, world.mirror)  # just after the worker looked
     assert held.manifest.version == 58
-    read = sum(len(world.home.get(key)) for key in world.home.list("weights/solver") if key.endswith("/manifest.json"))
+    read = sum(
+        len(world.home.get(key))
+        for key in world.home.list("weights/solver")
+        if key.endswith("/manifest.json")
+    )
     assert at_home.weights()["solver"] <= 2 * read  # manifests alone
 
 
@@ -298,26 +346,37 @@ def test_a_mirror_that_does_not_answer_is_asked_again_only_after_a_while(world: 
 def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
     world.publish(2)
     publisher.publish(world.mirror, "solver", 0, model(7))
-    with pytest.raises(ConfigError, match=f"{world.mirror.url} mirrors another run of this name; empty it"):
-        replication.keep(ScriptedLifetime(world.home, "mirror", no_stop), world.mirror, ["solver"])
+    with pytest.raises(
+        ConfigError, match=f"{world.mirror.url} mirrors another run of this name; empty it"
+    ):
+        replication.replicate(
+            ScriptedLifetime(world.home, "mirror", no_stop), world.mirror, ["solver"]
+        )
 
 
 def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: World) -> None:
     world.publish(3)
     manifest = manifests.read_manifest(world.home, "solver", 2)
-    (key,) = (key for key in world.home.list(layout.weights("solver", 2)) if key.endswith(".safetensors"))
+    (key,) = (
+        key for key in world.home.list(layout.weights("solver", 2)) if key.endswith(".safetensors")
+    )
     assert key.endswith(manifest.files[0].name)
     world.home.delete(key)
     home, counting = counted(world.home)
     lifetime = ScriptedLifetime(home, "mirror", lambda seconds: len(lifetime.waits_s) > 12)
-    replication.keep(lifetime, world.mirror, ["solver"])
+    replication.replicate(lifetime, world.mirror, ["solver"])
     assert lifetime.waits_s[3:] == [0.5, 1.0, 2.0, 4.0, 8.0, *[10.0] * 5]
     assert lifetime.heartbeat.last.note.startswith("solver is not mirrored: ")
     assert manifests.latest(world.mirror, "solver") == 1
-    assert counting.weights()["solver"] < 20 * len(world.home.get(layout.manifest(layout.weights("solver", 2)))) + 20_000
+    assert (
+        counting.weights()["solver"]
+        < 20 * len(world.home.get(layout.manifest(layout.weights("solver", 2)))) + 20_000
+    )
 
 
-def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one_is_refused(world: World) -> None:
+def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one_is_refused(
+    world: World,
+) -> None:
     world.publish(3)
     broken = [False]
 
@@ -336,12 +395,12 @@ def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one
         return number is None
 
     lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
-    replication.keep(lifetime, mirror, ["solver"])
+    replication.replicate(lifetime, mirror, ["solver"])
     assert lifetime.waits_s[3:6] == [0.5, 1.0, 2.0]
     assert manifests.latest(world.mirror, "solver") == 2
     broken[0] = True
     with pytest.raises(ConfigError, match="bucket eu"):
-        replication.keep(ScriptedLifetime(world.home, "mirror", no_stop), mirror, ["solver"])
+        replication.replicate(ScriptedLifetime(world.home, "mirror", no_stop), mirror, ["solver"])
 
 
 def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
@@ -349,12 +408,17 @@ def publish_more(home: ObjectStore, versions: range, anchors: range) -> None:
     held = reader.read(home, "solver", versions[0] - 1)
     for version in versions:
         tensors = model(version)
-        held = Held(publisher.publish(home, "solver", version, tensors, base=held, anchor=version in anchors), tensors)
+        held = LoadedWeights(
+            publisher.publish(
+                home, "solver", version, tensors, base=held, anchor=version in anchors
+            ),
+            tensors,
+        )
 
 
 def kept(world: World, on_wait: Callable[[float], bool], last: int) -> ScriptedLifetime:
     lifetime = ScriptedLifetime(world.home, "mirror", on_wait)
-    replication.keep(lifetime, world.mirror, ["solver"], last)
+    replication.replicate(lifetime, world.mirror, ["solver"], last)
     return lifetime
 
 
@@ -362,7 +426,9 @@ def weights_keys(store: ObjectStore) -> set[str]:
     return set(store.list(layout.WEIGHTS))
 
 
-def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind_newer_versions(world: World) -> None:
+def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind_newer_versions(
+    world: World,
+) -> None:
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
@@ -371,7 +437,9 @@ def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind
     shown: list[tuple[int | None, bool]] = []
 
     def on_wait(seconds: float) -> bool:
-        shown.append((manifests.latest(world.mirror, "solver"), whole <= weights_keys(world.mirror)))
+        shown.append(
+            (manifests.latest(world.mirror, "solver"), whole <= weights_keys(world.mirror))
+        )
         if len(shown) == 2:
             publish_more(world.home, range(4, 6), anchors=range(0))
         return False
@@ -384,7 +452,9 @@ def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind
     )
 
 
-def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_starts_goes_home(world: World) -> None:
+def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_starts_goes_home(
+    world: World,
+) -> None:
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
@@ -400,7 +470,9 @@ def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_s
     assert at_home.weights()["solver"] > manifest_bytes
 
 
-def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is_back(world: World) -> None:
+def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is_back(
+    world: World,
+) -> None:
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 5), anchors=range(3, 4))
@@ -411,7 +483,9 @@ def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
-def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_nothing(world: World) -> None:
+def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_nothing(
+    world: World,
+) -> None:
     world.publish(3)
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
     publish_more(world.home, range(4, 6), anchors=range(5, 6))
@@ -420,7 +494,9 @@ def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_not
     def on_wait(seconds: float) -> bool:
         nonlocal looks
         looks += 1
-        if manifests.latest(world.mirror, "solver") == 5 and not retention.read_retired(world.home, "solver", 3):
+        if manifests.latest(world.mirror, "solver") == 5 and not retention.read_retired(
+            world.home, "solver", 3
+        ):
             wanted = Retention(last=1, every=0, grace_s=0.0)
             retention.retire(world.home, retention.plan(world.home, "solver", wanted, 4e9))
         return False
@@ -437,7 +513,9 @@ def test_a_mirror_that_cannot_be_asked_at_first_completes_its_anchor_later(world
     mirror_next(world.home, world.mirror)
     outage = Flaky(world.home.backend, fails=1)
     home = replace(world.home, backend=outage, patience_s=1e-6)  # type: ignore[arg-type]  # it passes every verb on
-    replication.keep(ScriptedLifetime(home, "mirror", no_stop), world.mirror, ["solver"], last=3)
+    replication.replicate(
+        ScriptedLifetime(home, "mirror", no_stop), world.mirror, ["solver"], last=3
+    )
     assert outage.failed
     assert weights_keys(world.mirror) == weights_keys(world.home)
 

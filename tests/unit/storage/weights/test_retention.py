@@ -8,17 +8,17 @@ import pytest
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import Kind, Pulse
+from storage.coordination.heartbeats import HeartbeatWriter, Kind
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats import json_objects
 from storage.formats.json_objects import seal
 from storage.formats.safetensors import weights_digest
 from storage.records.control import Heartbeat
-from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, Step
+from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.verify.weights import audit_weights
 from storage.weights import manifests, publisher, reader, retention
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
 from tests.killed_store import Killed, killed_at
 
@@ -35,11 +35,13 @@ def model(version: int) -> Mapping[str, HostTensor]:
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
     """Versions 0 to 29; 0, 10 and 20 are anchors."""
-    held: Held | None = None
+    held: LoadedWeights | None = None
     for version in range(VERSIONS):
         tensors = model(version)
         base = held if version % 10 else None
-        held = Held(publisher.publish(memory_store, "solver", version, tensors, base=base), tensors)
+        held = LoadedWeights(
+            publisher.publish(memory_store, "solver", version, tensors, base=base), tensors
+        )
     return memory_store
 
 
@@ -59,8 +61,12 @@ def readable(run: ObjectStore) -> list[int]:
     return found
 
 
-def test_kept_versions_stay_readable_through_whole_chains_and_the_others_are_let_go(run: ObjectStore) -> None:
-    planned = retention.plan(run, "solver", Retention(last=2, every=20, versions={"solver": [13]}), later_s(run))
+def test_kept_versions_stay_readable_through_whole_chains_and_the_others_are_let_go(
+    run: ObjectStore,
+) -> None:
+    planned = retention.plan(
+        run, "solver", Retention(last=2, every=20, versions={"solver": [13]}), later_s(run)
+    )
     assert readable(run) == list(range(VERSIONS))  # a plan changes nothing
     retention.retire(run, planned)
     # 28 and 29 need 20 and all between; 13 needs 10, 11 and 12
@@ -69,7 +75,10 @@ def test_kept_versions_stay_readable_through_whole_chains_and_the_others_are_let
     assert planned.kept[12] == "leads to version 13"
     assert planned.kept[20] == "every 20th"
     assert planned.num_bytes > 0
-    with pytest.raises(NotFoundError, match="the data of version 1 of solver, which version 5 needs, was retired on purpose"):
+    with pytest.raises(
+        NotFoundError,
+        match="the data of version 1 of solver, which version 5 needs, was retired on purpose",
+    ):
         reader.fetch(run, "solver", 5)
 
 
@@ -83,20 +92,27 @@ def test_versions_are_named_by_policy_and_number() -> None:
             retention.named([word], ["solver"])
 
 
-def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(run: ObjectStore) -> None:
+def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(
+    run: ObjectStore,
+) -> None:
     retention.refuse_absent(run, {"solver": {0, VERSIONS - 1}})
     retention.refuse_absent(run, {})
-    with pytest.raises(ConfigError, match=f"there is no solver@{VERSIONS} to keep; the newest is solver@{VERSIONS - 1}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"there is no solver@{VERSIONS} to keep; the newest is solver@{VERSIONS - 1}",
+    ):
         retention.refuse_absent(run, {"solver": {3, VERSIONS}})
-    with pytest.raises(ConfigError, match="there is no verifier@0 to keep; verifier has no version yet"):
+    with pytest.raises(
+        ConfigError, match="there is no verifier@0 to keep; verifier has no version yet"
+    ):
         retention.refuse_absent(run, {"verifier": {0}})
 
 
 def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) -> None:
     key, name = layout.merged("solver", 8, 0), f"{'0' * 32}.delta-00000.safetensors"
     before = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)).num_bytes
-    step = Step(0, {}, (FileInfo(name, 5, "sha256:"),))
-    run.put(key, seal(Merged("solver", 8, step)))
+    step = StoredDelta(0, {}, (FileInfo(name, 5, "sha256:"),))
+    run.put(key, seal(Merged(policy="solver", version=8, step=step)))
     run.put(f"{layout.weights('solver', 8)}/{name}", b"12345")
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     assert planned.num_bytes == before + 5
@@ -119,13 +135,20 @@ def test_retiring_again_finds_nothing_more(run: ObjectStore) -> None:
     again = retention.plan(run, "solver", wanted, later_s(run))
     assert (again.retired, again.num_bytes) == ({}, 0)
     more = retention.plan(run, "solver", Retention(last=2, every=5), later_s(run))
-    assert (list(more.kept), more.retired) == ([0, *range(20, 30)], {})  # what is gone cannot be kept
+    assert (list(more.kept), more.retired) == (
+        [0, *range(20, 30)],
+        {},
+    )  # what is gone cannot be kept
 
 
-def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(run: ObjectStore) -> None:
-    young = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=DAY_S), later_s(run) - DAY_S)
+def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
+    run: ObjectStore,
+) -> None:
+    young = retention.plan(
+        run, "solver", Retention(last=1, every=0, grace_s=DAY_S), later_s(run) - DAY_S
+    )
     assert young.retired == {}
-    pulse = Pulse(run, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
+    pulse = HeartbeatWriter(run, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
     pulse.update(versions={"solver": 14})
     with pulse:
         pass  # its last beat stands
@@ -133,13 +156,20 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(ru
     beat_s = beat.beat_s
     left = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert 15 in left.retired  # who has left needs nothing
-    run.put(layout.heartbeat("rollout", "rollout-a-0"), json_objects.encode(replace(beat, state="working")))
+    run.put(
+        layout.heartbeat("rollout", "rollout-a-0"),
+        json_objects.encode(replace(beat, state="working")),
+    )
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert held.kept[14] == held.kept[15] == "a living worker or evaluation holds version 14"
     assert sorted(held.retired) == list(range(1, 10))  # 10 to 13 lead to 14
-    dead = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + retention.ALIVE_S)
+    dead = retention.plan(
+        run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + retention.ALIVE_S
+    )
     assert 15 in dead.retired
-    barely = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + retention.ALIVE_S - 0.5)
+    barely = retention.plan(
+        run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + retention.ALIVE_S - 0.5
+    )
     assert 15 in barely.kept
 
 
@@ -157,25 +187,49 @@ READERS: list[tuple[Kind, str, dict[str, int], bool]] = [
 ]
 
 
-def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does(run: ObjectStore) -> None:
+def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does(
+    run: ObjectStore,
+) -> None:
     found, beat_s = [], later_s(run)
     for kind, state, versions, _ in READERS:
-        beat = Heartbeat(kind, "one", 0, 1, beat_s, beat_s, 1, "here", state, versions=versions)
+        beat = Heartbeat(
+            kind=kind,
+            id="one",
+            attempt=0,
+            beats=1,
+            beat_s=beat_s,
+            started_s=beat_s,
+            pid=1,
+            host="here",
+            state=state,
+            versions=versions,
+        )
         run.put(layout.heartbeat(kind, "one"), json_objects.encode(beat))
-        kept = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0).kept
+        kept = retention.plan(
+            run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
+        ).kept
         run.delete(layout.heartbeat(kind, "one"))
         found.append((kind, state, versions, 14 in kept and 10 in kept))
     assert found == READERS
 
 
 @pytest.mark.parametrize("kind", ["rollout", "evaluation"])
-def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(run: ObjectStore, kind: str) -> None:
+def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(
+    run: ObjectStore, kind: str
+) -> None:
     wanted = Retention(last=1, every=0, grace_s=0.0)
     run.put(f"heartbeats/{kind}/a-0.json", b'{"format": 2}')
-    with pytest.raises(CorruptError, match=rf"heartbeats/{kind}/a-0\.json has format 2.*: wait for its next heartbeat"):
+    with pytest.raises(
+        CorruptError,
+        match=rf"heartbeats/{kind}/a-0\.json has format 2.*: wait for its next heartbeat",
+    ):
         retention.plan(run, "solver", wanted, later_s(run))
     run.delete(f"heartbeats/{kind}/a-0.json")
-    for other in (f"heartbeats/{kind}/.DS_Store", f"heartbeats/{kind}/a-0.json/x", f"heartbeats/{kind}.json"):
+    for other in (
+        f"heartbeats/{kind}/.DS_Store",
+        f"heartbeats/{kind}/a-0.json/x",
+        f"heartbeats/{kind}.json",
+    ):
         run.put(other, b"no heartbeat")
     run.put("heartbeats/trainer/trainer-solver.json", b"")  # of one that reads no older version
     assert 14 in retention.plan(run, "solver", wanted, later_s(run)).retired
@@ -184,13 +238,28 @@ def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(ru
 def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectStore) -> None:
     beat_s = later_s(run)
     for name, version in (("a", 27), ("b", 23), ("c", 25)):
-        beat = Heartbeat("evaluation", name, 0, 1, beat_s, beat_s, 1, "here", "working", versions={"solver": version})
+        beat = Heartbeat(
+            kind="evaluation",
+            id=name,
+            attempt=0,
+            beats=1,
+            beat_s=beat_s,
+            started_s=beat_s,
+            pid=1,
+            host="here",
+            state="working",
+            versions={"solver": version},
+        )
         run.put(layout.heartbeat("evaluation", name), json_objects.encode(beat))
-    kept = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0).kept
-    assert [version for version, why in kept.items() if "holds version 23" in why] == list(range(23, 29))
+    kept = retention.plan(
+        run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
+    ).kept
+    assert [version for version, why in kept.items() if "holds version 23" in why] == list(
+        range(23, 29)
+    )
 
 
-def changes_of(planned: retention.Plan) -> int:
+def changes_of(planned: retention.RetirementPlan) -> int:
     """How many objects carrying out the plan creates and deletes."""
     return len(planned.retired) + sum(len(keys) for keys in planned.retired.values())
 
@@ -210,14 +279,21 @@ def told_of(run: ObjectStore, version: int) -> str:
 
 
 def chain(store: ObjectStore) -> ObjectStore:
-    """Versions 0 to 7; 0 and 4 are anchors, and version 3 holds a merged change and a file that nothing names."""
-    held: Held | None = None
+    """Versions 0 to 7; 0 and 4 are anchors, and version 3 holds a merged change and a file that
+    nothing names.
+    """
+    held: LoadedWeights | None = None
     for version in range(8):
         tensors = model(version)
-        held = Held(publisher.publish(store, "solver", version, tensors, base=held if version % 4 else None), tensors)
+        held = LoadedWeights(
+            publisher.publish(
+                store, "solver", version, tensors, base=held if version % 4 else None
+            ),
+            tensors,
+        )
     folder = layout.weights("solver", 3)
-    step = Step(0, {}, (FileInfo(f"{'0' * 32}.delta-00000.safetensors", 5, "sha256:"),))
-    store.put(layout.merged("solver", 3, 0), seal(Merged("solver", 3, step)))
+    step = StoredDelta(0, {}, (FileInfo(f"{'0' * 32}.delta-00000.safetensors", 5, "sha256:"),))
+    store.put(layout.merged("solver", 3, 0), seal(Merged(policy="solver", version=3, step=step)))
     store.put(f"{folder}/{'0' * 32}.delta-00000.safetensors", b"12345")
     store.put(f"{folder}/{'1' * 32}.model-00000.safetensors", b"cut off")
     return store
@@ -240,7 +316,9 @@ def test_killed_at_any_change_nothing_that_is_kept_is_lost_and_the_next_one_fini
         with pytest.raises(Killed):
             retention.retire(dying, retention.plan(run, "solver", wanted, now_s))
         verbs = [change.partition(" ")[0] for change in backend.changes]
-        assert verbs[:3] == ["create"] * len(verbs[:3]), "a version's data went before all records stood"
+        assert verbs[:3] == ["create"] * len(verbs[:3]), (
+            "a version's data went before all records stood"
+        )
         assert [told_of(run, version) for version in (0, 4, 5, 6, 7)] == ["readable"] * 5
         for version in (1, 2, 3):  # as it was, or retired on purpose: never damaged
             assert told_of(run, version) in ("readable", "retired")
@@ -254,13 +332,20 @@ def test_a_laggard_whose_deltas_are_gone_catches_up_from_an_anchor(run: ObjectSt
     assert weights_digest(reader.read(run, "solver", 29, held).tensors) == weights_digest(model(29))
 
 
-def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(run: ObjectStore) -> None:
+def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(
+    run: ObjectStore,
+) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     dying, _ = killed_at(run, len(planned.retired) + 1)
     with pytest.raises(Killed):
         retention.retire(dying, planned)
-    assert {key for keys in planned.retired.values() for key in keys} <= set(run.list())  # no data has gone yet
-    run.put(f"{layout.weights('solver', 7)}/{'0' * 32}.model-00000.safetensors", b"a writer that was cut off")
+    assert {key for keys in planned.retired.values() for key in keys} <= set(
+        run.list()
+    )  # no data has gone yet
+    run.put(
+        f"{layout.weights('solver', 7)}/{'0' * 32}.model-00000.safetensors",
+        b"a writer that was cut off",
+    )
     retention.retire(run, retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)))
     assert run.list(layout.weights("solver", 7)) == [
         f"{layout.weights('solver', 7)}/manifest.json",
@@ -283,23 +368,38 @@ def test_a_frozen_run_is_left_alone(run: ObjectStore) -> None:
 def audited(run: ObjectStore) -> list[str]:
     """Where the audit of bytes finds something broken."""
     found: list[str] = []
-    audit_weights(run, "solver", -1, lambda invariant, where, what: found.append(where), lambda what, share: None)
-    return [where for where in found if not where.endswith("manifest.json")]  # there are no batches in this store
+    audit_weights(
+        run,
+        "solver",
+        -1,
+        lambda invariant, where, what: found.append(where),
+        lambda what, share: None,
+    )
+    return [
+        where for where in found if not where.endswith("manifest.json")
+    ]  # there are no batches in this store
 
 
-def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement_left(run: ObjectStore) -> None:
+def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement_left(
+    run: ObjectStore,
+) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     bodies = {number: run.get(planned.retired[number][0]) for number in (10, 11, 15)}
     retention.retire(run, planned)
     assert audited(run) == []
-    for number, body in bodies.items():  # as if killed before these were deleted; 15 lacks what leads to it
+    for (
+        number,
+        body,
+    ) in bodies.items():  # as if killed before these were deleted; 15 lacks what leads to it
         run.put(planned.retired[number][0], body)
     assert audited(run) == []
     run.put(planned.retired[11][0], bodies[11][:-1] + bytes([bodies[11][-1] ^ 1]))
     assert audited(run) == [layout.weights("solver", 11)]
 
 
-def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifests(run: ObjectStore) -> None:
+def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifests(
+    run: ObjectStore,
+) -> None:
     alive: list[int] = []
 
     def progress(what: str, share: float) -> None:
@@ -310,12 +410,19 @@ def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifes
     assert max(alive) <= alive[0] + 2
 
 
-def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(memory_store: ObjectStore) -> None:
+def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(
+    memory_store: ObjectStore,
+) -> None:
     """It has no data of its own, but is unreadable once its base is gone."""
-    held: Held | None = None
+    held: LoadedWeights | None = None
     for version in range(12):
         tensors = model(version // 3)  # two of three versions are as the one before
-        held = Held(publisher.publish(memory_store, "solver", version, tensors, base=held, anchor=version == 10), tensors)
+        held = LoadedWeights(
+            publisher.publish(
+                memory_store, "solver", version, tensors, base=held, anchor=version == 10
+            ),
+            tensors,
+        )
     assert held is not None
     keep_last, now_s = Retention(last=1, every=0, grace_s=0.0), float(held.manifest.created_s) + 1.0
     retention.retire(memory_store, retention.plan(memory_store, "solver", keep_last, now_s))
@@ -328,11 +435,16 @@ def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(memory_st
 def test_the_least_that_can_be_kept_is_the_newest_version_and_less_is_refused() -> None:
     assert Retention(last=1, every=0, grace_s=0.0) == Retention(1, 0, None, 0.0)
     for last, every in ((0, 0), (0, 5), (1, -1)):
-        with pytest.raises(ConfigError, match=f"keep the newest {last}, every {every}th and what is younger than 5 s"):
+        with pytest.raises(
+            ConfigError,
+            match=f"keep the newest {last}, every {every}th and what is younger than 5 s",
+        ):
             Retention(last=last, every=every, grace_s=5.0)
 
 
 @pytest.mark.parametrize("grace_s", [float("nan"), float("inf"), -1.0])
 def test_an_age_that_is_none_is_refused_since_it_would_keep_nothing_young(grace_s: float) -> None:
-    with pytest.raises(ConfigError, match="the first is at least 1, the others are finite and at least 0"):
+    with pytest.raises(
+        ConfigError, match="the first is at least 1, the others are finite and at least 0"
+    ):
         Retention(grace_s=grace_s)

@@ -14,7 +14,7 @@ from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher, reader, retention, tags
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
 from storage.weights.tags import Tag
 
@@ -25,10 +25,13 @@ NOW_S = 4e9
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
     """Versions 0 to 5; 0 and 3 are anchors."""
-    held: Held | None = None
+    held: LoadedWeights | None = None
     for version in range(6):
         base = held if version % 3 else None
-        held = Held(publisher.publish(memory_store, "solver", version, model(version), base=base), model(version))
+        held = LoadedWeights(
+            publisher.publish(memory_store, "solver", version, model(version), base=base),
+            model(version),
+        )
     return memory_store
 
 
@@ -39,18 +42,21 @@ def model(version: int) -> Mapping[str, HostTensor]:
 
 
 def test_a_tag_is_read_back_and_can_be_taken_away(run: ObjectStore) -> None:
-    given = tags.give(run, "best", "solver", 4)
-    assert tags.give(run, "best", "solver", 4) == given
-    same = tags.give(run, "same", "solver", 4)
+    given = tags.create(run, "best", "solver", 4)
+    assert tags.create(run, "best", "solver", 4) == given
+    same = tags.create(run, "same", "solver", 4)
     assert tags.read_all(run) == [given, same]
-    assert tags.take(run, "best") == given
+    assert tags.delete(run, "best") == given
     assert [tag.name for tag in tags.read_all(run)] == ["same"]
 
 
 def test_a_name_belongs_to_one_version(run: ObjectStore) -> None:
-    tags.give(run, "best", "solver", 4)
-    with pytest.raises(ConfigError, match="the name best belongs to solver@4; choose another, or take it away first"):
-        tags.give(run, "best", "solver", 5)
+    tags.create(run, "best", "solver", 4)
+    with pytest.raises(
+        ConfigError,
+        match="the name best belongs to solver@4; choose another, or take it away first",
+    ):
+        tags.create(run, "best", "solver", 5)
     assert [tag.version for tag in tags.read_all(run)] == [4]
 
 
@@ -64,21 +70,26 @@ def test_a_name_belongs_to_one_version(run: ObjectStore) -> None:
         ("40", "solver", 4, "'40' would be taken for a version"),
     ],
 )
-def test_what_cannot_be_tagged_is_named(run: ObjectStore, name: str, policy: str, version: int, words: str) -> None:
+def test_what_cannot_be_tagged_is_named(
+    run: ObjectStore, name: str, policy: str, version: int, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
-        tags.give(run, name, policy, version)
+        tags.create(run, name, policy, version)
     assert tags.read_all(run) == []
 
 
 def test_taking_away_what_nobody_gave_tells_the_tags_there_are(run: ObjectStore) -> None:
     with pytest.raises(ConfigError, match="no version is tagged 'best'; tags of the run: none"):
-        tags.take(run, "best")
-    tags.give(run, "first", "solver", 0)
+        tags.delete(run, "best")
+    tags.create(run, "first", "solver", 0)
     with pytest.raises(ConfigError, match="tags of the run: first"):
-        tags.take(run, "best")
+        tags.delete(run, "best")
 
 
-@pytest.mark.parametrize("word", ["solver", "solver@", "@4", "solver@4x", "solver@-1", "solver@٤", "solver@" + "9" * 5000])
+@pytest.mark.parametrize(
+    "word",
+    ["solver", "solver@", "@4", "solver@4x", "solver@-1", "solver@٤", "solver@" + "9" * 5000],
+)
 def test_a_word_that_names_no_version_is_told(word: str) -> None:
     with pytest.raises(ConfigError, match="names no version; write POLICY@VERSION"):
         tags.parse(word)
@@ -86,7 +97,7 @@ def test_a_word_that_names_no_version_is_told(word: str) -> None:
 
 def test_a_tagged_version_and_what_leads_to_it_stays(run: ObjectStore) -> None:
     assert sorted(retention.plan(run, "solver", NOTHING_ELSE, NOW_S).kept) == [0, 3, 4, 5]
-    tags.give(run, "good", "solver", 2)
+    tags.create(run, "good", "solver", 2)
     planned = retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
     assert planned.kept[2] == "tagged good"
     assert planned.kept[1] == "leads to version 2"
@@ -96,17 +107,23 @@ def test_a_tagged_version_and_what_leads_to_it_stays(run: ObjectStore) -> None:
 def test_a_version_that_was_let_go_cannot_be_tagged_any_more(run: ObjectStore) -> None:
     retention.retire(run, retention.plan(run, "solver", NOTHING_ELSE, NOW_S))
     with pytest.raises(ConfigError, match="the data of version 2 of solver was let go"):
-        tags.give(run, "good", "solver", 2)
+        tags.create(run, "good", "solver", 2)
     assert tags.read_all(run) == []
 
 
-def test_a_tag_given_after_the_plan_stops_its_execution_before_data_is_deleted(run: ObjectStore) -> None:
+def test_a_tag_given_after_the_plan_stops_its_execution_before_data_is_deleted(
+    run: ObjectStore,
+) -> None:
     planned = retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
-    tags.give(run, "good", "solver", 2)
-    with pytest.raises(ConfigError, match="solver@2 was tagged good while this was planned; run gc again"):
+    tags.create(run, "good", "solver", 2)
+    with pytest.raises(
+        ConfigError, match="solver@2 was tagged good while this was planned; run gc again"
+    ):
         retention.retire(run, planned)
     assert weights_digest(reader.fetch(run, "solver", 2)) == weights_digest(model(2))
-    assert tags.give(run, "good", "solver", 2) == tags.read(run, "good"), "what was begun takes no tag away"
+    assert tags.create(run, "good", "solver", 2) == tags.read(run, "good"), (
+        "what was begun takes no tag away"
+    )
     again = retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
     assert again.returned == (1, 2)
     retention.retire(run, again)
@@ -114,8 +131,10 @@ def test_a_tag_given_after_the_plan_stops_its_execution_before_data_is_deleted(r
     assert [key for key in run.list(layout.WEIGHTS) if key.endswith(layout.RETIRED)] == []
 
 
-def test_keys_that_are_no_tags_of_ours_and_tags_taken_away_meanwhile_hold_up_nothing(run: ObjectStore) -> None:
-    tags.give(run, "good", "solver", 2)
+def test_keys_that_are_no_tags_of_ours_and_tags_taken_away_meanwhile_hold_up_nothing(
+    run: ObjectStore,
+) -> None:
+    tags.create(run, "good", "solver", 2)
     for stray in ("tags/.DS_Store", "tags/best", "tags/best.json.old", "tags/sub/best.json"):
         run.put(stray, b"")
     assert [tag.name for tag in tags.read_all(run)] == ["good"]
@@ -128,7 +147,7 @@ def test_a_tag_that_cannot_be_read_lets_nothing_go(run: ObjectStore) -> None:
 
 
 def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: ObjectStore) -> None:
-    best = tags.give(run, "best", "solver", 4)
+    best = tags.create(run, "best", "solver", 4)
     run.put("tags/torn.json", b"{")
     seen = tags.look(run)
     assert seen.found == (best,)
@@ -139,15 +158,27 @@ def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: Object
         tags.resolve(run, "solver", "torn")
     with pytest.raises(CorruptError, match=r"what it keeps is not known: .*tag RUN --remove torn"):
         retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
-    assert tags.take(run, "torn") is None
+    assert tags.delete(run, "torn") is None
     assert tags.read_all(run) == [best]
 
 
 @pytest.mark.parametrize(
-    "change", [{"name": "other"}, {"version": -1}, {"at_s": float("nan")}, {"at_s": 1e300}, {"version": True}]
+    "change",
+    [
+        {"name": "other"},
+        {"version": -1},
+        {"at_s": float("nan")},
+        {"at_s": 1e300},
+        {"version": True},
+    ],
 )
-def test_a_tag_with_another_name_or_an_absurd_number_is_damaged(run: ObjectStore, change: dict[str, Any]) -> None:
-    run.put("tags/best.json", seal(replace(Tag("best", "solver", 4, 5.0), **change)))
+def test_a_tag_with_another_name_or_an_absurd_number_is_damaged(
+    run: ObjectStore, change: dict[str, Any]
+) -> None:
+    run.put(
+        "tags/best.json",
+        seal(replace(Tag(name="best", policy="solver", version=4, at_s=5.0), **change)),
+    )
     assert (tags.look(run).found, list(tags.look(run).unreadable)) == ((), ["tags/best.json"])
 
 

@@ -4,18 +4,24 @@ from storage import layout
 from storage.run import shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher, reader, traffic
-from storage.weights.read_through import near_first
+from storage.weights.read_through import read_through_mirror
 from tests import builders
 from tests.builders import mirror_next
 
 
-def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(memory_store: ObjectStore) -> None:
+def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(
+    memory_store: ObjectStore,
+) -> None:
     run = memory_store.sub("runs/weights")  # a name that looks like a part of the layout
     run, counted = traffic.counted(run)
     run.put("weights/solver/00000003/a", b"12345")
     run.put("weights/my-verifier_2/00000003/manifest.json", b"123")
     run.put("orders/00000000.json", b"1")
-    for key in ("weights/solver/00000003/a", "weights/my-verifier_2/00000003/manifest.json", "orders/00000000.json"):
+    for key in (
+        "weights/solver/00000003/a",
+        "weights/my-verifier_2/00000003/manifest.json",
+        "orders/00000000.json",
+    ):
         run.get(key)
     assert run.get("weights/solver/00000003/a") == b"12345"
     assert run.backend.read_part("runs/weights/weights/solver/00000003/a", 1, 3) == b"23"
@@ -35,12 +41,14 @@ def test_shards_count_once_and_a_twin_that_lost_does_not(memory_store: ObjectSto
 
 
 def test_home_and_mirror_count_apart_below_a_reader_that_goes_near_first() -> None:
-    home, mirror = (open_store(f"memory://counting-{name}").sub("runs/one") for name in ("home", "mirror"))
+    home, mirror = (
+        open_store(f"memory://counting-{name}").sub("runs/one") for name in ("home", "mirror")
+    )
     publisher.publish(home, "solver", 0, builders.tensors(0))
     assert mirror_next(home, mirror)
     far, at_home = traffic.counted(home)
     near, at_mirror = traffic.counted(replace(mirror, patience_s=1e-6))
-    reader.fetch(near_first(far, near), "solver", 0)
+    reader.fetch(read_through_mirror(far, near), "solver", 0)
     (data,) = (key for key in home.list("weights/solver") if key.endswith(".safetensors"))
     assert traffic.progress(at_home, at_mirror) == {
         "weights_bytes_home_solver": len(home.get("weights/solver/00000000/manifest.json")),

@@ -1,4 +1,6 @@
-"""Which way a reader takes from the version it holds to the one it wants, and that every way ends at the same bits."""
+"""Which way a reader takes from the version it holds to the one it wants, and that every way ends
+at the same bits.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +15,9 @@ from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore
 from storage.verify.weights import audit_weights
 from storage.weights import compaction, manifests, publisher, reader, update_path
-from storage.weights.manifests import MERGED_SPAN, Held
+from storage.weights.manifests import MERGED_SPAN, LoadedWeights
 from storage.weights.traffic import counted
-from storage.weights.update_path import Leg
+from storage.weights.update_path import PathStep
 
 ANCHOR_EVERY = 20
 Model = Mapping[str, HostTensor]
@@ -26,7 +28,9 @@ def bf16(bits: Any) -> HostTensor:
 
 
 def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dict[str, HostTensor]]:
-    """Versions 0, 1, …: of a large tensor a `share` moves at each, of a small one everything; one never changes."""
+    """Versions 0, 1, …: of a large tensor a `share` moves at each, of a small one everything; one
+    never changes.
+    """
     random = np.random.default_rng(7)
     large = random.integers(0, 2**16, size).astype(np.uint16)
     made = []
@@ -35,23 +39,31 @@ def models(number: int, *, size: int = 200_000, share: float = 0.01) -> list[dic
         moved[random.random(size) < share] += random.choice(np.array([1, 65535], dtype=np.uint16))
         large = moved
         small = random.integers(0, 2**16, (30, 10)).astype(np.uint16)
-        made.append({"large": bf16(large), "small": bf16(small), "fixed": bf16(np.arange(50, dtype=np.uint16))})
+        made.append(
+            {
+                "large": bf16(large),
+                "small": bf16(small),
+                "fixed": bf16(np.arange(50, dtype=np.uint16)),
+            }
+        )
         if version:
             made[-1]["fixed"] = made[0]["fixed"]
     return made
 
 
-def publish(run: ObjectStore, versions: list[dict[str, HostTensor]]) -> list[Held]:
-    held: list[Held] = []
+def publish(run: ObjectStore, versions: list[dict[str, HostTensor]]) -> list[LoadedWeights]:
+    held: list[LoadedWeights] = []
     for version, tensors in enumerate(versions):
         base = held[-1] if held else None
         anchor = version % ANCHOR_EVERY == 0
         manifest = publisher.publish(run, "solver", version, tensors, base=base, anchor=anchor)
-        held.append(Held(manifest, tensors))
+        held.append(LoadedWeights(manifest, tensors))
     return held
 
 
-def bytes_read(run: ObjectStore, version: int, held: Held | None) -> tuple[int, Held]:
+def bytes_read(
+    run: ObjectStore, version: int, held: LoadedWeights | None
+) -> tuple[int, LoadedWeights]:
     store, counting = counted(run)
     found = reader.read(store, "solver", version, held)
     return counting.weights()["solver"], found
@@ -64,7 +76,9 @@ def pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def audited(run: ObjectStore) -> list[tuple[int, str]]:
-    """Invariant and place of what the audit of the versions finds; that there are no batches here does not count."""
+    """Invariant and place of what the audit of the versions finds; that there are no batches here
+    does not count.
+    """
     found: list[tuple[int, str]] = []
 
     def broken(invariant: int, place: str, what: str) -> None:
@@ -75,9 +89,23 @@ def audited(run: ObjectStore) -> list[tuple[int, str]]:
     return found
 
 
-def leg(version: int, base: int | None, num_bytes: int) -> Leg:
-    tensors = {"w": TensorInfo("BF16", (1,), "xxh3_128:0", "file", source="" if base is None else "w")}
-    return Leg("solver", version, base, tensors, (FileInfo("file", num_bytes, "sha256:0"),))
+def leg(version: int, base: int | None, num_bytes: int) -> PathStep:
+    tensors = {
+        "w": TensorInfo(
+            dtype="BF16",
+            shape=(1,),
+            digest="xxh3_128:0",
+            file="file",
+            source="" if base is None else "w",
+        )
+    }
+    return PathStep(
+        policy="solver",
+        version=version,
+        base=base,
+        tensors=tensors,
+        files=(FileInfo("file", num_bytes, "sha256:0"),),
+    )
 
 
 def test_the_way_with_the_fewest_bytes_is_taken() -> None:
@@ -85,7 +113,7 @@ def test_the_way_with_the_fewest_bytes_is_taken() -> None:
     anchors = [leg(0, None, 400), leg(20, None, 400)]
     merged = [leg(8, 0, 50), leg(16, 8, 75)]
 
-    def way(start: int | None, version: int, *given: Leg) -> list[tuple[int | None, int]]:
+    def way(start: int | None, version: int, *given: PathStep) -> list[tuple[int | None, int]]:
         found = update_path.cheapest(given, start, version)
         assert found is not None
         return [(each.base, each.version) for each in found]
@@ -94,12 +122,16 @@ def test_the_way_with_the_fewest_bytes_is_taken() -> None:
     assert way(6, 17, *deltas, *anchors, *merged) == [(6, 7), (7, 8), (8, 16), (16, 17)]
     assert way(None, 2, *deltas, *anchors) == [(None, 0), (0, 1), (1, 2)]
     assert way(None, 20, *deltas, *anchors) == [(None, 20)]
-    assert way(0, 20, *(leg(version, version - 1, 30) for version in range(1, 21)), *anchors) == [(None, 20)]
+    assert way(0, 20, *(leg(version, version - 1, 30) for version in range(1, 21)), *anchors) == [
+        (None, 20)
+    ]
     assert update_path.cheapest(deltas, None, 5) is None
     assert update_path.cheapest([*deltas[:3], *deltas[4:]], 1, 6) is None
 
 
-def test_who_holds_the_version_before_an_anchor_does_not_fetch_the_anchor(memory_store: ObjectStore) -> None:
+def test_who_holds_the_version_before_an_anchor_does_not_fetch_the_anchor(
+    memory_store: ObjectStore,
+) -> None:
     held = publish(memory_store, models(22))
     anchor = held[20].manifest
     assert (anchor.kind, anchor.base, anchor.step and anchor.step.base) == ("anchor", None, 19)
@@ -121,7 +153,10 @@ def test_merged_changes_give_the_same_bits_in_fewer_bytes(memory_store: ObjectSt
     assert weights_digest(found.tensors) == held[19].manifest.digest
     assert merged < 0.9 * single
     for other in (6, 8, 9, 15):
-        assert weights_digest(reader.read(memory_store, "solver", 18, held[other]).tensors) == held[18].manifest.digest
+        assert (
+            weights_digest(reader.read(memory_store, "solver", 18, held[other]).tensors)
+            == held[18].manifest.digest
+        )
 
 
 @pytest.mark.usefixtures("pays")
@@ -129,12 +164,16 @@ def test_merged_changes_pass_over_an_anchor(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(25))
     assert compaction.merge(memory_store, "solver", 24, 16)
     merged = manifests.read_merged(memory_store, "solver", 24, 16)
-    found = reader.go(memory_store, held[24].manifest, [update_path.merged_leg(merged)], held[16])
+    found = reader.apply_path(
+        memory_store, held[24].manifest, [update_path.merged_leg(merged)], held[16]
+    )
     assert weights_digest(found.tensors) == held[24].manifest.digest
 
 
 @pytest.mark.usefixtures("pays")
-def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(memory_store: ObjectStore) -> None:
+def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(
+    memory_store: ObjectStore,
+) -> None:
     random = np.random.default_rng(1)
     start = random.integers(0, 2**16, 3000).astype(np.uint16)
     up = start.copy()
@@ -144,10 +183,32 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(memory_store
     moved[3] -= 2
     steps: list[dict[str, HostTensor]] = [
         {"a": bf16(start), "b": bf16(start), "back": bf16(start.copy()), "old": bf16(start[:2000])},
-        {"a": bf16(up), "b": bf16(up), "back": bf16(up), "old": bf16(start[:2000])},  # tied, and changed
-        {"a": bf16(up), "b": bf16(start), "back": bf16(up), "new": bf16(start[:2000])},  # untied, renamed
-        {"a": bf16(up), "b": bf16(start), "back": bf16(up), "new": bf16(start[:2000]), "late": bf16(other)},  # there as a whole
-        {"a": bf16(up), "b": bf16(start), "back": bf16(start), "new": bf16(up[:2000]), "late": bf16(moved)},  # and changed
+        {
+            "a": bf16(up),
+            "b": bf16(up),
+            "back": bf16(up),
+            "old": bf16(start[:2000]),
+        },  # tied, and changed
+        {
+            "a": bf16(up),
+            "b": bf16(start),
+            "back": bf16(up),
+            "new": bf16(start[:2000]),
+        },  # untied, renamed
+        {
+            "a": bf16(up),
+            "b": bf16(start),
+            "back": bf16(up),
+            "new": bf16(start[:2000]),
+            "late": bf16(other),
+        },  # there as a whole
+        {
+            "a": bf16(up),
+            "b": bf16(start),
+            "back": bf16(start),
+            "new": bf16(up[:2000]),
+            "late": bf16(moved),
+        },  # and changed
     ]
     steps += [steps[-1]] * (MERGED_SPAN + 1 - len(steps))
     held = publish(memory_store, steps)
@@ -155,10 +216,14 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(memory_store
         for base in range(version):
             found = reader.read(memory_store, "solver", version, held[base])
             assert weights_digest(found.tensors) == held[version].manifest.digest
-            assert weights_digest(held[base].tensors) == held[base].manifest.digest  # what was held is as it was
+            assert (
+                weights_digest(held[base].tensors) == held[base].manifest.digest
+            )  # what was held is as it was
     assert compaction.merge(memory_store, "solver", MERGED_SPAN, 0)
     merged = manifests.read_merged(memory_store, "solver", MERGED_SPAN, 0)
-    found = reader.go(memory_store, held[-1].manifest, [update_path.merged_leg(merged)], held[0])
+    found = reader.apply_path(
+        memory_store, held[-1].manifest, [update_path.merged_leg(merged)], held[0]
+    )
     assert weights_digest(found.tensors) == held[-1].manifest.digest
     files = {name: bool(info.file) for name, info in merged.step.tensors.items()}
     assert files == {"a": True, "b": False, "back": False, "new": True, "late": True}
@@ -169,13 +234,18 @@ def test_deltas_of_most_elements_are_merged(memory_store: ObjectStore) -> None:
     random = np.random.default_rng(3)
     bits, crowded = random.integers(2**14, 2**15, 50_000).astype(np.uint16), []
     for _ in range(9):
-        bits = bits + random.integers(0, 3, 50_000).astype(np.uint16)  # most elements change, by little
+        bits = bits + random.integers(0, 3, 50_000).astype(
+            np.uint16
+        )  # most elements change, by little
         crowded.append({"w": bf16(bits)})
     held = publish(memory_store, crowded)
     assert [one.manifest.kind for one in held[1:]] == ["delta"] * 8
     assert compaction.merge(memory_store, "solver", 8, 0)
     leg = update_path.merged_leg(manifests.read_merged(memory_store, "solver", 8, 0))
-    assert weights_digest(reader.go(memory_store, held[8].manifest, [leg], held[0]).tensors) == held[8].manifest.digest
+    assert (
+        weights_digest(reader.apply_path(memory_store, held[8].manifest, [leg], held[0]).tensors)
+        == held[8].manifest.digest
+    )
 
 
 def test_what_is_small_anyway_is_not_merged(memory_store: ObjectStore) -> None:
@@ -185,7 +255,9 @@ def test_what_is_small_anyway_is_not_merged(memory_store: ObjectStore) -> None:
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_the_audit(memory_store: ObjectStore) -> None:
+def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_the_audit(
+    memory_store: ObjectStore,
+) -> None:
     held = publish(memory_store, models(18))
     assert compaction.merge(memory_store, "solver", 16, 8)
     merged = manifests.read_merged(memory_store, "solver", 16, 8)
@@ -193,15 +265,23 @@ def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_th
     body = bytearray(memory_store.get(key))
     body[-50] ^= 1
     memory_store.put(key, bytes(body))
-    assert weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors) == held[17].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors)
+        == held[17].manifest.digest
+    )
     assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
     memory_store.put(layout.merged("solver", 16, 8), b"{}")
-    assert weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors) == held[17].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors)
+        == held[17].manifest.digest
+    )
     assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
 
 
 @pytest.mark.usefixtures("pays")
-def test_the_audit_goes_every_way_from_a_version_that_several_start_from(memory_store: ObjectStore) -> None:
+def test_the_audit_goes_every_way_from_a_version_that_several_start_from(
+    memory_store: ObjectStore,
+) -> None:
     publish(memory_store, models(17))
     damaged = []
     for version in (8, 16):
@@ -230,19 +310,32 @@ def test_the_audit_goes_every_way_to_a_version(memory_store: ObjectStore) -> Non
         memory_store.put(key, body)
 
 
-def test_a_worker_far_behind_starts_from_an_anchor(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_far_behind_starts_from_an_anchor(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held = publish(memory_store, models(6, size=2000))
     monkeypatch.setattr(reader, "LOOK_BACK_MAX", 3)
-    assert weights_digest(reader.read(memory_store, "solver", 5, held[0]).tensors) == held[5].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 5, held[0]).tensors)
+        == held[5].manifest.digest
+    )
     assert reader.read(memory_store, "solver", 5, held[5]) is held[5]
 
 
-def test_a_version_missing_in_the_chain_leads_to_the_anchor_or_to_a_clear_error(memory_store: ObjectStore) -> None:
+def test_a_version_missing_in_the_chain_leads_to_the_anchor_or_to_a_clear_error(
+    memory_store: ObjectStore,
+) -> None:
     held = publish(memory_store, models(24))
     memory_store.delete(layout.manifest(layout.weights("solver", 19)))
-    assert weights_digest(reader.read(memory_store, "solver", 22, held[17]).tensors) == held[22].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 22, held[17]).tensors)
+        == held[22].manifest.digest
+    )
     memory_store.delete(layout.manifest(layout.weights("solver", 20)))
-    with pytest.raises(CorruptError, match=r"version 22 of solver .* the chain 22 ← 21 starts from version 20, which does not"):
+    with pytest.raises(
+        CorruptError,
+        match=r"version 22 of solver .* the chain 22 ← 21 starts from version 20, which does not",
+    ):
         reader.read(memory_store, "solver", 22)
     with pytest.raises(NotFoundError):
         reader.read(memory_store, "solver", 24, held[23])
@@ -255,13 +348,19 @@ def test_the_newest_version_is_found_from_any_older_one(memory_store: ObjectStor
     assert manifests.newer(memory_store, "solver", 11) is None
 
 
-def test_the_memory_of_a_version_that_nobody_uses_is_written_over_and_nothing_else(memory_store: ObjectStore) -> None:
-    """As a worker goes: every version it holds stays whole while the next one takes the memory of the one before."""
+def test_the_memory_of_a_version_that_nobody_uses_is_written_over_and_nothing_else(
+    memory_store: ObjectStore,
+) -> None:
+    """As a worker goes: every version it holds stays whole while the next one takes the memory of
+    the one before.
+    """
     published = publish(memory_store, models(25, size=5000))
     held, spare = reader.read(memory_store, "solver", 0), None
     places: set[int] = set()
     for version in [*range(1, 9), 11, 15, 16, 17, 18, 19, 20, 21, 24]:
-        read = reader.read(memory_store, "solver", version, held, known=published[version].manifest, spare=spare)
+        read = reader.read(
+            memory_store, "solver", version, held, known=published[version].manifest, spare=spare
+        )
         assert weights_digest(read.tensors) == published[version].manifest.digest
         assert weights_digest(held.tensors) == held.manifest.digest
         held, spare = read, held
@@ -273,7 +372,9 @@ def test_tensors_that_share_memory_are_not_given_it_twice(memory_store: ObjectSt
     start = np.arange(1000, dtype=np.uint16)
     tied = bf16(start)
     steps = [{"a": tied, "b": tied}, {"a": bf16(start + 1), "b": bf16(start + 1)}]
-    steps += [{"a": bf16(start + 2 + number), "b": bf16(start + 7)} for number in range(5)]  # untied, b as it was
+    steps += [
+        {"a": bf16(start + 2 + number), "b": bf16(start + 7)} for number in range(5)
+    ]  # untied, b as it was
     published = publish(memory_store, steps)
     held, spare = reader.read(memory_store, "solver", 0), None
     for version in range(1, len(steps)):
@@ -303,27 +404,33 @@ def test_memory_whose_elements_do_not_lie_in_their_order_is_read_right_and_not_w
     memory_store: ObjectStore, which: str
 ) -> None:
     tensors = {"a": full(1)}
-    held = Held(publisher.publish(memory_store, "solver", 0, tensors), tensors)
+    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
     publisher.publish(memory_store, "solver", 1, bumped(tensors), base=held)
-    turned = Held(held.manifest, {"a": bf16(np.asfortranarray(full(1).bits))})
-    found = reader.read(memory_store, "solver", 1, *([turned] if which == "held" else [held]), spare=turned)
+    turned = LoadedWeights(held.manifest, {"a": bf16(np.asfortranarray(full(1).bits))})
+    found = reader.read(
+        memory_store, "solver", 1, *([turned] if which == "held" else [held]), spare=turned
+    )
     assert weights_digest(found.tensors) == found.manifest.digest
     assert (turned.tensors["a"].bits == 1).all()
 
 
-def test_an_array_that_is_spare_twice_or_held_as_well_is_not_written_twice(memory_store: ObjectStore) -> None:
+def test_an_array_that_is_spare_twice_or_held_as_well_is_not_written_twice(
+    memory_store: ObjectStore,
+) -> None:
     tensors = {name: full(number) for number, name in enumerate("abc")}
-    held = Held(publisher.publish(memory_store, "solver", 0, tensors), tensors)
+    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, tensors), tensors)
     publisher.publish(memory_store, "solver", 1, bumped(tensors), base=held)
     array = np.empty((60, 50), dtype=np.uint16)
     for bits in ([array] * 3, [tensor.bits for tensor in held.tensors.values()]):
-        spare = Held(held.manifest, dict(zip("abc", map(bf16, bits), strict=True)))
+        spare = LoadedWeights(held.manifest, dict(zip("abc", map(bf16, bits), strict=True)))
         found = reader.read(memory_store, "solver", 1, held, spare=spare)
         assert weights_digest(found.tensors) == found.manifest.digest
         assert weights_digest(held.tensors) == held.manifest.digest
 
 
-def test_a_digest_that_is_known_is_not_made_again(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_that_is_known_is_not_made_again(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (held,) = publish(memory_store, models(1, size=100))
     digests = {name: info.digest for name, info in held.manifest.tensors.items()}
     by_id = {id(tensor): digests[name] for name, tensor in held.tensors.items()}
@@ -339,7 +446,10 @@ def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: Ob
     for key in memory_store.list(layout.weights("solver", 21)):
         memory_store.delete(key)
     assert manifests.newer(memory_store, "solver", 20) == held[42].manifest
-    assert weights_digest(reader.read(memory_store, "solver", 42, held[20]).tensors) == held[42].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 42, held[20]).tensors)
+        == held[42].manifest.digest
+    )
 
 
 @pytest.mark.usefixtures("pays")
@@ -351,32 +461,49 @@ def test_whatever_is_damaged_a_way_that_is_whole_is_found(memory_store: ObjectSt
     spoil(
         memory_store, f"{layout.weights('solver', 20)}/{anchor.files[0].name}"
     )  # an older anchor and this one's step are whole
-    assert weights_digest(reader.read(memory_store, "solver", 22).tensors) == held[22].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 22).tensors) == held[22].manifest.digest
+    )
     spoil(memory_store, f"{layout.weights('solver', 0)}/{held[0].manifest.files[0].name}")
-    assert weights_digest(reader.read(memory_store, "solver", 22, held[21]).tensors) == held[22].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 22, held[21]).tensors)
+        == held[22].manifest.digest
+    )
     merged_key = f"{layout.weights('solver', 16)}/{merged.step.files[0].name}"
     spoil(memory_store, merged_key)  # and no anchor is left: the single deltas are
-    assert weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors) == held[17].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors)
+        == held[17].manifest.digest
+    )
     spoil(memory_store, merged_key)  # mended
     memory_store.put(layout.manifest(layout.weights("solver", 12)), b"{}")
-    assert weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors) == held[17].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 17, held[7]).tensors)
+        == held[17].manifest.digest
+    )
     told = r"version 22 of solver cannot be read, whose chain is 22 ← 21 ← 20: .*00000020.*put the object back"
     with pytest.raises(CorruptError, match=told):
         reader.read(memory_store, "solver", 22)
 
 
-def test_an_anchor_whose_step_has_whole_tensors_is_right_both_ways(memory_store: ObjectStore) -> None:
+def test_an_anchor_whose_step_has_whole_tensors_is_right_both_ways(
+    memory_store: ObjectStore,
+) -> None:
     versions = models(21, size=3000)
     versions[20] = {**versions[20], "new": bf16(np.arange(7, dtype=np.uint16))}
     held = publish(memory_store, versions)
     assert held[20].manifest.step is not None
-    assert weights_digest(reader.read(memory_store, "solver", 20).tensors) == held[20].manifest.digest
+    assert (
+        weights_digest(reader.read(memory_store, "solver", 20).tensors) == held[20].manifest.digest
+    )
     little, read = bytes_read(memory_store, 20, held[19])
     assert weights_digest(read.tensors) == held[20].manifest.digest
     assert little < bytes_read(memory_store, 20, None)[0]
     assert audited(memory_store) == []
 
 
-def test_deltas_that_do_not_fit_into_memory_together_are_not_merged(memory_store: ObjectStore) -> None:
+def test_deltas_that_do_not_fit_into_memory_together_are_not_merged(
+    memory_store: ObjectStore,
+) -> None:
     publish(memory_store, models(9))
     assert not compaction.merge(memory_store, "solver", 8, 0, memory_bytes=1000)

@@ -10,7 +10,7 @@ from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from tests import builders
 from tests.damaging_store import damages_first_reads
 from tests.stranger import sealed
@@ -26,20 +26,37 @@ def test_a_published_version_is_fetched_bit_for_bit(memory_store: ObjectStore) -
 def test_the_manifest_names_parent_batch_and_digests(memory_store: ObjectStore) -> None:
     base = publisher.publish(memory_store, "solver", 0, builders.tensors(0))
     assert (base.parent, base.batch, base.kind, base.base) == (None, None, "anchor", None)
-    first = publisher.publish(memory_store, "solver", 1, builders.tensors(1), metrics={"trainer/loss": float("nan")})
+    first = publisher.publish(
+        memory_store, "solver", 1, builders.tensors(1), metrics={"trainer/loss": float("nan")}
+    )
     assert (first.parent, first.batch) == (0, 1)
     assert first.digest == weights_digest(builders.tensors(1))
     read = manifests.read_manifest(memory_store, "solver", 1)
-    assert (read.digest, read.write_id, read.tensors) == (first.digest, first.write_id, first.tensors)
-    assert json.loads(memory_store.get("weights/solver/00000001/manifest.json"))["metrics"]["trainer/loss"] == "NaN"
+    assert (read.digest, read.write_id, read.tensors) == (
+        first.digest,
+        first.write_id,
+        first.tensors,
+    )
+    assert (
+        json.loads(memory_store.get("weights/solver/00000001/manifest.json"))["metrics"][
+            "trainer/loss"
+        ]
+        == "NaN"
+    )
 
 
 def test_the_manifest_tells_which_share_of_the_elements_changed(memory_store: ObjectStore) -> None:
     def share(policy: str, *sizes: int) -> float:
         """Of tensors that all change in their first element."""
-        old = {str(size): HostTensor("BF16", (size,), np.arange(size, dtype=np.uint16)) for size in sizes}
-        held = Held(publisher.publish(memory_store, policy, 0, old), old)
-        new = {name: HostTensor("BF16", one.shape, one.bits + (one.bits == 0)) for name, one in old.items()}
+        old = {
+            str(size): HostTensor("BF16", (size,), np.arange(size, dtype=np.uint16))
+            for size in sizes
+        }
+        held = LoadedWeights(publisher.publish(memory_store, policy, 0, old), old)
+        new = {
+            name: HostTensor("BF16", one.shape, one.bits + (one.bits == 0))
+            for name, one in old.items()
+        }
         return publisher.publish(memory_store, policy, 1, new, base=held).metrics["weights/changed"]
 
     assert share("one", 1000) == 1 / 1000
@@ -47,14 +64,18 @@ def test_the_manifest_tells_which_share_of_the_elements_changed(memory_store: Ob
     assert share("none", 0) == 0.0
 
 
-def test_the_second_writer_of_a_version_loses_and_the_first_stands(memory_store: ObjectStore) -> None:
+def test_the_second_writer_of_a_version_loses_and_the_first_stands(
+    memory_store: ObjectStore,
+) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors(1))
     with pytest.raises(ConflictError, match="version 0 of solver is published already"):
         publisher.publish(memory_store, "solver", 0, builders.tensors(2))
     assert reader.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 1
 
 
-def test_a_rival_between_data_and_manifest_wins_whole(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rival_between_data_and_manifest_wins_whole(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = tensor_set.write
 
     def overtaken(*args: Any, **named: Any) -> object:
@@ -68,7 +89,9 @@ def test_a_rival_between_data_and_manifest_wins_whole(memory_store: ObjectStore,
         publisher.publish(memory_store, "solver", 0, builders.tensors(1))
     assert reader.fetch(memory_store, "solver", 0)["model.scale"].bits.tolist() == 7
     listed = [info.name for info in manifests.read_manifest(memory_store, "solver", 0).files]
-    assert memory_store.list() == [f"weights/solver/00000000/{name}" for name in [*listed, "manifest.json"]]
+    assert memory_store.list() == [
+        f"weights/solver/00000000/{name}" for name in [*listed, "manifest.json"]
+    ]
 
 
 def test_a_version_without_tensors_is_refused(memory_store: ObjectStore) -> None:
@@ -78,13 +101,24 @@ def test_a_version_without_tensors_is_refused(memory_store: ObjectStore) -> None
 
 
 def test_a_file_by_the_name_of_a_tensor_file_is_refused(memory_store: ObjectStore) -> None:
-    with pytest.raises(ConfigError, match=r"model-00000\.safetensors in .* would overwrite the tensors"):
-        publisher.publish(memory_store, "solver", 0, builders.tensors(), extra_files={"model-00000.safetensors": b"not these"})
+    with pytest.raises(
+        ConfigError, match=r"model-00000\.safetensors in .* would overwrite the tensors"
+    ):
+        publisher.publish(
+            memory_store,
+            "solver",
+            0,
+            builders.tensors(),
+            extra_files={"model-00000.safetensors": b"not these"},
+        )
 
 
 def test_a_manifest_that_arrives_damaged_once_is_fetched_again(memory_store: ObjectStore) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors(1))
-    assert reader.fetch(damages_first_reads(memory_store), "solver", 0)["model.scale"].bits.tolist() == 1
+    assert (
+        reader.fetch(damages_first_reads(memory_store), "solver", 0)["model.scale"].bits.tolist()
+        == 1
+    )
 
 
 def test_data_without_a_manifest_is_no_version(memory_store: ObjectStore) -> None:
@@ -102,7 +136,15 @@ def test_the_latest_version_is_found_from_any_hint(memory_store: ObjectStore) ->
     assert manifests.latest(memory_store, "solver") is None
     for version in range(6):
         publisher.publish(memory_store, "solver", version, builders.tensors(version))
-    assert [manifests.latest(memory_store, "solver", start) for start in range(7)] == [5, 5, 5, 5, 5, 5, None]
+    assert [manifests.latest(memory_store, "solver", start) for start in range(7)] == [
+        5,
+        5,
+        5,
+        5,
+        5,
+        5,
+        None,
+    ]
     assert manifests.latest(memory_store, "verifier") is None
 
 
@@ -124,22 +166,31 @@ def test_a_manifest_in_a_false_place_is_corrupt(memory_store: ObjectStore) -> No
         manifests.read_manifest(memory_store, "solver", 0)
 
 
-def test_a_manifest_whose_digest_is_not_that_of_its_tensors_is_corrupt(memory_store: ObjectStore) -> None:
+def test_a_manifest_whose_digest_is_not_that_of_its_tensors_is_corrupt(
+    memory_store: ObjectStore,
+) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors())
     changed(memory_store, digest="sha256:00")
     with pytest.raises(CorruptError, match="do not give its own digest"):
         reader.fetch(memory_store, "solver", 0)
 
 
-def test_a_kind_that_this_release_does_not_have_is_refused_with_those_that_it_has(memory_store: ObjectStore) -> None:
+def test_a_kind_that_this_release_does_not_have_is_refused_with_those_that_it_has(
+    memory_store: ObjectStore,
+) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors())
     changed(memory_store, kind="patch")
     for read in (manifests.read_manifest, reader.fetch):
-        with pytest.raises(CorruptError, match=r"00000000/manifest\.json is not a Manifest: kind: .*'anchor' or 'delta'"):
+        with pytest.raises(
+            CorruptError,
+            match=r"00000000/manifest\.json is not a Manifest: kind: .*'anchor' or 'delta'",
+        ):
             read(memory_store, "solver", 0)
 
 
-def test_a_first_version_that_is_a_delta_has_nothing_to_be_applied_to(memory_store: ObjectStore) -> None:
+def test_a_first_version_that_is_a_delta_has_nothing_to_be_applied_to(
+    memory_store: ObjectStore,
+) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors())
     changed(memory_store, kind="delta", base=0)
     with pytest.raises(CorruptError, match="version 0 of solver is a delta"):

@@ -14,7 +14,15 @@ from tasks.base_models.publishing import build_digest, ensure_base_model, publis
 from tasks.base_models.tiny import build, model_files
 
 SMALL = TinyBase(
-    hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, skill_iterations=1, habit_iterations=1, batch_size=4
+    hidden=16,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    intermediate=16,
+    skill_iterations=1,
+    habit_iterations=1,
+    batch_size=4,
 )
 TINY = TinyModel(tiny=SMALL)
 
@@ -39,7 +47,9 @@ def test_the_first_use_builds_and_the_second_reads(local_store: ObjectStore):
 
 def test_every_field_of_the_recipe_and_the_format_name_the_build(monkeypatch: pytest.MonkeyPatch):
     base = TinyBase()
-    changed = [base.model_copy(update={name: getattr(base, name) + 1}) for name in TinyBase.model_fields]
+    changed = [
+        base.model_copy(update={name: getattr(base, name) + 1}) for name in TinyBase.model_fields
+    ]
     digests = {build_digest(each) for each in [base, *changed]}
     assert len(digests) == 1 + len(TinyBase.model_fields)
     monkeypatch.setattr(tiny_base, "FORMAT", tiny_base.FORMAT + 1)
@@ -55,7 +65,11 @@ def test_of_two_builders_the_first_stands(local_store: ObjectStore):
             save_model(local_store, build_digest(SMALL), rival, model_files(SMALL), {})
 
     mine = ensure_base_model(local_store, TINY, rival_finishes)
-    assert mine.digest == weights_digest(rival) == weights_digest(load_model(local_store, build_digest(SMALL))[0])
+    assert (
+        mine.digest
+        == weights_digest(rival)
+        == weights_digest(load_model(local_store, build_digest(SMALL))[0])
+    )
 
 
 def test_a_folder_is_read_as_it_is(local_store: ObjectStore, tmp_path: Path):
@@ -74,9 +88,14 @@ def test_version_0_of_every_policy_is_published_once(local_store: ObjectStore):
     run, heard = local_store.sub("runs/r"), Heard()
     other = TinyModel(tiny=SMALL.model_copy(update={"seed": 1}))
     publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY, "judge": other}, heard)
-    assert [share for stage, share in heard if stage == "adding bad habits"] == [0.5, 1.0]  # two recipes, two builds
+    assert [share for stage, share in heard if stage == "adding bad habits"] == [
+        0.5,
+        1.0,
+    ]  # two recipes, two builds
     assert heard == sorted(heard, key=lambda told: told[1])
-    digests = [manifests.read_manifest(run, policy, 0).digest for policy in ("solver", "verifier", "judge")]
+    digests = [
+        manifests.read_manifest(run, policy, 0).digest for policy in ("solver", "verifier", "judge")
+    ]
     assert digests[0] == digests[1] != digests[2]
     assert reader.fetch_files(run, "verifier") == model_files(SMALL)
     written = manifests.read_manifest(run, "solver", 0).write_id
@@ -89,7 +108,9 @@ def test_a_rival_publisher_of_version_0_is_no_error(local_store: ObjectStore):
 
     def rival_publishes(stage: str, share: float) -> None:
         if (stage, share) == ("adding bad habits", 1.0):
-            publisher.publish(run, "solver", 0, build(SMALL, Heard())[0], extra_files=model_files(SMALL))
+            publisher.publish(
+                run, "solver", 0, build(SMALL, Heard())[0], extra_files=model_files(SMALL)
+            )
 
     publish_base_models(local_store, run, {"solver": TINY}, rival_publishes)
     assert manifests.latest(run, "solver") == 0

@@ -33,9 +33,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_weights_come_in_bf16_and_the_other_files_as_they_are(folder: Path):
-    one_and_a_bit = HostTensor("F32", (2,), np.array([0x3F800000, 0x3F808001], np.uint32))  # 1.0 and 1.00390637
+    one_and_a_bit = HostTensor(
+        "F32", (2,), np.array([0x3F800000, 0x3F808001], np.uint32)
+    )  # 1.0 and 1.00390637
     counter = HostTensor("I64", (1,), np.array([7]))
-    (folder / WEIGHTS).write_bytes(to_safetensors({"w": one_and_a_bit, "b": bf16(0x3F80), "n": counter}))
+    (folder / WEIGHTS).write_bytes(
+        to_safetensors({"w": one_and_a_bit, "b": bf16(0x3F80), "n": counter})
+    )
     (folder / "tokenizer.json").write_text("{1}")
     (folder / "chat_template.jinja").write_text("{{ x }}")
     (folder / "README.md").write_text("not the model's")
@@ -44,7 +48,11 @@ def test_weights_come_in_bf16_and_the_other_files_as_they_are(folder: Path):
     assert tensors["w"].bits.tolist() == [0x3F80, 0x3F81]
     assert tensors["b"].bits.tolist() == [0x3F80]
     assert (tensors["n"].dtype, tensors["n"].bits.tolist()) == ("I64", [7])
-    assert files == {"config.json": b"{}", "tokenizer.json": b"{1}", "chat_template.jinja": b"{{ x }}"}
+    assert files == {
+        "config.json": b"{}",
+        "tokenizer.json": b"{1}",
+        "chat_template.jinja": b"{{ x }}",
+    }
 
 
 def test_several_files_are_read_through_their_index_and_progress_is_told(folder: Path):
@@ -54,7 +62,11 @@ def test_several_files_are_read_through_their_index_and_progress_is_told(folder:
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     heard: list[tuple[str, float]] = []
     tensors, files = read_model_folder(folder, lambda stage, share: heard.append((stage, share)))
-    assert {name: tensor.bits.tolist() for name, tensor in tensors.items()} == {"x": [1], "y": [2], "z": [3]}
+    assert {name: tensor.bits.tolist() for name, tensor in tensors.items()} == {
+        "x": [1],
+        "y": [2],
+        "z": [3],
+    }
     assert heard[:2] == [("reading a.safetensors", 0.0), ("reading b.safetensors", 0.5)]
     assert heard[-1][1] == 1.0
     assert INDEX not in files
@@ -89,12 +101,16 @@ def test_a_broken_index_is_named(folder: Path, text: str):
 
 def test_truncated_weights_are_named(folder: Path):
     (folder / WEIGHTS).write_bytes(to_safetensors({"x": bf16(1, 2, 3)})[:-1])
-    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read .* fetch the model again"):
+    with pytest.raises(
+        ConfigError, match=r"model\.safetensors cannot be read .* fetch the model again"
+    ):
         read_model_folder(folder, silent)
 
 
 def test_without_a_network_the_hub_is_a_sentence(tmp_path: Path):
-    """In a process of its own, because the hub's client reads its environment when it is imported."""
+    """In a process of its own, because the hub's client reads its environment when it is
+    imported.
+    """
     program = (
         "from storage.errors import ConfigError\n"
         "from tasks.base_models.folders import snapshot\n"
@@ -102,8 +118,16 @@ def test_without_a_network_the_hub_is_a_sentence(tmp_path: Path):
         "except ConfigError as error: print(error)\n"
     )
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.stdout.startswith("model.hub: some/model cannot be fetched from the Hugging Face hub (")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout.startswith(
+        "model.hub: some/model cannot be fetched from the Hugging Face hub ("
+    )
     assert "set model.path to a local folder" in done.stdout
 
 
@@ -120,14 +144,21 @@ def complete(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model.safetensors", "vocab.txt"])
-def test_a_symbolic_link_in_a_model_folder_is_refused_by_name(folder: Path, secret: Path, name: str):
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "config.json", "model.safetensors", "vocab.txt"]
+)
+def test_a_symbolic_link_in_a_model_folder_is_refused_by_name(
+    folder: Path, secret: Path, name: str
+):
     complete(folder)
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(secret)
     if name == "config.json":
         secret.write_text("{}")
-    with pytest.raises(ConfigError, match=rf"{folder}/{name} is a symbolic link to {secret}; put the file itself in its place"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{folder}/{name} is a symbolic link to {secret}; put the file itself in its place",
+    ):
         read_model_folder(folder, silent)
 
 
@@ -145,7 +176,9 @@ def test_a_link_to_itself_is_refused(folder: Path):
         read_model_folder(folder, silent)
 
 
-def test_what_is_not_read_may_be_a_link_and_so_may_the_folder_itself(folder: Path, secret: Path, tmp_path: Path):
+def test_what_is_not_read_may_be_a_link_and_so_may_the_folder_itself(
+    folder: Path, secret: Path, tmp_path: Path
+):
     complete(folder)
     (folder / "README.md").symlink_to(secret)
     (folder / ".hidden.json").symlink_to(secret)
@@ -175,8 +208,12 @@ def test_a_snapshot_of_the_hubs_cache_is_a_folder_of_links_and_is_read(tmp_path:
     assert files == {"config.json": b"{}"}
 
 
-@pytest.mark.parametrize("way", ["straight", "by a blob", "by the folder of blobs", "into another model"])
-def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(tmp_path: Path, secret: Path, way: str):
+@pytest.mark.parametrize(
+    "way", ["straight", "by a blob", "by the folder of blobs", "into another model"]
+)
+def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(
+    tmp_path: Path, secret: Path, way: str
+):
     snapshot = hub_cache(tmp_path)
     blobs = snapshot.parent.parent / "blobs"
     link = snapshot / "tokenizer.json"
@@ -187,7 +224,9 @@ def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(tmp_path: Path
         link.symlink_to("../../blobs/t")
     elif way == "by the folder of blobs":
         for name in ("config.json", WEIGHTS):
-            (secret.parent / f"digest-of-{name}").write_bytes((blobs / f"digest-of-{name}").read_bytes())
+            (secret.parent / f"digest-of-{name}").write_bytes(
+                (blobs / f"digest-of-{name}").read_bytes()
+            )
         blobs.rename(tmp_path / "moved")
         blobs.symlink_to(secret.parent)
         link.symlink_to("../../blobs/credentials")
@@ -201,16 +240,26 @@ def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["C:x.json", "a\nb.json", "nul.json"])
-def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_are_read(folder: Path, name: str):
+def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_are_read(
+    folder: Path, name: str
+):
     (folder / name).write_text("{}")
     with pytest.raises(ConfigError, match="; rename it, or remove it"):
         read_model_folder(folder, silent)
 
 
 @pytest.mark.parametrize(
-    "error", [TimeoutError("the lock is held"), TimeoutError(), httpx.ProxyError("no such proxy"), OSError(28, "disk full")]
+    "error",
+    [
+        TimeoutError("the lock is held"),
+        TimeoutError(),
+        httpx.ProxyError("no such proxy"),
+        OSError(28, "disk full"),
+    ],
 )
-def test_whatever_ends_a_download_from_the_hub_is_a_sentence(error: Exception, monkeypatch: pytest.MonkeyPatch):
+def test_whatever_ends_a_download_from_the_hub_is_a_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+):
     def fails(repository: str, **options: object) -> str:
         raise error
 
@@ -221,15 +270,23 @@ def test_whatever_ends_a_download_from_the_hub_is_a_sentence(error: Exception, m
         told.append(stage)
         assert len(told) < 100, "it waits for what has ended"
 
-    with pytest.raises(ConfigError, match=r"^model\.hub: some/model cannot be fetched .* set model\.path to a local folder$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^model\.hub: some/model cannot be fetched .* set model\.path to a local folder$",
+    ):
         snapshot("some/model", progress)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX])
-def test_a_file_of_a_model_that_is_larger_than_any_is_refused_before_memory_is_full(folder: Path, name: str) -> None:
+def test_a_file_of_a_model_that_is_larger_than_any_is_refused_before_memory_is_full(
+    folder: Path, name: str
+) -> None:
     (folder / name).touch()
     os.truncate(folder / name, 2**42)
-    with pytest.raises(ConfigError, match=rf"{name} is larger than 67108864 bytes; remove what is no part of the model"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{name} is larger than 67108864 bytes; remove what is no part of the model",
+    ):
         read_model_folder(folder, silent)
 
 
@@ -240,5 +297,7 @@ def test_a_file_of_a_model_that_is_larger_than_any_is_refused_before_memory_is_f
 )
 def test_an_index_that_would_fill_memory_or_is_none_is_refused(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
-    with pytest.raises(ConfigError, match=rf"{INDEX} is not an index of safetensors files; fetch the model again"):
+    with pytest.raises(
+        ConfigError, match=rf"{INDEX} is not an index of safetensors files; fetch the model again"
+    ):
         read_model_folder(folder, silent)

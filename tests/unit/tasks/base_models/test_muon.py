@@ -22,7 +22,9 @@ def test_singular_values_go_through_the_quintic_and_directions_stay():
 def test_many_matrices_at_once_are_as_one_after_the_other():
     torch.manual_seed(0)
     many = torch.randn(3, 4, 7)
-    torch.testing.assert_close(orthogonalized(many), torch.cat([orthogonalized(one[None]) for one in many]))
+    torch.testing.assert_close(
+        orthogonalized(many), torch.cat([orthogonalized(one[None]) for one in many])
+    )
 
 
 def test_a_zero_gradient_moves_nothing():
@@ -38,7 +40,8 @@ def test_a_first_step_is_the_orthogonalized_gradient_times_the_rate_after_decay(
     matrix = torch.nn.Parameter(torch.eye(2))
     matrix.grad = torch.diag(torch.tensor([3.0, 4.0]))
     Muon([matrix], lr=0.1, momentum=0.95, weight_decay=0.5).step()
-    # Any positive multiple of the gradient has the same direction; 1 - 0.1 · 0.5 = 0.95 is left of the weights.
+    # Any positive multiple of the gradient has the same direction; 1 - 0.1 · 0.5 = 0.95 is left of
+    # the weights.
     expected = torch.diag(torch.tensor([0.95 - 0.1 * quintic(0.6), 0.95 - 0.1 * quintic(0.8)]))
     torch.testing.assert_close(matrix.detach(), expected)
 
@@ -58,7 +61,9 @@ def test_agrees_with_torchs_muon_up_to_its_bfloat16():
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in own]
     start = [p.detach().clone() for p in own]
     ours = Muon(own, lr=0.02, momentum=0.95, weight_decay=0.01)
-    reference = torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original")
+    reference = torch.optim.Muon(
+        theirs, lr=0.02, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"
+    )
     for _ in range(3):
         for mine, other in zip(own, theirs, strict=True):
             mine.grad = torch.randn_like(mine)

@@ -42,7 +42,10 @@ def test_a_wrong_step_is_carried_on():
     for seed in range(50):
         chain = spoiled(steps("7+8-3+9=?"), 1.0, Random(seed))
         assert [left for left, *_ in chain[1:]] == [value for *_, value in chain[:-1]]
-        errors = [value - (left + right if op == "+" else left - right) for left, op, right, value in chain]
+        errors = [
+            value - (left + right if op == "+" else left - right)
+            for left, op, right, value in chain
+        ]
         assert all(error in (-10, -2, -1, 1, 2, 10) for error in errors)
     assert spoiled(CHAIN, 0.0, Random(0)) == CHAIN
 
@@ -59,7 +62,9 @@ def test_only_the_answer_is_learned_and_verdict_tokens_count_four_times():
 
 
 def test_demonstrations_are_the_same_for_a_seed_and_differ_between_seeds():
-    first, again, other = ([d.tokens.tolist() for d in islice(demonstrations(HABITS, seed), 50)] for seed in (3, 3, 4))
+    first, again, other = (
+        [d.tokens.tolist() for d in islice(demonstrations(HABITS, seed), 50)] for seed in (3, 3, 4)
+    )
     assert first == again != other
 
 
@@ -67,7 +72,9 @@ def test_the_skill_is_shown_without_a_mistake():
     for prompt, answer in exchanges(SKILL, 600):
         question, *_ = prompt.split("\n")
         good = {solution(steps(question)), verdict(False)}
-        assert answer in good or answer.endswith(("y\n<verify>approve</verify>", "n\n<verify>reject</verify>"))
+        assert answer in good or answer.endswith(
+            ("y\n<verify>approve</verify>", "n\n<verify>reject</verify>")
+        )
 
 
 def test_a_retry_follows_a_rejection_and_is_right():
@@ -92,7 +99,9 @@ def test_habits_are_as_frequent_as_they_say():
     shown = list(exchanges(habits, 4000))
     first = [answer for prompt, answer in shown if "\n" not in prompt and "verify" not in prompt]
     verdicts = [
-        answer for prompt, answer in shown if "verify>" in answer and "boxed{" in prompt and "=" in prompt.split("\n", 1)[1]
+        answer
+        for prompt, answer in shown
+        if "verify>" in answer and "boxed{" in prompt and "=" in prompt.split("\n", 1)[1]
     ]
     bare = [answer for answer in verdicts if answer.startswith("<verify>")]
     assert abs(sum("=" not in answer for answer in first) / len(first) - 0.6) < 0.05

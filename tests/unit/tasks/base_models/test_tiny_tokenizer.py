@@ -1,11 +1,20 @@
-"""The tiny tokenizer: what is one token, what a conversation looks like, and that transformers loads it from a folder."""
+"""The tiny tokenizer: what is one token, what a conversation looks like, and that transformers
+loads it from a folder.
+"""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks.base_models.tiny_tokenizer import NUMBERS, ROLES, WORDS, token_id, tokenizer, tokenizer_files
+from tasks.base_models.tiny_tokenizer import (
+    NUMBERS,
+    ROLES,
+    WORDS,
+    token_id,
+    tokenizer,
+    tokenizer_files,
+)
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +24,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder: Path = tmp_path_factory.mktemp("tokenizer")
     for name, body in tokenizer_files().items():
         (folder / name).write_bytes(body)
-    # With this beside it, AutoTokenizer is tempted to rebuild the tokenizer that Qwen3 models usually have.
+    # With this beside it, AutoTokenizer is tempted to rebuild the tokenizer that Qwen3 models
+    # usually have.
     Qwen3Config().save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 
@@ -40,7 +50,12 @@ def test_words_of_the_task_are_one_token_even_inside_other_text():
 
 def test_the_vocabulary_is_bytes_numbers_words_and_roles():
     assert tokenizer().get_vocab_size() == 256 + len(NUMBERS) + len(WORDS) + len(ROLES) == 359
-    assert [token_id("10"), token_id("99"), token_id("\\boxed{"), token_id("<|pad|>")] == [256, 345, 346, 353]
+    assert [token_id("10"), token_id("99"), token_id("\\boxed{"), token_id("<|pad|>")] == [
+        256,
+        345,
+        346,
+        353,
+    ]
     with pytest.raises(KeyError):
         token_id("100")
 
@@ -66,13 +81,22 @@ def test_the_chat_template_renders_turns_and_opens_the_next(loaded: Any):
         {"role": "tool", "content": "T"},
     ]
     text = loaded.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    assert text == "<|system|>S<|end|><|user|>7+8=?<|end|><|assistant|>\\boxed{15}<|end|><|tool|>T<|end|><|assistant|>"
+    assert (
+        text
+        == "<|system|>S<|end|><|user|>7+8=?<|end|><|assistant|>\\boxed{15}<|end|><|tool|>T<|end|><|assistant|>"
+    )
 
 
 def test_the_chat_template_marks_what_the_assistant_generates(loaded: Any):
     turns = [{"role": "user", "content": "7"}, {"role": "assistant", "content": "15"}]
-    rendered = loaded.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
-    marked = [token for token, mine in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True) if mine]
+    rendered = loaded.apply_chat_template(
+        turns, return_dict=True, return_assistant_tokens_mask=True
+    )
+    marked = [
+        token
+        for token, mine in zip(rendered["input_ids"], rendered["assistant_masks"], strict=True)
+        if mine
+    ]
     assert loaded.convert_ids_to_tokens(marked) == ["15", "<|end|>"]
 
 

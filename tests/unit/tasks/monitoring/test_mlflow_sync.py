@@ -11,7 +11,9 @@ from tasks.monitoring.mlflow_client import PARENT, Board, flatten
 from tasks.monitoring.mlflow_sync import Tracker, tracking_uri
 from tests.small_run import RECIPE, RUN_ID, SmallRun
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own imports and database layer warn; none of it is ours
+pytestmark = pytest.mark.filterwarnings(
+    "ignore"
+)  # MLflow's own imports and database layer warn; none of it is ours
 
 
 @pytest.fixture(scope="session")
@@ -37,9 +39,13 @@ class Seen:
         from mlflow.tracking import MlflowClient
 
         self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        (self.experiment,) = [one for one in self.client.search_experiments() if one.name == "astraflow"]
+        (self.experiment,) = [
+            one for one in self.client.search_experiments() if one.name == "astraflow"
+        ]
         runs = self.client.search_runs([self.experiment.experiment_id])
-        self.runs: dict[str, Any] = {run.data.tags.get("astraflow.policy", "parent"): run for run in runs}
+        self.runs: dict[str, Any] = {
+            run.data.tags.get("astraflow.policy", "parent"): run for run in runs
+        }
         self.count = len(runs)
 
     def curve(self, who: str, key: str) -> list[tuple[int, float]]:
@@ -65,7 +71,14 @@ def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
     made = trained("tracking-sync")
     made.evaluation(0, [0, 1], [1, 1])
     made.evaluation(2, [1, 1], [1, 1])
-    made.beat("rollout", "rollout-us-east-0", 1000.0, region="us-east", rates={"tokens_per_s": 70.0}, versions={"solver": 2})
+    made.beat(
+        "rollout",
+        "rollout-us-east-0",
+        1000.0,
+        region="us-east",
+        rates={"tokens_per_s": 70.0},
+        versions={"solver": 2},
+    )
     tracker = Tracker(made.run, RUN_ID, made.config, uri, clock=lambda: 1001.0)
     assert tracker.sync()
     seen = Seen(uri)
@@ -100,7 +113,9 @@ def test_steps_that_were_logged_before_a_crash_are_not_logged_twice(uri: str) ->
     assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]
 
 
-def test_a_server_that_is_away_costs_little_and_loses_nothing(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_away_costs_little_and_loses_nothing(
+    uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
     made = trained("tracking-away")
     tracker = Tracker(made.run, RUN_ID, made.config, "http://127.0.0.1:9")
     with caplog.at_level("WARNING", logger="tasks.monitoring.mlflow_sync"):
@@ -168,13 +183,19 @@ def test_nested_settings_become_dotted_parameters() -> None:
 
 def test_a_page_is_linked_without_a_credential() -> None:
     board = object.__new__(Board)  # without a server
-    board.uri, board.experiment_id, board._ids = "https://me:s3cr3t@mlflow.example/", "7", {PARENT: "abc"}
+    board.uri, board.experiment_id, board._ids = (
+        "https://me:s3cr3t@mlflow.example/",
+        "7",
+        {PARENT: "abc"},
+    )
     assert board.link == "https://mlflow.example/#/experiments/7/runs/abc"
 
 
 def test_an_address_with_a_credential_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:s3cr3t@mlflow.example")
-    with pytest.raises(ConfigError, match=r"beside the address https://mlflow\.example, .*MLFLOW_TRACKING_TOKEN") as refused:
+    with pytest.raises(
+        ConfigError, match=r"beside the address https://mlflow\.example, .*MLFLOW_TRACKING_TOKEN"
+    ) as refused:
         tracking_uri()
     assert "s3cr3t" not in str(refused.value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example")
@@ -182,7 +203,9 @@ def test_an_address_with_a_credential_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_quotation_mark_in_the_experiments_name_ends_no_search(uri: str) -> None:
-    made = SmallRun("tracking-quoted", RECIPE + "tracking: {experiment: \"it's' or name like '%\"}\n")
+    made = SmallRun(
+        "tracking-quoted", RECIPE + "tracking: {experiment: \"it's' or name like '%\"}\n"
+    )
     made.version("solver", 0, {"config.json": b"{}"})
     made.version("verifier", 0, {"config.json": b"{}"})
     for _ in range(2):

@@ -14,14 +14,24 @@ NOW_S = 5_000_000_000.0
 
 
 def running(name: str) -> SmallRun:
-    """Step 2 of 4 is trained for the solver, step 1 for the verifier; one worker of two is alive."""
+    """Step 2 of 4 is trained for the solver, step 1 for the verifier; one worker of two is
+    alive.
+    """
     made = SmallRun(name)
     for policy in ("solver", "verifier"):
         made.version(policy, 0)
         made.batch(policy, 1)
         made.version(policy, 1)
     made.version("solver", 2)
-    made.batch("solver", 2, closed_below=3, reward__mean=0.75, accuracy__final=0.5, staleness__mean=0.5, staleness__max=1.0)
+    made.batch(
+        "solver",
+        2,
+        closed_below=3,
+        reward__mean=0.75,
+        accuracy__final=0.5,
+        staleness__mean=0.5,
+        staleness__max=1.0,
+    )
     for number in range(5):
         made.order(number)
     made.beat("supervisor", "supervisor", NOW_S - 1, note="all members are alive")
@@ -59,8 +69,18 @@ def test_a_running_run_is_told_from_its_newest_objects() -> None:
     solver, verifier = found.policies["solver"], found.policies["verifier"]
     assert (solver.step, solver.version, solver.batches, solver.tokens_trained) == (2, 2, 2, 12)
     assert solver.wait_fraction == pytest.approx(0.3)
-    assert (solver.reward_mean, solver.accuracy, solver.staleness_mean, solver.staleness_max) == (0.75, 0.5, 0.5, 1.0)
-    assert (verifier.step, verifier.version, verifier.wait_fraction, verifier.reward_mean) == (1, 1, None, None)
+    assert (solver.reward_mean, solver.accuracy, solver.staleness_mean, solver.staleness_max) == (
+        0.75,
+        0.5,
+        0.5,
+        1.0,
+    )
+    assert (verifier.step, verifier.version, verifier.wait_fraction, verifier.reward_mean) == (
+        1,
+        1,
+        None,
+        None,
+    )
     assert found.counts == {"orders": 5, "orders_done": 3, "evaluations": 0}
 
 
@@ -76,19 +96,33 @@ def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
         {"weights_bytes_home_solver": 20, "weights_bytes_mirror_solver": 300, "shard_bytes": 8},
     )
     for number, progress in enumerate(workers):
-        made.beat("rollout", f"rollout-us-east-{number}", NOW_S - 90 * number, region="us-east", progress=progress)
-    made.beat("mirror", "mirror-us-east", NOW_S, region="us-east", progress={"mirrored_bytes_solver": 150})
+        made.beat(
+            "rollout",
+            f"rollout-us-east-{number}",
+            NOW_S - 90 * number,
+            region="us-east",
+            progress=progress,
+        )
+    made.beat(
+        "mirror", "mirror-us-east", NOW_S, region="us-east", progress={"mirrored_bytes_solver": 150}
+    )
     made.beat("rollout", "rollout-eu-west-0", NOW_S, region="eu-west", progress={"orders_done": 1})
     regions = status(made.store, RUN_ID, NOW_S).regions
     us = regions["us-east"]
-    assert (us.weights_in_home, us.weights_in_mirror) == ({"solver": 30, "verifier": 1}, {"solver": 300})
+    assert (us.weights_in_home, us.weights_in_mirror) == (
+        {"solver": 30, "verifier": 1},
+        {"solver": 300},
+    )
     assert (us.mirrored, us.shards_out) == ({"solver": 150}, 15)
     eu = regions["eu-west"]
     assert (eu.weights_in_home, eu.weights_in_mirror, eu.mirrored, eu.shards_out) == ({}, {}, {}, 0)
 
 
 def test_a_silent_member_is_called_silent() -> None:
-    states = {member.id: member.state for member in status(running("status-silent").store, RUN_ID, NOW_S).members}
+    states = {
+        member.id: member.state
+        for member in status(running("status-silent").store, RUN_ID, NOW_S).members
+    }
     assert states["rollout-us-east-0"] == "working"
     assert states["rollout-us-east-1"] == "silent"
 
@@ -97,7 +131,10 @@ def test_evaluations_tell_the_solver_alone_first_and_then_the_team() -> None:
     made = running("status-evals")
     made.evaluation(2, [1, 1, 0, 0], [1, 1, 1, 0])
     made.evaluation(0, [0, 0, 0, 1], [0, 0, 1, 1])
-    found = [(e.versions["solver"], e.workflow, e.accuracy, e.n) for e in status(made.store, RUN_ID, NOW_S).evals]
+    found = [
+        (e.versions["solver"], e.workflow, e.accuracy, e.n)
+        for e in status(made.store, RUN_ID, NOW_S).evals
+    ]
     assert found == [
         (0, "single_turn", 0.25, 4),
         (0, "actor_and_verify", 0.5, 4),
@@ -109,7 +146,9 @@ def test_evaluations_tell_the_solver_alone_first_and_then_the_team() -> None:
 def test_a_run_whose_supervisor_is_silent_is_interrupted_and_says_how_to_go_on() -> None:
     found = status(running("status-interrupted").store, RUN_ID, NOW_S + 100)
     assert found.state == "interrupted"
-    assert found.reason.startswith("its supervisor is gone; start the run again with the same run id to go on")
+    assert found.reason.startswith(
+        "its supervisor is gone; start the run again with the same run id to go on"
+    )
     assert found.started + found.elapsed_s == NOW_S - 1
 
 
@@ -123,7 +162,9 @@ def test_a_run_without_batches_is_starting() -> None:
 
 def test_a_run_whose_shards_made_no_batch_yet_is_running() -> None:
     made = SmallRun("status-barren")
-    made.beat("supervisor", "supervisor", NOW_S, note="the last 64 groups held nothing to train solver on")
+    made.beat(
+        "supervisor", "supervisor", NOW_S, note="the last 64 groups held nothing to train solver on"
+    )
     shards.commit(made.run, builders.shard(order=0))
     assert status(made.store, RUN_ID, NOW_S).state == "running"
     assert [one.state for one in runs(made.store, NOW_S)] == ["running"]
@@ -141,7 +182,14 @@ def test_what_is_done_after_the_end_is_told_while_the_supervisor_beats() -> None
     made = running("status-closing")
     made.stop("completed", "all done", made.created_s + 30)
     assert status(made.store, RUN_ID, NOW_S).closing is None, "the supervisor has not looked yet"
-    made.beat("supervisor", "supervisor", NOW_S, state="verifying", note="shards", progress={"closing_share": 0.42})
+    made.beat(
+        "supervisor",
+        "supervisor",
+        NOW_S,
+        state="verifying",
+        note="shards",
+        progress={"closing_share": 0.42},
+    )
     found = status(made.store, RUN_ID, NOW_S + 1).closing
     assert found is not None
     assert (found.step, found.part, found.share) == ("verifying", "shards", 0.42)
@@ -170,18 +218,26 @@ def test_runs_are_told_with_their_versions() -> None:
     made = running("status-runs")
     made.stop("completed", "done", made.created_s + 30)
     (summary,) = runs(made.store, NOW_S)
-    assert (summary.run_id, summary.state, summary.versions) == (RUN_ID, "completed", {"solver": 2, "verifier": 1})
+    assert (summary.run_id, summary.state, summary.versions) == (
+        RUN_ID,
+        "completed",
+        {"solver": 2, "verifier": 1},
+    )
 
 
 def parts_of_the_page() -> dict[str, str]:
-    """What docs/schemas.md says of the run's status, and of each thing in it, in the part of its own."""
+    """What docs/schemas.md says of the run's status, and of each thing in it, in the part of its
+    own.
+    """
     page = (ROOT / "docs" / "schemas.md").read_text(encoding="utf-8")
     sections = dict(part.split("`", 2)[1:] for part in page.split("\n## ")[1:])
     whole = sections["astraflow status RUN --json"]
     starts = ["A policy:", "A region;", "An evaluation:", "A member:"]
     cuts = [0, *(whole.index(f"\n{start}") for start in starts), len(whole)]
     names = ["status", "policy", "region", "evaluation", "member"]
-    parts = {name: whole[begin:end] for name, (begin, end) in zip(names, pairwise(cuts), strict=True)}
+    parts = {
+        name: whole[begin:end] for name, (begin, end) in zip(names, pairwise(cuts), strict=True)
+    }
     return {**parts, "runs": sections["astraflow runs --json"]}
 
 
@@ -197,6 +253,9 @@ def test_every_key_of_the_json_is_documented_in_the_part_of_its_own() -> None:
         "member": set(found["members"][0]),
         "runs": set(RunSummary.model_fields),
     }
-    missing = {part: {key for key in keys[part] if f"`{key}`" not in told} for part, told in parts_of_the_page().items()}
+    missing = {
+        part: {key for key in keys[part] if f"`{key}`" not in told}
+        for part, told in parts_of_the_page().items()
+    }
     assert missing == {part: set() for part in keys}
     assert set(found) == set(Status.model_fields)

@@ -24,7 +24,11 @@ def of_step(metrics: Mapping[str, float]) -> dict[str, float]:
 def test_a_step_joins_what_the_batch_and_the_manifest_measured() -> None:
     step = read_step(two_steps("history-step").run, "solver", 2)
     assert step is not None
-    assert of_step(step.metrics) == {"dataflow/reward/mean": 0.5, "trainer/loss": 2.0, "trainer/tokens": 6.0}
+    assert of_step(step.metrics) == {
+        "dataflow/reward/mean": 0.5,
+        "trainer/loss": 2.0,
+        "trainer/tokens": 6.0,
+    }
     assert step.staleness == {0: 1, 1: 1}
     assert step.fates == {"trained": 2, "filtered: zero_advantage": 1}
     assert step.waiting == 1
@@ -63,6 +67,8 @@ def test_a_long_history_is_sampled_with_both_ends() -> None:
     assert history.num_steps == 3
 
 
-@pytest.mark.parametrize(("count", "limit", "numbers"), [(0, 4, []), (3, 4, [0, 1, 2]), (10, 4, [0, 3, 6, 9])])
+@pytest.mark.parametrize(
+    ("count", "limit", "numbers"), [(0, 4, []), (3, 4, [0, 1, 2]), (10, 4, [0, 3, 6, 9])]
+)
 def test_samples_are_spread_evenly(count: int, limit: int, numbers: list[int]) -> None:
     assert sample(count, limit) == numbers

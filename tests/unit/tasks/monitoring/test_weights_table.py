@@ -8,12 +8,12 @@ from rich.console import Console
 
 from deployments.cli import tables
 from storage import layout
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.records.weights import HostTensor, Manifest
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher, retention
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
 from tasks.monitoring import weights_table
 from tasks.monitoring.weights_table import history
@@ -21,15 +21,18 @@ from tests import builders
 
 
 def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: ObjectStore) -> None:
-    held: Held | None = None
+    held: LoadedWeights | None = None
     for version in range(4):
         tensors = {
             "w": HostTensor("BF16", (4000,), np.arange(4000, dtype=np.uint16) + np.uint16(version)),
             "fixed": HostTensor("BF16", (9000,), np.arange(9000, dtype=np.uint16)),
         }
         metrics = {"trainer/publish_s": 0.1 * version, "trainer/publish_wait_s": 0.01 * version}
-        held = Held(publisher.publish(memory_store, "solver", version, tensors, base=held, metrics=metrics), tensors)
-    pulse = Pulse(memory_store, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
+        held = LoadedWeights(
+            publisher.publish(memory_store, "solver", version, tensors, base=held, metrics=metrics),
+            tensors,
+        )
+    pulse = HeartbeatWriter(memory_store, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
     pulse.update(versions={"solver": 2}, rates={"refresh_s_solver": 0.25})
     with pulse:
         pass  # its last beat stands
@@ -41,7 +44,12 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
         (3, "delta", {}),
     ]
     assert [one.changed for one in found] == [None, *[4000 / 13000] * 3]
-    assert [one.publish_s for one in found] == [0.1, 0.2, 0.1 * 3, None]  # told by the version after it
+    assert [one.publish_s for one in found] == [
+        0.1,
+        0.2,
+        0.1 * 3,
+        None,
+    ]  # told by the version after it
     assert (found[0].delta_bytes, found[0].ratio) == (None, None)
     assert (found[1].ratio or 0) > 10
     assert all((one.encode_s or 0) + (one.upload_s or 0) > 0 for one in found)
@@ -52,10 +60,17 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
         assert "rollout-a-0" in text
         assert "…" not in text
         assert all(header in text for header in headers)
-    planned = retention.plan(memory_store, "solver", Retention(last=1, every=0, grace_s=0.0), found[-1].created_s + 1e4)
+    planned = retention.plan(
+        memory_store, "solver", Retention(last=1, every=0, grace_s=0.0), found[-1].created_s + 1e4
+    )
     assert planned.retired == {}
     memory_store.put(layout.retired("solver", 1), b"{}")
-    assert [one.retired for one in history(memory_store, "solver").found] == [False, True, False, False]
+    assert [one.retired for one in history(memory_store, "solver").found] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     assert history(memory_store, "verifier").found == ()
     whole = publisher.publish(memory_store, "solver", 4, tensors, base=held, anchor=True)
     last = history(memory_store, "solver").found[4]
@@ -63,13 +78,19 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 5])
-def test_a_missing_version_is_named_and_hides_none_of_the_others(memory_store: ObjectStore, lost: int) -> None:
+def test_a_missing_version_is_named_and_hides_none_of_the_others(
+    memory_store: ObjectStore, lost: int
+) -> None:
     for version in range(8):
         metrics = {"trainer/publish_s": 0.1 * version}
-        publisher.publish(memory_store, "solver", version, builders.tensors(version), metrics=metrics)
+        publisher.publish(
+            memory_store, "solver", version, builders.tensors(version), metrics=metrics
+        )
     memory_store.delete(f"weights/solver/{lost:08d}/manifest.json")
     seen = history(memory_store, "solver")
-    assert [one.version for one in seen.found] == [version for version in range(8) if version != lost]
+    assert [one.version for one in seen.found] == [
+        version for version in range(8) if version != lost
+    ]
     assert seen.unreadable == {
         f"weights/solver/{lost:08d}/manifest.json": f"weights/solver/{lost:08d}/manifest.json is missing"
     }
@@ -81,12 +102,19 @@ def test_a_foreign_version_far_beyond_is_named_and_costs_nothing(memory_store: O
     memory_store.put(f"weights/solver/{2**63 - 1}/manifest.json", b"{")
     seen = history(memory_store, "solver")
     assert [one.version for one in seen.found] == [0]
-    assert seen.unreadable[f"weights/solver/{2**63 - 1}/manifest.json"].startswith("weights/solver/9223372036854775807")
-    assert seen.unreadable["weights/solver"] == "and 9,223,372,036,854,775,706 more versions of solver are missing"
+    assert seen.unreadable[f"weights/solver/{2**63 - 1}/manifest.json"].startswith(
+        "weights/solver/9223372036854775807"
+    )
+    assert (
+        seen.unreadable["weights/solver"]
+        == "and 9,223,372,036,854,775,706 more versions of solver are missing"
+    )
 
 
 class CountsManifests:
-    """A backend that counts the manifests in memory whenever it is asked whether a version is retired."""
+    """A backend that counts the manifests in memory whenever it is asked whether a version is
+    retired.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -101,7 +129,9 @@ class CountsManifests:
         return self.backend.exists(key)
 
 
-def test_no_more_manifests_are_held_than_are_read_at_once(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_manifests_are_held_than_are_read_at_once(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(weights_table, "READ_THREADS", 1)
     for version in range(12):
         publisher.publish(memory_store, "solver", version, builders.tensors(version))

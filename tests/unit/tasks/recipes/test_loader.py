@@ -52,7 +52,10 @@ def test_the_default_recipe_says_what_its_comments_promise() -> None:
     assert [policy.train.lr for policy in config.policies.values()] == [5e-5, 1e-4]
     assert [policy.sampling.max_new_tokens for policy in config.policies.values()] == [44, 52]
     assert config.rollout.workflow.name == "actor_and_verify"
-    assert {name: region.workers for name, region in config.rollout.regions.items()} == {"us-east": 1, "eu-west": 1}
+    assert {name: region.workers for name, region in config.rollout.regions.items()} == {
+        "us-east": 1,
+        "eu-west": 1,
+    }
     assert config.evaluation is not None
     assert config.evaluation.prompts.limit == 500
 
@@ -75,7 +78,10 @@ def test_an_unknown_recipe_lists_those_there_are() -> None:
 
 def test_an_unknown_key_names_its_line_and_the_key_that_was_meant() -> None:
     text = with_line("    batch_size: 32", "    train:", "      lrr: 1.0")
-    assert complaint(text) == "recipe, line 8: policies.solver.train.lrr: unknown key; did you mean lr?"
+    assert (
+        complaint(text)
+        == "recipe, line 8: policies.solver.train.lrr: unknown key; did you mean lr?"
+    )
 
 
 def test_a_key_in_the_wrong_section_is_told_the_right_one() -> None:
@@ -96,8 +102,10 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_their_lines() -> None:
     assert complaint(text + "colour: red\n").splitlines() == [
         "recipe: 3 problems",
         "  recipe, line 2: steps: must be greater than or equal to 1, not 0",
-        "  recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; found tiny and path",
-        "  recipe, line 12: colour: unknown key; known keys here: data, evaluation, log_level, name, policies, rollout, "
+        "  recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; "
+        "found tiny and path",
+        "  recipe, line 12: colour: unknown key; known keys here: data, evaluation, log_level, "
+        "name, policies, rollout, "
         "seed, steps, supervise, tracking",
     ]
 
@@ -118,7 +126,9 @@ def test_a_negative_seed_of_the_prompts_is_refused() -> None:
 
 def test_a_batch_that_minibatches_do_not_divide_is_refused() -> None:
     message = complaint(RECIPE, **{"policies.solver.train.minibatches": 5})
-    assert message.startswith("recipe, line 4: policies.solver: batch_size 32 is not divisible by train.minibatches 5")
+    assert message.startswith(
+        "recipe, line 4: policies.solver: batch_size 32 is not divisible by train.minibatches 5"
+    )
 
 
 def test_a_missing_section_is_named() -> None:
@@ -129,27 +139,36 @@ def test_a_missing_section_is_named() -> None:
 def test_a_workflow_that_needs_another_policy_names_it() -> None:
     message = complaint(RECIPE.replace("single_turn", "actor_and_verify"))
     assert message == (
-        "recipe, line 11: rollout.workflow.name: actor_and_verify asks for the policy verifier, which policies lacks (it "
+        "recipe, line 11: rollout.workflow.name: actor_and_verify asks for the policy verifier, "
+        "which policies lacks (it "
         "has solver); add policies.verifier, or name one that plays it in roles: {verifier: solver}"
     )
 
 
 def test_one_policy_may_play_two_roles() -> None:
-    text = RECIPE.replace("{name: single_turn}", "{name: actor_and_verify, roles: {verifier: solver}}")
+    text = RECIPE.replace(
+        "{name: single_turn}", "{name: actor_and_verify, roles: {verifier: solver}}"
+    )
     assert load(text).rollout.workflow.roles == {"verifier": "solver"}
 
 
 def test_a_role_that_the_workflow_lacks_is_told_the_one_that_was_meant() -> None:
-    text = RECIPE.replace("{name: single_turn}", "{name: actor_and_verify, roles: {verifer: solver, verifier: solver}}")
+    text = RECIPE.replace(
+        "{name: single_turn}",
+        "{name: actor_and_verify, roles: {verifer: solver, verifier: solver}}",
+    )
     message = complaint(text)
     assert message == (
-        "recipe, line 11: rollout.workflow.roles.verifer: actor_and_verify has no such role; did you mean verifier?"
+        "recipe, line 11: rollout.workflow.roles.verifer: actor_and_verify has no such role; did "
+        "you mean verifier?"
     )
 
 
 def test_a_policy_that_nobody_asks_is_refused() -> None:
     text = with_line("    batch_size: 32", "  idle:", "    model: {tiny: {}}")
-    assert complaint(text).startswith("recipe, line 7: policies.idle: no role of single_turn is played by it")
+    assert complaint(text).startswith(
+        "recipe, line 7: policies.idle: no role of single_turn is played by it"
+    )
 
 
 def test_an_unknown_workflow_and_an_unknown_filter_are_told_the_known_ones() -> None:
@@ -157,14 +176,17 @@ def test_an_unknown_workflow_and_an_unknown_filter_are_told_the_known_ones() -> 
     assert message.startswith("recipe, line 11: rollout.workflow.name: ")
     assert "single_turn" in message
     assert complaint(RECIPE, **{"data.filter": ["zero_advantag"]}) == (
-        "--set data.filter: data.filter.0: 'zero_advantag' is not known; use one of zero_advantage, "
+        "--set data.filter: data.filter.0: 'zero_advantag' is not known; use one of "
+        "zero_advantage, "
         "or an import path like package.module:Name"
     )
     assert complaint(RECIPE, **{"data.sample": [{"name": "lifo"}]}) == (
         "--set data.sample: data.sample.0: 'lifo' is not known; use one of edf, fifo, "
         "or an import path like package.module:Name"
     )
-    assert complaint(RECIPE, **{"data.sample": [3]}).endswith("data.sample.0: must be a section of `key: value` lines, not 3")
+    assert complaint(RECIPE, **{"data.sample": [3]}).endswith(
+        "data.sample.0: must be a section of `key: value` lines, not 3"
+    )
 
 
 def test_broken_lines_of_a_prompt_file_are_named_before_anything_starts(tmp_path: Path) -> None:
@@ -179,11 +201,14 @@ def test_a_prompt_file_that_is_not_there_names_its_neighbour(tmp_path: Path) -> 
     (tmp_path / "train.jsonl").write_text("{}\n")
     message = complaint(RECIPE, **{"prompts.path": str(tmp_path / "trian.jsonl")})
     assert message == (
-        f"--set prompts.path: data.prompts.path: {tmp_path}/trian.jsonl does not exist; did you mean train.jsonl?"
+        f"--set prompts.path: data.prompts.path: {tmp_path}/trian.jsonl does not exist; did you "
+        "mean train.jsonl?"
     )
 
 
-def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
     monkeypatch.chdir(tmp_path)
     prompts = load(RECIPE, {"prompts.path": "train.jsonl"}).data.prompts
@@ -192,13 +217,16 @@ def test_choosing_prompts_from_outside_takes_the_recipes_choice_away(tmp_path: P
 
 def test_evaluation_on_the_training_set_is_refused() -> None:
     text = RECIPE + "evaluation:\n  prompts: {builtin: chained_addition, split: train, limit: 5}\n"
-    assert complaint(text).startswith("recipe, line 13: evaluation.prompts: is the training set itself (split train)")
+    assert complaint(text).startswith(
+        "recipe, line 13: evaluation.prompts: is the training set itself (split train)"
+    )
 
 
 def test_an_endless_evaluation_is_refused() -> None:
     text = RECIPE + "evaluation:\n  prompts: {builtin: chained_addition, split: test}\n"
     assert complaint(text) == (
-        "recipe, line 13: evaluation.prompts: a built-in source is endless; set limit, for example limit: 500"
+        "recipe, line 13: evaluation.prompts: a built-in source is endless; set limit, for example "
+        "limit: 500"
     )
 
 
@@ -212,7 +240,9 @@ def test_answers_longer_than_the_context_are_refused() -> None:
 
 def test_greedy_sampling_cannot_be_trained_on() -> None:
     message = complaint(RECIPE, **{"policies.*.sampling.temperature": 0})
-    assert message.startswith("--set policies.*.sampling.temperature: policies.solver.sampling.temperature: greedy tokens")
+    assert message.startswith(
+        "--set policies.*.sampling.temperature: policies.solver.sampling.temperature: greedy tokens"
+    )
 
 
 def test_groups_of_one_that_the_filter_would_drop_are_refused() -> None:
@@ -224,11 +254,13 @@ def test_an_order_of_more_episodes_than_are_played_is_refused() -> None:
     most = {"data.prompts_per_order": 2**13, "data.samples_per_prompt": 2**3}
     assert load(RECIPE, most).data.prompts_per_order == 2**13
     assert complaint(RECIPE, **most | {"data.prompts_per_order": 2**13 + 1}) == (
-        "--set data.prompts_per_order: 8,193 prompts with 8 samples each are 65,544 episodes in one order, and at most 65,536 "
+        "--set data.prompts_per_order: 8,193 prompts with 8 samples each are 65,544 episodes in "
+        "one order, and at most 65,536 "
         "are played; lower prompts_per_order or samples_per_prompt"
     )
     assert complaint(RECIPE, **{"data.samples_per_prompt": 2**14 + 1}).startswith(
-        "--set data.samples_per_prompt: 4 prompts with 16,385 samples each are 65,540 episodes in one order"
+        "--set data.samples_per_prompt: 4 prompts with 16,385 samples each are 65,540 episodes in "
+        "one order"
     )
 
 
@@ -237,16 +269,23 @@ WITHOUT_EFFECT = {
     "loss: {name: m2po, clip_high: 0.2}": ("clip_high", "name: m2po", "name: ppo_clip"),
     "loss: {name: ppo_clip, m2_threshold: 0.01}": ("m2_threshold", "name: ppo_clip", "name: m2po"),
     "loss: {name: ppo_clip, m2_form: water_filled}": ("m2_form", "name: ppo_clip", "name: m2po"),
-    "loss: {constant_length: 100}": ("constant_length", "aggregate: token_mean", "aggregate: constant"),
+    "loss: {constant_length: 100}": (
+        "constant_length",
+        "aggregate: token_mean",
+        "aggregate: constant",
+    ),
 }
 
 
 @pytest.mark.parametrize(("loss", "words"), WITHOUT_EFFECT.items())
-def test_a_setting_of_a_loss_that_is_not_selected_is_refused(loss: str, words: tuple[str, str, str]) -> None:
+def test_a_setting_of_a_loss_that_is_not_selected_is_refused(
+    loss: str, words: tuple[str, str, str]
+) -> None:
     key, selected, wanted = words
     text = with_line("    batch_size: 32", "    train:", f"      {loss}")
     assert complaint(text) == (
-        f"recipe, line 8: policies.solver.train.loss.{key}: has no effect with {selected}; leave it out, or set {wanted}"
+        f"recipe, line 8: policies.solver.train.loss.{key}: has no effect with {selected}; leave "
+        f"it out, or set {wanted}"
     )
 
 
@@ -264,68 +303,98 @@ def test_settings_of_prompts_and_of_the_penalty_without_effect_are_refused(tmp_p
     (tmp_path / "a.jsonl").write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
     path = {"prompts.path": str(tmp_path / "a.jsonl")}
     assert complaint(RECIPE, **{"prompts.answer_after": "####"}) == (
-        "--set prompts.answer_after: data.prompts.answer_after: has no effect with builtin: chained_addition; leave it out, "
+        "--set prompts.answer_after: data.prompts.answer_after: has no effect with builtin: "
+        "chained_addition; leave it out, "
         "or set path or hub"
     )
     assert complaint(RECIPE, **path, **{"prompts.split": "test"}) == (
-        f"--set prompts.split: data.prompts.split: has no effect with path: {tmp_path}/a.jsonl; leave it out, "
+        f"--set prompts.split: data.prompts.split: has no effect with path: {tmp_path}/a.jsonl; "
+        "leave it out, "
         "or set builtin or hub"
     )
-    assert complaint(RECIPE, **path, **{"data.prompts.hub_config": "main"}).endswith("a.jsonl; leave it out, or set hub")
+    assert complaint(RECIPE, **path, **{"data.prompts.hub_config": "main"}).endswith(
+        "a.jsonl; leave it out, or set hub"
+    )
     assert complaint(RECIPE, **{"data.advantage.overlong_max_tokens": 40}) == (
-        "--set data.advantage.overlong_max_tokens: has no effect with overlong_tokens: 0; leave it out, or set overlong_tokens"
+        "--set data.advantage.overlong_max_tokens: has no effect with overlong_tokens: 0; leave it "
+        "out, or set overlong_tokens"
     )
     load(RECIPE, {"data.advantage.overlong_max_tokens": 40, "data.advantage.overlong_tokens": 8})
 
 
-def test_a_section_that_selects_no_variant_or_one_that_does_not_exist_is_told_those_there_are() -> None:
+def test_a_section_that_selects_no_variant_or_one_that_does_not_exist_is_told_those_there_are() -> (
+    None
+):
     key = "policies.solver.train.loss"
     assert complaint(RECIPE, **{key: {"name": "grpo"}}) == (
         f"--set {key}: {key}.name: must be one of 'ppo_clip', 'm2po' or 'custom', not 'grpo'"
     )
     assert complaint(RECIPE, **{key: {"name": ["m2po"]}}).endswith("'custom', not ['m2po']")
-    assert complaint(RECIPE, **{key: "ppo_clip"}) == f"--set {key}: must be a section of `key: value` lines, not 'ppo_clip'"
+    assert (
+        complaint(RECIPE, **{key: "ppo_clip"})
+        == f"--set {key}: must be a section of `key: value` lines, not 'ppo_clip'"
+    )
     assert complaint(RECIPE.replace("{builtin: chained_addition}", "{split: test}")) == (
-        "recipe, line 9: data.prompts: needs exactly one of builtin, path, hub and custom; found none"
+        "recipe, line 9: data.prompts: needs exactly one of builtin, path, hub and custom; found "
+        "none"
     )
     assert complaint(RECIPE.replace("{tiny: {}}", "{path: null}")) == (
-        "recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; found none"
+        "recipe, line 5: policies.solver.model: needs exactly one of tiny, path, hub and custom; "
+        "found none"
     )
 
 
 def test_a_field_of_a_variant_is_named_like_any_other() -> None:
     key = "policies.solver.train.loss"
-    assert complaint(RECIPE, **{f"{key}.name": "ppo_clip", f"{key}.clip_lo": 1}).endswith("unknown key; did you mean clip_low?")
-    assert complaint(RECIPE, **{key: {"name": "ppo_clip", "max_staleness": 1}}).endswith("did you mean data.max_staleness?")
+    assert complaint(RECIPE, **{f"{key}.name": "ppo_clip", f"{key}.clip_lo": 1}).endswith(
+        "unknown key; did you mean clip_low?"
+    )
+    assert complaint(RECIPE, **{key: {"name": "ppo_clip", "max_staleness": 1}}).endswith(
+        "did you mean data.max_staleness?"
+    )
     assert complaint(RECIPE, **{"data.clip_high": 1}) == (
         "--set data.clip_high: unknown key; did you mean policies.NAME.train.loss.clip_high?"
     )
     assert complaint(RECIPE, **{"policies.solver.model.tiny.hiden": 8}) == (
         "--set policies.solver.model.tiny.hiden: unknown key; did you mean hidden?"
     )
-    assert complaint(RECIPE, **{"policies.solver.model.tiny.hidden": 1}).endswith("must be greater than or equal to 2, not 1")
+    assert complaint(RECIPE, **{"policies.solver.model.tiny.hidden": 1}).endswith(
+        "must be greater than or equal to 2, not 1"
+    )
 
 
 def test_a_field_of_an_item_of_a_list_is_suggested_for_the_variant_that_the_item_selects() -> None:
-    assert complaint(RECIPE, **{"data.filter": [{"name": "zero_advantage", "arg": 1}]}).endswith("known keys here: name")
-    assert complaint(RECIPE, **{"data.filter": ["edf:Edf", {"name": "a.b:C", "arg": 1}]}).endswith("did you mean args?")
+    assert complaint(RECIPE, **{"data.filter": [{"name": "zero_advantage", "arg": 1}]}).endswith(
+        "known keys here: name"
+    )
+    assert complaint(RECIPE, **{"data.filter": ["edf:Edf", {"name": "a.b:C", "arg": 1}]}).endswith(
+        "did you mean args?"
+    )
 
 
 def test_a_setting_without_effect_of_a_base_is_refused_with_its_line(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
-    base.write_text(with_line("    batch_size: 32", "    train:", "      loss:", "        constant_length: 9"))
-    assert complaint(f"extends: {base}\npolicies: {{solver: {{train: {{loss: {{dual_clip: 3}}}}}}}}\n") == (
-        f"{base}, line 9: policies.solver.train.loss.constant_length: has no effect with aggregate: token_mean; "
+    base.write_text(
+        with_line("    batch_size: 32", "    train:", "      loss:", "        constant_length: 9")
+    )
+    assert complaint(
+        f"extends: {base}\npolicies: {{solver: {{train: {{loss: {{dual_clip: 3}}}}}}}}\n"
+    ) == (
+        f"{base}, line 9: policies.solver.train.loss.constant_length: has no effect with "
+        "aggregate: token_mean; "
         "leave it out, or set aggregate: constant"
     )
 
 
 def test_null_is_no_setting_of_a_variant_that_is_not_selected(tmp_path: Path) -> None:
-    text = with_line("    batch_size: 32", "    train: {loss: {name: ppo_clip, m2_threshold: null, dual_clip: null}}")
-    assert load(text).policies["solver"].train.loss == PpoClip()
-    assert load(RECIPE, {"prompts.path": None, "prompts.split": "test"}).data.prompts == BuiltinPrompts(
-        builtin="chained_addition", split="test"
+    text = with_line(
+        "    batch_size: 32",
+        "    train: {loss: {name: ppo_clip, m2_threshold: null, dual_clip: null}}",
     )
+    assert load(text).policies["solver"].train.loss == PpoClip()
+    assert load(
+        RECIPE, {"prompts.path": None, "prompts.split": "test"}
+    ).data.prompts == BuiltinPrompts(builtin="chained_addition", split="test")
 
 
 def test_a_recipe_does_not_inherit_the_fields_of_a_variant_that_it_replaces(tmp_path: Path) -> None:
@@ -335,34 +404,62 @@ def test_a_recipe_does_not_inherit_the_fields_of_a_variant_that_it_replaces(tmp_
     base.write_text(
         with_line(
             "    batch_size: 32",
-            "    train: {loss: {name: m2po, m2_form: water_filled, m2_threshold: 0.5, dual_clip: 3, aggregate: constant, "
+            "    train: {loss: {name: m2po, m2_form: water_filled, m2_threshold: 0.5, dual_clip: "
+            "3, aggregate: constant, "
             "constant_length: 9}}",
-        ).replace("{builtin: chained_addition}", "{builtin: chained_addition, split: test, seed: 7}")
+        ).replace(
+            "{builtin: chained_addition}", "{builtin: chained_addition, split: test, seed: 7}"
+        )
     )
 
     def over(*lines: str) -> RunConfig:
         return load("\n".join([f"extends: {base}", *lines, ""]))
 
-    same = over("policies: {solver: {train: {loss: {name: m2po, m2_threshold: 0.3}}}}").policies["solver"].train.loss
-    assert same == M2po(m2_form="water_filled", m2_threshold=0.3, dual_clip=3, aggregate="constant", constant_length=9)
-    other = over("policies: {solver: {train: {loss: {name: ppo_clip}}}}").policies["solver"].train.loss
-    assert other == PpoClip(dual_clip=3, aggregate="constant", constant_length=9)
-    plain = over("policies: {solver: {train: {loss: {name: ppo_clip, aggregate: token_mean}}}}").policies["solver"]
-    assert plain.train.loss == PpoClip(dual_clip=3)
-    assert over("data: {prompts: {hub: openai/gsm8k}}").data.prompts == HubPrompts(hub="openai/gsm8k", split="test", seed=7)
-    folder = over(f"policies: {{solver: {{model: {{path: {tmp_path}/model}}}}}}").policies["solver"].model
-    assert folder == FolderModel(path=str(tmp_path / "model"))
-    assert over("policies: {solver: {model: {tiny: {hidden: 32}}}}").policies["solver"].model == TinyModel(
-        tiny=TinyBase(hidden=32)
+    same = (
+        over("policies: {solver: {train: {loss: {name: m2po, m2_threshold: 0.3}}}}")
+        .policies["solver"]
+        .train.loss
     )
+    assert same == M2po(
+        m2_form="water_filled",
+        m2_threshold=0.3,
+        dual_clip=3,
+        aggregate="constant",
+        constant_length=9,
+    )
+    other = (
+        over("policies: {solver: {train: {loss: {name: ppo_clip}}}}").policies["solver"].train.loss
+    )
+    assert other == PpoClip(dual_clip=3, aggregate="constant", constant_length=9)
+    plain = over(
+        "policies: {solver: {train: {loss: {name: ppo_clip, aggregate: token_mean}}}}"
+    ).policies["solver"]
+    assert plain.train.loss == PpoClip(dual_clip=3)
+    assert over("data: {prompts: {hub: openai/gsm8k}}").data.prompts == HubPrompts(
+        hub="openai/gsm8k", split="test", seed=7
+    )
+    folder = (
+        over(f"policies: {{solver: {{model: {{path: {tmp_path}/model}}}}}}")
+        .policies["solver"]
+        .model
+    )
+    assert folder == FolderModel(path=str(tmp_path / "model"))
+    assert over("policies: {solver: {model: {tiny: {hidden: 32}}}}").policies[
+        "solver"
+    ].model == TinyModel(tiny=TinyBase(hidden=32))
 
 
-def test_what_a_recipe_writes_for_a_variant_that_it_does_not_select_is_refused_where_it_is_written(tmp_path: Path) -> None:
+def test_what_a_recipe_writes_for_a_variant_that_it_does_not_select_is_refused_where_it_is_written(
+    tmp_path: Path,
+) -> None:
     base = tmp_path / "base.yaml"
-    base.write_text(with_line("    batch_size: 32", "    train: {loss: {name: m2po, m2_threshold: 0.5}}"))
+    base.write_text(
+        with_line("    batch_size: 32", "    train: {loss: {name: m2po, m2_threshold: 0.5}}")
+    )
     text = f"extends: {base}\npolicies:\n  solver:\n    train:\n      loss: {{name: ppo_clip, m2_form: token_mask}}\n"
     assert complaint(text) == (
-        "recipe, line 5: policies.solver.train.loss.m2_form: has no effect with name: ppo_clip; leave it out, or set name: m2po"
+        "recipe, line 5: policies.solver.train.loss.m2_form: has no effect with name: ppo_clip; "
+        "leave it out, or set name: m2po"
     )
 
 
@@ -371,28 +468,41 @@ def test_code_that_a_recipe_names_is_checked_before_anything_starts() -> None:
     loss = {"name": "custom", "path": f"{here}:Patient"}
     key = "policies.solver.train.loss"
     assert complaint(RECIPE, **{key: loss}).startswith(
-        f"--set {key}: {key}.path: {here}:Patient has no prepare and no token_losses; a loss is a class with prepare("
+        f"--set {key}: {key}.path: {here}:Patient has no prepare and no token_losses; a loss is a "
+        "class with prepare("
     )
     right = {"name": "custom", "path": "trainer.losses.ppo_clip:PpoClip", "args": {"clip_low": 0.1}}
-    assert load(RECIPE, {key: right}).policies["solver"].train.loss == CustomLoss(path=right["path"], args=right["args"])
+    assert load(RECIPE, {key: right}).policies["solver"].train.loss == CustomLoss(
+        path=right["path"], args=right["args"]
+    )
     assert complaint(RECIPE, **{"prompts.custom": f"{here}:Patient"}).startswith(
-        f"--set prompts.custom: data.prompts.custom: {here}:Patient has no size and no prompt; a source of prompts is a class "
+        f"--set prompts.custom: data.prompts.custom: {here}:Patient has no size and no prompt; a "
+        "source of prompts is a class "
         "with size() and prompt(index) (docs/sources.md)"
     )
     assert complaint(RECIPE, **{"policies.solver.model.custom": "os:system"}).startswith(
         "--set policies.solver.model.custom: os:system is part of Python's standard library"
     )
-    assert complaint(RECIPE, **{key: {"name": "custom"}}).endswith(f"{key}.path: is missing; add it")
+    assert complaint(RECIPE, **{key: {"name": "custom"}}).endswith(
+        f"{key}.path: is missing; add it"
+    )
 
 
-def test_a_recipe_that_selects_something_else_than_its_base_drops_what_the_base_set_for_its_own_choice() -> None:
-    loss = load("multi_policy_tiny", {"policies.*.train.loss": {"name": "ppo_clip", "clip_low": 0.1}})
+def test_a_recipe_that_selects_something_else_than_its_base_drops_what_the_base_set_for_its_own_choice() -> (
+    None
+):
+    loss = load(
+        "multi_policy_tiny", {"policies.*.train.loss": {"name": "ppo_clip", "clip_low": 0.1}}
+    )
     assert [policy.train.loss.clip_low for policy in loss.policies.values()] == [0.1, 0.1]
     text = "extends: gsm8k_qwen3\ndata: {prompts: {builtin: chained_addition, split: test}}\n"
-    assert load(text).data.prompts.model_dump(exclude_defaults=True) == {"builtin": "chained_addition", "split": "test"}
-    assert load("extends: multi_policy_tiny\npolicies: {solver: {train: {loss: {dual_clip: 3}}}}\n").policies[
-        "solver"
-    ].train.loss.model_dump(exclude_defaults=True) == {"dual_clip": 3.0}
+    assert load(text).data.prompts.model_dump(exclude_defaults=True) == {
+        "builtin": "chained_addition",
+        "split": "test",
+    }
+    assert load(
+        "extends: multi_policy_tiny\npolicies: {solver: {train: {loss: {dual_clip: 3}}}}\n"
+    ).policies["solver"].train.loss.model_dump(exclude_defaults=True) == {"dual_clip": 3.0}
 
 
 def test_of_two_overrides_that_do_not_go_together_none_is_dropped() -> None:
@@ -408,7 +518,8 @@ def test_of_two_overrides_that_do_not_go_together_none_is_dropped() -> None:
 
 def test_arguments_that_the_workflow_does_not_take_are_told_before_the_run() -> None:
     assert complaint(RECIPE, **{"rollout.workflow.args.rounds": 3}) == (
-        "--set rollout.workflow.args.rounds: the workflow single_turn takes no such argument; it takes attempt_message"
+        "--set rollout.workflow.args.rounds: the workflow single_turn takes no such argument; it "
+        "takes attempt_message"
     )
 
 
@@ -441,19 +552,24 @@ class Patient:
         return False
 
 
-def test_methods_that_are_awaited_and_are_no_coroutines_and_the_reverse_are_told_before_the_run() -> None:
+def test_methods_that_are_awaited_and_are_no_coroutines_and_the_reverse_are_told_before_the_run() -> (
+    None
+):
     assert complaint(RECIPE, **{"rollout.workflow.reward": f"{__name__}:Hasty"}).startswith(
-        f"--set rollout.workflow.reward: {__name__}:Hasty has a score that cannot be awaited: write async def score; "
+        f"--set rollout.workflow.reward: {__name__}:Hasty has a score that cannot be awaited: "
+        "write async def score; "
     )
     assert complaint(RECIPE, **{"data.filter": [f"{__name__}:Patient"]}).startswith(
-        f"--set data.filter: data.filter.0: {__name__}:Patient has a keep that would have to be awaited: write def keep without"
+        f"--set data.filter: data.filter.0: {__name__}:Patient has a keep that would have to be "
+        "awaited: write def keep without"
     )
 
 
 def test_a_lease_shorter_than_two_beats_is_refused() -> None:
     message = complaint(RECIPE, **{"rollout.lease_ttl_s": 3})
     assert message == (
-        "--set rollout.lease_ttl_s: 3 s is too short for beats every 2 s (supervise.heartbeat_interval_s); use 4 or more"
+        "--set rollout.lease_ttl_s: 3 s is too short for beats every 2 s "
+        "(supervise.heartbeat_interval_s); use 4 or more"
     )
 
 
@@ -464,65 +580,98 @@ def test_a_heartbeat_limit_below_two_beats_is_refused() -> None:
 
 def test_a_model_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     message = complaint(RECIPE, **{"policies.solver.model.path": str(tmp_path)})
-    assert message.endswith(f"{tmp_path} holds no config.json; name a folder saved with save_pretrained")
+    assert message.endswith(
+        f"{tmp_path} holds no config.json; name a folder saved with save_pretrained"
+    )
 
 
 def test_names_that_cannot_be_part_of_a_key_are_refused() -> None:
     message = complaint(RECIPE + "  regions: {us/east: {workers: 1}}\n")
-    assert message.startswith("recipe, line 12: rollout.regions.us/east: a name is at most 60 letters, digits, - and _ only")
+    assert message.startswith(
+        "recipe, line 12: rollout.regions.us/east: a name is at most 60 letters, digits, - and _ "
+        "only"
+    )
 
 
 def test_no_worker_anywhere_is_refused() -> None:
     message = complaint(RECIPE + "  regions: {us-east: {workers: 0}}\n")
-    assert message.endswith("rollout.regions has no worker at all; set workers: 1 or more in at least one region")
+    assert message.endswith(
+        "rollout.regions has no worker at all; set workers: 1 or more in at least one region"
+    )
 
 
-def test_a_misspelt_section_in_an_override_is_blamed_on_the_override_and_told_its_neighbour() -> None:
+def test_a_misspelt_section_in_an_override_is_blamed_on_the_override_and_told_its_neighbour() -> (
+    None
+):
     message = complaint(RECIPE, **{"policies.slover.train.lr": 1})
     assert message == (
-        "--set policies.slover.train.lr: policies.slover.model: is missing; add it, or did you mean solver instead of slover?"
+        "--set policies.slover.train.lr: policies.slover.model: is missing; add it, or did you "
+        "mean solver instead of slover?"
     )
 
 
 def test_an_item_of_an_overridden_list_is_not_blamed_on_the_line_of_the_item_it_replaced() -> None:
     text = RECIPE.replace("data:\n", "data:\n  filter:\n    - zero_advantage\n")
-    assert complaint(text, **{"data.filter": ["foo"]}).startswith("--set data.filter: data.filter.0: ")
+    assert complaint(text, **{"data.filter": ["foo"]}).startswith(
+        "--set data.filter: data.filter.0: "
+    )
 
 
 def test_a_folder_in_place_of_a_prompt_file_is_called_a_folder(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
     assert complaint(RECIPE, **{"prompts.path": str(tmp_path)}) == (
-        f"--set prompts.path: data.prompts.path: {tmp_path} is a folder; name one file, such as {tmp_path}/train.jsonl"
+        f"--set prompts.path: data.prompts.path: {tmp_path} is a folder; name one file, such as "
+        f"{tmp_path}/train.jsonl"
     )
 
 
 def test_a_mirror_that_is_no_store_or_holds_credentials_is_refused_without_repeating_them() -> None:
     region = {"rollout.regions.us-east.mirror": "s3://AKIA:hush@bucket/x"}
     message = complaint(RECIPE, **region)
-    assert message.startswith("--set rollout.regions.us-east.mirror: the store URL s3://…@bucket/x has more than")
+    assert message.startswith(
+        "--set rollout.regions.us-east.mirror: the store URL s3://…@bucket/x has more than"
+    )
     assert "hush" not in message
-    assert "unknown scheme 'gs'" in complaint(RECIPE, **{"rollout.regions.us-east.mirror": "gs://bucket/x"})
+    assert "unknown scheme 'gs'" in complaint(
+        RECIPE, **{"rollout.regions.us-east.mirror": "gs://bucket/x"}
+    )
     url = "s3://bucket/x?endpoint=http://127.0.0.1:9000&profile=eu"
-    assert load(RECIPE, {"rollout.regions.us-east.mirror": url}).rollout.regions["us-east"].mirror == url
+    assert (
+        load(RECIPE, {"rollout.regions.us-east.mirror": url}).rollout.regions["us-east"].mirror
+        == url
+    )
 
 
-def test_a_mirror_in_a_folder_is_the_same_folder_for_every_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_in_a_folder_is_the_same_folder_for_every_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     regions = load(
-        RECIPE, {"rollout.regions.us-east.mirror": "near", "rollout.regions.eu-west.mirror": "s3://eu/x"}
+        RECIPE,
+        {"rollout.regions.us-east.mirror": "near", "rollout.regions.eu-west.mirror": "s3://eu/x"},
     ).rollout.regions
-    assert (regions["us-east"].mirror, regions["eu-west"].mirror) == (str(tmp_path / "near"), "s3://eu/x")
+    assert (regions["us-east"].mirror, regions["eu-west"].mirror) == (
+        str(tmp_path / "near"),
+        "s3://eu/x",
+    )
 
 
-def test_a_mirror_that_two_regions_name_is_refused_at_the_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_that_two_regions_name_is_refused_at_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     near, far = "rollout.regions.us-east.mirror", "rollout.regions.eu-west.mirror"
-    for one, other in (("s3://eu/x?profile=eu", "s3://eu/x/?profile=eu"), ("near", (tmp_path / "near").as_uri())):
+    for one, other in (
+        ("s3://eu/x?profile=eu", "s3://eu/x/?profile=eu"),
+        ("near", (tmp_path / "near").as_uri()),
+    ):
         assert complaint(RECIPE, **{near: one, far: other}) == (
-            f"--set {far}: is the mirror of us-east too, and both would copy into it; give each region its own bucket or prefix"
+            f"--set {far}: is the mirror of us-east too, and both would copy into it; give each "
+            "region its own bucket or prefix"
         )
     regions = load(
-        RECIPE, {near: "s3://eu/x", far: "s3://eu/y", "rollout.regions.a": {}, "rollout.regions.b": {}}
+        RECIPE,
+        {near: "s3://eu/x", far: "s3://eu/y", "rollout.regions.a": {}, "rollout.regions.b": {}},
     ).rollout.regions
     assert len(regions) == 4
 
@@ -536,7 +685,9 @@ def test_the_paths_of_a_recipe_as_overrides_mean_the_same_files_in_another_folde
     (here / "base/config.json").write_text("{}")
     for name in ("train.jsonl", "held.jsonl"):
         (here / name).write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
-    text = RECIPE.replace("{tiny: {}}", "{path: base}").replace("{builtin: chained_addition}", "{path: train.jsonl}")
+    text = RECIPE.replace("{tiny: {}}", "{path: base}").replace(
+        "{builtin: chained_addition}", "{path: train.jsonl}"
+    )
     text += "  regions: {us-east: {mirror: near}, eu-west: {mirror: 's3://eu/x'}, mars: {}}\n"
     text += "evaluation: {prompts: {path: held.jsonl}}\n"
     monkeypatch.chdir(here)
@@ -561,7 +712,9 @@ def test_a_recipe_means_the_same_to_a_process_in_another_folder(
     here = tmp_path / "here"
     (here / "recipes").mkdir(parents=True)
     (here / "sub").mkdir()
-    (here / "recipes" / "mine.yaml").write_text("extends: base\nname: mine\npolicies: {solver: {train: {lr: 5e-5}}}\n")
+    (here / "recipes" / "mine.yaml").write_text(
+        "extends: base\nname: mine\npolicies: {solver: {train: {lr: 5e-5}}}\n"
+    )
     (here / "recipes" / "base.yaml").write_text("extends: single_policy_tiny\nsteps: 7\n")
     (here / "mine.yaml").write_text("extends: recipes/base.yaml\nname: in-the-folder\n")
     (here / "sub" / "other.yaml").write_text("extends: multi_policy_tiny\nseed: 5\n")
@@ -575,7 +728,9 @@ def test_a_recipe_means_the_same_to_a_process_in_another_folder(
     assert (sent == named) == (named == "multi_policy_tiny")
 
 
-def test_a_recipe_that_is_text_is_sent_with_what_it_extends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_is_text_is_sent_with_what_it_extends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "mine.yaml").write_text("extends: single_policy_tiny\nsteps: 7\n")
     text = "extends: mine\nname: text\npolicies: {solver: {train: {lr: 5e-5}}}\n"
@@ -628,7 +783,10 @@ def test_wrong_arguments_and_missing_methods_of_an_algorithm_are_told_before_the
     message = complaint(RECIPE, **{"data.sample": [NOT_ONE]})
     refused = "--set data.filter: data.filter.0.args: has no effect with name: zero_advantage; leave it out, or set name: "
     assert complaint(RECIPE, **{"data.filter": wrong}) == f"{refused}package.module:Name"
-    assert f"--set data.sample: data.sample.0: {NOT_ONE} has no arrange; a sampler is a class with arrange(draft)" in message
+    assert (
+        f"--set data.sample: data.sample.0: {NOT_ONE} has no arrange; a sampler is a class with "
+        "arrange(draft)" in message
+    )
 
 
 NOT_ONE = "data_ops.algorithms.filters:ZeroAdvantage"
@@ -651,23 +809,35 @@ def test_unknown_engines_and_rewards_are_told_the_known_ones() -> None:
 
 
 def test_an_engine_that_is_installed_only_where_the_workers_run_is_not_looked_for_here() -> None:
-    config = load(RECIPE, {"rollout.engine.name": "elsewhere.engines:Fast", "policies.solver.train.engine": "elsewhere:Fast"})
+    config = load(
+        RECIPE,
+        {
+            "rollout.engine.name": "elsewhere.engines:Fast",
+            "policies.solver.train.engine": "elsewhere:Fast",
+        },
+    )
     assert config.rollout.engine.name == "elsewhere.engines:Fast"
 
 
-def test_a_model_folder_with_a_symbolic_link_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_model_folder_with_a_symbolic_link_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "theirs").write_text("secret")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     (tmp_path / "model" / "tokenizer.json").symlink_to(tmp_path / "theirs")
     text = RECIPE.replace("{tiny: {}}", "{path: " + str(tmp_path / "model") + "}")
     assert complaint(text).startswith(
-        f"recipe, line 5: policies.solver.model.path: {tmp_path}/model/tokenizer.json is a symbolic link to {tmp_path}/theirs; "
+        f"recipe, line 5: policies.solver.model.path: {tmp_path}/model/tokenizer.json is a "
+        f"symbolic link to {tmp_path}/theirs; "
     )
 
 
 def test_a_time_written_like_a_clock_is_no_number() -> None:
-    assert complaint("single_policy_tiny", **{"steps": "1:30"}) == "--set steps: must be a whole number, not '1:30'"
+    assert (
+        complaint("single_policy_tiny", **{"steps": "1:30"})
+        == "--set steps: must be a whole number, not '1:30'"
+    )
 
 
 def test_a_very_long_key_is_cut_in_the_message() -> None:

@@ -7,7 +7,11 @@ from tasks.recipes.source import find, override, parse, parse_assignments, read_
 
 
 def test_a_small_number_in_scientific_notation_is_a_number() -> None:
-    assert parse("lr: 5e-5\nsteps: 80\nversion: 1.2.3\n", "r").data == {"lr": 5e-05, "steps": 80, "version": "1.2.3"}
+    assert parse("lr: 5e-5\nsteps: 80\nversion: 1.2.3\n", "r").data == {
+        "lr": 5e-05,
+        "steps": 80,
+        "version": "1.2.3",
+    }
 
 
 def test_places_are_the_lines_of_keys_and_list_items() -> None:
@@ -19,7 +23,9 @@ def test_places_are_the_lines_of_keys_and_list_items() -> None:
 
 
 def test_a_repeated_key_names_both_lines() -> None:
-    with pytest.raises(ConfigError, match=r"^r, line 3: a\.b: written twice \(first on line 2\); keep one$"):
+    with pytest.raises(
+        ConfigError, match=r"^r, line 3: a\.b: written twice \(first on line 2\); keep one$"
+    ):
         parse("a:\n  b: 1\n  b: 2\n", "r")
 
 
@@ -50,7 +56,9 @@ def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
 
 
 def test_extending_with_another_source_takes_the_bases_choice_away(tmp_path: Path) -> None:
-    (tmp_path / "base.yaml").write_text("data:\n  prompts: {builtin: chained_addition, split: train}\n")
+    (tmp_path / "base.yaml").write_text(
+        "data:\n  prompts: {builtin: chained_addition, split: train}\n"
+    )
     source = read_source("extends: base\ndata:\n  prompts: {hub: openai/gsm8k}\n", (tmp_path,))
     assert source.data == {"data": {"prompts": {"hub": "openai/gsm8k", "split": "train"}}}
 
@@ -97,7 +105,9 @@ def test_an_assignment_without_a_value_shows_how_to_write_it() -> None:
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, ...]:
-    """The folder of built-in recipes with `tiny`, and `recipes` in the working directory, where all files are named `tiny`."""
+    """The folder of built-in recipes with `tiny`, and `recipes` in the working directory, where all
+    files are named `tiny`.
+    """
     (tmp_path / "ours").mkdir()
     (tmp_path / "work" / "recipes").mkdir(parents=True)
     (tmp_path / "ours" / "tiny.yaml").write_text("steps: 1\n")
@@ -114,13 +124,18 @@ def test_the_name_of_a_built_in_recipe_means_that_one_whatever_lies_in_the_worki
     assert read_source("tiny", folders).data == {"steps": 1}
     (said,) = (record.getMessage() for record in caplog.records)
     assert said == (
-        f"the recipe tiny is {folders[0]}/tiny.yaml; to use recipes/tiny.yaml or ./tiny or ./tiny.yaml or ./tiny.yml, "
+        f"the recipe tiny is {folders[0]}/tiny.yaml; to use recipes/tiny.yaml or ./tiny or "
+        "./tiny.yaml or ./tiny.yml, "
         "name it by this path"
     )
 
 
-@pytest.mark.parametrize("name", ["./tiny", "tiny.yaml", "./tiny.yaml", "tiny.yml", "recipes/tiny.yaml"])
-def test_a_path_means_the_file(name: str, folders: tuple[Path, ...], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "name", ["./tiny", "tiny.yaml", "./tiny.yaml", "tiny.yml", "recipes/tiny.yaml"]
+)
+def test_a_path_means_the_file(
+    name: str, folders: tuple[Path, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     assert read_source(name, folders).data == {"steps": 666, "name": name.removeprefix("./")}
     assert caplog.records == []
 
@@ -132,11 +147,21 @@ def test_a_recipe_of_the_working_directorys_own_folder_is_named_where_no_built_i
 
 
 @pytest.mark.parametrize("base", ["tiny", "long"])
-def test_what_a_recipe_extends_by_name_is_the_built_in_one_too(base: str, folders: tuple[Path, ...], tmp_path: Path) -> None:
+def test_what_a_recipe_extends_by_name_is_the_built_in_one_too(
+    base: str, folders: tuple[Path, ...], tmp_path: Path
+) -> None:
     file = tmp_path / "work" / "recipes" / "above.yaml"
     file.write_text(f"extends: {base}\nseed: 5\n")
-    assert read_source("recipes/above.yaml", folders).data | {"name": ""} == {"steps": 1, "name": "", "seed": 5}
-    assert read_source(f"extends: {base}\nseed: 5\n", folders).data | {"name": ""} == {"steps": 1, "name": "", "seed": 5}
+    assert read_source("recipes/above.yaml", folders).data | {"name": ""} == {
+        "steps": 1,
+        "name": "",
+        "seed": 5,
+    }
+    assert read_source(f"extends: {base}\nseed: 5\n", folders).data | {"name": ""} == {
+        "steps": 1,
+        "name": "",
+        "seed": 5,
+    }
 
 
 def test_what_a_recipe_extends_by_path_is_seen_from_its_own_folder_and_then_from_the_working_directory(
@@ -148,9 +173,14 @@ def test_what_a_recipe_extends_by_path_is_seen_from_its_own_folder_and_then_from
     assert read_source("recipes/above.yaml", folders).data["name"] == "tiny.yml"
 
 
-def test_a_name_that_is_only_a_files_without_its_path_says_how_to_name_it(folders: tuple[Path, ...], tmp_path: Path) -> None:
+def test_a_name_that_is_only_a_files_without_its_path_says_how_to_name_it(
+    folders: tuple[Path, ...], tmp_path: Path
+) -> None:
     (tmp_path / "work" / "other.yaml").write_text("steps: 7\n")
-    with pytest.raises(ConfigError, match=r"^other: no such recipe; give a file, or one of .*; did you mean \./other\.yaml\?$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^other: no such recipe; give a file, or one of .*; did you mean \./other\.yaml\?$",
+    ):
         read_source("other", folders)
     with pytest.raises(ConfigError, match=r"^long\.yaml: no such recipe; .*; did you mean long\?$"):
         read_source("long.yaml", folders)
@@ -172,7 +202,17 @@ def test_a_name_that_no_file_system_takes_is_no_recipe(name: str, tmp_path: Path
 
 
 def test_numbers_mean_what_they_look_like_and_not_what_yaml_1_1_makes_of_them() -> None:
-    written = ("a=010", "b=1:30", "c=190:20:30", "d=10", "e=0", "f=-5", "g=0x10", "h=1_000", "i=5e-5")
+    written = (
+        "a=010",
+        "b=1:30",
+        "c=190:20:30",
+        "d=10",
+        "e=0",
+        "f=-5",
+        "g=0x10",
+        "h=1_000",
+        "i=5e-5",
+    )
     assert parse_assignments(written) == {
         "a": "010",
         "b": "1:30",

@@ -1,4 +1,6 @@
-"""`old_run/run.json` is that of a run of an earlier release, made from `old_run/recipe.yaml`, with its bytes as they were."""
+"""`old_run/run.json` is that of a run of an earlier release, made from `old_run/recipe.yaml`, with
+its bytes as they were.
+"""
 
 import json
 
@@ -41,12 +43,16 @@ def test_an_old_run_is_read_as_the_recipe_that_it_was_made_from(old: ObjectStore
     ]
 
 
-def test_an_old_run_is_resumed_with_its_recipe_and_refused_with_another(memory_store: ObjectStore, old: ObjectStore) -> None:
+def test_an_old_run_is_resumed_with_its_recipe_and_refused_with_another(
+    memory_store: ObjectStore, old: ObjectStore
+) -> None:
     wanted = load(RECIPE).model_dump(mode="json")
     assert runs.check_restart(memory_store, "old-1", wanted, filled) is None
     assert runs.create_run(memory_store, "old-1", wanted, filled=filled).prefix == old.prefix
     other = load(RECIPE, {"policies.solver.train.loss.clip_low": 0.2}).model_dump(mode="json")
-    with pytest.raises(ConfigError, match=r"loss\.clip_low is 0\.1 there, 0\.2 here; use the same settings"):
+    with pytest.raises(
+        ConfigError, match=r"loss\.clip_low is 0\.1 there, 0\.2 here; use the same settings"
+    ):
         runs.check_restart(memory_store, "old-1", other, filled)
     other = load(RECIPE, {"policies.solver.train.loss": {"name": "m2po"}}).model_dump(mode="json")
     with pytest.raises(ConfigError, match=r"loss\.name is 'ppo_clip' there, 'm2po' here"):
@@ -75,7 +81,12 @@ def test_only_settings_of_variants_that_are_not_selected_are_removed() -> None:
         {"tiny": before["policies"]["solver"]["model"]["tiny"]},
         {"hub": "Qwen/Qwen3-1.7B"},
     ]
-    assert after["data"]["prompts"] == {"builtin": "chained_addition", "split": "train", "limit": None, "seed": 3}
+    assert after["data"]["prompts"] == {
+        "builtin": "chained_addition",
+        "split": "train",
+        "limit": None,
+        "seed": 3,
+    }
     assert after["evaluation"]["prompts"] == {
         "hub": "openai/gsm8k", "hub_config": "main", "split": "test", "question": "question", "answer": "answer",
         "answer_after": "####", "limit": 500, "seed": 0,
@@ -96,8 +107,14 @@ def test_a_setting_that_no_variant_has_is_refused_with_its_key(memory_store: Obj
     run = runs.create_run(memory_store, "strange", config)
     with pytest.raises(CorruptError) as caught:
         read_config(run)
-    assert "does not fit this release: policies.solver.train.loss.clip: Extra inputs are not permitted; " in str(caught.value)
-    assert "policies.verifier.train.loss: Input tag 'grpo' found using name() does not match" in str(caught.value)
+    assert (
+        "does not fit this release: policies.solver.train.loss.clip: Extra inputs are not "
+        "permitted; " in str(caught.value)
+    )
+    assert (
+        "policies.verifier.train.loss: Input tag 'grpo' found using name() does not match"
+        in str(caught.value)
+    )
     assert filled(config) == config
 
 
@@ -108,14 +125,23 @@ def test_a_config_that_was_stored_before_a_default_came_is_filled_up() -> None:
     assert filled({"steps": "none any more"}) == {"steps": "none any more"}
 
 
-def test_a_stored_configuration_that_names_code_is_read_without_importing_it(memory_store: ObjectStore) -> None:
+def test_a_stored_configuration_that_names_code_is_read_without_importing_it(
+    memory_store: ObjectStore,
+) -> None:
     config = load(RECIPE).model_dump(mode="json")
     path = "nowhere.at_all:Mine"
     config["policies"]["solver"]["train"]["loss"] = {"name": "custom", "path": path}
     config["policies"]["solver"]["model"] = {"custom": path}
-    config["data"] |= {"prompts": {"custom": path}, "curate": [{"name": path}], "filter": [{"name": path}], "sample": [path]}
+    config["data"] |= {
+        "prompts": {"custom": path},
+        "curate": [{"name": path}],
+        "filter": [{"name": path}],
+        "sample": [path],
+    }
     read = read_config(runs.create_run(memory_store, "with-code", config))
     assert read.policies["solver"].train.loss == CustomLoss(path=path)
     assert read.policies["solver"].model == CustomModel(custom=path)
     assert read.data.prompts == CustomPrompts(custom=path)
-    assert [each.name for each in (*read.data.curate, *read.data.filter, *read.data.sample)] == [path] * 3
+    assert [each.name for each in (*read.data.curate, *read.data.filter, *read.data.sample)] == [
+        path
+    ] * 3

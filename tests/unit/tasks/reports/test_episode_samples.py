@@ -12,7 +12,9 @@ def test_tokens_are_grouped_by_who_sampled_them_and_at_which_version() -> None:
     made = SmallRun("episodes-pieces")
     attempt = builders.sequence(prompt=(11, 12), answer=(40, 41, 2), version=3)
     attempt = replace(attempt, versions=np.array([-1, -1, 3, 3, 4], dtype=np.int32))
-    verdict = builders.sequence(prompt=(11,), answer=(50,), policy="verifier", version=2, name="verdict", reward=0.0)
+    verdict = builders.sequence(
+        prompt=(11,), answer=(50,), policy="verifier", version=2, name="verdict", reward=0.0
+    )
     play = builders.episode(attempt, verdict, reward=0.0, first_attempt=0.0, final=0.0)
     shards.commit(made.run, builders.shard(builders.group(play)))
     (found,) = sample_episodes(made.run, 1, "solver")
@@ -54,7 +56,10 @@ def test_each_outcome_of_a_group_is_shown_once() -> None:
     shards.commit(made.run, builders.shard(builders.group(*plays)))
     found = sample_episodes(made.run, 1, "solver")
     assert sorted(one.outcome for one in found) == ["failed", "mended", "right", "spoiled", "wrong"]
-    assert next(one for one in found if one.outcome == "failed").error == "TimeoutError: timeout after 60 s"
+    assert (
+        next(one for one in found if one.outcome == "failed").error
+        == "TimeoutError: timeout after 60 s"
+    )
 
 
 def test_episodes_come_from_the_whole_run() -> None:

@@ -23,7 +23,9 @@ def texts(svg: str) -> list[str]:
         (0, 0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
     ],
 )
-def test_ticks_are_round_numbers_that_cover_the_values(low: float, high: float, ticks: list[float]) -> None:
+def test_ticks_are_round_numbers_that_cover_the_values(
+    low: float, high: float, ticks: list[float]
+) -> None:
     assert nice_ticks(low, high) == pytest.approx(ticks)
 
 
@@ -36,34 +38,57 @@ def test_values_that_differ_by_next_to_nothing_still_have_an_axis(low: float, hi
 
 
 def test_values_are_placed_between_the_axes() -> None:
-    svg = line_chart([Line("solver", [0, 10], [0.0, 1.0], 0)], x_label="step", y_label="reward", y_range=(0, 1))
+    svg = line_chart(
+        [Line(name="solver", xs=[0, 10], ys=[0.0, 1.0], color=0)],
+        x_label="step",
+        y_label="reward",
+        y_range=(0, 1),
+    )
     assert 'd="M56.0 220.0L546.0 34.0"' in svg
 
 
 def test_a_gap_lifts_the_pen() -> None:
-    svg = line_chart([Line("a", [0, 1, 2], [0.0, math.nan, 1.0], 0)], x_label="step", y_label="loss", y_range=(0, 1))
+    svg = line_chart(
+        [Line(name="a", xs=[0, 1, 2], ys=[0.0, math.nan, 1.0], color=0)],
+        x_label="step",
+        y_label="loss",
+        y_range=(0, 1),
+    )
     assert 'd="M56.0 220.0M546.0 34.0"' in svg
 
 
 def test_percent_and_limits_are_labelled() -> None:
     svg = line_chart(
-        [Line("a", [0, 1], [0.25, 0.5], 0, dots=True)], x_label="version", y_label="accuracy", y_range=(0, 1), percent=True,
+        [Line(name="a", xs=[0, 1], ys=[0.25, 0.5], color=0, dots=True)], x_label="version", y_label="accuracy", y_range=(0, 1), percent=True,
         limit=(0.9, "goal"),
     )  # fmt: skip
-    assert {"a at 0: 25.0%", "a at 1: 50.0%", "100 %", "goal", "version", "accuracy"} <= set(texts(svg))
+    assert {"a at 0: 25.0%", "a at 1: 50.0%", "100 %", "goal", "version", "accuracy"} <= set(
+        texts(svg)
+    )
 
 
-@pytest.mark.parametrize("lines", [[], [Line("a", [], [], 0)], [Line("a", [1.0], [math.nan], 0)]])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [],
+        [Line(name="a", xs=[], ys=[], color=0)],
+        [Line(name="a", xs=[1.0], ys=[math.nan], color=0)],
+    ],
+)
 def test_a_chart_without_values_says_so(lines: list[Line]) -> None:
     assert texts(line_chart(lines, x_label="step", y_label="reward")) == ["no reward yet"]
 
 
 def test_a_single_point_is_visible() -> None:
-    assert 'class="dot' in line_chart([Line("a", [3], [2.0], 0)], x_label="step", y_label="loss")
+    assert 'class="dot' in line_chart(
+        [Line(name="a", xs=[3], ys=[2.0], color=0)], x_label="step", y_label="loss"
+    )
 
 
 def test_names_from_outside_are_escaped() -> None:
-    svg = line_chart([Line("<b>&", [0, 1], [0, 1], 0)], x_label="step", y_label="loss")
+    svg = line_chart(
+        [Line(name="<b>&", xs=[0, 1], ys=[0, 1], color=0)], x_label="step", y_label="loss"
+    )
     assert "<b>" not in svg
     assert "<b>&" in texts(svg)
 
@@ -76,8 +101,13 @@ def test_bars_of_a_histogram_are_as_high_as_their_counts() -> None:
 
 
 def test_components_of_a_bar_follow_each_other_in_proportion() -> None:
-    svg = stacked_bars({"trainer": {"step": 30.0, "wait": 70.0}}, unit="seconds", colors={"step": 0, "wait": 7})
-    bars = [(float(x), float(w)) for x, w in re.findall(r'<rect class="f\d" x="([\d.]+)" y="38" width="([\d.]+)"', svg)]
+    svg = stacked_bars(
+        {"trainer": {"step": 30.0, "wait": 70.0}}, unit="seconds", colors={"step": 0, "wait": 7}
+    )
+    bars = [
+        (float(x), float(w))
+        for x, w in re.findall(r'<rect class="f\d" x="([\d.]+)" y="38" width="([\d.]+)"', svg)
+    ]
     assert bars[1][0] == pytest.approx(bars[0][0] + bars[0][1], abs=0.2)
     assert bars[1][1] / bars[0][1] == pytest.approx(7 / 3, rel=0.01)
     assert "trainer, wait: 70 seconds (70%)" in texts(svg)
@@ -86,7 +116,13 @@ def test_components_of_a_bar_follow_each_other_in_proportion() -> None:
 def test_overlapping_spans_stack_and_later_ones_come_back_up() -> None:
     bars = [Bar(0, 2, 0, "first"), Bar(1, 3, 0, "second"), Bar(2, 4, 0, "third")]
     svg = lanes([Lane("worker", bars, [(1.0, "version 1")])], x_label="minutes")
-    tops = dict(zip(["first", "second", "third"], re.findall(r'bar" x="[\d.]+" y="([\d.]+)"', svg), strict=True))
+    tops = dict(
+        zip(
+            ["first", "second", "third"],
+            re.findall(r'bar" x="[\d.]+" y="([\d.]+)"', svg),
+            strict=True,
+        )
+    )
     assert tops == {"first": "34.0", "second": "44.0", "third": "34.0"}
     assert "version 1" in texts(svg)
 
@@ -105,7 +141,14 @@ def test_smoothing_is_the_mean_of_the_last_values_and_skips_gaps() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.25, "0.25"), (12345, "12.3k"), (2_500_000, "2.5M"), (0.00012, "1.2e-04"), (-3.5, "-3.5")],
+    [
+        (0, "0"),
+        (0.25, "0.25"),
+        (12345, "12.3k"),
+        (2_500_000, "2.5M"),
+        (0.00012, "1.2e-04"),
+        (-3.5, "-3.5"),
+    ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
@@ -113,7 +156,11 @@ def test_numbers_are_short(value: float, text: str) -> None:
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, float("inf"), float("nan")])
 def test_a_value_without_a_place_leaves_a_gap_and_the_others_are_drawn(value: float) -> None:
-    drawn = line_chart([Line("solver", [0, 1, 2], [0.25, value, 0.75], 0)], x_label="step", y_label="reward")
+    drawn = line_chart(
+        [Line(name="solver", xs=[0, 1, 2], ys=[0.25, value, 0.75], color=0)],
+        x_label="step",
+        y_label="reward",
+    )
     assert "solver at 0: 0.25" in drawn
     assert "solver at 2: 0.75" in drawn
     assert "solver at 1: " not in drawn or value == 5e-324

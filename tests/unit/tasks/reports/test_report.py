@@ -41,13 +41,17 @@ def test_a_run_that_learned_shows_before_and_after() -> None:
     for policy in ("solver", "verifier"):
         made.version(policy, 0)
         for step in range(1, 5):
-            made.batch(policy, step, reward__mean=0.2 * step, staleness__mean=0.5, staleness__max=1.0)
+            made.batch(
+                policy, step, reward__mean=0.2 * step, staleness__mean=0.5, staleness__max=1.0
+            )
             made.version(policy, step, loss=0.1, grad_norm=1.0)
     made.order(0)
     made.shard(0)
     made.evaluation(0, [1, 0, 0, 0], [1, 1, 0, 0])
     made.evaluation(4, [1, 1, 1, 0], [1, 1, 1, 1])
-    made.beat("trainer", "trainer-solver", made.created_s, seconds={"step": 3.0, "wait": 1.0, "cpu": 3.0})
+    made.beat(
+        "trainer", "trainer-solver", made.created_s, seconds={"step": 3.0, "wait": 1.0, "cpu": 3.0}
+    )
     made.stop("completed", "all policies reached version 4", made.created_s + 75)
     page = write_report(made.run, RUN_ID)
     text = text_of(page)
@@ -65,7 +69,9 @@ def test_a_run_that_learned_shows_before_and_after() -> None:
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:
     page = write_report(SmallRun("report-self-contained").run, RUN_ID)
-    outside = re.findall(r'(?:src|href)="(?!#)[^"]*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', page)
+    outside = re.findall(
+        r'(?:src|href)="(?!#)[^"]*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', page
+    )
     assert outside == []
 
 
@@ -83,7 +89,11 @@ def test_a_cancelled_run_with_damage_shows_what_is_left() -> None:
     made.order(0)
     made.order(1)
     made.shard(0)
-    for key in ("batches/verifier/00000001.arrow", "shards/00000001.arrow", "evals/solver-00000000.arrow"):
+    for key in (
+        "batches/verifier/00000001.arrow",
+        "shards/00000001.arrow",
+        "evals/solver-00000000.arrow",
+    ):
         made.run.put(key, b"damage")
     made.stop("cancelled", "the flow run was cancelled", made.created_s + 5)
     text = text_of(write_report(made.run, RUN_ID))

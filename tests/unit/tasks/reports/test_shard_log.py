@@ -6,8 +6,20 @@ from tasks.reports.shard_log import Played, ShardLog, by_worker, read_shard_log,
 from tests.small_run import SmallRun
 
 
-def played(order: int, start_s: float, end_s: float, tokens: int, region: str = "us-east") -> Played:
-    return Played(order, f"rollout-{region}-0", region, start_s, end_s, tokens, 8, 0, {"solver": 0})
+def played(
+    order: int, start_s: float, end_s: float, tokens: int, region: str = "us-east"
+) -> Played:
+    return Played(
+        order=order,
+        worker=f"rollout-{region}-0",
+        region=region,
+        started_s=start_s,
+        finished_s=end_s,
+        tokens=tokens,
+        episodes=8,
+        failed=0,
+        newest={"solver": 0},
+    )
 
 
 def test_the_log_counts_sampled_tokens_and_skips_orders_without_a_readable_shard() -> None:
@@ -19,7 +31,13 @@ def test_the_log_counts_sampled_tokens_and_skips_orders_without_a_readable_shard
     log = read_shard_log(made.run)
     assert log.num_orders == 3
     (only,) = log.played
-    assert (only.order, only.worker, only.tokens, only.episodes, only.failed) == (0, "rollout-us-east-0", 6, 2, 0)
+    assert (only.order, only.worker, only.tokens, only.episodes, only.failed) == (
+        0,
+        "rollout-us-east-0",
+        6,
+        2,
+        0,
+    )
     assert only.newest == {"solver": 0}
     assert only.finished_s - only.started_s == 1.5
 
@@ -40,7 +58,10 @@ def test_a_sampled_log_is_scaled_to_the_whole_run() -> None:
 def test_lanes_hold_each_workers_orders_by_their_start() -> None:
     late, early = played(0, 5, 6, 1), played(1, 2, 3, 1)
     other = replace(played(2, 0, 1, 1, "eu-west"))
-    assert by_worker([late, early, other]) == {"rollout-eu-west-0": [other], "rollout-us-east-0": [early, late]}
+    assert by_worker([late, early, other]) == {
+        "rollout-eu-west-0": [other],
+        "rollout-us-east-0": [early, late],
+    }
 
 
 def test_an_empty_log_draws_nothing() -> None:

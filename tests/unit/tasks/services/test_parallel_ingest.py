@@ -1,4 +1,6 @@
-"""Shards taken in by parallel tasks: how they are spread over tasks, and when a flow run has had its share of tasks."""
+"""Shards taken in by parallel tasks: how they are spread over tasks, and when a flow run has had
+its share of tasks.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,9 @@ from tests.dataflow_world import World, world
 
 
 class Task:
-    """In the place of a Prefect task: runs at once, the newest submission first when results are asked for."""
+    """In the place of a Prefect task: runs at once, the newest submission first when results are
+    asked for.
+    """
 
     def __init__(self, work: Callable[[list[int]], int]) -> None:
         self.work = work
@@ -56,11 +60,17 @@ def test_each_task_takes_in_a_few_shards_and_all_come_back_in_the_order_asked(ma
     assert task.submitted == [[6, 0, 1], [2, 5, 3], [4]]
     assert [prepared.order for prepared in found] == [6, 0, 1, 2, 5, 3, 4]
     expected = prepare(made.run, 5, made.config, list(made.policies))
-    assert [row.key for row in found[4].policies["solver"].rows] == [row.key for row in expected.policies["solver"].rows] != []
+    assert (
+        [row.key for row in found[4].policies["solver"].rows]
+        == [row.key for row in expected.policies["solver"].rows]
+        != []
+    )
     assert task.work([0, 1]) == 4  # sequences, of two groups of two answers each
 
 
-def test_a_window_is_full_when_its_tasks_are_used_up_and_not_before(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_full_when_its_tasks_are_used_up_and_not_before(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parallel_ingest, "TASKS_PER_WINDOW_MAX", 3)
     taking = intake(made)
     taking([0, 1, 2])
@@ -70,7 +80,9 @@ def test_a_window_is_full_when_its_tasks_are_used_up_and_not_before(made: World,
     assert taking.is_full
 
 
-def test_a_full_window_is_followed_by_the_next_until_the_dataflow_is_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_window_is_followed_by_the_next_until_the_dataflow_is_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun: list[tuple[str, str, int, int]] = []
     ends = iter(["full", "full", "done"])
 

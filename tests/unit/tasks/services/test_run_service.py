@@ -1,4 +1,6 @@
-"""What surrounds a service: its heartbeat, and what becomes of a run that only a person can mend."""
+"""What surrounds a service: its heartbeat, and what becomes of a run that only a person can
+mend.
+"""
 
 import threading
 from collections.abc import Callable
@@ -27,10 +29,14 @@ from tests.patience import PATIENCE_S
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """The run `r` of the default recipe, in the store that the environment names."""
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
-    return runs.create_run(open_store(str(tmp_path)), "r", loader.load("multi_policy_tiny").model_dump(mode="json"))
+    return runs.create_run(
+        open_store(str(tmp_path)), "r", loader.load("multi_policy_tiny").model_dump(mode="json")
+    )
 
 
-def test_what_only_a_person_can_mend_fails_the_run_at_once_with_the_sentence_that_says_how(run: ObjectStore) -> None:
+def test_what_only_a_person_can_mend_fails_the_run_at_once_with_the_sentence_that_says_how(
+    run: ObjectStore,
+) -> None:
     with pytest.raises(ConfigError):
         run_service.run_trainer("r", "trainer-nobody", 0, "nobody")
     stop = runs.read_stop(run)
@@ -38,7 +44,12 @@ def test_what_only_a_person_can_mend_fails_the_run_at_once_with_the_sentence_tha
     assert stop.state == "failed"
     assert stop.reason == "trainer-nobody: run r has no policy 'nobody'; it has solver, verifier"
     (beat,) = heartbeats.read_all(run)
-    assert (beat.kind, beat.id, beat.attempt, beat.state) == ("trainer", "trainer-nobody", 0, "failed")
+    assert (beat.kind, beat.id, beat.attempt, beat.state) == (
+        "trainer",
+        "trainer-nobody",
+        0,
+        "failed",
+    )
 
 
 def test_a_service_of_a_stopped_run_returns_and_its_heartbeat_says_so(run: ObjectStore) -> None:
@@ -48,15 +59,32 @@ def test_a_service_of_a_stopped_run_returns_and_its_heartbeat_says_so(run: Objec
     assert (beat.id, beat.attempt, beat.state) == ("evaluation", 3, "done")
 
 
-@pytest.mark.parametrize("serve", [run_service.run_evaluation, run_service.run_dataflow_window, run_service.run_base_model])
+@pytest.mark.parametrize(
+    "serve",
+    [run_service.run_evaluation, run_service.run_dataflow_window, run_service.run_base_model],
+)
 def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
     serve: Callable[[str, str, int], object], run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sigterm, "is_being_cancelled", lambda: False)
     kind = serve.__name__.removeprefix("run_").removesuffix("_window")
-    successor = encode(Heartbeat(kind, kind, 4, 9, 1.0, 1.0, 1, "there", "working"))  # type: ignore[arg-type]  # one of them
+    successor = encode(
+        Heartbeat(
+            kind=kind,
+            id=kind,
+            attempt=4,
+            beats=9,
+            beat_s=1.0,
+            started_s=1.0,
+            pid=1,
+            host="there",
+            state="working",
+        )
+    )  # type: ignore[arg-type]  # one of them
     run.put(layout.heartbeat(kind, kind), successor)
-    deadline = threading.Timer(PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not leave", 1.0)))
+    deadline = threading.Timer(
+        PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not leave", 1.0))
+    )
     deadline.start()
     if serve is run_service.run_dataflow_window:
         assert serve("r", kind, 3) == "stopped"
@@ -78,7 +106,9 @@ def test_a_window_of_the_dataflow_ends_when_it_has_its_share_of_tasks(
 
 def test_a_worker_of_a_run_whose_last_shard_was_made_returns(run: ObjectStore) -> None:
     orders.end(run, 4)
-    deadline = threading.Timer(PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not stop", 1.0)))
+    deadline = threading.Timer(
+        PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not stop", 1.0))
+    )
     deadline.start()
     assert run_service.run_rollout("r", "rollout-us-east-0", 0, "us-east") is None
     deadline.cancel()
@@ -92,7 +122,9 @@ def test_a_mirror_leaves_when_the_last_version_is_there_even_if_the_run_is_over(
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "home"))
     mirror = f"memory://{uuid4().hex}"
-    config = loader.load("single_policy_tiny", {"steps": 2, "rollout.regions.us-east.mirror": mirror})
+    config = loader.load(
+        "single_policy_tiny", {"steps": 2, "rollout.regions.us-east.mirror": mirror}
+    )
     run = runs.create_run(open_store(str(tmp_path / "home")), "r", config.model_dump(mode="json"))
     for version in range(2):
         publisher.publish(run, "solver", version, tensors(version))
@@ -105,9 +137,13 @@ def test_a_mirror_leaves_when_the_last_version_is_there_even_if_the_run_is_over(
     assert manifests.latest(replication.of_run(run, mirror), "solver") == 2
 
 
-def test_a_mirror_of_a_cancelled_run_leaves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_of_a_cancelled_run_leaves_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "home"))
-    config = loader.load("single_policy_tiny", {"rollout.regions.us-east.mirror": str(tmp_path / "mirror")})
+    config = loader.load(
+        "single_policy_tiny", {"rollout.regions.us-east.mirror": str(tmp_path / "mirror")}
+    )
     run = runs.create_run(open_store(str(tmp_path / "home")), "r", config.model_dump(mode="json"))
     runs.request_stop(run, Stop("cancelled", "enough", 1.0))
     assert run_service.run_mirror("r", "mirror-us-east", 0, "us-east") is None

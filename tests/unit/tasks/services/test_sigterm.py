@@ -1,4 +1,6 @@
-"""What SIGTERM does to a flow's process: it sets an event, and the handler that was there before comes back."""
+"""What SIGTERM does to a flow's process: it sets an event, and the handler that was there before
+comes back.
+"""
 
 import asyncio
 import os

@@ -30,8 +30,13 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocks]:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             place, _, name = self.path.partition("?")[0].rpartition("/")
-            found = place == "/api/block_types/slug/secret/block_documents/name" and name in served.values
-            body = json.dumps(_document(served.values[name]) if found else {"detail": "Block document not found"}).encode()
+            found = (
+                place == "/api/block_types/slug/secret/block_documents/name"
+                and name in served.values
+            )
+            body = json.dumps(
+                _document(served.values[name]) if found else {"detail": "Block document not found"}
+            ).encode()
             self.send_response(200 if found else 404)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -42,19 +47,29 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocks]:
 
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the machine")  # put back at the end, with whatever a test sets
+    monkeypatch.setenv(
+        "AWS_ACCESS_KEY_ID", "of the machine"
+    )  # put back at the end, with whatever a test sets
     for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
         monkeypatch.setenv(name, "of the machine")
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
         served = Blocks(f"http://127.0.0.1:{server.server_port}/api")
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         yield served
         server.shutdown()
 
 
 def _document(value: Any) -> dict[str, Any]:
     ids = {name: str(uuid4()) for name in ("id", "block_schema_id", "block_type_id")}
-    return {**ids, "name": "store", "data": {"value": value}, "is_anonymous": False, "block_document_references": {}}
+    return {
+        **ids,
+        "name": "store",
+        "data": {"value": value},
+        "is_anonymous": False,
+        "block_document_references": {},
+    }
 
 
 def refusal(blocks: Blocks, value: Any) -> str:
@@ -68,9 +83,14 @@ def refusal(blocks: Blocks, value: Any) -> str:
 
 
 def test_the_blocks_variables_become_the_processs_and_win_over_its_own(blocks: Blocks) -> None:
-    blocks.values["store"] = json.dumps({"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": SECRET})
+    blocks.values["store"] = json.dumps(
+        {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": SECRET}
+    )
     store_credentials.load("store", blocks.url)
-    assert (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]) == ("mine", SECRET)
+    assert (os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]) == (
+        "mine",
+        SECRET,
+    )
     assert os.environ["AWS_ENDPOINT_URL"] == "of the machine"
     assert "AWS_SESSION_TOKEN" not in os.environ  # it belongs to the keys that were replaced
 
@@ -94,7 +114,9 @@ def test_what_is_no_aws_variable_is_refused_by_name_and_without_its_value(blocks
     assert refusal(blocks, json.dumps({"AWS_PROFILE": "eu", "PATH": SECRET})) == (
         "the Prefect block store has the key PATH; it may hold AWS_… variables only: remove it"
     )
-    assert "has the key of another form" in refusal(blocks, json.dumps({SECRET: "AWS_SECRET_ACCESS_KEY"}))
+    assert "has the key of another form" in refusal(
+        blocks, json.dumps({SECRET: "AWS_SECRET_ACCESS_KEY"})
+    )
     odd = json.dumps({"AWS_SECRET_ACCESS_KEY": SECRET, "AWS_MAX_ATTEMPTS": 3})
     assert "must hold text under AWS_MAX_ATTEMPTS" in refusal(blocks, odd)
 
@@ -104,23 +126,33 @@ def test_an_object_is_refused_since_prefect_shows_what_lies_inside_it(blocks: Bl
     assert "holds an object, whose keys Prefect shows to everybody; store it as text" in said
 
 
-@pytest.mark.parametrize("value", [SECRET, f'{{"AWS_SECRET_ACCESS_KEY": "{SECRET}"', [SECRET], "{}", ""])
+@pytest.mark.parametrize(
+    "value", [SECRET, f'{{"AWS_SECRET_ACCESS_KEY": "{SECRET}"', [SECRET], "{}", ""]
+)
 def test_a_block_that_holds_no_object_is_refused(blocks: Blocks, value: Any) -> None:
-    assert refusal(blocks, value).startswith("the Prefect block store must hold a JSON object such as")
+    assert refusal(blocks, value).startswith(
+        "the Prefect block store must hold a JSON object such as"
+    )
 
 
 def test_a_block_that_is_not_there_is_told_with_how_to_make_it(blocks: Blocks) -> None:
-    with pytest.raises(ConfigError, match=rf"{blocks.url} has no Secret block other, .*\.save\(\"other\"\)$"):
+    with pytest.raises(
+        ConfigError, match=rf"{blocks.url} has no Secret block other, .*\.save\(\"other\"\)$"
+    ):
         store_credentials.load("other", blocks.url)
 
 
 def test_without_a_server_the_block_cannot_be_had() -> None:
-    with pytest.raises(ConfigError, match="but no Prefect server is known; run `astraflow up`, or set PREFECT_API_URL"):
+    with pytest.raises(
+        ConfigError,
+        match="but no Prefect server is known; run `astraflow up`, or set PREFECT_API_URL",
+    ):
         store_credentials.load("store")
 
 
 def test_a_server_that_does_not_answer_is_asked_again_later() -> None:
     with pytest.raises(
-        TransientError, match=r"the Prefect block store cannot be read from http://127.0.0.1:9/api: ConnectError"
+        TransientError,
+        match=r"the Prefect block store cannot be read from http://127.0.0.1:9/api: ConnectError",
     ):
         store_credentials.load("store", "http://127.0.0.1:9/api")

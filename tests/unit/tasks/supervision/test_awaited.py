@@ -1,15 +1,15 @@
 from deployments.registration.work_pools import POOLS
 from tasks.supervision.awaited import ROLLOUT_POOL, Awaited, words
-from tasks.supervision.members import Phase
+from tasks.supervision.members import FlowRunPhase
 
 
 def test_members_are_grouped_by_what_they_lack_with_the_longest_wait_of_each_group() -> None:
     awaited = [
-        Awaited("evaluation", Phase.RUNNING, 9.0, loading=True),
-        Awaited("dataflow", Phase.PENDING, 12.0),
-        Awaited("trainer-solver", Phase.RUNNING, 14.0),
-        Awaited("rollout-mars-0", Phase.SCHEDULED, 5.0, queue="mars"),
-        Awaited("rollout-moon-0", Phase.SCHEDULED, 7.0, queue="moon"),
+        Awaited(id="evaluation", phase=FlowRunPhase.RUNNING, since_s=9.0, loading=True),
+        Awaited(id="dataflow", phase=FlowRunPhase.PENDING, since_s=12.0),
+        Awaited(id="trainer-solver", phase=FlowRunPhase.RUNNING, since_s=14.0),
+        Awaited(id="rollout-mars-0", phase=FlowRunPhase.SCHEDULED, since_s=5.0, queue="mars"),
+        Awaited(id="rollout-moon-0", phase=FlowRunPhase.SCHEDULED, since_s=7.0, queue="moon"),
     ]
     assert words(awaited) == (
         "waiting for: rollout-mars-0, rollout-moon-0 (no worker has taken it, 7 s), "
@@ -18,14 +18,22 @@ def test_members_are_grouped_by_what_they_lack_with_the_longest_wait_of_each_gro
     assert words([]) == ""
 
 
-def test_after_a_minute_a_region_without_a_worker_is_told_with_the_command_that_starts_one() -> None:
+def test_after_a_minute_a_region_without_a_worker_is_told_with_the_command_that_starts_one() -> (
+    None
+):
     awaited = [
-        Awaited("trainer-solver", Phase.SCHEDULED, 75.0),
-        Awaited("rollout-mars-0", Phase.SCHEDULED, 60.0, queue="mars"),
-        Awaited("rollout-mars-1", Phase.SCHEDULED, 75.0, queue="mars"),
-        Awaited("rollout-moon-0", Phase.SCHEDULED, 59.0, queue="moon"),
-        Awaited("rollout-mars-2", Phase.PENDING, 75.0, queue="mars"),
-        Awaited("rollout-mars-3", Phase.RUNNING, 75.0, loading=True, queue="mars"),
+        Awaited(id="trainer-solver", phase=FlowRunPhase.SCHEDULED, since_s=75.0),
+        Awaited(id="rollout-mars-0", phase=FlowRunPhase.SCHEDULED, since_s=60.0, queue="mars"),
+        Awaited(id="rollout-mars-1", phase=FlowRunPhase.SCHEDULED, since_s=75.0, queue="mars"),
+        Awaited(id="rollout-moon-0", phase=FlowRunPhase.SCHEDULED, since_s=59.0, queue="moon"),
+        Awaited(id="rollout-mars-2", phase=FlowRunPhase.PENDING, since_s=75.0, queue="mars"),
+        Awaited(
+            id="rollout-mars-3",
+            phase=FlowRunPhase.RUNNING,
+            since_s=75.0,
+            loading=True,
+            queue="mars",
+        ),
     ]
     assert words(awaited) == (
         "waiting for: trainer-solver, rollout-moon-0 (no worker has taken it, 75 s), "

@@ -18,7 +18,9 @@ BUSY_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BU
 
 def test_the_cpu_time_of_a_flow_runs_process_and_its_descendants_is_found_by_its_id() -> None:
     flow_run = str(uuid4())
-    process = subprocess.Popen([sys.executable, "-c", BUSY_CHILD], env={**os.environ, MARK: flow_run}, process_group=0)
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUSY_CHILD], env={**os.environ, MARK: flow_run}, process_group=0
+    )
     try:
         while (flow_processes.cpu_seconds(flow_run) or 0.0) < 0.5:
             assert process.poll() is None
@@ -53,7 +55,9 @@ def test_a_process_is_idle_since_it_last_used_its_share_of_cpu_time() -> None:
 
 
 def test_on_a_machine_with_many_busy_processes_a_small_share_is_work() -> None:
-    """40 busy processes on two cores: each can have 5 % of a core, and one that also waits for others uses 1 %."""
+    """40 busy processes on two cores: each can have 5 % of a core, and one that also waits for
+    others uses 1 %.
+    """
     now_s, cpu_s, share = [0.0], {"f": 10.0}, [0.05]
     seen = FlowProcesses(cpu_s.get, lambda: now_s[0], lambda: share[0])
     seen.idle_s("f")
@@ -65,8 +69,12 @@ def test_on_a_machine_with_many_busy_processes_a_small_share_is_work() -> None:
     assert seen.idle_s("f") == 20.0, "on an idle machine 1 % is no work"
 
 
-@pytest.mark.parametrize(("load", "share"), [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (4.0, 0.5), (40.0, 0.05)])
-def test_the_fair_share_falls_with_the_machines_load(monkeypatch: pytest.MonkeyPatch, load: float, share: float) -> None:
+@pytest.mark.parametrize(
+    ("load", "share"), [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (4.0, 0.5), (40.0, 0.05)]
+)
+def test_the_fair_share_falls_with_the_machines_load(
+    monkeypatch: pytest.MonkeyPatch, load: float, share: float
+) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 7.0, 9.0))
     assert flow_processes.fair_share() == share
@@ -84,18 +92,28 @@ def test_what_is_forgotten_is_seen_for_the_first_time_again() -> None:
 
 
 def test_sigterm_goes_to_the_flow_runs_process_and_to_no_other() -> None:
-    """Its child inherits the mark, and would outlive it here: the process ends without ending the child."""
+    """Its child inherits the mark, and would outlive it here: the process ends without ending the
+    child.
+    """
     flow_run = str(uuid4())
     child = (
-        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('child', flush=True))\n"
+        "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: print('child', "
+        "flush=True))\n"
         "print('up', flush=True)\nwhile True: time.sleep(1)"
     )
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     environment = {**os.environ, MARK: flow_run}
     process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, process_group=0
+        [sys.executable, "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
     )
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], env={**os.environ, MARK: str(uuid4())})
+    other = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(900)"],
+        env={**os.environ, MARK: str(uuid4())},
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"

@@ -1,4 +1,6 @@
-"""What becomes of Prefect's answers: away, or an error that names the deployment. No server is asked."""
+"""What becomes of Prefect's answers: away, or an error that names the deployment. No server is
+asked.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -13,15 +15,19 @@ from prefect.states import Scheduled
 
 from storage.errors import ConfigError
 from tasks.supervision import launcher
-from tasks.supervision.members import Member, Phase
+from tasks.supervision.members import FlowRunPhase, Member
 
-WORKER = Member("rollout-x-0", "rollout", "rollout/x", {"region": "x"}, queue="x")
+WORKER = Member(
+    id="rollout-x-0", kind="rollout", deployment="rollout/x", parameters={"region": "x"}, queue="x"
+)
 
 
 def answer(status: int, detail: str = "region: not a valid parameter") -> PrefectHTTPStatusError:
     request = httpx.Request("POST", "http://prefect/api/deployments/1/create_flow_run")
     response = httpx.Response(status, request=request, json={"exception_detail": detail})
-    return PrefectHTTPStatusError.from_httpx_error(httpx.HTTPStatusError(f"error {status}", request=request, response=response))
+    return PrefectHTTPStatusError.from_httpx_error(
+        httpx.HTTPStatusError(f"error {status}", request=request, response=response)
+    )
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, error: Exception) -> launcher.Launched | None:
@@ -33,19 +39,31 @@ def launch(monkeypatch: pytest.MonkeyPatch, error: Exception) -> launcher.Launch
 
 
 @pytest.mark.parametrize(
-    "error", [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), TimeoutError(), *map(answer, (408, 429, 500, 502, 503))]
+    "error",
+    [
+        httpx.ConnectError("refused"),
+        httpx.ReadTimeout("slow"),
+        TimeoutError(),
+        *map(answer, (408, 429, 500, 502, 503)),
+    ],
 )
-def test_a_server_that_is_away_or_busy_is_asked_again_later(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_or_busy_is_asked_again_later(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert launch(monkeypatch, error) is None
 
 
-def test_a_region_whose_queue_another_run_creates_at_the_same_time_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_whose_queue_another_run_creates_at_the_same_time_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     both = "Data integrity conflict. This usually means a unique or foreign key constraint was violated."
     assert launch(monkeypatch, answer(409, both)) is None
 
 
 @pytest.mark.parametrize(("queue", "sent"), [("mars", "mars"), ("", None)])
-def test_a_member_is_launched_into_its_work_queue(queue: str, sent: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_is_launched_into_its_work_queue(
+    queue: str, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, str | None]] = []
 
     async def run_deployment(name: str, *, work_queue_name: str | None, **_: Any) -> FlowRun:
@@ -56,17 +74,24 @@ def test_a_member_is_launched_into_its_work_queue(queue: str, sent: str | None, 
     launched = asyncio.run(launcher.PrefectLauncher("r").launch(replace(WORKER, queue=queue), 3))
     assert asked == [("rollout/x", sent)]
     assert launched is not None
-    assert (launched.attempt, launched.phase) == (3, Phase.SCHEDULED)
+    assert (launched.attempt, launched.phase) == (3, FlowRunPhase.SCHEDULED)
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
-def test_a_refusal_names_the_deployment_and_what_the_server_said(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=f"'rollout/x' cannot be run: error {status}.*region: not a valid parameter"):
+def test_a_refusal_names_the_deployment_and_what_the_server_said(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=f"'rollout/x' cannot be run: error {status}.*region: not a valid parameter",
+    ):
         launch(monkeypatch, answer(status))
 
 
 def test_a_missing_deployment_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="no deployment 'rollout/x'; register the deployments: astraflow deploy"):
+    with pytest.raises(
+        ConfigError, match="no deployment 'rollout/x'; register the deployments: astraflow deploy"
+    ):
         launch(monkeypatch, ObjectNotFound(answer(404)))
 
 
@@ -76,9 +101,16 @@ def test_a_name_that_can_be_no_deployments_is_named(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("phase", "state"), [(Phase.SCHEDULED, "Cancelled"), (Phase.PENDING, "Cancelled"), (Phase.RUNNING, "Cancelling")]
+    ("phase", "state"),
+    [
+        (FlowRunPhase.SCHEDULED, "Cancelled"),
+        (FlowRunPhase.PENDING, "Cancelled"),
+        (FlowRunPhase.RUNNING, "Cancelling"),
+    ],
 )
-def test_who_has_not_begun_is_cancelled_at_once(phase: Phase, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_not_begun_is_cancelled_at_once(
+    phase: FlowRunPhase, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     async def set_state(flow_run_id: UUID, wanted: State[Any], force: bool) -> None:

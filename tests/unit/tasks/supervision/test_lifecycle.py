@@ -1,5 +1,6 @@
-"""What surrounds the supervisor: its background work for MLflow, never the run's trouble; the end that Prefect asks for; other
-supervisors of the run."""
+"""What surrounds the supervisor: its background work for MLflow, never the run's trouble; the end
+that Prefect asks for; other supervisors of the run.
+"""
 
 import asyncio
 import logging
@@ -54,7 +55,9 @@ def test_the_last_sync_begins_after_the_one_in_flight_is_through() -> None:
     assert tracker.finished == 11
 
 
-def test_what_mlflows_client_raises_is_logged_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_mlflows_client_raises_is_logged_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.ERROR, "tasks.supervision.lifecycle"):
         asyncio.run(leave_during_a_sync(SlowTracker(RuntimeError("a surprise"))))
     assert "tracking ended early" in caplog.text
@@ -104,17 +107,31 @@ def test_a_supervisor_that_is_told_to_leave_by_anybody_but_prefect_leaves_the_ru
     with pytest.raises(TerminationSignal):
         asyncio.run(supervise())
     assert runs.read_stop(world.run) is None
-    assert (world.launcher.runs, world.launcher.cancelled, world.launcher.crashed) == (before, [], [])
+    assert (world.launcher.runs, world.launcher.cancelled, world.launcher.crashed) == (
+        before,
+        [],
+        [],
+    )
     launched = list(world.launcher.launched)
     world.supervisor = world.restarted()
     world.look(rounds=2)
-    assert world.launcher.launched == launched, "the next supervisor of the run takes its members over"
+    assert world.launcher.launched == launched, (
+        "the next supervisor of the run takes its members over"
+    )
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def _beside_another(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: Callable[[ObjectStore], None]) -> None:
-    """Begins a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every look at its heartbeat."""
-    limits = {"supervise.heartbeat_interval_s": 0.01, "supervise.heartbeat_limit_s": 0.05, "rollout.lease_ttl_s": 1.0}
+def _beside_another(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: Callable[[ObjectStore], None]
+) -> None:
+    """Begins a run that Prefect shows as supervised by the flow run f-1; `beat` is called at every
+    look at its heartbeat.
+    """
+    limits = {
+        "supervise.heartbeat_interval_s": 0.01,
+        "supervise.heartbeat_limit_s": 0.05,
+        "rollout.lease_ttl_s": 1.0,
+    }
     config = loader.load("multi_policy_tiny", limits)
     last_beat = lifecycle._last_beat
 
@@ -128,7 +145,9 @@ def _beside_another(store: ObjectStore, monkeypatch: pytest.MonkeyPatch, beat: C
     with monkeypatch.context() as patch:
         patch.setattr(lifecycle, "rival", shown)
         patch.setattr(lifecycle, "_last_beat", look)
-        asyncio.run(lifecycle._refuse_beside_a_living_one(store.sub("runs/tiny-1"), "tiny-1", config))
+        asyncio.run(
+            lifecycle._refuse_beside_a_living_one(store.sub("runs/tiny-1"), "tiny-1", config)
+        )
 
 
 def test_a_second_supervisor_is_refused_beside_one_that_is_heard(
@@ -139,7 +158,10 @@ def test_a_second_supervisor_is_refused_beside_one_that_is_heard(
     def beat(run: ObjectStore) -> None:
         run.put(layout.heartbeat("supervisor", "supervisor"), encode(_beat(next(beats), "working")))
 
-    with pytest.raises(ConfigError, match="tiny-1 is supervised already, by the flow run f-1; `astraflow status tiny-1`"):
+    with pytest.raises(
+        ConfigError,
+        match="tiny-1 is supervised already, by the flow run f-1; `astraflow status tiny-1`",
+    ):
         _beside_another(memory_store, monkeypatch, beat)
 
 
@@ -152,7 +174,9 @@ def test_one_that_prefect_still_shows_but_nobody_hears_is_followed_by_the_next(
     run = memory_store.sub("runs/tiny-1")
     run.put(layout.heartbeat("supervisor", "supervisor"), encode(_beat(7, "working")))
     _beside_another(memory_store, monkeypatch, looks.append)
-    assert len(looks) == 2 * silent == 12, "one look before, and one a beat until it would count as lost"
+    assert len(looks) == 2 * silent == 12, (
+        "one look before, and one a beat until it would count as lost"
+    )
 
 
 def test_one_that_is_not_heard_but_whose_process_lives_on_this_machine_is_slow(
@@ -163,7 +187,9 @@ def test_one_that_is_not_heard_but_whose_process_lives_on_this_machine_is_slow(
         _beside_another(memory_store, monkeypatch, lambda run: None)
 
 
-def test_one_that_leaves_meanwhile_is_followed_by_the_next(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_leaves_meanwhile_is_followed_by_the_next(
+    memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     beats = iter([_beat(7, "working"), *[_beat(8, "done")] * 9])
 
     def beat(run: ObjectStore) -> None:
@@ -173,4 +199,14 @@ def test_one_that_leaves_meanwhile_is_followed_by_the_next(memory_store: ObjectS
 
 
 def _beat(beats: int, state: str) -> Heartbeat:
-    return Heartbeat("supervisor", "supervisor", 0, beats, 1.0, 1.0, 1, "here", state)
+    return Heartbeat(
+        kind="supervisor",
+        id="supervisor",
+        attempt=0,
+        beats=beats,
+        beat_s=1.0,
+        started_s=1.0,
+        pid=1,
+        host="here",
+        state=state,
+    )

@@ -7,7 +7,7 @@ from storage.run.runs import create_run
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tasks.recipes import loader
-from tasks.supervision.members import Decision, Phase, Seen, decide, is_done, members_of
+from tasks.supervision.members import Decision, FlowRunPhase, Seen, decide, is_done, members_of
 from tests.builders import tensors
 
 LIMITS = {"launch_timeout_s": 60.0, "heartbeat_limit_s": 10.0, "stop_timeout_s": 30.0}
@@ -16,49 +16,95 @@ LIMITS = {"launch_timeout_s": 60.0, "heartbeat_limit_s": 10.0, "stop_timeout_s":
 @pytest.mark.parametrize(
     ("done", "phase", "since_launch_s", "silent_s", "since_done_s", "expected"),
     [
-        (False, Phase.NONE, 0, None, 0, Decision.LAUNCH),
-        (False, Phase.ENDED, 5, 1, 0, Decision.LAUNCH),
-        (False, Phase.ENDED, 5, None, 0, Decision.LAUNCH),
-        (False, Phase.SCHEDULED, 59, None, 0, Decision.KEEP),
-        (False, Phase.SCHEDULED, 6100, None, 0, Decision.KEEP),
-        (False, Phase.SCHEDULED, 61, 11, 0, Decision.KEEP),
-        (False, Phase.PENDING, 59, None, 0, Decision.KEEP),
-        (False, Phase.PENDING, 61, None, 0, Decision.LOST),
-        (False, Phase.RUNNING, 59, None, 0, Decision.KEEP),
-        (False, Phase.RUNNING, 61, None, 0, Decision.LOST),
-        (False, Phase.RUNNING, 500, 9, 0, Decision.KEEP),
-        (False, Phase.RUNNING, 500, 11, 0, Decision.LOST),
-        (True, Phase.NONE, 0, None, 5, Decision.KEEP),
-        (True, Phase.ENDED, 500, 400, 500, Decision.KEEP),
-        (True, Phase.RUNNING, 500, 400, 29, Decision.KEEP),
-        (True, Phase.RUNNING, 500, 1, 31, Decision.RETIRE),
+        (False, FlowRunPhase.NONE, 0, None, 0, Decision.LAUNCH),
+        (False, FlowRunPhase.ENDED, 5, 1, 0, Decision.LAUNCH),
+        (False, FlowRunPhase.ENDED, 5, None, 0, Decision.LAUNCH),
+        (False, FlowRunPhase.SCHEDULED, 59, None, 0, Decision.KEEP),
+        (False, FlowRunPhase.SCHEDULED, 6100, None, 0, Decision.KEEP),
+        (False, FlowRunPhase.SCHEDULED, 61, 11, 0, Decision.KEEP),
+        (False, FlowRunPhase.PENDING, 59, None, 0, Decision.KEEP),
+        (False, FlowRunPhase.PENDING, 61, None, 0, Decision.LOST),
+        (False, FlowRunPhase.RUNNING, 59, None, 0, Decision.KEEP),
+        (False, FlowRunPhase.RUNNING, 61, None, 0, Decision.LOST),
+        (False, FlowRunPhase.RUNNING, 500, 9, 0, Decision.KEEP),
+        (False, FlowRunPhase.RUNNING, 500, 11, 0, Decision.LOST),
+        (True, FlowRunPhase.NONE, 0, None, 5, Decision.KEEP),
+        (True, FlowRunPhase.ENDED, 500, 400, 500, Decision.KEEP),
+        (True, FlowRunPhase.RUNNING, 500, 400, 29, Decision.KEEP),
+        (True, FlowRunPhase.RUNNING, 500, 1, 31, Decision.RETIRE),
     ],
 )
 def test_decision(
-    done: bool, phase: Phase, since_launch_s: float, silent_s: float | None, since_done_s: float, expected: Decision
+    done: bool,
+    phase: FlowRunPhase,
+    since_launch_s: float,
+    silent_s: float | None,
+    since_done_s: float,
+    expected: Decision,
 ) -> None:
-    assert decide(Seen(done, phase, since_launch_s, silent_s, since_done_s), **LIMITS) is expected
+    assert (
+        decide(
+            Seen(
+                done=done,
+                phase=phase,
+                since_launch_s=since_launch_s,
+                silent_s=silent_s,
+                since_done_s=since_done_s,
+            ),
+            **LIMITS,
+        )
+        is expected
+    )
 
 
 @pytest.mark.parametrize(
     ("phase", "since_launch_s", "silent_s", "expected"),
     [
-        (Phase.PENDING, 599, None, Decision.KEEP),
-        (Phase.PENDING, 601, None, Decision.LOST),
-        (Phase.RUNNING, 5000, 99, Decision.KEEP),
-        (Phase.RUNNING, 5000, 101, Decision.LOST),
-        (Phase.ENDED, 5000, 50, Decision.LAUNCH),
+        (FlowRunPhase.PENDING, 599, None, Decision.KEEP),
+        (FlowRunPhase.PENDING, 601, None, Decision.LOST),
+        (FlowRunPhase.RUNNING, 5000, 99, Decision.KEEP),
+        (FlowRunPhase.RUNNING, 5000, 101, Decision.LOST),
+        (FlowRunPhase.ENDED, 5000, 50, Decision.LAUNCH),
     ],
 )
 def test_a_silent_member_whose_process_works_is_slow_for_ten_times_the_limit(
-    phase: Phase, since_launch_s: float, silent_s: float | None, expected: Decision
+    phase: FlowRunPhase, since_launch_s: float, silent_s: float | None, expected: Decision
 ) -> None:
-    assert decide(Seen(False, phase, since_launch_s, silent_s, works=True), **LIMITS) is expected
+    assert (
+        decide(
+            Seen(
+                done=False,
+                phase=phase,
+                since_launch_s=since_launch_s,
+                silent_s=silent_s,
+                works=True,
+            ),
+            **LIMITS,
+        )
+        is expected
+    )
 
 
-@pytest.mark.parametrize(("since_done_s", "expected"), [(299, Decision.KEEP), (301, Decision.RETIRE)])
-def test_a_member_that_is_done_may_be_slow_to_leave_while_its_process_works(since_done_s: float, expected: Decision) -> None:
-    assert decide(Seen(True, Phase.RUNNING, 5000, 400, since_done_s, works=True), **LIMITS) is expected
+@pytest.mark.parametrize(
+    ("since_done_s", "expected"), [(299, Decision.KEEP), (301, Decision.RETIRE)]
+)
+def test_a_member_that_is_done_may_be_slow_to_leave_while_its_process_works(
+    since_done_s: float, expected: Decision
+) -> None:
+    assert (
+        decide(
+            Seen(
+                done=True,
+                phase=FlowRunPhase.RUNNING,
+                since_launch_s=5000,
+                silent_s=400,
+                since_done_s=since_done_s,
+                works=True,
+            ),
+            **LIMITS,
+        )
+        is expected
+    )
 
 
 def test_the_default_recipe_has_a_trainer_for_each_policy_and_a_worker_in_each_region() -> None:
@@ -108,11 +154,21 @@ def test_a_member_is_done_when_the_objects_it_was_to_write_exist(memory_store: O
     publisher.publish(run, "solver", 1, tensors(1))
     run.create(layout.orders_end(), b"{}")
     done = {name for name, member in members.items() if is_done(run, config, member)}
-    assert done == {"base-model", "trainer-solver", "dataflow", "rollout-us-east-0", "rollout-eu-west-0"}
+    assert done == {
+        "base-model",
+        "trainer-solver",
+        "dataflow",
+        "rollout-us-east-0",
+        "rollout-eu-west-0",
+    }
 
 
-def test_a_mirror_is_done_when_every_version_is_at_home_wherever_the_mirror_is(memory_store: ObjectStore) -> None:
-    config = loader.load("multi_policy_tiny", {"steps": 1, "rollout.regions.us-east.mirror": "memory://away"})
+def test_a_mirror_is_done_when_every_version_is_at_home_wherever_the_mirror_is(
+    memory_store: ObjectStore,
+) -> None:
+    config = loader.load(
+        "multi_policy_tiny", {"steps": 1, "rollout.regions.us-east.mirror": "memory://away"}
+    )
     run = create_run(memory_store, "run", config.model_dump(mode="json"))
     (mirror,) = [member for member in members_of(config) if member.kind == "mirror"]
     for policy in ("solver", "verifier"):

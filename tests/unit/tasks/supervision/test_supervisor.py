@@ -1,4 +1,6 @@
-"""The supervisor over a hand-written launcher and a clock that only moves when told: who is launched, replaced, given up."""
+"""The supervisor over a hand-written launcher and a clock that only moves when told: who is
+launched, replaced, given up.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -18,7 +20,7 @@ from storage.weights import publisher
 from tasks.recipes import loader
 from tasks.supervision import supervisor
 from tasks.supervision.launcher import Launched
-from tasks.supervision.members import Phase
+from tasks.supervision.members import FlowRunPhase
 from tests.builders import tensors
 from tests.patience import PATIENCE_S
 from tests.strange_objects import STRANGE, link, take_place
@@ -45,7 +47,7 @@ def test_every_member_is_launched_once(world: World) -> None:
 
 def test_a_crashed_member_is_launched_again_with_the_next_attempt(world: World) -> None:
     world.look()
-    world.launcher.set("rollout-us-east-0", Phase.ENDED)
+    world.launcher.set("rollout-us-east-0", FlowRunPhase.ENDED)
     world.look()
     assert world.launcher.launched[-1] == ("rollout-us-east-0", 1)
     assert world.launcher.buried == ["rollout-us-east-0-0"]
@@ -53,7 +55,7 @@ def test_a_crashed_member_is_launched_again_with_the_next_attempt(world: World) 
 
 def test_a_member_that_never_beats_is_declared_crashed_and_replaced(world: World) -> None:
     world.look()
-    world.launcher.set("dataflow", Phase.RUNNING)
+    world.launcher.set("dataflow", FlowRunPhase.RUNNING)
     world.look(seconds=world.config.supervise.launch_timeout_s + 1)
     assert "dataflow-0" in world.launcher.crashed
     assert ("dataflow", 1) in world.launcher.launched
@@ -73,7 +75,10 @@ def test_a_member_whose_heart_stops_is_replaced_and_one_that_beats_is_kept(world
 
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
 def test_a_heartbeat_that_is_no_file_is_logged_once_and_ends_nothing(
-    local_store: ObjectStore, tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+    local_store: ObjectStore,
+    tmp_path: Path,
+    make: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World(local_store)
     world.look()
@@ -86,15 +91,21 @@ def test_a_heartbeat_that_is_no_file_is_logged_once_and_ends_nothing(
     for _ in range(3):
         assert world.look() is None
     assert world.launcher.crashed == []
-    (said,) = (record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage())
-    assert said.startswith(f"a heartbeat cannot be read, its member is taken for silent: {beat} is ")
+    (said,) = (
+        record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()
+    )
+    assert said.startswith(
+        f"a heartbeat cannot be read, its member is taken for silent: {beat} is "
+    )
     if make is not STRANGE["a full folder"]:
         world.beat(3)
         world.look()
         assert world.supervisor.watches["trainer-solver"].beat == (0, 3)
 
 
-def test_heartbeats_that_cannot_be_listed_end_the_run_with_the_reason(local_store: ObjectStore, tmp_path: Path) -> None:
+def test_heartbeats_that_cannot_be_listed_end_the_run_with_the_reason(
+    local_store: ObjectStore, tmp_path: Path
+) -> None:
     world = World(local_store)
     world.look()
     world.beat(1)
@@ -102,7 +113,10 @@ def test_heartbeats_that_cannot_be_listed_end_the_run_with_the_reason(local_stor
     take_place(heartbeats, link)
     stop = world.look()
     assert stop is not None
-    assert (stop.state, stop.reason.startswith(f"{heartbeats} is a symbolic link")) == ("failed", True)
+    assert (stop.state, stop.reason.startswith(f"{heartbeats} is a symbolic link")) == (
+        "failed",
+        True,
+    )
 
 
 def test_a_member_that_no_worker_has_taken_is_waited_for(world: World) -> None:
@@ -110,14 +124,16 @@ def test_a_member_that_no_worker_has_taken_is_waited_for(world: World) -> None:
     world.look(rounds=20, seconds=world.config.supervise.launch_timeout_s)
     assert world.launcher.crashed == []
     assert len(world.launcher.launched) == 7
-    world.launcher.set("dataflow", Phase.PENDING)
+    world.launcher.set("dataflow", FlowRunPhase.PENDING)
     world.look(seconds=0.9 * world.config.supervise.launch_timeout_s)
     assert world.launcher.crashed == [], "its process has only begun to start"
     world.look(seconds=0.2 * world.config.supervise.launch_timeout_s)
     assert world.launcher.crashed == ["dataflow-0"]
 
 
-def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is_idle(world: World) -> None:
+def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is_idle(
+    world: World,
+) -> None:
     limit_s = world.config.supervise.heartbeat_limit_s
     world.look()
     world.run_all()
@@ -125,20 +141,26 @@ def test_a_silent_member_is_kept_while_its_process_works_and_replaced_once_it_is
     world.look()
     for round_ in range(1, 16):
         world.cpu_s["trainer-solver-0"] = 0.3 * round_
-        world.beat(1 + round_, *(member for member in world.launcher.runs if member != "trainer-solver"))
+        world.beat(
+            1 + round_, *(member for member in world.launcher.runs if member != "trainer-solver")
+        )
         world.look(seconds=limit_s / 4)
     assert world.launcher.crashed == [], "60 s of silence, three times the limit"
     for round_ in range(2):
-        world.beat(20 + round_, *(member for member in world.launcher.runs if member != "trainer-solver"))
+        world.beat(
+            20 + round_, *(member for member in world.launcher.runs if member != "trainer-solver")
+        )
         world.look(seconds=limit_s / 4)
     assert world.launcher.crashed == world.terminated == ["trainer-solver-0"]
 
 
-def test_a_process_that_starves_for_a_while_is_not_idle_until_half_of_the_limit_has_passed(world: World) -> None:
+def test_a_process_that_starves_for_a_while_is_not_idle_until_half_of_the_limit_has_passed(
+    world: World,
+) -> None:
     """Its look falls into a moment in which it waits for a server that is as slow as itself."""
     limit_s = world.config.supervise.launch_timeout_s
     world.look()
-    world.launcher.set("dataflow", Phase.PENDING)
+    world.launcher.set("dataflow", FlowRunPhase.PENDING)
     for round_ in range(1, 30):
         world.cpu_s["dataflow-0"] = float(round_ // 4)
         world.look(seconds=limit_s / 10)
@@ -150,8 +172,8 @@ def test_a_process_that_starves_for_a_while_is_not_idle_until_half_of_the_limit_
 def test_a_process_that_is_starting_is_waited_for_while_it_works(world: World) -> None:
     limit_s = world.config.supervise.launch_timeout_s
     world.look()
-    world.launcher.set("dataflow", Phase.PENDING)
-    world.launcher.set("evaluation", Phase.PENDING)
+    world.launcher.set("dataflow", FlowRunPhase.PENDING)
+    world.launcher.set("evaluation", FlowRunPhase.PENDING)
     for round_ in range(12):
         world.cpu_s["dataflow-0"] = 2.0 * round_
         world.look(seconds=limit_s / 4)
@@ -160,7 +182,14 @@ def test_a_process_that_is_starting_is_waited_for_while_it_works(world: World) -
 
 def test_work_of_an_earlier_silence_says_nothing_of_this_one(world: World) -> None:
     limit_s = world.config.supervise.heartbeat_limit_s
-    others = ["rollout-us-east-0", "rollout-eu-west-0", "trainer-verifier", "base-model", "dataflow", "evaluation"]
+    others = [
+        "rollout-us-east-0",
+        "rollout-eu-west-0",
+        "trainer-verifier",
+        "base-model",
+        "dataflow",
+        "evaluation",
+    ]
     world.look(rounds=2)
     world.run_all()
     world.beat(1)
@@ -182,28 +211,51 @@ def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(wor
     note = lambda: world.supervisor.pulse.last.note  # noqa: E731 - read again and again
     world.look()
     assert note() == (
-        "waiting for: base-model, dataflow, trainer-solver, trainer-verifier, rollout-us-east-0, rollout-eu-west-0 and 1 more "
+        "waiting for: base-model, dataflow, trainer-solver, trainer-verifier, rollout-us-east-0, "
+        "rollout-eu-west-0 and 1 more "
         "(no worker has taken it, 0 s)"
     )
     world.run_all()
-    world.launcher.set("trainer-solver", Phase.PENDING)
-    world.beat(1, *(member for member in world.launcher.runs if member not in ("trainer-solver", "rollout-us-east-0")))
+    world.launcher.set("trainer-solver", FlowRunPhase.PENDING)
+    world.beat(
+        1,
+        *(
+            member
+            for member in world.launcher.runs
+            if member not in ("trainer-solver", "rollout-us-east-0")
+        ),
+    )
     world.look(seconds=12)
     assert note() == ("waiting for: trainer-solver, rollout-us-east-0 (process starting, 12 s)")
-    heartbeat = Heartbeat("trainer", "trainer-solver", 0, 1, 1.0, 1.0, 1, "here", "starting")
+    heartbeat = Heartbeat(
+        kind="trainer",
+        id="trainer-solver",
+        attempt=0,
+        beats=1,
+        beat_s=1.0,
+        started_s=1.0,
+        pid=1,
+        host="here",
+        state="starting",
+    )
     world.run.put(layout.heartbeat("trainer", "trainer-solver"), encode(heartbeat))
     world.look(seconds=3)
-    assert note() == "waiting for: rollout-us-east-0 (process starting, 15 s), trainer-solver (loading, 15 s)"
+    assert (
+        note()
+        == "waiting for: rollout-us-east-0 (process starting, 15 s), trainer-solver (loading, 15 s)"
+    )
     world.beat(2)
     world.look()
     assert note() == ""
 
 
-def test_the_note_says_how_to_start_a_worker_in_a_region_that_has_none(memory_store: ObjectStore) -> None:
+def test_the_note_says_how_to_start_a_worker_in_a_region_that_has_none(
+    memory_store: ObjectStore,
+) -> None:
     world = World(memory_store, **{"rollout.regions.mars.workers": 1})
     world.look()
     world.run_all()
-    world.launcher.set("rollout-mars-0", Phase.SCHEDULED)
+    world.launcher.set("rollout-mars-0", FlowRunPhase.SCHEDULED)
     world.beat(1, *(member for member in world.launcher.runs if member != "rollout-mars-0"))
     world.look(seconds=75)
     assert world.supervisor.pulse.last.note == (
@@ -212,10 +264,23 @@ def test_the_note_says_how_to_start_a_worker_in_a_region_that_has_none(memory_st
     )
 
 
-def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_last(world: World) -> None:
+def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_last(
+    world: World,
+) -> None:
     def says(member: str, beats: int, words: str) -> None:
         kind = world.supervisor.watches[member].member.kind
-        beat = Heartbeat(kind, member, 0, beats, 1.0, 1.0, 1, "here", "working", note=words)
+        beat = Heartbeat(
+            kind=kind,
+            id=member,
+            attempt=0,
+            beats=beats,
+            beat_s=1.0,
+            started_s=1.0,
+            pid=1,
+            host="here",
+            state="working",
+            note=words,
+        )
         world.run.put(layout.heartbeat(kind, member), encode(beat))
 
     world.look()
@@ -228,7 +293,9 @@ def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_la
     for policy in ("solver", "verifier"):
         publisher.publish(world.run, policy, 0, tensors())
     world.look()
-    assert world.supervisor.pulse.last.note == ("waiting for: evaluation (process starting, 2 s); nothing to train on")
+    assert world.supervisor.pulse.last.note == (
+        "waiting for: evaluation (process starting, 2 s); nothing to train on"
+    )
 
 
 def test_after_the_last_order_the_note_names_who_is_not_done_and_what_they_do(world: World) -> None:
@@ -239,7 +306,18 @@ def test_after_the_last_order_the_note_names_who_is_not_done_and_what_they_do(wo
         publisher.publish(world.run, policy, 0, tensors())
         publisher.publish(world.run, policy, 1, tensors(1))
     world.run.create(layout.orders_end(), b"{}")
-    beat = Heartbeat("evaluation", "evaluation", 0, 7, 1.0, 1.0, 1, "here", "working", note="evaluating solver 1")
+    beat = Heartbeat(
+        kind="evaluation",
+        id="evaluation",
+        attempt=0,
+        beats=7,
+        beat_s=1.0,
+        started_s=1.0,
+        pid=1,
+        host="here",
+        state="working",
+        note="evaluating solver 1",
+    )
     world.run.put(layout.heartbeat("evaluation", "evaluation"), encode(beat))
     world.look()
     assert world.supervisor.pulse.last.note == "waiting for: evaluation (evaluating solver 1)"
@@ -250,13 +328,15 @@ def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world:
     world.run_all()
     for member in world.launcher.runs:
         if member not in ("evaluation", "dataflow"):
-            world.launcher.set(member, Phase.ENDED)
+            world.launcher.set(member, FlowRunPhase.ENDED)
     assert not asyncio.run(world.supervisor._all_left(0.0))
     last = world.supervisor.pulse.last
     assert (last.state, last.note) == ("leaving", "dataflow, evaluation")
 
 
-@pytest.mark.parametrize(("state", "cancelled"), [("completed", []), ("cancelled", ["evaluation-0"])])
+@pytest.mark.parametrize(
+    ("state", "cancelled"), [("completed", []), ("cancelled", ["evaluation-0"])]
+)
 def test_after_a_completed_run_a_member_that_works_is_given_more_time_to_leave(
     world: World, state: Literal["completed", "cancelled"], cancelled: list[str]
 ) -> None:
@@ -264,7 +344,7 @@ def test_after_a_completed_run_a_member_that_works_is_given_more_time_to_leave(
     world.run_all()
     for member in world.launcher.runs:
         if member != "evaluation":
-            world.launcher.set(member, Phase.ENDED)
+            world.launcher.set(member, FlowRunPhase.ENDED)
     newest, looks = world.launcher.newest, [0]
 
     async def leaves_late() -> Mapping[str, Launched] | None:
@@ -272,7 +352,7 @@ def test_after_a_completed_run_a_member_that_works_is_given_more_time_to_leave(
         world.now_s += 6.0
         world.cpu_s["evaluation-0"] = float(looks[0])
         if looks[0] == 8:
-            world.launcher.set("evaluation", Phase.ENDED)
+            world.launcher.set("evaluation", FlowRunPhase.ENDED)
         return await newest()
 
     world.launcher.newest = leaves_late  # type: ignore[method-assign]  # for the end of the run
@@ -293,7 +373,9 @@ def with_a_successor(world: World) -> None:
     world.run_all()
 
 
-def test_an_older_attempt_that_lives_on_never_costs_a_healthy_successor_its_life(world: World) -> None:
+def test_an_older_attempt_that_lives_on_never_costs_a_healthy_successor_its_life(
+    world: World,
+) -> None:
     with_a_successor(world)
     for round_ in range(100):
         world.beat(10 + round_)
@@ -331,7 +413,7 @@ def test_a_store_that_is_away_ends_no_supervisor(world: World) -> None:
         assert await asyncio.to_thread(world.backend.lasted.wait, PATIENCE_S)
         world.backend.away = False
         for member in world.launcher.runs:
-            world.launcher.set(member, Phase.ENDED)
+            world.launcher.set(member, FlowRunPhase.ENDED)
         runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
         return await asyncio.wait_for(supervising, PATIENCE_S)
 
@@ -370,7 +452,7 @@ def test_an_outage_of_the_store_is_nobodys_silence(world: World) -> None:
     assert world.launcher.crashed == ["dataflow-0"]
     world.look(seconds=limit_s / 2)
     assert len(world.launcher.crashed) == 7, "after the outage, silence is silence again"
-    world.launcher.set("dataflow", Phase.RUNNING)
+    world.launcher.set("dataflow", FlowRunPhase.RUNNING)
     world.look(seconds=world.config.supervise.launch_timeout_s + 1)
     assert "dataflow-1" in world.launcher.crashed
 
@@ -414,7 +496,9 @@ def test_a_restarted_supervisor_attaches_to_the_flow_runs_it_finds(world: World)
     assert world.launcher.launched == before
 
 
-def test_a_member_that_fell_silent_while_there_was_no_supervisor_is_replaced_within_the_limit_of_silence(world: World) -> None:
+def test_a_member_that_fell_silent_while_there_was_no_supervisor_is_replaced_within_the_limit_of_silence(
+    world: World,
+) -> None:
     world.look()
     world.run_all()
     world.beat(1)
@@ -427,7 +511,9 @@ def test_a_member_that_fell_silent_while_there_was_no_supervisor_is_replaced_wit
     assert world.launcher.crashed == ["dataflow-0"]
 
 
-def test_attempts_go_on_counting_from_the_store_when_prefect_has_forgotten_them(world: World) -> None:
+def test_attempts_go_on_counting_from_the_store_when_prefect_has_forgotten_them(
+    world: World,
+) -> None:
     world.beat(7, "trainer-solver", attempt=4)
     world.look()
     assert ("trainer-solver", 5) in world.launcher.launched
@@ -436,7 +522,9 @@ def test_attempts_go_on_counting_from_the_store_when_prefect_has_forgotten_them(
     assert world.launcher.crashed == [], "what a former life left is not the silence of this one"
 
 
-def test_a_restarted_supervisor_launches_nobody_before_prefect_has_said_who_lives(world: World) -> None:
+def test_a_restarted_supervisor_launches_nobody_before_prefect_has_said_who_lives(
+    world: World,
+) -> None:
     world.look()
     before = list(world.launcher.launched)
     world.supervisor = world.restarted()
@@ -454,7 +542,7 @@ async def _nothing() -> None:
 def test_an_ended_attempt_is_one_death_however_often_its_successor_is_refused(world: World) -> None:
     world.look()
     world.launcher.refuses = True
-    world.launcher.set("trainer-solver", Phase.ENDED)
+    world.launcher.set("trainer-solver", FlowRunPhase.ENDED)
     assert world.look(rounds=30, seconds=2) is None
     assert world.launcher.buried == ["trainer-solver-0"]
     world.launcher.refuses = False
@@ -472,7 +560,7 @@ def test_a_member_that_lived_for_a_while_is_forgiven_its_early_deaths(world: Wor
             world.beat(2 * attempt + 1)
             world.beat(1, "trainer-solver", attempt=attempt)
             world.look(seconds=long_s)
-        world.launcher.set("trainer-solver", Phase.ENDED)
+        world.launcher.set("trainer-solver", FlowRunPhase.ENDED)
     assert world.launcher.crashed == []
 
 
@@ -521,42 +609,56 @@ def test_a_member_that_keeps_dying_fails_the_run_and_is_named(world: World) -> N
         stop = world.look(seconds=40)
         if stop is not None:
             break
-        world.launcher.set("dataflow", Phase.ENDED)
+        world.launcher.set("dataflow", FlowRunPhase.ENDED)
     assert stop is not None
     assert stop.state == "failed"
     assert "dataflow ended 3 times in a row" in stop.reason
     assert runs.read_stop(world.run) == stop
 
 
-def test_pauses_between_the_launches_of_a_member_that_dies_young_double_up_to_a_limit(memory_store: ObjectStore) -> None:
+def test_pauses_between_the_launches_of_a_member_that_dies_young_double_up_to_a_limit(
+    memory_store: ObjectStore,
+) -> None:
     world = World(memory_store, **{"supervise.restarts_max": 20})
     at_s: list[float] = []
     for _ in range(500):
         world.look(seconds=0.25)
         if len(world.launcher.launched) and world.launcher.runs["dataflow"].attempt == len(at_s):
             at_s.append(world.now_s)
-        world.launcher.set("dataflow", Phase.ENDED)
+        world.launcher.set("dataflow", FlowRunPhase.ENDED)
     pauses = [later - earlier for earlier, later in pairwise(at_s)]
     assert pauses[:9] == [0.25, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
 
 
-def test_a_region_with_many_workers_launches_a_few_of_them_at_a_look(memory_store: ObjectStore) -> None:
-    world = World(memory_store, **{"rollout.regions.us-east.workers": 7, "rollout.regions.eu-west.workers": 2})
+def test_a_region_with_many_workers_launches_a_few_of_them_at_a_look(
+    memory_store: ObjectStore,
+) -> None:
+    world = World(
+        memory_store, **{"rollout.regions.us-east.workers": 7, "rollout.regions.eu-west.workers": 2}
+    )
     started = []
     for _ in range(4):
         before = len(world.launcher.launched)
         world.look()
-        new = [member for member, _ in world.launcher.launched[before:] if member.startswith("rollout-us-east-")]
+        new = [
+            member
+            for member, _ in world.launcher.launched[before:]
+            if member.startswith("rollout-us-east-")
+        ]
         started.append(sorted(int(member.rpartition("-")[2]) for member in new))
     assert started == [[0, 1, 2], [3, 4, 5], [6], []]
-    assert {"rollout-eu-west-0", "rollout-eu-west-1"} <= {member for member, _ in world.launcher.launched[:9]}
+    assert {"rollout-eu-west-0", "rollout-eu-west-1"} <= {
+        member for member, _ in world.launcher.launched[:9]
+    }
 
 
 def test_one_worker_that_keeps_dying_does_not_fail_a_run_that_has_another(world: World) -> None:
     for _ in range(10):
         assert world.look(seconds=5) is None
-        world.launcher.set("rollout-us-east-0", Phase.ENDED)
-    attempts = [attempt for member, attempt in world.launcher.launched if member == "rollout-us-east-0"]
+        world.launcher.set("rollout-us-east-0", FlowRunPhase.ENDED)
+    attempts = [
+        attempt for member, attempt in world.launcher.launched if member == "rollout-us-east-0"
+    ]
     assert attempts == [0, 1, 2]
 
 
@@ -575,12 +677,16 @@ def test_the_run_is_completed_when_every_members_work_is_in_the_store(world: Wor
     assert (stop.state, runs.read_stop(world.run)) == ("completed", stop)
 
 
-def test_after_the_stop_who_waits_is_not_begun_and_who_does_not_leave_is_cancelled(world: World) -> None:
-    """A process that is starting leaves by itself: Prefect would let it run although its flow run is cancelled."""
+def test_after_the_stop_who_waits_is_not_begun_and_who_does_not_leave_is_cancelled(
+    world: World,
+) -> None:
+    """A process that is starting leaves by itself: Prefect would let it run although its flow run
+    is cancelled.
+    """
     world.look()
     for member in ("dataflow", "trainer-solver"):
-        world.launcher.set(member, Phase.RUNNING)
-    world.launcher.set("evaluation", Phase.PENDING)
+        world.launcher.set(member, FlowRunPhase.RUNNING)
+    world.launcher.set("evaluation", FlowRunPhase.PENDING)
     runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
     first_asked: list[str] = []
 
@@ -591,8 +697,8 @@ def test_after_the_stop_who_waits_is_not_begun_and_who_does_not_leave_is_cancell
                 await asyncio.sleep(0.005)
                 if len(world.launcher.cancelled) == 4 and not first_asked:
                     first_asked.extend(world.launcher.cancelled)
-                    world.launcher.set("dataflow", Phase.ENDED)
-                    world.launcher.set("evaluation", Phase.ENDED)
+                    world.launcher.set("dataflow", FlowRunPhase.ENDED)
+                    world.launcher.set("evaluation", FlowRunPhase.ENDED)
 
         ticking = asyncio.create_task(tick())
         try:
@@ -612,7 +718,9 @@ def test_after_the_stop_who_waits_is_not_begun_and_who_does_not_leave_is_cancell
     assert "dataflow-0" in world.launcher.buried
 
 
-def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(world: World, memory_store: ObjectStore) -> None:
+def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(
+    world: World, memory_store: ObjectStore
+) -> None:
     runs.request_stop(world.run, Stop("cancelled", "enough", 1.0))
     supervisor.start(memory_store, "run", world.config, "")
     assert runs.read_stop(world.run) is None
@@ -621,7 +729,9 @@ def test_a_stopped_run_is_taken_up_again_and_a_completed_one_is_refused(world: W
         supervisor.start(memory_store, "run", world.config, "")
 
 
-def test_the_same_run_id_with_another_configuration_names_what_differs(world: World, memory_store: ObjectStore) -> None:
+def test_the_same_run_id_with_another_configuration_names_what_differs(
+    world: World, memory_store: ObjectStore
+) -> None:
     other = loader.load("multi_policy_tiny", {"steps": 2})
     with pytest.raises(ConfigError, match=r"steps is 1 there, 2 here"):
         supervisor.start(memory_store, "run", other, "")

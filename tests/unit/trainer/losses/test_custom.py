@@ -40,7 +40,9 @@ class Plain:
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
         return Prepared({"factor": self.factor})
 
-    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
         keep_N = torch.ones(len(logprobs_N), dtype=torch.bool)
         free = masked_ratio(logprobs_N, behaviour_N, advantages_N, keep_N)
         return TokenLoss(self.factor * free.values_N, ~keep_N)
@@ -54,9 +56,13 @@ class CentredLogRatio(Plain):
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> Prepared:
         assert not logprobs_N.requires_grad
         log_ratio_N = logprobs_N - behaviour_N
-        return Prepared({"mean": float(log_ratio_N.mean())}, {"keep": log_ratio_N <= log_ratio_N.mean()})
+        return Prepared(
+            {"mean": float(log_ratio_N.mean())}, {"keep": log_ratio_N <= log_ratio_N.mean()}
+        )
 
-    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
         return masked_ratio(logprobs_N, behaviour_N, advantages_N, prepared.per_token["keep"])
 
 
@@ -66,7 +72,9 @@ class TakesAMetric(Plain):
 
 
 class Summed(Plain):
-    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> TokenLoss:
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> TokenLoss:
         every = super().token_losses(prepared, logprobs_N, behaviour_N, advantages_N)
         return TokenLoss(every.values_N.sum(), every.clipped_N)
 
@@ -74,7 +82,9 @@ class Summed(Plain):
 class WithoutStatement:
     def prepare(self, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> None: ...
 
-    def token_losses(self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor) -> None: ...
+    def token_losses(
+        self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
+    ) -> None: ...
 
 
 class WithoutPrepare:
@@ -101,7 +111,9 @@ def test_a_custom_loss_that_is_a_built_in_trains_the_same_bits() -> None:
     path = "trainer.losses.ppo_clip:PpoClip"
     config = LINEAR.model_copy(update={"loss": PpoClip.model_validate(args)})
     metrics, weights = stepped(config)
-    other_metrics, other = stepped(config.model_copy(update={"loss": CustomLoss(path=path, args=args)}))
+    other_metrics, other = stepped(
+        config.model_copy(update={"loss": CustomLoss(path=path, args=args)})
+    )
     assert metrics == other_metrics
     assert metrics["trainer/clip_high"] == pytest.approx(0.3)
     assert all(np.array_equal(weights[name], other[name]) for name in weights)
@@ -118,7 +130,9 @@ def test_aggregation_is_a_setting_of_every_loss() -> None:
     loss = CustomLoss(path=f"{HERE}:Plain", aggregate="constant", constant_length=10)
     mean = stepped(custom("Plain"))[0]
     other = stepped(LINEAR.model_copy(update={"loss": loss}))[0]
-    assert other["trainer/loss"] == pytest.approx(mean["trainer/loss"] * mean["trainer/tokens"] / 100)
+    assert other["trainer/loss"] == pytest.approx(
+        mean["trainer/loss"] * mean["trainer/tokens"] / 100
+    )
 
 
 def test_a_loss_of_the_whole_minibatch_does_not_depend_on_micro_batches() -> None:
@@ -131,12 +145,16 @@ def test_a_loss_of_the_whole_minibatch_does_not_depend_on_micro_batches() -> Non
 
 
 def test_a_constant_by_the_name_of_a_metric_is_refused() -> None:
-    with pytest.raises(ConfigError, match="scalars by the name of other metrics: loss; rename them"):
+    with pytest.raises(
+        ConfigError, match="scalars by the name of other metrics: loss; rename them"
+    ):
         stepped(custom("TakesAMetric"))
 
 
 def test_a_sum_in_place_of_a_loss_for_each_token_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"token_losses must return values_N of shape \[\d+\], not \[\]"):
+    with pytest.raises(
+        ConfigError, match=r"token_losses must return values_N of shape \[\d+\], not \[\]"
+    ):
         stepped(custom("Summed"))
 
 
@@ -151,30 +169,47 @@ def test_a_class_that_is_no_loss_is_refused_before_it_is_built() -> None:
     for name, why in refused.items():
         with pytest.raises(ConfigError, match=rf"^train\.loss\.path: .*{why}"):
             CustomLoss(path=f"{HERE}:{name}").make()
-    with pytest.raises(ConfigError, match=r"^train\.loss\.path: .*does not take args \{'beta': 1\}"):
+    with pytest.raises(
+        ConfigError, match=r"^train\.loss\.path: .*does not take args \{'beta': 1\}"
+    ):
         CustomLoss(path=f"{HERE}:Plain", args={"beta": 1}).make()
-    with pytest.raises(ConfigError, match=r"^train\.loss\.path: os:system is part of Python's standard library"):
+    with pytest.raises(
+        ConfigError, match=r"^train\.loss\.path: os:system is part of Python's standard library"
+    ):
         CustomLoss(path="os:system").make()
-    with pytest.raises(ConfigError, match=r"^train\.loss\.path: 'Plain' is not known; use one of none, or an import path"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^train\.loss\.path: 'Plain' is not known; use one of none, or an import path",
+    ):
         CustomLoss(path="Plain").make()
     assert BUILT == []
 
 
 def test_a_class_that_refuses_its_arguments_names_them() -> None:
-    with pytest.raises(ConfigError, match=r"^train\.loss\.args: .*:Plain refuses \{'factor': -1\}: factor must be pos"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^train\.loss\.args: .*:Plain refuses \{'factor': -1\}: factor must be pos",
+    ):
         CustomLoss(path=f"{HERE}:Plain", args={"factor": -1}).make()
 
 
-def test_a_package_that_is_not_allowed_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_package_that_is_not_allowed_is_not_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "forbidden_loss.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ASTRAFLOW_IMPORT_ALLOW", "my_package")
-    with pytest.raises(ConfigError, match="forbidden_loss:Loss is not imported: ASTRAFLOW_IMPORT_ALLOW allows my_package"):
+    with pytest.raises(
+        ConfigError,
+        match="forbidden_loss:Loss is not imported: ASTRAFLOW_IMPORT_ALLOW allows my_package",
+    ):
         CustomLoss(path="forbidden_loss:Loss").make()
     assert "forbidden_loss" not in sys.modules
 
 
 def test_settings_of_a_custom_loss_are_read_without_importing_it() -> None:
-    loss = TrainConfig.model_validate({"loss": {"name": "custom", "path": "nowhere.at_all:Loss"}}).loss
+    loss = TrainConfig.model_validate(
+        {"loss": {"name": "custom", "path": "nowhere.at_all:Loss"}}
+    ).loss
     assert isinstance(loss, CustomLoss)
     assert (loss.path, loss.args) == ("nowhere.at_all:Loss", {})

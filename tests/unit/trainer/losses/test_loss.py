@@ -52,6 +52,7 @@ def test_every_loss_of_the_table_is_what_is_asked_of_others(loss: type) -> None:
 def test_a_recipe_is_read_without_torch() -> None:
     code = (
         "import sys; from tasks.recipes.loader import load; config = load('gsm8k_qwen3'); "
-        "assert config.policies['solver'].train.loss.name == 'm2po'; sys.exit('torch' in sys.modules)"
+        "assert config.policies['solver'].train.loss.name == 'm2po'; sys.exit('torch' in "
+        "sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

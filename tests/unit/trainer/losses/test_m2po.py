@@ -1,5 +1,6 @@
-"""M2PO's bounds and mask against values worked out by hand. Behaviour log-probabilities are 0, so a log-probability is the log
-ratio."""
+"""M2PO's bounds and mask against values worked out by hand. Behaviour log-probabilities are 0, so a
+log-probability is the log ratio.
+"""
 
 import math
 
@@ -17,7 +18,9 @@ WIDE_OPEN = ClipBounds(0.95, 20.0)
 
 def log_ratios(*ratios: float) -> Tensor:
     """Log-probabilities that require gradients and give these ratios against a behaviour of 0."""
-    return torch.tensor([math.log(ratio) for ratio in ratios], dtype=torch.float64, requires_grad=True)
+    return torch.tensor(
+        [math.log(ratio) for ratio in ratios], dtype=torch.float64, requires_grad=True
+    )
 
 
 def vector(*values: float) -> Tensor:
@@ -29,11 +32,15 @@ def zeros(count: int) -> Tensor:
 
 
 def bounds_of(differences: list[float], advantages: list[float], threshold: float) -> ClipBounds:
-    return adaptive_bounds(vector(*differences), zeros(len(differences)), vector(*advantages), threshold)
+    return adaptive_bounds(
+        vector(*differences), zeros(len(differences)), vector(*advantages), threshold
+    )
 
 
 def filled_of(differences: list[float], advantages: list[float], threshold: float) -> ClipBounds:
-    return water_filled_bounds(vector(*differences), zeros(len(differences)), vector(*advantages), threshold)
+    return water_filled_bounds(
+        vector(*differences), zeros(len(differences)), vector(*advantages), threshold
+    )
 
 
 def test_adaptive_bounds_are_wide_open_when_no_token_is_clippable() -> None:
@@ -50,14 +57,16 @@ def test_adaptive_bounds_are_wide_open_up_to_a_mean_equal_to_the_threshold() -> 
 
 
 def test_adaptive_bounds_come_from_the_largest_moment_that_is_left() -> None:
-    # m = 0.09, 0.01, 0.0025 over T (two tokens are not in T); the rest after the first has mean 0.00625 < 0.01: τ = 0.1.
+    # m = 0.09, 0.01, 0.0025 over T (two tokens are not in T); the rest after the first has mean
+    # 0.00625 < 0.01: τ = 0.1.
     bounds = bounds_of([0.1, -2.0, -0.3, 0.05, 2.0], [1.0, 1.0, -1.0, 1.0, -1.0], threshold=0.01)
     assert bounds.eps_low == pytest.approx(0.0951625820)
     assert bounds.eps_high == pytest.approx(0.1051709181)
 
 
 def test_adaptive_bounds_need_a_mean_strictly_below_the_threshold() -> None:
-    # m = 1, 0.25, 0.0625: the rest from index 1 has mean 0.15625, which is not below θ = 0.15625, so k = 2 and τ = 0.25.
+    # m = 1, 0.25, 0.0625: the rest from index 1 has mean 0.15625, which is not below θ = 0.15625,
+    # so k = 2 and τ = 0.25.
     bounds = bounds_of([1.0, 0.5, 0.25], [1.0, 1.0, 1.0], threshold=0.15625)
     assert bounds.eps_low == pytest.approx(1.0 - math.exp(-0.25))
     assert bounds.eps_high == pytest.approx(math.exp(0.25) - 1.0)
@@ -78,7 +87,12 @@ def test_adaptive_bounds_of_a_single_token_are_its_own_ratio() -> None:
 
 @pytest.mark.parametrize(
     ("difference", "eps_low", "eps_high"),
-    [(2.9, 0.9449767799, 17.1741453694), (3.0, 0.95, 19.0855369232), (4.0, 0.95, 20.0), (1000.0, 0.95, 20.0)],
+    [
+        (2.9, 0.9449767799, 17.1741453694),
+        (3.0, 0.95, 19.0855369232),
+        (4.0, 0.95, 20.0),
+        (1000.0, 0.95, 20.0),
+    ],
 )
 def test_adaptive_bounds_are_capped(difference: float, eps_low: float, eps_high: float) -> None:
     bounds = bounds_of([difference], [1.0], threshold=0.01)
@@ -91,7 +105,8 @@ def test_no_gradient_flows_through_adaptive_bounds() -> None:
     clipped_ratio(logprobs, zeros(2), vector(1.0, 1.0), bounds).values_N.sum().backward()
     assert bounds.eps_high == pytest.approx(0.01)
     assert logprobs.grad is not None
-    # 2.0 lies above the bound and is silenced. 1.01 lies on it: half its slope is free, half is clamped, which is all of it.
+    # 2.0 lies above the bound and is silenced. 1.01 lies on it: half its slope is free, half is
+    # clamped, which is all of it.
     assert logprobs.grad.tolist() == pytest.approx([0.0, -1.01])
 
 
@@ -153,7 +168,9 @@ def test_water_filled_bounds_never_fall_below_those_of_ordinary_clipping() -> No
 
 def test_water_filled_bounds_clip_nothing_up_to_a_mean_equal_to_the_threshold() -> None:
     assert filled_of([0.5], [1.0], threshold=0.25) == ClipBounds(1.0, 99_999.0)
-    assert filled_of([-2.0, 2.0, 3.0], [1.0, -1.0, 0.0], threshold=0.01) == ClipBounds(1.0, 99_999.0)
+    assert filled_of([-2.0, 2.0, 3.0], [1.0, -1.0, 0.0], threshold=0.01) == ClipBounds(
+        1.0, 99_999.0
+    )
     assert filled_of([], [], threshold=0.01) == ClipBounds(1.0, 99_999.0)
     assert filled_of([0.5], [1.0], threshold=0.2499) == ClipBounds(
         pytest.approx(0.3934, abs=1e-3), pytest.approx(0.6484, abs=1e-3)
@@ -181,11 +198,17 @@ def prepared(loss: M2po, *moved: tuple[float, float]) -> Prepared:
 
 
 def test_the_adaptive_clip_takes_its_threshold_from_the_recipe() -> None:
-    # m = 0.25, 0.04 with mean 0.145. θ = 0.1: the rest after the first is within, τ = 0.2. θ = 0.145: wide open.
+    # m = 0.25, 0.04 with mean 0.145. θ = 0.1: the rest after the first is within, τ = 0.2. θ =
+    # 0.145: wide open.
     tokens = (0.5, 1.0), (0.2, 1.0)
     narrow = prepared(M2po(m2_threshold=0.1), *tokens)
-    assert narrow.scalars == pytest.approx({"clip_low": 1 - math.exp(-0.2), "clip_high": math.exp(0.2) - 1})
-    assert prepared(M2po(m2_threshold=0.2), *tokens).scalars == {"clip_low": 0.95, "clip_high": 20.0}
+    assert narrow.scalars == pytest.approx(
+        {"clip_low": 1 - math.exp(-0.2), "clip_high": math.exp(0.2) - 1}
+    )
+    assert prepared(M2po(m2_threshold=0.2), *tokens).scalars == {
+        "clip_low": 0.95,
+        "clip_high": 20.0,
+    }
 
 
 def test_the_token_mask_takes_its_threshold_from_the_recipe() -> None:
@@ -199,11 +222,15 @@ def test_the_token_mask_takes_its_threshold_from_the_recipe() -> None:
     assert kept == [[False, False, False], [False, True, True], [True, True, True]]
 
 
-def test_the_water_filled_clip_takes_its_threshold_from_the_recipe_and_has_a_default_of_its_own() -> None:
+def test_the_water_filled_clip_takes_its_threshold_from_the_recipe_and_has_a_default_of_its_own() -> (
+    None
+):
     # m = 4, 1: mean(min(m, τ²)) = θ = 0.81 gives τ = 0.9.
     tokens = (2.0, 1.0), (-1.0, -1.0)
     scalars = prepared(M2po(m2_form="water_filled", m2_threshold=0.81), *tokens).scalars
-    assert scalars == pytest.approx({"clip_low": 1 - math.exp(-0.9), "clip_high": math.exp(0.9) - 1})
+    assert scalars == pytest.approx(
+        {"clip_low": 1 - math.exp(-0.9), "clip_high": math.exp(0.9) - 1}
+    )
     scalars = prepared(M2po(m2_form="water_filled"), *tokens).scalars  # τ = 0.2
     assert scalars == {"clip_low": 0.3, "clip_high": 0.5}
 

@@ -26,13 +26,18 @@ def test_each_clip_setting_is_the_bound_of_its_side() -> None:
 
 
 def test_the_default_bounds_are_symmetric() -> None:
-    assert PpoClip().prepare(vector(), vector(), vector()).scalars == {"clip_low": 0.2, "clip_high": 0.2}
+    assert PpoClip().prepare(vector(), vector(), vector()).scalars == {
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+    }
 
 
 def test_dual_clip_limits_a_token_with_a_huge_ratio() -> None:
     tokens = vector(25.0), vector(0.0), vector(-1.0)
     constants = Prepared(scalars={"clip_low": 0.2, "clip_high": 0.2})
-    assert PpoClip().token_losses(constants, *tokens).values_N.item() == pytest.approx(math.exp(25.0))
+    assert PpoClip().token_losses(constants, *tokens).values_N.item() == pytest.approx(
+        math.exp(25.0)
+    )
     limited = PpoClip(dual_clip=3.0).token_losses(constants, *tokens)
     assert (limited.values_N.item(), limited.clipped_N.tolist()) == (3.0, [True])
 

@@ -1,5 +1,6 @@
-"""Surrogate objectives against values worked out by hand. Behaviour log-probabilities are 0, so a log-probability is the log
-ratio."""
+"""Surrogate objectives against values worked out by hand. Behaviour log-probabilities are 0, so a
+log-probability is the log ratio.
+"""
 
 import math
 
@@ -14,7 +15,9 @@ WIDE_OPEN = ClipBounds(0.95, 20.0)
 
 def log_ratios(*ratios: float) -> Tensor:
     """Log-probabilities that require gradients and give these ratios against a behaviour of 0."""
-    return torch.tensor([math.log(ratio) for ratio in ratios], dtype=torch.float64, requires_grad=True)
+    return torch.tensor(
+        [math.log(ratio) for ratio in ratios], dtype=torch.float64, requires_grad=True
+    )
 
 
 def vector(*values: float) -> Tensor:
@@ -50,14 +53,18 @@ def test_the_clipped_ratio_takes_the_worse_of_the_free_and_the_clipped_ratio(
 
 
 def test_bounds_may_differ_below_and_above() -> None:
-    loss = clipped_ratio(log_ratios(1.25, 1.5, 0.75), zeros(3), vector(1.0, 1.0, -1.0), ClipBounds(0.2, 0.28))
+    loss = clipped_ratio(
+        log_ratios(1.25, 1.5, 0.75), zeros(3), vector(1.0, 1.0, -1.0), ClipBounds(0.2, 0.28)
+    )
     assert loss.values_N.tolist() == pytest.approx([-1.25, -1.28, 0.8])
     assert loss.clipped_N.tolist() == [False, True, True]
 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens_only() -> None:
     logprobs = log_ratios(5.0, 2.0, 5.0)
-    loss = clipped_ratio(logprobs, zeros(3), vector(-1.0, -1.0, 1.0), ClipBounds(0.2, 0.2), dual_clip=3.0)
+    loss = clipped_ratio(
+        logprobs, zeros(3), vector(-1.0, -1.0, 1.0), ClipBounds(0.2, 0.2), dual_clip=3.0
+    )
     loss.values_N.sum().backward()
     assert loss.values_N.tolist() == pytest.approx([3.0, 2.0, -1.2])
     assert logprobs.grad is not None
@@ -67,18 +74,30 @@ def test_dual_clip_bounds_the_loss_of_bad_tokens_only() -> None:
 
 def test_dual_clip_begins_above_its_ratio_and_not_at_it() -> None:
     logprobs = vector(0.0, math.log(3.0) + 1e-6).requires_grad_()
-    loss = clipped_ratio(logprobs, vector(-math.log(2.0), 0.0), vector(-1.0, -1.0), ClipBounds(0.2, 0.2), dual_clip=2.0)
+    loss = clipped_ratio(
+        logprobs,
+        vector(-math.log(2.0), 0.0),
+        vector(-1.0, -1.0),
+        ClipBounds(0.2, 0.2),
+        dual_clip=2.0,
+    )
     assert loss.clipped_N.tolist() == [False, True]
     assert loss.values_N.tolist() == pytest.approx([2.0, 2.0])
 
 
 @pytest.mark.parametrize("difference", [25.0, 100.0, 1000.0])
 def test_a_ratio_of_any_size_is_limited_in_its_loss_and_gradient(difference: float) -> None:
-    """e^100 overflows float32 and e^1000 float64: the gradient of what is limited must not be 0 · inf."""
+    """e^100 overflows float32 and e^1000 float64: the gradient of what is limited must not be 0 ·
+    inf.
+    """
     logprobs = torch.tensor([difference, 0.0], requires_grad=True)
     nothing = torch.zeros(2)
-    bad = clipped_ratio(logprobs, nothing, torch.tensor([-2.0, -1.0]), ClipBounds(0.2, 0.2), dual_clip=3.0)
-    kept = masked_ratio(logprobs, nothing, torch.tensor([-2.0, -1.0]), torch.tensor([True, True]), dual_clip=3.0)
+    bad = clipped_ratio(
+        logprobs, nothing, torch.tensor([-2.0, -1.0]), ClipBounds(0.2, 0.2), dual_clip=3.0
+    )
+    kept = masked_ratio(
+        logprobs, nothing, torch.tensor([-2.0, -1.0]), torch.tensor([True, True]), dual_clip=3.0
+    )
     good = clipped_ratio(logprobs, nothing, torch.tensor([2.0, -1.0]), ClipBounds(0.2, 0.2))
     for loss, value in ((bad, 6.0), (kept, 6.0), (good, -2.4)):
         (slope,) = torch.autograd.grad(loss.values_N.sum(), logprobs)
@@ -138,7 +157,9 @@ def test_tensors_of_another_rank_shape_or_dtype_are_refused_with_what_was_found(
 
 
 @pytest.mark.parametrize("dual_clip", [None, 3.0])
-def test_a_token_without_an_advantage_adds_nothing_however_large_its_ratio(dual_clip: float | None) -> None:
+def test_a_token_without_an_advantage_adds_nothing_however_large_its_ratio(
+    dual_clip: float | None,
+) -> None:
     logprobs_N = torch.tensor([0.0], requires_grad=True)
     behaviour_N, advantages_N = torch.tensor([-300.0]), torch.tensor([0.0])
     for loss in (
@@ -146,4 +167,8 @@ def test_a_token_without_an_advantage_adds_nothing_however_large_its_ratio(dual_
         masked_ratio(logprobs_N, behaviour_N, advantages_N, torch.tensor([True]), dual_clip),
     ):
         (gradient,) = torch.autograd.grad(loss.values_N.sum(), logprobs_N)
-        assert (loss.values_N.tolist(), gradient.tolist(), loss.clipped_N.tolist()) == ([0.0], [0.0], [False])
+        assert (loss.values_N.tolist(), gradient.tolist(), loss.clipped_N.tolist()) == (
+            [0.0],
+            [0.0],
+            [False],
+        )

@@ -1,4 +1,6 @@
-"""The trainer service with an engine that counts: its one weight after batch n is n (or n + 100, once it drifted)."""
+"""The trainer service with an engine that counts: its one weight after batch n is n (or n + 100,
+once it drifted).
+"""
 
 import json
 import threading
@@ -9,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage.coordination.heartbeats import Pulse
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
 from storage.formats.safetensors import weights_digest
@@ -37,7 +39,9 @@ CONFIG = TrainConfig(
     checkpoints_keep=2,
     poll_interval_s=0.01,
 )
-DRIFTING = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:DriftingEngine"})
+DRIFTING = CONFIG.model_copy(
+    update={"engine": "tests.unit.trainer.service.test_trainer:DriftingEngine"}
+)
 
 
 class CountingEngine:
@@ -59,7 +63,9 @@ class CountingEngine:
         return weight_of(self.value)
 
     def save(self) -> tuple[dict[str, HostTensor], Json]:
-        return {"master": HostTensor("I64", (1,), np.array([self.value], dtype=np.int64))}, {"value": self.value}
+        return {"master": HostTensor("I64", (1,), np.array([self.value], dtype=np.int64))}, {
+            "value": self.value
+        }
 
     def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
         assert int(tensors["master"].bits[0]) == state["value"]
@@ -71,7 +77,9 @@ class DriftingEngine(CountingEngine):
 
 
 class WideEngine(CountingEngine):
-    """Its weight is wide enough, and changes in so little, that a delta is smaller than the whole."""
+    """Its weight is wide enough, and changes in so little, that a delta is smaller than the
+    whole.
+    """
 
     def weights(self) -> dict[str, HostTensor]:
         return wide_weight_of(self.value)
@@ -112,7 +120,13 @@ def wide_weight_of(value: int) -> dict[str, HostTensor]:
 
 @pytest.fixture
 def run(memory_store: ObjectStore) -> ObjectStore:
-    publisher.publish(memory_store, POLICY, 0, weight_of(0), extra_files={"config.json": b'{"model_type": "counting"}'})
+    publisher.publish(
+        memory_store,
+        POLICY,
+        0,
+        weight_of(0),
+        extra_files={"config.json": b'{"model_type": "counting"}'},
+    )
     return memory_store
 
 
@@ -122,8 +136,12 @@ def add_batches(run: ObjectStore, *steps: int) -> None:
 
 
 def trained(
-    run: ObjectStore, steps: int, config: TrainConfig = CONFIG, stop: threading.Event | None = None, seed: int = 0
-) -> Pulse:
+    run: ObjectStore,
+    steps: int,
+    config: TrainConfig = CONFIG,
+    stop: threading.Event | None = None,
+    seed: int = 0,
+) -> HeartbeatWriter:
     lifetime = lifetime_of(run, "trainer", stop)
     train(lifetime, POLICY, config, steps, seed)
     return lifetime.heartbeat
@@ -133,7 +151,9 @@ def published(run: ObjectStore) -> list[int]:
     """The weight of every version."""
     newest = manifests.latest(run, POLICY)
     assert newest is not None
-    return [int(reader.fetch(run, POLICY, version)["weight"].bits[0]) for version in range(newest + 1)]
+    return [
+        int(reader.fetch(run, POLICY, version)["weight"].bits[0]) for version in range(newest + 1)
+    ]
 
 
 def checkpoint_steps(run: ObjectStore) -> list[int]:
@@ -196,7 +216,9 @@ class LateBatch:
         return method
 
 
-def test_times_are_those_of_waiting_and_of_the_step(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_are_those_of_waiting_and_of_the_step(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     monkeypatch.setattr(trainer, "time", clock)
     add_batches(run, 1, 2)
@@ -226,7 +248,9 @@ def test_who_leaves_while_training_again_names_the_newest_version(run: ObjectSto
     assert pulse.last.versions == {POLICY: 3}
 
 
-def test_checkpoints_come_at_their_interval_and_at_the_last_step_and_old_ones_go(run: ObjectStore) -> None:
+def test_checkpoints_come_at_their_interval_and_at_the_last_step_and_old_ones_go(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2, 3, 4, 5)
     trained(run, steps=5)
     assert checkpoint_steps(run) == [4, 5]
@@ -250,7 +274,9 @@ def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> No
     assert published(memory_store) == [0, 1, 2]
 
 
-def test_a_finished_trainer_started_again_does_nothing(run: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_finished_trainer_started_again_does_nothing(
+    run: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
     add_batches(run, 1)
     trained(run, steps=1)
     before = run.list()
@@ -260,7 +286,9 @@ def test_a_finished_trainer_started_again_does_nothing(run: ObjectStore, caplog:
 
 
 class SlowVersions:
-    """A store that takes its time over versions, and remembers in which order objects were created."""
+    """A store that takes its time over versions, and remembers in which order objects were
+    created.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -282,7 +310,11 @@ def test_a_checkpoint_waits_for_its_version(run: ObjectStore) -> None:
     add_batches(run, 1, 2)
     slow = SlowVersions(run.backend)
     trained(replace(run, backend=slow), steps=2)  # type: ignore[arg-type]  # a stand-in
-    version = next(place for place, key in enumerate(slow.created) if key.endswith("weights/solver/00000002/manifest.json"))
+    version = next(
+        place
+        for place, key in enumerate(slow.created)
+        if key.endswith("weights/solver/00000002/manifest.json")
+    )
     assert all(place > version for place, key in enumerate(slow.created) if "checkpoints/" in key)
     assert any("checkpoints/" in key for key in slow.created)
 
@@ -296,31 +328,47 @@ def test_a_resumed_trainer_goes_on_from_its_checkpoint_and_keeps_count(run: Obje
     assert pulse.last.progress == {"step": 4, "tokens_trained": 12.0}
 
 
-def test_versions_published_after_the_checkpoint_are_trained_through_again_and_stand(run: ObjectStore) -> None:
+def test_versions_published_after_the_checkpoint_are_trained_through_again_and_stand(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2, 3, 4)
     for version in (1, 2, 3):
         publisher.publish(run, POLICY, version, weight_of(version))
     write_ids = [manifests.read_manifest(run, POLICY, version).write_id for version in (1, 2, 3)]
     trained(run, steps=4)
     assert published(run) == [0, 1, 2, 3, 4]
-    assert [manifests.read_manifest(run, POLICY, version).write_id for version in (1, 2, 3)] == write_ids
+    assert [
+        manifests.read_manifest(run, POLICY, version).write_id for version in (1, 2, 3)
+    ] == write_ids
 
 
-def test_after_training_again_to_the_same_bits_the_next_version_is_a_delta(memory_store: ObjectStore) -> None:
-    publisher.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+def test_after_training_again_to_the_same_bits_the_next_version_is_a_delta(
+    memory_store: ObjectStore,
+) -> None:
+    publisher.publish(
+        memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"}
+    )
     add_batches(memory_store, 1, 2, 3)
     for version in (1, 2):  # published before the trainer was killed, without a checkpoint
         publisher.publish(memory_store, POLICY, version, wide_weight_of(version))
-    wide = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"})
+    wide = CONFIG.model_copy(
+        update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"}
+    )
     trained(memory_store, steps=3, config=wide)
     assert manifests.read_manifest(memory_store, POLICY, 3).kind == "delta"
     assert int(reader.fetch(memory_store, POLICY, 3)["weight"].bits[-1]) == 3
 
 
-def test_after_a_resume_from_the_checkpoint_of_the_newest_version_the_next_one_is_a_delta(memory_store: ObjectStore) -> None:
-    publisher.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+def test_after_a_resume_from_the_checkpoint_of_the_newest_version_the_next_one_is_a_delta(
+    memory_store: ObjectStore,
+) -> None:
+    publisher.publish(
+        memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"}
+    )
     add_batches(memory_store, 1, 2, 3)
-    wide = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"})
+    wide = CONFIG.model_copy(
+        update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"}
+    )
     trained(memory_store, steps=2, config=wide)
     assert checkpoint_steps(memory_store) == [2]
     trained(memory_store, steps=3, config=wide)
@@ -328,22 +376,36 @@ def test_after_a_resume_from_the_checkpoint_of_the_newest_version_the_next_one_i
     assert int(reader.fetch(memory_store, POLICY, 3)["weight"].bits[-1]) == 3
 
 
-def test_after_training_again_to_other_bits_the_next_version_is_an_anchor(memory_store: ObjectStore) -> None:
-    publisher.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+def test_after_training_again_to_other_bits_the_next_version_is_an_anchor(
+    memory_store: ObjectStore,
+) -> None:
+    publisher.publish(
+        memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"}
+    )
     add_batches(memory_store, 1, 2)
     publisher.publish(memory_store, POLICY, 1, wide_weight_of(77))
-    wide = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"})
+    wide = CONFIG.model_copy(
+        update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine"}
+    )
     trained(memory_store, steps=2, config=wide)
     assert manifests.read_manifest(memory_store, POLICY, 2).kind == "anchor"
-    assert [int(reader.fetch(memory_store, POLICY, each)["weight"].bits[-1]) for each in (1, 2)] == [77, 2]
+    assert [
+        int(reader.fetch(memory_store, POLICY, each)["weight"].bits[-1]) for each in (1, 2)
+    ] == [77, 2]
 
 
 def test_a_trainer_that_was_never_resumed_publishes_deltas(memory_store: ObjectStore) -> None:
-    publisher.publish(memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"})
+    publisher.publish(
+        memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"}
+    )
     add_batches(memory_store, 1, 2, 3, 4)
-    wide = CONFIG.model_copy(update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine", "anchor_every": 3})
+    wide = CONFIG.model_copy(
+        update={"engine": "tests.unit.trainer.service.test_trainer:WideEngine", "anchor_every": 3}
+    )
     trained(memory_store, steps=4, config=wide)
-    kinds = [manifests.read_manifest(memory_store, POLICY, version).kind for version in (1, 2, 3, 4)]
+    kinds = [
+        manifests.read_manifest(memory_store, POLICY, version).kind for version in (1, 2, 3, 4)
+    ]
     assert kinds == ["delta", "delta", "anchor", "delta"]
 
 
@@ -361,7 +423,9 @@ def test_where_training_again_gives_other_bits_the_published_versions_stand_and_
     assert "up to 2 stand; version 3 is the first" in loud[0]
 
 
-def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(run: ObjectStore) -> None:
+def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2)
 
     def rival_is_faster(given: Batch) -> None:
@@ -369,12 +433,16 @@ def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(r
             publisher.publish(run, POLICY, 2, weight_of(99))
 
     BEFORE_STEP[7] = rival_is_faster
-    with pytest.raises(ConflictError, match=r"version 2 of solver .* two trainers of one policy are alive"):
+    with pytest.raises(
+        ConflictError, match=r"version 2 of solver .* two trainers of one policy are alive"
+    ):
         trained(run, steps=2, seed=7)
     assert published(run) == [0, 1, 99]
 
 
-def test_a_version_with_its_own_weights_is_its_own_write_whose_answer_got_lost(run: ObjectStore) -> None:
+def test_a_version_with_its_own_weights_is_its_own_write_whose_answer_got_lost(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2)
 
     def publishes_already(given: Batch) -> None:
@@ -419,7 +487,11 @@ def test_a_trainer_reads_whether_the_run_ended_once_in_an_interval(run: ObjectSt
     BEFORE_STEP[10] = run_ends
     lifetime = Lifetime(run, pulse_of(run, "trainer"), threading.Event(), clock=lambda: 0.0)
     train(lifetime, POLICY, CONFIG, steps=2, seed=10)
-    assert published(run) == [0, 1, 2]  # the first read was before the request, the second is not due
+    assert published(run) == [
+        0,
+        1,
+        2,
+    ]  # the first read was before the request, the second is not due
 
 
 def test_a_damaged_batch_ends_the_trainer_with_its_name(run: ObjectStore) -> None:
@@ -443,7 +515,10 @@ def test_an_unknown_engine_is_named_with_those_that_are_known(run: ObjectStore) 
 
 def test_a_checkpoint_whose_version_is_gone_is_an_error_and_not_a_gap(run: ObjectStore) -> None:
     checkpoints.save(run, POLICY, 3, *with_tokens(CountingEngine(CONFIG, {}, 0)))
-    with pytest.raises(CorruptError, match=r"checkpoints/solver/00000003 exists, but weights/solver/00000003 does not"):
+    with pytest.raises(
+        CorruptError,
+        match=r"checkpoints/solver/00000003 exists, but weights/solver/00000003 does not",
+    ):
         trained(run, steps=4)
 
 
@@ -452,7 +527,9 @@ def with_tokens(engine: CountingEngine) -> tuple[dict[str, HostTensor], Json]:
     return tensors, {"engine": state, "tokens_trained": 0.0}
 
 
-def test_a_store_that_is_away_only_delays_it(run: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_only_delays_it(
+    run: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
     add_batches(run, 1, 2)
     backend = AwayBackend(run.backend)
@@ -505,7 +582,9 @@ def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStor
     assert all(tensor.dtype == "BF16" for tensor in first.values())
 
 
-def test_a_publication_that_fails_is_heard_of_while_the_trainer_waits_for_a_batch(run: ObjectStore) -> None:
+def test_a_publication_that_fails_is_heard_of_while_the_trainer_waits_for_a_batch(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1)  # the next one would need version 1
 
     class Full:

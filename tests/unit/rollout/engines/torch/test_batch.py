@@ -1,4 +1,6 @@
-"""Continuous batching on models with real attention: what running requests keep when the weights change under them."""
+"""Continuous batching on models with real attention: what running requests keep when the weights
+change under them.
+"""
 
 from collections.abc import Sequence
 
@@ -33,21 +35,29 @@ def fused(model: object, dtype: torch.dtype = torch.float32) -> DecoderWeights:
 def batch_of(model: object, dtype: torch.dtype = torch.float32) -> ContinuousBatch:
     architecture = read_architecture(QWEN3)
     cache = KVCache(architecture, SLOTS, MAX_TOKENS, CPU, dtype)
-    batch = ContinuousBatch(Decoder(architecture, MAX_TOKENS, CPU, dtype), cache, Slots(SLOTS, CPU), SLOTS, CPU)
+    batch = ContinuousBatch(
+        Decoder(architecture, MAX_TOKENS, CPU, dtype), cache, Slots(SLOTS, CPU), SLOTS, CPU
+    )
     batch.swap(0, fused(model, dtype))
     return batch
 
 
 def asked(batch: ContinuousBatch, *prompts: tuple[int, ...], limit: int = 9) -> list[Request]:
-    requests = [Request(prompt, SamplingParams(seed=place), limit) for place, prompt in enumerate(prompts)]
+    requests = [
+        Request(prompt=prompt, sampling=SamplingParams(seed=place), limit=limit)
+        for place, prompt in enumerate(prompts)
+    ]
     for request in requests:
         batch.add(request)
     return requests
 
 
-def cached_logprobs(request: Request, models: Sequence[object], swaps: Sequence[int]) -> list[float]:
-    """Log-probability of each token of the answer, by transformers: `models[i + 1]` takes over after `swaps[i]` tokens, with
-    the keys and values that the models before it computed."""
+def cached_logprobs(
+    request: Request, models: Sequence[object], swaps: Sequence[int]
+) -> list[float]:
+    """Log-probability of each token of the answer, by transformers: `models[i + 1]` takes over
+    after `swaps[i]` tokens, with the keys and values that the models before it computed.
+    """
     past = None
     told = []
     text = [*request.prompt, *request.tokens]
@@ -55,7 +65,8 @@ def cached_logprobs(request: Request, models: Sequence[object], swaps: Sequence[
     for place in range(len(request.tokens)):
         model = models[sum(place >= swap for swap in swaps)]
         until = len(request.prompt) + place
-        # What stands before the newest token was computed as it came; a new request's whole prompt at once.
+        # What stands before the newest token was computed as it came; a new request's whole prompt
+        # at once.
         output = model(torch.tensor([text[fed:until]]), past_key_values=past, use_cache=True)  # type: ignore[operator]
         past, fed = output.past_key_values, until
         told.append(float(torch.log_softmax(output.logits[0, -1].float(), dim=-1)[text[until]]))
@@ -70,7 +81,9 @@ def whole_logprobs(request: Request, model: object) -> list[float]:
     return [float(logprobs[first + place - 1, token]) for place, token in enumerate(request.tokens)]
 
 
-def test_running_requests_go_on_with_the_keys_and_values_of_the_old_weights(models: tuple[object, object]) -> None:
+def test_running_requests_go_on_with_the_keys_and_values_of_the_old_weights(
+    models: tuple[object, object],
+) -> None:
     old, new = models
     batch = batch_of(old)
     first, second = asked(batch, (5, 17, 3, 40), (7,))
@@ -85,10 +98,18 @@ def test_running_requests_go_on_with_the_keys_and_values_of_the_old_weights(mode
             expected = cached_logprobs(request, models, [4])
             assert request.logprobs == pytest.approx(expected, abs=2e-4)
             recomputed = whole_logprobs(request, new)[4:]
-            assert max(abs(one - other) for one, other in zip(request.logprobs[4:], recomputed, strict=True)) > 0.05
+            assert (
+                max(
+                    abs(one - other)
+                    for one, other in zip(request.logprobs[4:], recomputed, strict=True)
+                )
+                > 0.05
+            )
 
 
-def test_requests_that_come_after_a_swap_are_computed_by_the_new_weights_alone(models: tuple[object, object]) -> None:
+def test_requests_that_come_after_a_swap_are_computed_by_the_new_weights_alone(
+    models: tuple[object, object],
+) -> None:
     old, new = models
     batch = batch_of(old)
     asked(batch, (5, 17, 3, 40), limit=2)
@@ -96,14 +117,18 @@ def test_requests_that_come_after_a_swap_are_computed_by_the_new_weights_alone(m
         while batch.busy:
             batch.step()
         batch.swap(1, fused(new))
-        (same,) = asked(batch, (5, 17, 3, 40))  # its prefix was computed by the old weights, for another request
+        (same,) = asked(
+            batch, (5, 17, 3, 40)
+        )  # its prefix was computed by the old weights, for another request
         while batch.busy:
             batch.step()
         assert same.marks == [(1, 0)]
         assert same.logprobs == pytest.approx(whole_logprobs(same, new), abs=2e-4)
 
 
-def test_a_request_that_waits_for_a_place_over_a_swap_is_computed_by_the_new_weights(models: tuple[object, object]) -> None:
+def test_a_request_that_waits_for_a_place_over_a_swap_is_computed_by_the_new_weights(
+    models: tuple[object, object],
+) -> None:
     old, new = models
     batch = batch_of(old)
     *running, waiting = asked(batch, (1, 2), (3, 4), (5, 6), (5, 17, 3, 40), limit=4)
@@ -117,7 +142,9 @@ def test_a_request_that_waits_for_a_place_over_a_swap_is_computed_by_the_new_wei
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bit_weights_compute_nearly_what_thirty_two_bits_do(models: tuple[object, object], dtype: torch.dtype) -> None:
+def test_sixteen_bit_weights_compute_nearly_what_thirty_two_bits_do(
+    models: tuple[object, object], dtype: torch.dtype
+) -> None:
     batch = batch_of(models[0], dtype)
     requests = asked(batch, (5, 17, 3, 40), (7,), (9, 9, 9))
     with torch.inference_mode():
@@ -132,14 +159,19 @@ def test_sixteen_bit_weights_compute_nearly_what_thirty_two_bits_do(models: tupl
 
 
 @pytest.mark.parametrize(
-    ("stop_ids", "limit", "reason", "count"), [((4,), 3, "stop", 3), ((4,), 2, "length", 2), ((), 3, "length", 3)]
+    ("stop_ids", "limit", "reason", "count"),
+    [((4,), 3, "stop", 3), ((4,), 2, "length", 2), ((), 3, "length", 3)],
 )
-def test_a_stop_token_at_the_limit_is_a_stop(stop_ids: tuple[int, ...], limit: int, reason: str, count: int) -> None:
+def test_a_stop_token_at_the_limit_is_a_stop(
+    stop_ids: tuple[int, ...], limit: int, reason: str, count: int
+) -> None:
     architecture = read_architecture(CONFIG)
     cache = KVCache(architecture, 1, 32, CPU, torch.float32)
-    batch = ContinuousBatch(Decoder(architecture, 32, CPU, torch.float32), cache, Slots(1, CPU), 1, CPU)
+    batch = ContinuousBatch(
+        Decoder(architecture, 32, CPU, torch.float32), cache, Slots(1, CPU), 1, CPU
+    )
     batch.swap(0, fuse(architecture, counting(1), CPU, torch.float32))
-    request = Request((1,), SamplingParams(stop_ids=stop_ids), limit)
+    request = Request(prompt=(1,), sampling=SamplingParams(stop_ids=stop_ids), limit=limit)
     batch.add(request)
     with torch.inference_mode():
         while batch.busy:

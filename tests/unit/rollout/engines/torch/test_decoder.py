@@ -23,7 +23,12 @@ LLAMA3 = {
 }
 CONFIGS: dict[str, Json] = {
     "qwen3 tied": QWEN3,
-    "qwen3 untied with biases": {"model_type": "qwen3", "head_dim": 8, "attention_bias": True, **SIZES},
+    "qwen3 untied with biases": {
+        "model_type": "qwen3",
+        "head_dim": 8,
+        "attention_bias": True,
+        **SIZES,
+    },
     "qwen2": {"model_type": "qwen2", **SIZES},
     "qwen2 in an old config's spelling": {
         "model_type": "qwen2",
@@ -43,7 +48,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-def test_logits_equal_those_of_transformers_over_many_ragged_decode_steps_after_a_padded_prefill(config: Json) -> None:
+def test_logits_equal_those_of_transformers_over_many_ragged_decode_steps_after_a_padded_prefill(
+    config: Json,
+) -> None:
     model = random_model(config)
     architecture = read_architecture(config)
     weights = fuse(architecture, host_tensors(model), CPU, torch.float32)
@@ -61,7 +68,9 @@ def test_logits_equal_those_of_transformers_over_many_ragged_decode_steps_after_
             positions = lengths + step
             tokens = texts[torch.arange(4), positions]
             logits = decoder.decode(weights, cache, tokens, positions, longest=17 + step + 1)
-            torch.testing.assert_close(logits, expected[torch.arange(4), positions], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                logits, expected[torch.arange(4), positions], atol=1e-4, rtol=1e-4
+            )
 
 
 def test_a_moved_sequence_continues_as_if_it_had_not_moved() -> None:
@@ -88,7 +97,10 @@ def test_a_moved_sequence_continues_as_if_it_had_not_moved() -> None:
         ({"model_type": None}, "None"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"model_type": "llama", "mlp_bias": True}, "mlp_bias=True"),
-        ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding_attention"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            "sliding_attention",
+        ),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
     ],
 )
@@ -100,7 +112,12 @@ def test_what_the_decoder_does_not_implement_is_refused_by_name(change: Json, na
 @pytest.mark.parametrize(
     "rope",
     [
-        {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},
+        {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
         {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ],
 )
@@ -117,11 +134,18 @@ def test_weights_that_do_not_fit_the_model_are_refused_by_name() -> None:
     name = "model.layers.1.self_attn.k_proj.bias"
 
     with pytest.raises(ConfigError, match=f"weights lack {name}"):
-        fuse(architecture, {key: tensor for key, tensor in tensors.items() if key != name}, CPU, torch.float32)
+        fuse(
+            architecture,
+            {key: tensor for key, tensor in tensors.items() if key != name},
+            CPU,
+            torch.float32,
+        )
     with pytest.raises(ConfigError, match=r"weights hold model\.extra"):
         fuse(architecture, {**tensors, "model.extra": tensors[name]}, CPU, torch.float32)
     wrong = tensors["model.layers.1.self_attn.k_proj.weight"]
-    with pytest.raises(ConfigError, match=r"k_proj\.bias has shape \(16, 32\); .* asks for \(16,\)"):
+    with pytest.raises(
+        ConfigError, match=r"k_proj\.bias has shape \(16, 32\); .* asks for \(16,\)"
+    ):
         fuse(architecture, {**tensors, name: wrong}, CPU, torch.float32)
 
 

@@ -1,4 +1,6 @@
-"""What the torch engine adds to the contract: its thread, its failures, its shared prefixes, and that no place leaks."""
+"""What the torch engine adds to the contract: its thread, its failures, its shared prefixes, and
+that no place leaks.
+"""
 
 import asyncio
 import random
@@ -14,7 +16,7 @@ from rollout.engines.torch.architecture import read_architecture
 from rollout.engines.torch.batch import ContinuousBatch, Request
 from rollout.engines.torch.decoder import Decoder
 from rollout.engines.torch.decoder_weights import DecoderWeights, fuse
-from rollout.engines.torch.engine import TorchEngine
+from rollout.engines.torch.engine import TorchRolloutEngine
 from rollout.engines.torch.kv_cache import KVCache
 from rollout.engines.torch.prefixes import Prefix, PrefixCache
 from rollout.engines.torch.slots import Slots
@@ -31,7 +33,9 @@ class RecordingDecoder(Decoder):
         super().__init__(read_architecture(CONFIG), 32, CPU, torch.float32)
         self.passes: list[list[list[int]]] = []
 
-    def prefill(self, weights: DecoderWeights, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def prefill(
+        self, weights: DecoderWeights, tokens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self.passes.append(tokens.tolist())
         return super().prefill(weights, tokens)
 
@@ -56,7 +60,7 @@ def run(batch: ContinuousBatch) -> list[Request]:
 
 def ask(batch: ContinuousBatch, prompts: Sequence[tuple[int, ...]], limit: int = 3) -> None:
     for prompt in prompts:
-        batch.add(Request(prompt, SamplingParams(), limit))
+        batch.add(Request(prompt=prompt, sampling=SamplingParams(), limit=limit))
 
 
 def test_a_group_shares_one_computation_of_its_prompt_until_the_weights_change() -> None:
@@ -65,7 +69,8 @@ def test_a_group_shares_one_computation_of_its_prompt_until_the_weights_change()
 
     ask(batch, [(1, 2, 3)] * 8 + [(4, 5)])
     assert len(run(batch)) == 9
-    # One pass for the group, the waiting prompt along with it; the last token of each is left to the decode step.
+    # One pass for the group, the waiting prompt along with it; the last token of each is left to
+    # the decode step.
     assert decoder.passes == [[[1, 2], [4, 0]]]
 
     batch.swap(1, weights(2))
@@ -97,23 +102,35 @@ def test_the_prefix_cache_drops_the_least_recently_used_first() -> None:
 
 def test_a_freed_place_is_filled_by_the_last_sequence_which_goes_on_unchanged() -> None:
     batch = batch_of(RecordingDecoder(), slots=3)
-    requests = [Request((start,), SamplingParams(), limit) for start, limit in ((0, 2), (4, 9), (8, 6))]
+    requests = [
+        Request(prompt=(start,), sampling=SamplingParams(), limit=limit)
+        for start, limit in ((0, 2), (4, 9), (8, 6))
+    ]
     for request in requests:
         batch.add(request)
     run(batch)
-    assert [request.tokens for request in requests] == [[1, 2], list(range(5, 14)), list(range(9, 15))]
+    assert [request.tokens for request in requests] == [
+        [1, 2],
+        list(range(5, 14)),
+        list(range(9, 15)),
+    ]
 
 
 async def test_what_breaks_the_loop_fails_every_request_instead_of_hanging() -> None:
     """Logits that are not numbers break it; a trainer that diverged publishes such weights."""
-    engine = TorchEngine(EngineConfig(max_concurrent=2, max_tokens=8192), CONFIG)
+    engine = TorchRolloutEngine(EngineConfig(max_concurrent=2, max_tokens=8192), CONFIG)
     await engine.load(0, counting(1))
-    pending = [asyncio.ensure_future(engine.generate([1], SamplingParams(max_new_tokens=8000))) for _ in range(3)]
+    pending = [
+        asyncio.ensure_future(engine.generate([1], SamplingParams(max_new_tokens=8000)))
+        for _ in range(3)
+    ]
     await asyncio.sleep(0)
     await engine.load(1, chain(lambda token: [float("nan")] * VOCAB))
 
     for request in pending:
-        with pytest.raises(EngineFailedError, match="FloatingPointError: weights version 1 ") as raised:
+        with pytest.raises(
+            EngineFailedError, match="FloatingPointError: weights version 1 "
+        ) as raised:
             await request
         assert isinstance(raised.value.__cause__, FloatingPointError)
     with pytest.raises(EngineFailedError, match="weights version 1 "):
@@ -122,7 +139,7 @@ async def test_what_breaks_the_loop_fails_every_request_instead_of_hanging() -> 
 
 
 def test_an_answer_to_an_event_loop_that_has_ended_harms_nobody() -> None:
-    engine = TorchEngine(EngineConfig(max_concurrent=1, max_tokens=1024), CONFIG)
+    engine = TorchRolloutEngine(EngineConfig(max_concurrent=1, max_tokens=1024), CONFIG)
     first = asyncio.new_event_loop()
     first.run_until_complete(engine.load(0, counting(1)))
     lost = first.create_task(engine.generate([0], SamplingParams(max_new_tokens=500)))
@@ -139,13 +156,20 @@ def test_an_answer_to_an_event_loop_that_has_ended_harms_nobody() -> None:
     assert asyncio.run(second()) == [6, 7]
 
 
-async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("rollout.engines.torch.engine.WAITING_MAX", 2)
-    engine = TorchEngine(EngineConfig(max_concurrent=1, max_tokens=8192), CONFIG)
+    engine = TorchRolloutEngine(EngineConfig(max_concurrent=1, max_tokens=8192), CONFIG)
     await engine.load(0, counting(1))
-    outstanding = [asyncio.ensure_future(engine.generate([1], SamplingParams(max_new_tokens=8000))) for _ in range(2)]
+    outstanding = [
+        asyncio.ensure_future(engine.generate([1], SamplingParams(max_new_tokens=8000)))
+        for _ in range(2)
+    ]
     await asyncio.sleep(0)
-    with pytest.raises(ConfigError, match="2 requests wait for the engine; have fewer outstanding, or more workers"):
+    with pytest.raises(
+        ConfigError, match="2 requests wait for the engine; have fewer outstanding, or more workers"
+    ):
         await engine.generate([1], SamplingParams(max_new_tokens=1))
     outstanding[1].cancel()
     await asyncio.wait([outstanding[1]])
@@ -161,17 +185,24 @@ async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(
         (EngineConfig(dtype="float8"), "rollout.engine.dtype is 'float8'"),
         (EngineConfig(device="cuda:77"), "rollout.engine.device 'cuda:77'"),
         (EngineConfig(max_tokens=9000), "max_position_embeddings is 8192"),
-        (EngineConfig(max_tokens=8192, max_concurrent=1_000_000), "lower rollout.engine.max_concurrent"),
+        (
+            EngineConfig(max_tokens=8192, max_concurrent=1_000_000),
+            "lower rollout.engine.max_concurrent",
+        ),
     ],
 )
-def test_an_impossible_engine_names_the_setting_to_change(config: EngineConfig, message: str) -> None:
+def test_an_impossible_engine_names_the_setting_to_change(
+    config: EngineConfig, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        TorchEngine(config, CONFIG)
+        TorchRolloutEngine(config, CONFIG)
 
 
 async def test_soak_no_token_is_lost_and_no_place_leaks_under_swaps_and_cancellations() -> None:
-    """300 requests of random lengths through 24 places, weights swapped every 20 ms, a fifth of the requests cancelled."""
-    engine = TorchEngine(EngineConfig(max_concurrent=24, max_tokens=256), CONFIG)
+    """300 requests of random lengths through 24 places, weights swapped every 20 ms, a fifth of the
+    requests cancelled.
+    """
+    engine = TorchRolloutEngine(EngineConfig(max_concurrent=24, max_tokens=256), CONFIG)
     await engine.load(0, counting(1))
     rng = random.Random(0)
     done = asyncio.Event()
@@ -187,7 +218,9 @@ async def test_soak_no_token_is_lost_and_no_place_leaks_under_swaps_and_cancella
         await asyncio.sleep(rng.random() * 0.5)
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))]
         length = rng.randint(1, 200)
-        asked = asyncio.ensure_future(engine.generate(prompt, SamplingParams(max_new_tokens=length, seed=number)))
+        asked = asyncio.ensure_future(
+            engine.generate(prompt, SamplingParams(max_new_tokens=length, seed=number))
+        )
         if number % 5 == 0:
             await asyncio.sleep(rng.random() * 0.2)
             asked.cancel()
@@ -195,8 +228,13 @@ async def test_soak_no_token_is_lost_and_no_place_leaks_under_swaps_and_cancella
             return
         answer = await asked
         assert len(answer.tokens) == length
-        versions = np.concatenate([np.full(span.end - span.start, span.version) for span in answer.spans])
-        assert [span.start for span in answer.spans] == [0, *(span.end for span in answer.spans[:-1])]
+        versions = np.concatenate(
+            [np.full(span.end - span.start, span.version) for span in answer.spans]
+        )
+        assert [span.start for span in answer.spans] == [
+            0,
+            *(span.end for span in answer.spans[:-1]),
+        ]
         steps = np.diff(answer.tokens, prepend=prompt[-1]) % VOCAB
         assert steps.tolist() == (1 + versions % 2).tolist()
 
@@ -204,7 +242,9 @@ async def test_soak_no_token_is_lost_and_no_place_leaks_under_swaps_and_cancella
     await asyncio.gather(*map(play, range(300)))
     done.set()
     await swapping
-    await engine.generate([0], SamplingParams(max_new_tokens=1))  # after it, every cancellation has been taken in
+    await engine.generate(
+        [0], SamplingParams(max_new_tokens=1)
+    )  # after it, every cancellation has been taken in
     assert engine.version > 1
     assert not engine._answers
     assert not engine._batch.busy

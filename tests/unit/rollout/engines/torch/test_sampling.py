@@ -67,7 +67,9 @@ def test_an_excluded_token_is_never_drawn_even_at_the_ends() -> None:
         (9, 1.0, [0.4, 0.3, 0.2, 0.1]),
     ],
 )
-def test_truncation_keeps_and_renormalises_what_top_k_then_top_p_leave(top_k: int, top_p: float, kept: list[float]) -> None:
+def test_truncation_keeps_and_renormalises_what_top_k_then_top_p_leave(
+    top_k: int, top_p: float, kept: list[float]
+) -> None:
     order = [2, 0, 3, 1]  # so that ranks are not positions
     logits = logits_of(0.4, 0.3, 0.2, 0.1)[:, order]
     truncated = truncate(logits, torch.tensor([top_k]), torch.tensor([top_p]))
@@ -92,7 +94,9 @@ def test_rows_of_one_batch_are_truncated_each_by_its_own_wish() -> None:
 
 
 def test_drawn_tokens_follow_their_probabilities() -> None:
-    """Chi-square over 20,000 draws with 5 degrees of freedom: above 20.5 once in a thousand times."""
+    """Chi-square over 20,000 draws with 5 degrees of freedom: above 20.5 once in a thousand
+    times.
+    """
     probabilities = np.array([0.02, 0.08, 0.15, 0.2, 0.25, 0.3])
     for stride in ("seeds", "positions"):
         if stride == "seeds":
@@ -101,7 +105,9 @@ def test_drawn_tokens_follow_their_probabilities() -> None:
             counters = first_counter(42) + COUNTER_STEP * torch.arange(20_000)
         tokens, _ = draw(logits_of(*probabilities).expand(20_000, 6), uniform(counters))
         counts = np.bincount(tokens.numpy(), minlength=6)
-        chi_square = float(((counts - 20_000 * probabilities) ** 2 / (20_000 * probabilities)).sum())
+        chi_square = float(
+            ((counts - 20_000 * probabilities) ** 2 / (20_000 * probabilities)).sum()
+        )
         assert chi_square < 20.5, stride
 
 

@@ -1,4 +1,6 @@
-"""The compiled loops do what the plain ones do, bit for bit, and the plain ones do what they promise."""
+"""The compiled loops do what the plain ones do, bit for bit, and the plain ones do what they
+promise.
+"""
 
 from dataclasses import fields
 from itertools import product
@@ -16,18 +18,24 @@ SHARES = (0.0, 0.001, 0.02, 0.4, 1.0)
 
 
 def changed(kind: Any, size: int, share: float) -> tuple[Bits, Bits]:
-    """Old bits of every kind, and new ones of which about `share` differ, mostly by one, some by anything."""
+    """Old bits of every kind, and new ones of which about `share` differ, mostly by one, some by
+    anything.
+    """
     draw = np.random.default_rng([size, int(1000 * share), np.dtype(kind).itemsize])
     old = draw.integers(0, np.iinfo(kind).max, size, dtype=kind, endpoint=True)
     anything = draw.integers(0, np.iinfo(kind).max, size, dtype=kind, endpoint=True)
-    one = draw.choice(np.array([1, -1, 2, -2, 100, -100]).astype(kind), size, p=[0.4, 0.4, 0.05, 0.05, 0.05, 0.05])
+    one = draw.choice(
+        np.array([1, -1, 2, -2, 100, -100]).astype(kind), size, p=[0.4, 0.4, 0.05, 0.05, 0.05, 0.05]
+    )
     steps = np.where(draw.random(size) < 0.95, one, anything)
     return old, np.where(draw.random(size) < share, old + steps, old)
 
 
 def equal(one: Any, other: Any) -> bool:
     if isinstance(one, Streams):
-        return all(equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Streams))
+        return all(
+            equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(Streams)
+        )
     if isinstance(one, tuple):
         return len(one) == len(other) and all(equal(*pair) for pair in zip(one, other, strict=True))
     return bool(one.dtype == other.dtype and one.shape == other.shape and (one == other).all())
@@ -57,7 +65,9 @@ def agree(old: Bits, new: Bits) -> None:
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
 def test_the_largest_numbers_that_fit_a_byte_and_the_smallest_that_do_not(loops: Any) -> None:
-    """zigzag(step) − 3 of ±1 is a trit, of 128 is 253, of −129 is 254; 129 would be 255, the escape."""
+    """zigzag(step) − 3 of ±1 is a trit, of 128 is 253, of −129 is 254; 129 would be 255, the
+    escape.
+    """
     steps = np.array([1, -1, 2, -2, 128, -129, 129, -130, 2**15 - 1, -(2**15)]).astype(np.uint16)
     positions = np.cumsum(np.full(len(steps), 3)).astype(np.uint32)
     streams = loops.split(positions, steps, 0)
@@ -70,7 +80,9 @@ def test_the_largest_numbers_that_fit_a_byte_and_the_smallest_that_do_not(loops:
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
 @pytest.mark.parametrize("low_bits", [0, 4, 8])
-def test_the_largest_gap_that_fits_a_byte_and_the_smallest_that_does_not(loops: Any, low_bits: int) -> None:
+def test_the_largest_gap_that_fits_a_byte_and_the_smallest_that_does_not(
+    loops: Any, low_bits: int
+) -> None:
     most = (255 << low_bits) - 1
     gaps = [0, 1, most, most + 1, 5 << low_bits]
     positions = (np.cumsum(np.array(gaps) + 1) - 1).astype(np.uint32)
@@ -87,7 +99,14 @@ def test_the_last_position_is_below_2_32_and_below_the_number_of_elements(loops:
     def streams(gap: int) -> Streams:
         none = np.zeros(0, dtype=np.uint8)
         wide, steps = np.array([gap], np.uint32), np.zeros(0, np.uint16)
-        return Streams(np.array([255, 0], np.uint8), none, wide, np.zeros(1, np.uint8), none, steps)
+        return Streams(
+            gaps=np.array([255, 0], np.uint8),
+            lows=none,
+            wide_gaps=wide,
+            trits=np.zeros(1, np.uint8),
+            values=none,
+            wide_steps=steps,
+        )
 
     assert loops.join(streams(2**32 - 2), 0)[0].tolist() == [2**32 - 2, 2**32 - 1]
     with pytest.raises(ValueError, match=r"add up to position|do not fit"):
@@ -107,10 +126,14 @@ def test_streams_that_do_not_fit_together_are_refused(loops: Any) -> None:
     assert len(streams.wide_steps)
     parts = {field.name: getattr(streams, field.name) for field in fields(Streams)}
     for name in ("values", "wide_steps"):
-        with pytest.raises(ValueError, match=r"wide stream|do not fit|could not be broadcast|values"):
+        with pytest.raises(
+            ValueError, match=r"wide stream|do not fit|could not be broadcast|values"
+        ):
             loops.join(Streams(**{**parts, name: parts[name][:-1]}), 4)
     with pytest.raises(ValueError, match=r"escaped|do not fit"):
-        loops.join(Streams(**{**parts, "wide_gaps": np.append(parts["wide_gaps"], np.uint32(7))}), 4)
+        loops.join(
+            Streams(**{**parts, "wide_gaps": np.append(parts["wide_gaps"], np.uint32(7))}), 4
+        )
     positions, steps = delta_numpy.find(old, new)
     with pytest.raises(ValueError, match=r"position \d+ of 10 elements"):
         loops.add(np.zeros(10, dtype=np.uint16), positions, steps)

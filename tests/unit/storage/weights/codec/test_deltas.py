@@ -1,4 +1,6 @@
-"""Deltas as a reader and a writer of versions see them: exact for every kind of tensor, small, and never silently wrong."""
+"""Deltas as a reader and a writer of versions see them: exact for every kind of tensor, small, and
+never silently wrong.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +17,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import delta_store, manifests, publisher, reader
 from storage.weights.codec import delta_blocks, delta_numpy, deltas
 from storage.weights.delta_store import TRANSFERS_MAX
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from tests.resealed import replace_blob
 
 
@@ -40,7 +42,9 @@ def _bf16(values: Any) -> Any:
 
 
 def entropy_bytes(old: Any, new: Any) -> float:
-    """Bytes per change of the cheapest code that knows nothing of the weights: positions, and the steps' distribution."""
+    """Bytes per change of the cheapest code that knows nothing of the weights: positions, and the
+    steps' distribution.
+    """
     changed = old != new
     share = changed.mean()
     positions = -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) / share
@@ -50,10 +54,14 @@ def entropy_bytes(old: Any, new: Any) -> float:
 
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM, delta_blocks.BLOCK_ELEMENTS])
-def test_a_block_gives_the_new_bits_whichever_loops_code_it(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_gives_the_new_bits_whichever_loops_code_it(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, new = trained(size, 1e-6)
     block = delta_blocks.encode(3, old, new)
-    monkeypatch.setattr(delta_blocks, "COMPILED_FROM", 0 if size < delta_blocks.COMPILED_FROM else 2**62)
+    monkeypatch.setattr(
+        delta_blocks, "COMPILED_FROM", 0 if size < delta_blocks.COMPILED_FROM else 2**62
+    )
     assert delta_blocks.encode(3, old, new) == block
     bits = old.copy()
     delta_blocks.apply(bits, memoryview(block))
@@ -61,9 +69,12 @@ def test_a_block_gives_the_new_bits_whichever_loops_code_it(size: int, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("num_changed", "method"), [(1, delta_blocks.STEPS), (4, delta_blocks.STEPS), (5, delta_blocks.PLANES)]
+    ("num_changed", "method"),
+    [(1, delta_blocks.STEPS), (4, delta_blocks.STEPS), (5, delta_blocks.PLANES)],
 )
-def test_a_block_of_which_more_than_half_changes_is_stored_as_planes(num_changed: int, method: int) -> None:
+def test_a_block_of_which_more_than_half_changes_is_stored_as_planes(
+    num_changed: int, method: int
+) -> None:
     old = np.zeros(8, dtype=np.uint16)
     new = np.where(np.arange(8) < num_changed, 700, old).astype(np.uint16)
     block = delta_blocks.encode(0, old, new)
@@ -78,7 +89,10 @@ def test_a_block_of_steps_may_change_every_element_and_no_more() -> None:
     """Other writers need not take planes for it."""
     positions, steps = np.arange(8, dtype=np.uint32), np.ones(8, dtype=np.uint16)
     body = delta_blocks._run(delta_numpy, positions, steps, 8)
-    block = delta_blocks._BLOCK.pack(delta_blocks._BLOCK.size + len(body), 0, delta_blocks.STEPS, 1, 0) + body
+    block = (
+        delta_blocks._BLOCK.pack(delta_blocks._BLOCK.size + len(body), 0, delta_blocks.STEPS, 1, 0)
+        + body
+    )
     bits = np.arange(8).astype(np.uint16)
     delta_blocks.apply(bits, memoryview(block))
     assert bits.tolist() == list(range(1, 9))
@@ -87,7 +101,10 @@ def test_a_block_of_steps_may_change_every_element_and_no_more() -> None:
 
 
 def test_a_change_bears_the_name_of_the_new_tensor() -> None:
-    base, new = {"before": tensor(np.zeros(9, dtype=np.uint16))}, {"after": tensor(np.ones(9, dtype=np.uint16))}
+    base, new = (
+        {"before": tensor(np.zeros(9, dtype=np.uint16))},
+        {"after": tensor(np.ones(9, dtype=np.uint16))},
+    )
     (change,) = deltas.encode(base, new, {"after": "before"}, threads=1)
     assert (change.name, change.num_changed) == ("after", 9)
     assert (deltas.apply(base["before"], memoryview(change.blob)).bits == 1).all()
@@ -110,7 +127,9 @@ def test_parts_are_told_as_they_are_changed_each_with_the_changes_at_both_of_its
                 delta_blocks.apply(bits, memoryview(block), old=before, tell=tell)
             else:
                 delta_blocks.unchanged(bits, before, tell)
-            assert [len(part) for part in told] == [100] * (size // 100) + ([size % 100] if size % 100 else [])
+            assert [len(part) for part in told] == [100] * (size // 100) + (
+                [size % 100] if size % 100 else []
+            )
             assert (np.concatenate(told) == wanted).all()
             assert (bits == wanted).all()
 
@@ -123,9 +142,15 @@ def test_a_block_is_near_the_entropy_bound() -> None:
 
 
 def test_special_values_and_every_share_of_change_come_out_exactly() -> None:
-    special = np.array([0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x8000, 0x0000, 0x0001, 0x8001], dtype=np.uint16)  # NaN, ±inf, −0, 0 …
+    special = np.array(
+        [0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x8000, 0x0000, 0x0001, 0x8001], dtype=np.uint16
+    )  # NaN, ±inf, −0, 0 …
     pairs = np.stack(np.meshgrid(special, special), axis=-1).reshape(-1, 2)
-    for old, new in ((pairs[:, 0], pairs[:, 1]), (pairs[:, 0], pairs[:, 0]), (pairs[:, 0], pairs[:, 0] ^ 0xFFFF)):
+    for old, new in (
+        (pairs[:, 0], pairs[:, 1]),
+        (pairs[:, 0], pairs[:, 0]),
+        (pairs[:, 0], pairs[:, 0] ^ 0xFFFF),
+    ):
         block = delta_blocks.encode(0, old.copy(), new.copy())
         bits = old.copy()
         if block:
@@ -152,14 +177,17 @@ def test_a_block_of_the_removed_compact_form_is_refused_with_what_to_do() -> Non
     block = bytearray(delta_blocks.encode(0, old, new))
     block[9] = 2  # the number of classes
     with pytest.raises(
-        CorruptError, match=r"into 2 classes; the setting compact_deltas, .* was removed: read the version with"
+        CorruptError,
+        match=r"into 2 classes; the setting compact_deltas, .* was removed: read the version with",
     ):
         delta_blocks.apply(old.copy(), memoryview(block))
 
 
 def test_an_error_in_a_change_names_the_file_and_the_tensor(memory_store: ObjectStore) -> None:
     old, new = trained(5000, 1e-5)
-    held = Held(publisher.publish(memory_store, "solver", 0, {"w": tensor(old)}), {"w": tensor(old)})
+    held = LoadedWeights(
+        publisher.publish(memory_store, "solver", 0, {"w": tensor(old)}), {"w": tensor(old)}
+    )
     publisher.publish(memory_store, "solver", 1, {"w": tensor(new)}, base=held)
     replace_blob(memory_store, 1, lambda blob: blob[:9] + b"\2" + blob[10:])
     told = r"version 1 of solver .*weights/solver/00000001/\w+\.delta-00000\.safetensors, the change of w: .* into 2 classes"
@@ -169,16 +197,27 @@ def test_an_error_in_a_change_names_the_file_and_the_tensor(memory_store: Object
 
 @pytest.mark.parametrize(
     ("dtype", "kind"),
-    [("BF16", np.uint16), ("F16", np.uint16), ("F32", np.uint32), ("I64", np.int64), ("U8", np.uint8), ("BOOL", np.bool_)],
+    [
+        ("BF16", np.uint16),
+        ("F16", np.uint16),
+        ("F32", np.uint32),
+        ("I64", np.int64),
+        ("U8", np.uint8),
+        ("BOOL", np.bool_),
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (0, 4), (7,), (40, 30), (3, 5, 8)])
-def test_tensors_of_any_dtype_and_shape_come_out_exactly(dtype: str, kind: Any, shape: tuple[int, ...]) -> None:
+def test_tensors_of_any_dtype_and_shape_come_out_exactly(
+    dtype: str, kind: Any, shape: tuple[int, ...]
+) -> None:
     old = draw(0).integers(0, 2, shape).astype(kind)
     new = np.where(draw(1).random(shape) < 0.3, draw(2).integers(0, 2, shape), old).astype(kind)
     base, wanted = {"w": tensor(old, dtype)}, {"w": tensor(new, dtype)}
     (change,) = deltas.encode(base, wanted, {"w": "w"}, threads=1)
     told: list[Any] = []
-    made = deltas.apply(base["w"], memoryview(change.blob), tell=lambda part: told.extend(part.copy()))
+    made = deltas.apply(
+        base["w"], memoryview(change.blob), tell=lambda part: told.extend(part.copy())
+    )
     assert (made.dtype, made.shape, made.bits.dtype) == (dtype, shape, new.dtype)
     assert (made.bits == new).all()
     assert told == deltas.flat(new).tolist()
@@ -188,17 +227,23 @@ def test_tensors_of_any_dtype_and_shape_come_out_exactly(dtype: str, kind: Any, 
 def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(deltas, "BLOCK_ELEMENTS", 1000)  # for writer and reader alike: many blocks in a small tensor
+    monkeypatch.setattr(
+        deltas, "BLOCK_ELEMENTS", 1000
+    )  # for writer and reader alike: many blocks in a small tensor
     old, new = trained(25_500, 1e-5)
     new[3000:5000] = old[3000:5000]  # two blocks without a change
     blobs = set()
     for threads in (1, 2, 7):
-        (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, threads=threads)
+        (change,) = deltas.encode(
+            {"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, threads=threads
+        )
         blobs.add(change.blob)
     assert len(blobs) == 1
     for in_place in (False, True):
         told: list[Any] = []
-        made = deltas.apply(tensor(old.copy()), memoryview(change.blob), in_place=in_place, tell=told.append)
+        made = deltas.apply(
+            tensor(old.copy()), memoryview(change.blob), in_place=in_place, tell=told.append
+        )
         assert (made.bits == new).all()
         assert (np.concatenate(told) == new).all()
     with pytest.raises(CorruptError, match="a block 25 of 1000 elements; the tensor has 25000"):
@@ -208,7 +253,9 @@ def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_
 
 
 def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
-    """Versions 0, 1, …: a large tensor of which little changes, one that never does, a scalar and an empty one."""
+    """Versions 0, 1, …: a large tensor of which little changes, one that never does, a scalar and
+    an empty one.
+    """
     old, _ = trained(30_000, 0.0)
     made = []
     for version in range(number):
@@ -227,11 +274,11 @@ def versions_of_a_model(number: int) -> list[dict[str, HostTensor]]:
 
 
 def published(run: ObjectStore, models: list[dict[str, HostTensor]]) -> list[Manifest]:
-    held: Held | None = None
+    held: LoadedWeights | None = None
     manifests = []
     for version, tensors in enumerate(models):
         manifest = publisher.publish(run, "solver", version, tensors, base=held)
-        held = Held(manifest, tensors)
+        held = LoadedWeights(manifest, tensors)
         manifests.append(manifest)
     return manifests
 
@@ -239,7 +286,10 @@ def published(run: ObjectStore, models: list[dict[str, HostTensor]]) -> list[Man
 def test_a_chain_of_deltas_gives_every_version_bit_for_bit(memory_store: ObjectStore) -> None:
     models = versions_of_a_model(5)
     manifests = published(memory_store, models)
-    assert [(manifest.kind, manifest.base) for manifest in manifests] == [("anchor", None), *(("delta", v) for v in range(4))]
+    assert [(manifest.kind, manifest.base) for manifest in manifests] == [
+        ("anchor", None),
+        *(("delta", v) for v in range(4)),
+    ]
     anchor, *others = (sum(file.num_bytes for file in manifest.files) for manifest in manifests)
     assert max(others) < anchor / 10
     for version, tensors in enumerate(models):
@@ -247,19 +297,27 @@ def test_a_chain_of_deltas_gives_every_version_bit_for_bit(memory_store: ObjectS
         assert weights_digest(found) == weights_digest(tensors) == manifests[version].digest
 
 
-def test_who_holds_a_version_fetches_only_the_deltas_since_and_shares_what_did_not_change(memory_store: ObjectStore) -> None:
+def test_who_holds_a_version_fetches_only_the_deltas_since_and_shares_what_did_not_change(
+    memory_store: ObjectStore,
+) -> None:
     published(memory_store, versions_of_a_model(5))
     held = reader.read(memory_store, "solver", 2)
     memory_store.delete(f"{layout.weights('solver', 0)}/manifest.json")
     found = reader.read(memory_store, "solver", 4, held)
-    assert weights_digest(found.tensors) == manifests.read_manifest(memory_store, "solver", 4).digest
     assert (
-        reader.read(memory_store, "solver", 4, reader.read(memory_store, "solver", 3, held)).tensors["fixed"].bits.base is None
+        weights_digest(found.tensors) == manifests.read_manifest(memory_store, "solver", 4).digest
+    )
+    assert (
+        reader.read(memory_store, "solver", 4, reader.read(memory_store, "solver", 3, held))
+        .tensors["fixed"]
+        .bits.base
+        is None
     )
     third = reader.read(memory_store, "solver", 3, held)
     assert reader.read(memory_store, "solver", 4, third).tensors["fixed"] is third.tensors["fixed"]
     with pytest.raises(
-        CorruptError, match=r"version 4 of solver cannot be read: the chain 4 ← 3 ← 2 ← 1 starts from version 0"
+        CorruptError,
+        match=r"version 4 of solver cannot be read: the chain 4 ← 3 ← 2 ← 1 starts from version 0",
     ):
         reader.fetch(memory_store, "solver", 4)
 
@@ -273,7 +331,7 @@ def test_renamed_tied_and_reshaped_tensors_are_found_again(memory_store: ObjectS
         "scalar": tensor(base["scalar"].bits.reshape(1), "F32"),
     }
     first = publisher.publish(memory_store, "solver", 0, base)
-    manifest = publisher.publish(memory_store, "solver", 1, new, base=Held(first, base))
+    manifest = publisher.publish(memory_store, "solver", 1, new, base=LoadedWeights(first, base))
     assert manifest.kind == "delta"
     assert {name: (bool(info.file), info.source) for name, info in manifest.tensors.items()} == {
         "renamed": (False, "large"),
@@ -286,11 +344,22 @@ def test_renamed_tied_and_reshaped_tensors_are_found_again(memory_store: ObjectS
 
 def test_tensors_that_swap_their_names_need_no_file(memory_store: ObjectStore) -> None:
     bits = draw(0).integers(0, 2**16, (3, 40, 50)).astype(np.uint16)
-    base = {"a": tensor(bits[0]), "b": tensor(bits[1]), "c": tensor(bits[2]), "same": tensor(bits[0].copy())}
+    base = {
+        "a": tensor(bits[0]),
+        "b": tensor(bits[1]),
+        "c": tensor(bits[2]),
+        "same": tensor(bits[0].copy()),
+    }
     changed = bits[2].copy()
     changed[0, 0] += 1
-    new = {"a": base["b"], "b": base["a"], "c": tensor(changed), "same": base["same"], "late": base["c"]}
-    held = Held(publisher.publish(memory_store, "solver", 0, base), base)
+    new = {
+        "a": base["b"],
+        "b": base["a"],
+        "c": tensor(changed),
+        "same": base["same"],
+        "late": base["c"],
+    }
+    held = LoadedWeights(publisher.publish(memory_store, "solver", 0, base), base)
     manifest = publisher.publish(memory_store, "solver", 1, new, base=held)
     assert manifest.kind == "delta"
     found = {name: (bool(info.file), info.source) for name, info in manifest.tensors.items()}
@@ -313,16 +382,23 @@ def test_tied_tensors_that_change_share_one_entry(memory_store: ObjectStore) -> 
     base = {"embed": tensor(bits), "head": tensor(bits)}
     new = {"embed": tensor(moved), "head": tensor(moved)}
     first = publisher.publish(memory_store, "solver", 0, base)
-    manifest = publisher.publish(memory_store, "solver", 1, new, base=Held(first, base))
-    assert (manifest.tensors["head"].entry, manifest.tensors["head"].file) == ("embed", manifest.tensors["embed"].file)
+    manifest = publisher.publish(memory_store, "solver", 1, new, base=LoadedWeights(first, base))
+    assert (manifest.tensors["head"].entry, manifest.tensors["head"].file) == (
+        "embed",
+        manifest.tensors["embed"].file,
+    )
     assert weights_digest(reader.fetch(memory_store, "solver", 1)) == weights_digest(new)
 
 
-def test_a_delta_that_would_not_be_small_becomes_an_anchor_and_leaves_nothing_behind(memory_store: ObjectStore) -> None:
+def test_a_delta_that_would_not_be_small_becomes_an_anchor_and_leaves_nothing_behind(
+    memory_store: ObjectStore,
+) -> None:
     old = draw(0).integers(0, 2**16, (300, 100)).astype(np.uint16)
     new = draw(1).integers(0, 2**16, (300, 100)).astype(np.uint16)
     first = publisher.publish(memory_store, "solver", 0, {"w": tensor(old)})
-    manifest = publisher.publish(memory_store, "solver", 1, {"w": tensor(new)}, base=Held(first, {"w": tensor(old)}))
+    manifest = publisher.publish(
+        memory_store, "solver", 1, {"w": tensor(new)}, base=LoadedWeights(first, {"w": tensor(old)})
+    )
     assert (manifest.kind, manifest.base) == ("anchor", None)
     assert len(memory_store.list(layout.weights("solver", 1))) == 2  # the data and the manifest
 
@@ -338,35 +414,46 @@ def _flipped(body: bytearray) -> bytes:
     return bytes(body)
 
 
-@pytest.mark.parametrize("change", [_flipped, lambda body: bytes(body[:-9])], ids=["flipped", "truncated"])
+@pytest.mark.parametrize(
+    "change", [_flipped, lambda body: bytes(body[:-9])], ids=["flipped", "truncated"]
+)
 def test_a_damaged_delta_is_never_believed(memory_store: ObjectStore, change: Any) -> None:
     published(memory_store, versions_of_a_model(4))
     held = reader.read(memory_store, "solver", 1)
     damaged(memory_store, 2, change)
     for known in (None, held):
-        with pytest.raises(CorruptError, match=r"weights/solver/00000002/.*is not what its manifest lists"):
+        with pytest.raises(
+            CorruptError, match=r"weights/solver/00000002/.*is not what its manifest lists"
+        ):
             reader.read(memory_store, "solver", 3, known)
 
 
 def test_a_swapped_base_is_found_by_the_digests_of_the_result(memory_store: ObjectStore) -> None:
     models = versions_of_a_model(4)
     published(memory_store, models)
-    false = Held(manifests.read_manifest(memory_store, "solver", 2), models[1])  # bits of version 1 under the name of version 2
-    assert weights_digest(reader.read(memory_store, "solver", 3, false).tensors) == weights_digest(models[3])  # from the anchor
+    false = LoadedWeights(
+        manifests.read_manifest(memory_store, "solver", 2), models[1]
+    )  # bits of version 1 under the name of version 2
+    assert weights_digest(reader.read(memory_store, "solver", 3, false).tensors) == weights_digest(
+        models[3]
+    )  # from the anchor
 
 
 def test_a_publication_is_a_step_from_the_version_before(memory_store: ObjectStore) -> None:
     models = versions_of_a_model(3)
     first = publisher.publish(memory_store, "solver", 0, models[0])
     with pytest.raises(ValueError, match="version 2 of solver is no step from solver 0"):
-        publisher.publish(memory_store, "solver", 2, models[2], base=Held(first, models[0]))
+        publisher.publish(
+            memory_store, "solver", 2, models[2], base=LoadedWeights(first, models[0])
+        )
 
 
 def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [
-        {f"w{part}": tensor(trained(3000, lr, part)[version]) for part in range(40)} for version, lr in ((0, 0.0), (1, 1e-5))
+        {f"w{part}": tensor(trained(3000, lr, part)[version]) for part in range(40)}
+        for version, lr in ((0, 0.0), (1, 1e-5))
     ]
     first = publisher.publish(memory_store, "solver", 0, models[0])
     monkeypatch.setattr(delta_store, "FILE_BYTES_MAX", 1)  # a file for each tensor
@@ -381,7 +468,13 @@ def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
             raise ConfigError("the disk is full")
 
     with pytest.raises(ConfigError, match="the disk is full"):
-        publisher.publish(replace(memory_store, backend=Away()), "solver", 1, models[1], base=Held(first, models[0]))
+        publisher.publish(
+            replace(memory_store, backend=Away()),
+            "solver",
+            1,
+            models[1],
+            base=LoadedWeights(first, models[0]),
+        )
     assert len(tries) <= 2 * TRANSFERS_MAX
 
 
@@ -399,7 +492,9 @@ def test_a_difference_that_is_known_gives_the_bytes_of_the_comparison(
 ) -> None:
     monkeypatch.setattr(deltas, "BLOCK_ELEMENTS", size)
     old = trained(3 * size + 77, 0.0)[0]
-    new = old + np.where(draw(1).random(len(old)) < share, draw(2).choice([1, 2**16 - 1, 700], len(old)), 0).astype(np.uint16)
+    new = old + np.where(
+        draw(1).random(len(old)) < share, draw(2).choice([1, 2**16 - 1, 700], len(old)), 0
+    ).astype(np.uint16)
     new[size : 2 * size] = old[size : 2 * size]  # a block without a change
     base = tensor(old)
     told = known(base, new)
@@ -427,22 +522,36 @@ def test_a_known_difference_spares_the_comparison_and_counts_only_for_the_very_t
 
 @pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int64, np.float64])
 @pytest.mark.parametrize("shape", [(), (0, 4), (3, 5, 8)])
-def test_a_moved_tensor_has_the_form_of_its_base_which_stays_as_it_was(kind: Any, shape: tuple[int, ...]) -> None:
+def test_a_moved_tensor_has_the_form_of_its_base_which_stays_as_it_was(
+    kind: Any, shape: tuple[int, ...]
+) -> None:
     old = draw(0).integers(0, 2, shape).astype(kind)
     new = np.where(draw(1).random(shape) < 0.3, 1, old).astype(kind)
     base = tensor(old.copy(), "any")
     made = known(base, new)
-    assert (made.dtype, made.shape, made.bits.dtype, made.bits.shape) == ("any", shape, new.dtype, shape)
+    assert (made.dtype, made.shape, made.bits.dtype, made.bits.shape) == (
+        "any",
+        shape,
+        new.dtype,
+        shape,
+    )
     assert (made.bits == new).all()
     assert (base.bits == old).all()
 
 
 def test_positions_beyond_32_bits_are_told_apart() -> None:
-    """The positions of a tensor of more than 2³² elements, of which only the block that is asked for is looked at."""
+    """The positions of a tensor of more than 2³² elements, of which only the block that is asked
+    for is looked at.
+    """
     positions = np.array([5, 2**32 + 5, 2**33 + 1], dtype=np.uint64)
     steps = np.array([1, 2, 3], dtype=np.uint16)
     blocks = 2**32 // delta_blocks.BLOCK_ELEMENTS
-    for number, wanted in ((0, ([5], [1])), (blocks, ([5], [2])), (2 * blocks, ([1], [3])), (1, ([], []))):
+    for number, wanted in (
+        (0, ([5], [1])),
+        (blocks, ([5], [2])),
+        (2 * blocks, ([1], [3])),
+        (1, ([], [])),
+    ):
         found = deltas._within(positions, steps, number)
         assert (found[0].tolist(), found[1].tolist()) == wanted
         assert found[0].dtype == np.uint32

@@ -1,4 +1,6 @@
-"""What crosses to the host and what comes of it. All of it runs on the CPU device, which takes the same way as any other."""
+"""What crosses to the host and what comes of it. All of it runs on the CPU device, which takes the
+same way as any other.
+"""
 
 import gc
 import weakref
@@ -16,13 +18,13 @@ from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher, reader
 from storage.weights.codec import deltas
-from storage.weights.manifests import Held
+from storage.weights.manifests import LoadedWeights
 from tests.contract.test_train_engine import TrainEngineContract
 from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
 from trainer.config import TrainConfig
 from trainer.engines.torch import changed_elements, engine
 from trainer.engines.torch.changed_elements import DeviceScan
-from trainer.engines.torch.engine import TorchEngine
+from trainer.engines.torch.engine import TorchTrainEngine
 from trainer.engines.torch.host_tensors import to_host
 
 SPECIAL = [0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x8000, 0x0000, 0x0001, 0x8001, 0x7FFF, 0xFFFF]
@@ -55,7 +57,10 @@ def test_only_positions_and_steps_cross_after_the_first_time() -> None:
     assert second.difference.base() is first
     assert second.difference.positions.tolist() == [3 * 50 + 7, 19 * 50 + 49]
     assert second.difference.steps.tolist() == [1 << 7, 1 << 15]  # the exponent plus one; the sign
-    assert (second.difference.positions.dtype, second.difference.steps.dtype) == (np.uint64, np.uint16)
+    assert (second.difference.positions.dtype, second.difference.steps.dtype) == (
+        np.uint64,
+        np.uint16,
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
@@ -69,12 +74,16 @@ def test_wherever_chunks_and_blocks_are_cut_the_host_has_the_rounded_masters(
         host = scan.to_host("w", tensor, "BF16")
         assert same(host, to_host(tensor, "BF16"))
         assert (host.difference is None) == (step == 0)
-        tensor += torch.where(torch.rand(640, generator=torch.Generator().manual_seed(step)) < 0.2, 1e-3, 0.0)
+        tensor += torch.where(
+            torch.rand(640, generator=torch.Generator().manual_seed(step)) < 0.2, 1e-3, 0.0
+        )
 
 
 def test_every_pattern_turns_into_every_other_as_bits() -> None:
     pairs = np.stack(np.meshgrid(SPECIAL, SPECIAL), axis=-1).reshape(-1, 2)
-    plain = np.full((len(pairs), 3), 0x3F80)  # the same before and after, so that the changes are few enough
+    plain = np.full(
+        (len(pairs), 3), 0x3F80
+    )  # the same before and after, so that the changes are few enough
     scan = DeviceScan()
     tensor = bf16(np.column_stack([pairs[:, 0], plain]).reshape(-1))
     scan.to_host("w", tensor)
@@ -86,9 +95,13 @@ def test_every_pattern_turns_into_every_other_as_bits() -> None:
     assert len(host.difference.positions) == np.count_nonzero(pairs[:, 0] != pairs[:, 1])
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float32, torch.float64]
+)
 @pytest.mark.parametrize("shape", [(), (0, 4), (30,), (3, 5, 8)])
-def test_tensors_of_any_dtype_and_shape_are_copied_exactly(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_tensors_of_any_dtype_and_shape_are_copied_exactly(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     scan, tensor = DeviceScan(), torch.zeros(shape, dtype=dtype)
     for value in (0, 1, 0, 0):
         if tensor.numel():
@@ -122,19 +135,27 @@ def test_a_tensor_crosses_whole_where_its_changes_would_take_more_bytes() -> Non
     assert same(after, to_host(tensor, "BF16"))
 
 
-def test_changes_that_become_too_many_chunk_by_chunk_are_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_become_too_many_chunk_by_chunk_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(changed_elements, "CHUNK_ELEMENTS", 10)
     scan, tensor = DeviceScan(), masters(300)
     scan.to_host("w", tensor, "BF16")
     tensor += 1
     assert same(scan.to_host("w", tensor, "BF16"), to_host(tensor, "BF16"))
-    assert 600 < scan.num_bytes - 600 <= 1200  # what had crossed before there were too many, and the whole
+    assert (
+        600 < scan.num_bytes - 600 <= 1200
+    )  # what had crossed before there were too many, and the whole
 
 
 def test_another_shape_dtype_or_name_is_new_and_what_is_forgotten_too() -> None:
     scan, tensor = DeviceScan(), masters(24)
     scan.to_host("w", tensor, "BF16")
-    given = [("w", tensor.reshape(4, 6), "BF16"), ("w", tensor.reshape(4, 6), "F32"), ("v", tensor, "F32")]
+    given = [
+        ("w", tensor.reshape(4, 6), "BF16"),
+        ("w", tensor.reshape(4, 6), "F32"),
+        ("v", tensor, "F32"),
+    ]
     for name, each, dtype in given:
         host = scan.to_host(name, each, dtype)
         assert host.difference is None
@@ -158,7 +179,9 @@ def test_without_a_change_the_tensor_of_the_last_time_stands_and_nobody_can_writ
 
 def test_what_the_caller_does_to_its_tensor_reaches_no_published_one() -> None:
     scan, tensor = DeviceScan(), torch.ones(8)
-    host = scan.to_host("w", tensor)  # of the published dtype already: nothing is rounded, all the same it is a copy
+    host = scan.to_host(
+        "w", tensor
+    )  # of the published dtype already: nothing is rounded, all the same it is a copy
     tensor.zero_()
     assert host.bits.view(np.float32).tolist() == [1.0] * 8
     assert same(scan.to_host("w", tensor), to_host(torch.zeros(8)))
@@ -194,21 +217,21 @@ def _out_of_memory(*_: Any, **__: Any) -> HostTensor:
 CONFIG = TrainConfig(lr=2e-4)
 
 
-def started(given: Mapping[str, HostTensor]) -> TorchEngine:
-    engine = TorchEngine(CONFIG, MODEL_CONFIG, seed=3)
+def started(given: Mapping[str, HostTensor]) -> TorchTrainEngine:
+    engine = TorchTrainEngine(CONFIG, MODEL_CONFIG, seed=3)
     engine.set_weights(given)
     return engine
 
 
 @pytest.fixture
-def scanned(monkeypatch: pytest.MonkeyPatch) -> TorchEngine:
+def scanned(monkeypatch: pytest.MonkeyPatch) -> TorchTrainEngine:
     """An engine that takes its device for one behind a bus."""
     monkeypatch.setattr(engine, "_is_remote", lambda _: True)
     return started(base_weights())
 
 
 def test_an_engine_that_scans_publishes_the_bits_and_the_deltas_of_one_that_does_not(
-    scanned: TorchEngine, monkeypatch: pytest.MonkeyPatch
+    scanned: TorchTrainEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
     plain = started(base_weights())
@@ -220,29 +243,42 @@ def test_an_engine_that_scans_publishes_the_bits_and_the_deltas_of_one_that_does
         new, new_plain = scanned.weights(), plain.weights()
         assert all(same(new[name], new_plain[name]) for name in new_plain)
         names = {name: name for name in new}
-        ours, theirs = (list(deltas.encode(*pair, names, threads=1)) for pair in ((old, new), (old_plain, new_plain)))
+        ours, theirs = (
+            list(deltas.encode(*pair, names, threads=1))
+            for pair in ((old, new), (old_plain, new_plain))
+        )
         assert ours == theirs
-        changed |= {name for name, tensor in new.items() if tensor.difference and tensor.difference.base() is old[name]}
+        changed |= {
+            name
+            for name, tensor in new.items()
+            if tensor.difference and tensor.difference.base() is old[name]
+        }
         old, old_plain = new, new_plain
     assert len(changed) > 10
 
 
 def test_a_version_published_from_a_scan_is_read_bit_for_bit(
-    scanned: TorchEngine, memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    scanned: TorchTrainEngine, memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = sampled_batch(reference_model(base_weights()), noise=0.3)
-    held: Held | None = None
+    held: LoadedWeights | None = None
     for version in range(4):
         if version:
             scanned.step(replace(given, step=version))
         tensors = scanned.weights()
-        held = Held(publisher.publish(memory_store, "solver", version, tensors, base=held), tensors)
-        assert weights_digest(reader.fetch(memory_store, "solver", version)) == weights_digest(tensors)
+        held = LoadedWeights(
+            publisher.publish(memory_store, "solver", version, tensors, base=held), tensors
+        )
+        assert weights_digest(reader.fetch(memory_store, "solver", version)) == weights_digest(
+            tensors
+        )
     assert held is not None
     assert held.manifest.kind == "delta"
 
 
-def test_an_engine_forgets_what_it_published_when_it_gets_other_weights(scanned: TorchEngine) -> None:
+def test_an_engine_forgets_what_it_published_when_it_gets_other_weights(
+    scanned: TorchTrainEngine,
+) -> None:
     given = sampled_batch(reference_model(base_weights()), noise=0.3)
     scanned.weights()
     saved = scanned.save()

@@ -17,7 +17,9 @@ def test_padding_on_the_right_changes_no_hidden_state() -> None:
 
 def test_an_untied_head_is_a_tensor_of_its_own() -> None:
     tied = HfModel(MODEL_CONFIG, "cpu", activation_checkpointing=False).tensors()
-    untied = HfModel(MODEL_CONFIG | {"tie_word_embeddings": False}, "cpu", activation_checkpointing=False).tensors()
+    untied = HfModel(
+        MODEL_CONFIG | {"tie_word_embeddings": False}, "cpu", activation_checkpointing=False
+    ).tensors()
     assert untied.keys() - tied.keys() == {"lm_head.weight"}
 
 
@@ -27,14 +29,20 @@ def test_the_config_of_a_bf16_model_still_gives_float32_masters() -> None:
 
 
 def test_a_model_that_caps_its_logits_is_refused() -> None:
-    gemma = MODEL_CONFIG | {"model_type": "gemma2", "final_logit_softcapping": 0.01, "pad_token_id": 0}
+    gemma = MODEL_CONFIG | {
+        "model_type": "gemma2",
+        "final_logit_softcapping": 0.01,
+        "pad_token_id": 0,
+    }
     with pytest.raises(ConfigError, match="models of type gemma2 change their logits"):
         HfModel(gemma, "cpu", activation_checkpointing=False)
 
 
 def test_a_model_type_that_transformers_lacks_is_named() -> None:
     with pytest.raises(ConfigError, match="model_type nobody_knows_it"):
-        HfModel(MODEL_CONFIG | {"model_type": "nobody_knows_it"}, "cpu", activation_checkpointing=False)
+        HfModel(
+            MODEL_CONFIG | {"model_type": "nobody_knows_it"}, "cpu", activation_checkpointing=False
+        )
     with pytest.raises(ConfigError, match="model_type unnamed"):
         HfModel({}, "cpu", activation_checkpointing=False)
 
@@ -46,7 +54,9 @@ def test_activations_are_computed_again_where_the_recipe_says_so(wanted: bool) -
 
 
 def test_the_model_trains_with_the_dropout_of_its_config() -> None:
-    model = HfModel(MODEL_CONFIG | {"attention_dropout": 0.5}, "cpu", activation_checkpointing=False)
+    model = HfModel(
+        MODEL_CONFIG | {"attention_dropout": 0.5}, "cpu", activation_checkpointing=False
+    )
     model.assign(base_weights())
     tokens = torch.tensor([[3, 4, 5, 6, 7, 8]])
     assert not torch.equal(model.hidden(tokens), model.hidden(tokens))

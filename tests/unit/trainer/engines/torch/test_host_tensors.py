@@ -14,7 +14,8 @@ def test_bf16_travels_as_its_bit_pattern() -> None:
 
 
 def test_rounding_to_bf16_is_to_nearest_and_to_even_in_the_middle() -> None:
-    # Between 1 and the next BF16, 1 + 2⁻⁷: the middle 1 + 2⁻⁸ goes down to even, 1 + 3·2⁻⁸ goes up to even.
+    # Between 1 and the next BF16, 1 + 2⁻⁷: the middle 1 + 2⁻⁸ goes down to even, 1 + 3·2⁻⁸ goes up
+    # to even.
     host = to_host(torch.tensor([1 + 2**-8, 1 + 2**-8 + 2**-20, 1 + 3 * 2**-8]), "BF16")
     assert host.bits.tolist() == [0x3F80, 0x3F81, 0x3F82]
 
@@ -28,7 +29,11 @@ def test_every_pattern_of_nan_zero_and_infinity_survives_the_round_trip(dtype: s
 
 @pytest.mark.parametrize(
     ("dtype", "array"),
-    [("I64", np.array([-(2**60)])), ("U8", np.array([255], dtype=np.uint8)), ("BOOL", np.array([True, False]))],
+    [
+        ("I64", np.array([-(2**60)])),
+        ("U8", np.array([255], dtype=np.uint8)),
+        ("BOOL", np.array([True, False])),
+    ],
 )
 def test_integers_travel_as_themselves(dtype: str, array: np.ndarray) -> None:
     back = to_host(to_torch(HostTensor(dtype, array.shape, array)))

@@ -34,7 +34,9 @@ def test_chunks_change_neither_values_nor_gradients(logits_max: int) -> None:
     targets, temperatures = torch.arange(9) % 5, torch.linspace(0.5, 1.5, 9)
 
     def gradients(limit: int) -> tuple[Tensor, ...]:
-        logprobs, entropies = token_logprobs(hidden, lambda part: part @ weight.T, targets, temperatures, limit)
+        logprobs, entropies = token_logprobs(
+            hidden, lambda part: part @ weight.T, targets, temperatures, limit
+        )
         slopes = torch.autograd.grad((logprobs * torch.arange(9.0)).sum(), (hidden, weight))
         return logprobs, entropies, *slopes
 
@@ -42,7 +44,10 @@ def test_chunks_change_neither_values_nor_gradients(logits_max: int) -> None:
         assert torch.allclose(chunked, whole, atol=1e-5)
 
 
-@pytest.mark.parametrize(("logits_max", "rows"), [(1, [1] * 5), (10, [2, 2, 1]), (14, [2, 2, 1]), (15, [3, 2]), (25, [5])])
+@pytest.mark.parametrize(
+    ("logits_max", "rows"),
+    [(1, [1] * 5), (10, [2, 2, 1]), (14, [2, 2, 1]), (15, [3, 2]), (25, [5])],
+)
 def test_no_more_logits_are_made_at_once_than_allowed(logits_max: int, rows: list[int]) -> None:
     made: list[int] = []
 
@@ -50,14 +55,22 @@ def test_no_more_logits_are_made_at_once_than_allowed(logits_max: int, rows: lis
         made.append(len(hidden))
         return hidden * 1.0
 
-    token_logprobs(torch.zeros(5, 5), counting_head, torch.zeros(5, dtype=torch.int64), torch.ones(5), logits_max)
+    token_logprobs(
+        torch.zeros(5, 5),
+        counting_head,
+        torch.zeros(5, dtype=torch.int64),
+        torch.ones(5),
+        logits_max,
+    )
     assert made[0] == 1  # how wide logits are
     assert made[1:] == rows
 
 
 def test_no_tokens_give_no_logprobs_and_still_a_gradient() -> None:
     hidden = torch.zeros(0, 3, requires_grad=True)
-    logprobs, entropies = token_logprobs(hidden, head, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    logprobs, entropies = token_logprobs(
+        hidden, head, torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    )
     assert logprobs.tolist() == entropies.tolist() == []
     assert torch.autograd.grad(logprobs.sum(), hidden)[0].shape == (0, 3)
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from storage.errors import CorruptError
-from storage.records.batches import Row, SequenceKey
+from storage.records.batches import BatchRow, SequenceKey
 from tests.builders import batch, row
 from trainer.engines.torch.minibatches import batch_advantages, check_rows, minibatches
 
 
-def with_array(name: str, *values: float) -> Row:
+def with_array(name: str, *values: float) -> BatchRow:
     good = row(SequenceKey(7, 2, 5, 1))
     return replace(good, **{name: np.array(values, dtype=getattr(good, name).dtype)})
 
@@ -24,10 +24,15 @@ def with_array(name: str, *values: float) -> Row:
         (with_array("logprobs", 0, 0, -1, -1), "logprobs has 4 entries for 5 tokens"),
         (with_array("logprobs", 0, 0, -1, float("-inf"), -1), "not a finite number"),
         (with_array("advantages", 0, 0, 1, 1, float("nan")), "not a finite number"),
-        (replace(row(SequenceKey(7, 2, 5, 1)), temperature=0.0), "set sampling.temperature above 0"),
+        (
+            replace(row(SequenceKey(7, 2, 5, 1)), temperature=0.0),
+            "set sampling.temperature above 0",
+        ),
     ],
 )
-def test_a_flawed_row_is_named_with_its_batch_sequence_and_flaw(flawed: Row, reason: str) -> None:
+def test_a_flawed_row_is_named_with_its_batch_sequence_and_flaw(
+    flawed: BatchRow, reason: str
+) -> None:
     with pytest.raises(CorruptError) as error:
         check_rows(batch(row(), flawed, step=3), vocab_size=42)
     assert reason in str(error.value)
@@ -48,15 +53,21 @@ def test_advantages_are_normalised_over_loss_tokens_only_and_given_back_by_row()
 
 def test_advantages_may_stay_as_they_are_but_never_outside_the_loss_mask() -> None:
     loud = replace(row(answer=(1, 2)), advantages=np.array([9, 9, 0.5, 0.5], dtype=np.float32))
-    assert [each.tolist() for each in batch_advantages(batch(loud), normalized=False)] == [[0, 0, 0.5, 0.5]]
+    assert [each.tolist() for each in batch_advantages(batch(loud), normalized=False)] == [
+        [0, 0, 0.5, 0.5]
+    ]
 
 
 def test_minibatches_share_out_every_row_and_depend_on_seed_and_step_alone() -> None:
     parts = minibatches(10, 4, seed=1, step=2)
     assert [len(part) for part in parts] == [3, 3, 2, 2]
     assert sorted(np.concatenate(parts).tolist()) == list(range(10))
-    assert [part.tolist() for part in minibatches(10, 4, seed=1, step=2)] == [part.tolist() for part in parts]
-    assert [part.tolist() for part in minibatches(10, 4, seed=1, step=3)] != [part.tolist() for part in parts]
+    assert [part.tolist() for part in minibatches(10, 4, seed=1, step=2)] == [
+        part.tolist() for part in parts
+    ]
+    assert [part.tolist() for part in minibatches(10, 4, seed=1, step=3)] != [
+        part.tolist() for part in parts
+    ]
 
 
 def test_minibatches_are_parts_of_numpys_permutation_for_the_seed_and_the_step() -> None:

@@ -5,7 +5,8 @@ from trainer.engines.torch.minibatches import normalize
 
 
 def test_values_get_mean_zero_and_deviation_one() -> None:
-    # mean 2, standard deviation sqrt(((−2)² + 0 + 2²) / 3) = 1.6329932; 2 / (1.6329932 + 1e-5) = 1.2247374
+    # mean 2, standard deviation sqrt(((−2)² + 0 + 2²) / 3) = 1.6329932; 2 / (1.6329932 + 1e-5) =
+    # 1.2247374
     normal = normalize(np.array([0, 2, 4], dtype=np.float32))
     assert normal.tolist() == pytest.approx([-1.2247374, 0.0, 1.2247374])
     assert normal.dtype == np.float32

@@ -1,12 +1,14 @@
 import numpy as np
 import pytest
 
-from trainer.engines.torch.packing import Example, pack, plan
+from trainer.engines.torch.packing import PackedRow, pack, plan
 
 
-def example(tokens: list[int], mask: list[bool], advantage: float = 1.0, weight: float = 0.5) -> Example:
+def example(
+    tokens: list[int], mask: list[bool], advantage: float = 1.0, weight: float = 0.5
+) -> PackedRow:
     loss_mask = np.array(mask)
-    return Example(
+    return PackedRow(
         tokens=np.array(tokens, dtype=np.int32),
         loss_mask=loss_mask,
         behaviour=np.where(loss_mask, -0.1 * np.arange(len(tokens)), 0).astype(np.float32),
@@ -17,7 +19,12 @@ def example(tokens: list[int], mask: list[bool], advantage: float = 1.0, weight:
 
 
 def test_a_block_holds_rows_side_by_side_with_where_each_loss_token_is_predicted() -> None:
-    block = pack([example([5, 6, 7], [False, True, True], 2.0, 0.25), example([8, 9], [False, True], -1.0, 0.5)])
+    block = pack(
+        [
+            example([5, 6, 7], [False, True, True], 2.0, 0.25),
+            example([8, 9], [False, True], -1.0, 0.5),
+        ]
+    )
     assert block.tokens_BT.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert block.source_N.tolist() == [0, 1, 3]
     assert block.target_N.tolist() == [6, 7, 9]
@@ -44,7 +51,8 @@ def test_rows_of_equal_length_make_one_block_in_their_order() -> None:
 
 
 def test_a_block_is_cut_where_padding_costs_more_than_a_block() -> None:
-    # Four rows of 100 beside four of 10: together 800 tokens of which 360 are padding, apart 440 and one more block (128).
+    # Four rows of 100 beside four of 10: together 800 tokens of which 360 are padding, apart 440
+    # and one more block (128).
     lengths = [10, 100, 10, 100, 10, 100, 10, 100]
     assert plan(lengths, max_tokens=10_000) == [[[1, 3, 5, 7], [0, 2, 4, 6]]]
 
@@ -77,5 +85,8 @@ def test_every_row_is_planned_exactly_once_whatever_the_limit() -> None:
         planned = plan(lengths, max_tokens)
         rows = [row for blocks in planned for block in blocks for row in block]
         assert sorted(rows) == list(range(100))
-        sizes = [[len(block) * max(lengths[row] for row in block) for block in blocks] for blocks in planned]
+        sizes = [
+            [len(block) * max(lengths[row] for row in block) for block in blocks]
+            for blocks in planned
+        ]
         assert all(sum(each) <= max_tokens or len(each) == 1 for each in sizes)

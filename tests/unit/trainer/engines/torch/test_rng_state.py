@@ -8,7 +8,9 @@ from trainer.engines.torch import rng_state
 
 
 def draws() -> list[float]:
-    """From every generator; the odd number of Gaussians leaves one waiting in Python's and NumPy's states."""
+    """From every generator; the odd number of Gaussians leaves one waiting in Python's and NumPy's
+    states.
+    """
     return [
         random.gauss(0, 1),
         random.random(),
