@@ -241,7 +241,7 @@ class Worker:
             )
         finally:
             pausing.cancel()
-        for play in done & self._plays.keys():
+        for play in self._plays.keys() & done:
             del self._plays[play]
             if not play.cancelled():
                 play.result()
