@@ -30,8 +30,8 @@ from storage.errors import (
 )
 from storage.plain_names import new_write_id
 from storage.store import s3_url
-from storage.store.backend import Backend, Keys, refuse_size
-from storage.store.local import TEMPORARY, LocalFiles
+from storage.store.backend import Backend, Keys, check_size
+from storage.store.local import TEMPORARY_PREFIX, LocalFiles
 from storage.store.memory import MemoryObjects
 from storage.store.ordered_map import ordered_map
 from storage.store.s3 import S3Objects
@@ -106,7 +106,7 @@ class ObjectStore:
         """
         path = self._path(key)
         try:
-            refuse_size(key, len(body), f"{self.url}/{key}")
+            check_size(key, len(body), f"{self.url}/{key}")
         except CorruptError as error:
             raise ConfigError(
                 f"{error}, which nobody would read; make prompts, orders or the recipe smaller"
@@ -171,7 +171,7 @@ class ObjectStore:
     def _path(self, key: str) -> str:
         if not _is_key(key):
             raise ConfigError(
-                f"{plain_names.shown(key)} cannot be a key of {self.url}; "
+                f"{plain_names.quoted(key)} cannot be a key of {self.url}; "
                 "its parts must be plain names joined by single slashes"
             )
         return self.prefix + key
@@ -238,7 +238,7 @@ def default_store() -> ObjectStore:
     return open_store(os.environ.get(STORE_VARIABLE) or str(Path.cwd() / ".astraflow" / "store"))
 
 
-def check(store: ObjectStore) -> None:
+def check_store(store: ObjectStore) -> None:
     """Prove that the store can be written and that put-if-absent holds; ConfigError says what fails
     and what to do.
     """
@@ -271,7 +271,7 @@ def _is_key(key: str) -> bool:
     """
     parts = key.split("/")
     return key.isprintable() and not any(
-        part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts
+        part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts
     )
 
 

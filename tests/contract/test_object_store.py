@@ -14,7 +14,7 @@ import pytest
 
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.store import backend, object_store, s3
-from storage.store.object_store import ObjectStore, check, open_store
+from storage.store.object_store import ObjectStore, check_store, open_store
 from storage.store.s3 import S3Objects
 from tests.conftest import BUCKET
 
@@ -220,7 +220,7 @@ def test_names_with_odd_but_legal_characters_are_kept(store: ObjectStore) -> Non
 
 
 def test_check_accepts_it_and_leaves_nothing(store: ObjectStore) -> None:
-    check(store)
+    check_store(store)
     assert store.list() == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from storage.errors import ConfigError, ConflictError, NotFoundError, TransientError
 from storage.store import object_store
 from storage.store.backend import Keys
-from storage.store.object_store import ObjectStore, check, default_store, open_store
+from storage.store.object_store import ObjectStore, check_store, default_store, open_store
 
 
 @dataclass
@@ -152,7 +152,7 @@ def test_errors_a_retry_cannot_mend_are_not_retried() -> None:
 
 def test_check_refuses_a_store_that_overwrites() -> None:
     with pytest.raises(ConfigError, match="overwrites objects that must be created once"):
-        check(ObjectStore(url="scripted", backend=Scripted(honours_absence=False)))
+        check_store(ObjectStore(url="scripted", backend=Scripted(honours_absence=False)))
 
 
 def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
@@ -162,7 +162,7 @@ def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
     with pytest.raises(
         ConfigError, match=r"the store s3://far/away cannot be used: away; correct ASTRAFLOW_STORE"
     ):
-        check(store)
+        check_store(store)
 
 
 def test_check_says_where_the_store_was_named(
@@ -173,10 +173,10 @@ def test_check_says_where_the_store_was_named(
     with pytest.raises(
         ConfigError, match=r"overwrites objects .* \(ASTRAFLOW_STORE names this store\)"
     ):
-        check(overwriting)
+        check_store(overwriting)
     monkeypatch.setenv("ASTRAFLOW_STORE", "memory://another")
     with pytest.raises(ConfigError, match=r"a local folder$"):
-        check(overwriting)
+        check_store(overwriting)
 
 
 def test_urls_of_every_scheme_open(tmp_path: Path) -> None:
