@@ -106,6 +106,24 @@ def test_a_store_is_tried_sixteen_times_at_most(monkeypatch: pytest.MonkeyPatch)
     assert len(backend.calls) == 16
 
 
+def test_the_pauses_between_tries_double_up_to_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses_s: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses_s.append)
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    backend = Scripted({"a": b"x"}, failures=["before"] * 8)
+    assert ObjectStore(url="scripted", backend=backend).get("a") == b"x"
+    assert pauses_s == [0.6, 0.7, 0.9, 1.3, 2.1, 3.7, 5.0, 5.0]
+
+
+def test_a_call_is_not_tried_again_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Scripted({"a": b"x"}, failures=["before"] * 3)
+    with pytest.raises(TransientError, match="away"):
+        ObjectStore(url="scripted", backend=backend, patience_s=1e-9).get("a")
+    assert backend.calls == ["read"]
+
+
 def test_a_transient_failure_is_tried_again() -> None:
     backend = Scripted({"a": b"x"}, failures=["before", "before"])
     assert ObjectStore(url="scripted", backend=backend).get("a") == b"x"
@@ -237,12 +255,12 @@ def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
         ("file:///", "names no folder; write file:///path"),
         ("file:///a?b", "write a \\? of the path as %3F"),
         ("file:///a#b", "write a # of the path as %23"),
-        ("file:///a\nb", "holds a character that cannot be printed"),
-        ("s3://bucket/a\tb", "holds a character that cannot be printed"),
-        ("file:///a%00b", "its name holds a NUL"),
-        ("a\0b", "its name holds a NUL"),
-        ("a\ud800b", "can be no folder"),
-        ("~no-such-user-here/store", "can be no folder"),
+        ("file:///a\nb", "has a character that cannot be printed"),
+        ("s3://bucket/a\tb", "has a character that cannot be printed"),
+        ("file:///a%00b", "because it contains a NUL"),
+        ("a\0b", "because it contains a NUL"),
+        ("a\ud800b", "cannot be a folder"),
+        ("~no-such-user-here/store", "cannot be a folder"),
     ],
 )
 def test_a_url_that_would_mean_another_folder_than_it_says_is_refused_with_what_to_write(
