@@ -6,8 +6,8 @@ from collections.abc import Sequence as Many
 
 import numpy as np
 
-from storage.records.batches import Batch, BatchRow, Entry, Fate, SequenceKey
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.batches import Batch, BatchRow, Fate, LedgerEntry, SequenceKey
+from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication
@@ -35,8 +35,8 @@ def sequence(
         tokens=np.array([*prompt, *answer], dtype=np.int32),
         loss_mask=np.array([False] * p + [True] * a),
         logprobs=np.array([0.0] * p + [logprob] * a, dtype=np.float32),
-        owners=np.array([NOBODY] * p + [policies.index(policy)] * a, dtype=np.int8),
-        versions=np.array([NOBODY] * p + [version] * a, dtype=np.int32),
+        owners=np.array([NOT_SAMPLED] * p + [policies.index(policy)] * a, dtype=np.int8),
+        versions=np.array([NOT_SAMPLED] * p + [version] * a, dtype=np.int32),
         policies=policies,
         reward=reward,
         starts_episode=starts_episode,
@@ -95,7 +95,7 @@ def row(
         tokens=np.array([*prompt, *answer], dtype=np.int32),
         loss_mask=np.array([False] * p + [True] * a),
         logprobs=np.array([0.0] * p + [logprob] * a, dtype=np.float32),
-        versions=np.array([NOBODY] * p + [version] * a, dtype=np.int32),
+        versions=np.array([NOT_SAMPLED] * p + [version] * a, dtype=np.int32),
         advantages=np.array([0.0] * p + [advantage] * a, dtype=np.float32),
         reward=reward,
         temperature=1.0,
@@ -104,15 +104,15 @@ def row(
     )
 
 
-def entry(key: SequenceKey, fate: Fate = "filtered", reason: str = "zero_advantage") -> Entry:
-    return Entry(key, fate, reason)
+def entry(key: SequenceKey, fate: Fate = "filtered", reason: str = "zero_advantage") -> LedgerEntry:
+    return LedgerEntry(key, fate, reason)
 
 
 def batch(
     *rows: BatchRow,
     policy: str = "solver",
     step: int = 1,
-    ledger: tuple[Entry, ...] = (),
+    ledger: tuple[LedgerEntry, ...] = (),
     waiting: tuple[SequenceKey, ...] = (),
     shards: tuple[int, ...] = (0,),
     closed_below: int = 1,
