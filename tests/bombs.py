@@ -37,7 +37,7 @@ from storage.records.weights import HostTensor, Manifest
 from storage.run import batches, checkpoints, orders, runs, shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
-from storage.weights import delta_store, manifests, publisher, reader, update_path
+from storage.weights import delta_store, manifests, publisher, update_path
 from storage.weights.codec import delta_blocks
 from storage.weights.manifests import LoadedWeights
 from tests import builders
@@ -171,7 +171,7 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
 
     def go(run: ObjectStore, held: LoadedWeights) -> object:
         manifest = manifests.read_manifest(run, "p", 1)
-        return reader.apply_path(run, manifest, update_path.legs(manifest), held)
+        return update_path.apply_path(run, manifest, update_path.path_deltas(manifest), held)
 
     def many_changes(manifest: Manifest) -> Manifest:
         info = manifest.tensors["w"]

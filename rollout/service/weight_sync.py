@@ -89,7 +89,7 @@ class WeightSync:
                     self._policy,
                     newest,
                     self._held,
-                    known=found,
+                    manifest=found,
                     spare=self._spare,
                     memory_bytes=self._memory_bytes,
                 )

@@ -13,7 +13,7 @@ from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
 from storage.weights import manifests, reader, update_path
 from storage.weights.manifests import LoadedWeights
-from storage.weights.update_path import PathStep
+from storage.weights.update_path import PathDelta
 
 Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
@@ -111,7 +111,7 @@ def _check_bytes(
     to it.
     """
     where = layout.weights(manifest.policy, manifest.version)
-    if manifests.is_gone(run, manifest):
+    if manifests.is_retired(run, manifest):
         return None  # what its manifest says was checked above
 
     def checked(read: Callable[[], LoadedWeights | None]) -> LoadedWeights | None:
@@ -123,24 +123,26 @@ def _check_bytes(
                     3, where, str(error)
                 )  # a retirement that was cut off left its data, but not all that leads to it
         except UNREADABLE as error:
-            if not manifests.is_gone(run, manifest):  # it may be retired while it is read
+            if not manifests.is_retired(run, manifest):  # it may be retired while it is read
                 broken(3, where, str(error))
         return None
 
-    def go(leg: PathStep) -> LoadedWeights:
-        return reader.apply_path(
+    def go(leg: PathDelta) -> LoadedWeights:
+        return update_path.apply_path(
             run, manifest, [leg], held[leg.base] if leg.base is not None else None
         )
 
     def go_merged(base: int) -> LoadedWeights | None:
-        leg = update_path.merged_leg(
+        leg = update_path.merged_path_delta(
             manifests.read_merged(run, manifest.policy, manifest.version, base)
         )
         return go(leg) if base in held else None
 
     if manifest.version == 0:
         checked(partial(_check_files, run, manifest.policy))
-    ways_there = [leg for leg in update_path.legs(manifest) if leg.base is None or leg.base in held]
+    ways_there = [
+        leg for leg in update_path.path_deltas(manifest) if leg.base is None or leg.base in held
+    ]
     reads: list[Callable[[], LoadedWeights | None]] = [
         *(partial(go, leg) for leg in ways_there),
         *(partial(go_merged, b) for b in merged),

@@ -25,7 +25,7 @@ from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.store.ordered_map import ordered_map
 from storage.weights import manifests
-from storage.weights.compaction import Merging
+from storage.weights.compaction import BackgroundMerger
 from storage.weights.delta_store import TRANSFERS_MAX
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def replicate(
     copies = [_Copy(home, mirror, policy) for policy in policies]
     crossed: Counter[str] = Counter()
     pause_s, failures, answered = 0.0, 0, False
-    with closing(Merging(mirror)) as merging:
+    with closing(BackgroundMerger(mirror)) as merger:
         while not lifetime.wait(pause_s):
             failed = copied = False
             for copy in copies:
@@ -105,7 +105,7 @@ def replicate(
                 heartbeat.update(
                     state="working", note="", progress=crossed, versions={copy.policy: copy.newest}
                 )
-                merging.after(copy.policy, copy.newest)
+                merger.merge_up_to(copy.policy, copy.newest)
             missing = [copy.policy for copy in copies if copy.newest < 0]
             if missing and not failed:
                 note = f"waits for the base model of {', '.join(missing)}"

@@ -177,7 +177,9 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> R
     }  # also of a delta that changes nothing: its base goes
     num_bytes = _num_bytes(run, [chain[version] for version in retired], retired)
     reasons = {version: kept[version] for version in sorted(kept) if version not in gone}
-    returned = tuple(v for v in sorted(kept) if v in told and not manifests.is_gone(run, chain[v]))
+    returned = tuple(
+        v for v in sorted(kept) if v in told and not manifests.is_retired(run, chain[v])
+    )
     return RetirementPlan(
         policy=policy,
         kept=reasons,

@@ -153,7 +153,7 @@ def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> di
 
 
 def newest_version(run: ObjectStore, policy: str, hint: int = 0) -> int | None:
-    """The newest published version; a good `hint` (any number, right or wrong) makes it two
+    """The newest published version; a good `hint` (any number, right or wrong) makes it three
     requests.
     """
     found = manifests.latest(run, policy, hint) if hint > 0 else None

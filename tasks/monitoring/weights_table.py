@@ -139,15 +139,15 @@ def _read(
     run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int
 ) -> _Read:
     manifest = manifests.read_manifest(run, policy, number)
-    legs = update_path.legs(manifest)
-    delta_bytes = next((leg.num_bytes for leg in legs if leg.base is not None), None)
+    deltas = update_path.path_deltas(manifest)
+    delta_bytes = next((delta.num_bytes for delta in deltas if delta.base is not None), None)
     whole = sum(safetensors.num_bytes(info) for info in manifest.tensors.values())
     told = {name: value for name, value in manifest.metrics.items() if math.isfinite(value)}
     version = Version(
         policy=policy,
         version=number,
         kind=manifest.kind,
-        num_bytes=sum(leg.num_bytes for leg in legs),
+        num_bytes=sum(delta.num_bytes for delta in deltas),
         delta_bytes=delta_bytes,
         ratio=whole / delta_bytes if delta_bytes else None,
         changed=told.get("weights/changed"),

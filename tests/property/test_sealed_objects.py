@@ -36,7 +36,7 @@ from storage.run import (
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.verify.weights import audit_weights
-from storage.weights import compaction, manifests, publisher, reader, tags
+from storage.weights import compaction, manifests, publisher, reader, tags, update_path
 from storage.weights.manifests import LoadedWeights
 from tasks import evals
 from tasks.evals import Evaluation
@@ -115,8 +115,11 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: [batches.read(RUN, "solver", step) for step in range(1, 5)]
     yield lambda: reader.fetch(RUN, "third", 8)
     yield lambda: reader.fetch_files(RUN, "solver")
-    yield lambda: reader.apply_path(
-        RUN, manifests.read_manifest(RUN, "third", 8), [merged_leg()], reader.read(RUN, "third", 0)
+    yield lambda: update_path.apply_path(
+        RUN,
+        manifests.read_manifest(RUN, "third", 8),
+        [merged_delta()],
+        reader.read(RUN, "third", 0),
     )
     yield lambda: checkpoints.newest(RUN, "solver")
     yield lambda: base_models.load_model(STORE, "8c1f")
@@ -130,10 +133,8 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: compaction.merge(RUN, "third", 8, 1)
 
 
-def merged_leg() -> Any:
-    from storage.weights import update_path
-
-    return update_path.merged_leg(manifests.read_merged(RUN, "third", 8, 0))
+def merged_delta() -> Any:
+    return update_path.merged_path_delta(manifests.read_merged(RUN, "third", 8, 0))
 
 
 def read_everything(key: str = "") -> None:
