@@ -1,4 +1,4 @@
-"""Merged deltas, for workers that are several versions behind: one object in place of eight, with
+"""MergedDelta deltas, for workers that are several versions behind: one object in place of eight, with
 two thirds of their bytes.
 
     delta 9, 10, … 16  ──changes add up──▶  weights/{policy}/00000016/since-00000008.json + files
@@ -92,7 +92,7 @@ def merge(
     )
     if written is None:
         return False
-    merged = Merged(
+    merged = MergedDelta(
         policy=policy,
         version=version,
         step=StoredDelta(base, written.contents.tensors, written.contents.files),
@@ -100,7 +100,7 @@ def merge(
         write_id=write_id,
     )
     try:
-        run.create(layout.merged(policy, version, base), seal(merged))
+        run.create(layout.merged_delta(policy, version, base), seal(merged))
     except ConflictError:  # another service merged the same
         for file in merged.step.files:
             folder.delete(file.name)

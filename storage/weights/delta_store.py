@@ -178,8 +178,8 @@ def fetch(folder: ObjectStore, file: FileInfo) -> dict[str, HostTensor]:
     """
 
     def read() -> dict[str, HostTensor]:
-        body = tensor_set.checked_file(folder, file)
-        metadata = metadata_of(body)
+        body = tensor_set.read_file(folder, file)
+        metadata = read_metadata(body)
         if metadata.get("format") == CODEC["format"] and any(
             metadata.get(name) != value for name, value in CODEC.items()
         ):

@@ -108,7 +108,7 @@ def newer(run: ObjectStore, policy: str, than: int) -> Manifest | None:
     return result if isinstance(result, Manifest) else read_manifest(run, policy, than + 1)
 
 
-def read_merged(run: ObjectStore, policy: str, version: int, base: int) -> Merged:
+def read_merged(run: ObjectStore, policy: str, version: int, base: int) -> MergedDelta:
     """Read the merged delta from `base` to `version`.
 
     Raises:

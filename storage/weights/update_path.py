@@ -15,7 +15,14 @@ from itertools import islice
 
 from storage import layout
 from storage.errors import CorruptError
-from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta, TensorInfo
+from storage.records.weights import (
+    FileInfo,
+    HostTensor,
+    Manifest,
+    MergedDelta,
+    StoredDelta,
+    TensorInfo,
+)
 from storage.store.object_store import ObjectStore
 from storage.store.ordered_map import ordered_map
 from storage.weights import delta_store
@@ -69,7 +76,7 @@ def path_deltas(manifest: Manifest) -> list[PathDelta]:
     return [listed, _path_delta(manifest.policy, manifest.version, manifest.step)]
 
 
-def merged_path_delta(merged: Merged) -> PathDelta:
+def merged_path_delta(merged: MergedDelta) -> PathDelta:
     """Return a merged delta as part of an update path."""
     return _path_delta(merged.policy, merged.version, merged.step)
 

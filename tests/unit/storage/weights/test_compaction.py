@@ -196,7 +196,7 @@ def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
     merger = compaction.BackgroundMerger(memory_store)
     merger.merge_up_to("solver", 7)
     merger.close()
-    assert not memory_store.exists(layout.merged("solver", 8, 0))
+    assert not memory_store.exists(layout.merged_delta("solver", 8, 0))
     for version, wanted in ((8, 8), (15, 8), (16, 16), (17, 16)):
         for key in memory_store.list(layout.WEIGHTS):
             if "since-" in key:
