@@ -82,7 +82,7 @@ def work(
     async def serve() -> None:
         threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="store")
         asyncio.get_running_loop().set_default_executor(threads)
-        opened = await _opened(weights_from, config, sampling, lifetime)
+        opened = await _opened(weights_from, config, sampling, policies, lifetime)
         if opened is None:
             return
         cast, held = opened
@@ -105,7 +105,7 @@ def work(
         finally:
             await cast.close()
 
-    check_agent_pool(config, sampling)
+    policies = check_agent_pool(config, sampling)
     asyncio.run(serve())
 
 
@@ -126,6 +126,7 @@ async def _opened(
     run: ObjectStore,
     config: RolloutConfig,
     sampling: Mapping[str, SamplingConfig],
+    policies: Sequence[str],
     lifetime: Lifetime,
 ) -> tuple[AgentPool, dict[str, LoadedWeights]] | None:
     """The cast and its newest weights, once the base models exist; None when it must stop first."""
@@ -145,7 +146,7 @@ async def _opened(
                     return cast, held
             except NotFoundError as error:
                 failures = 0
-                missing = _missing_base_models(run, sampling)
+                missing = _missing_base_models(run, policies)
                 heartbeat.update(
                     state=ServiceState.WAITING,
                     wait_reason=WaitReason.BASE_MODEL if missing else WaitReason.DAMAGED_OBJECT,
