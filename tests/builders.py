@@ -9,10 +9,10 @@ import numpy as np
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.records.batches import Batch, BatchRow, Entry, Fate, SequenceKey
+from storage.records.batches import Batch, BatchRow, Fate, LedgerEntry, SequenceKey
 from storage.records.control import Heartbeat, ServiceState, WaitReason
 from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from storage.records.progress import RolloutProgress
-from storage.records.rollouts import NOBODY, Episode
+from storage.records.rollouts import NOT_SAMPLED, Episode
 
 WINDOW_S = 10.0
 """Rates are taken over the last so many seconds."""

@@ -299,7 +299,7 @@ class Worker:
         for failures in count(1):
             try:
                 with self._heartbeat.span("store"):
-                    return await asyncio.to_thread(shards.commit, self._run, shard)
+                    return await asyncio.to_thread(shards.create, self._run, shard)
             except TransientError as error:
                 self._note(f"shard {shard.order} cannot be stored, and is tried again: {error}")
                 await asyncio.sleep(backoff_s(failures))

@@ -16,7 +16,7 @@ _HINT = "credentials stand in AWS_… variables or in a profile of ~/.aws, never
 
 @dataclass(frozen=True)
 class S3Location:
-    """Example: `S3Place("bucket", "prefix", "https://host", "eu")`."""
+    """Example: `S3Location("bucket", "prefix", "https://host", "eu")`."""
 
     bucket: str
     root: str = ""

@@ -14,7 +14,7 @@ from storage.formats.json_objects import seal
 from storage.formats.safetensors import weights_digest
 from storage.records.control import ServiceState
 from storage.records.progress import ServiceKind
-from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta
+from storage.records.weights import FileInfo, HostTensor, Manifest, MergedDelta, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.verify.weights import audit_weights
 from storage.weights import manifests, publisher, reader, retention
