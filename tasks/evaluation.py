@@ -18,10 +18,10 @@ from storage.coordination.lifetime import Lifetime, StoppedError
 from storage.errors import ConflictError
 from storage.records.rollouts import Episode, Group
 from storage.records.types import Float32
+from storage.run import evaluations
+from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
-from tasks import evals
-from tasks.evals import Evaluation
 from tasks.recipes.run_config import EvaluationConfig, RunConfig
 
 log = logging.getLogger(__name__)
@@ -54,9 +54,9 @@ def evaluate_versions(
     groups = asyncio.run(_play(run, config, config.evaluation, versions, seen))
     evaluation = _evaluation(groups, config, config.evaluation, versions, started_s)
     try:
-        evals.commit(run, evaluation)
+        evaluations.commit(run, evaluation)
     except ConflictError:
-        return evals.read(run, versions)
+        return evaluations.read(run, versions)
     return evaluation
 
 
@@ -88,14 +88,14 @@ def follow(
         except StoppedError as error:
             log.info("%s are not evaluated: %s", _spelled(versions), error)
             return
-        if evals.exists(run, versions):
+        if evaluations.exists(run, versions):
             continue
         note = f"evaluating {_spelled(versions)}"
         heartbeat.update(state="working", versions=dict(versions), note=note)
         with heartbeat.span("evaluate"):
             if not as_task(evaluate)(versions):
                 return
-        for score in evals.scores(evals.read(run, versions)):
+        for score in evaluations.scores(evaluations.read(run, versions)):
             log.info(
                 "%s: %s %.1f %% of %d",
                 _spelled(versions),

@@ -1,11 +1,14 @@
 """What an evaluation found, as an object of the run: one Arrow file for each vector of versions,
 created once.
 
+One evaluation of `actor_and_verify` gives two accuracies on the same first attempts: of the solver
+alone (`first_attempt`) and of the team (`final`).
+
 Everything read is checked: bytes, places, and that each answer is right, wrong or failed. This
-module does not play, score or schedule evaluations.
+module does not play or schedule evaluations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +27,8 @@ from storage.store.object_store import ObjectStore, read_twice
 CACHE_MAX = 1024
 """Evaluations kept in memory."""
 KIND = "evaluation"
+SOLO_WORKFLOW = "single_turn"
+"""The name under which the accuracy of first attempts is reported."""
 SCHEMA = arrow_files.schema_of(
     {"prompt_id": arrow_files.DICTIONARY, "first_attempt": pa.float32(), "final": pa.float32()}
 )
@@ -100,6 +105,29 @@ def look(run: ObjectStore, wanted: Sequence[str] | None = None) -> Evaluations:
     return Evaluations(tuple(found), unreadable)
 
 
+def missing(run: ObjectStore, vectors: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """The vectors of versions that have no evaluation yet."""
+    return [versions for versions in vectors if not exists(run, versions)]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One accuracy of an evaluation. Example: `Accuracy("single_turn", 0.5, 2)`."""
+
+    workflow: str
+    accuracy: float
+    """In [0, 1]; a failed play counts as wrong."""
+    n: int
+
+
+def scores(evaluation: Evaluation) -> tuple[Accuracy, ...]:
+    """Accuracies of an evaluation: the solver alone, then the team if the workflow has one."""
+    alone = Accuracy(SOLO_WORKFLOW, _accuracy(evaluation.first_attempt), len(evaluation.rows))
+    if evaluation.workflow == SOLO_WORKFLOW:
+        return (alone,)
+    return alone, Accuracy(evaluation.workflow, _accuracy(evaluation.final), len(evaluation.rows))
+
+
 def encode(evaluation: Evaluation) -> bytes:
     """One row for each prompt; everything else stands in the header."""
     header = {
@@ -171,3 +199,8 @@ def _judged(values: Float32, column: str) -> Float32:
             "play that failed"
         )
     return values
+
+
+def _accuracy(answers: Float32) -> float:
+    """Share of right answers; a failed play (NaN) counts as wrong. 0 for no answers."""
+    return float(np.nan_to_num(answers).mean(dtype=np.float64)) if len(answers) else 0.0

@@ -16,11 +16,10 @@ from storage.coordination import heartbeats
 from storage.errors import UNREADABLE, AstraFlowError, NotFoundError, TransientError
 from storage.records.batches import Batch
 from storage.records.control import Heartbeat, Stop
-from storage.run import batches, orders, shards
+from storage.run import batches, evaluations, orders, shards
 from storage.run import runs as stored_runs
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, tags, traffic
-from tasks import evals
 from tasks.monitoring import closing_steps
 from tasks.monitoring.closing_steps import ClosingStep
 from tasks.monitoring.status_schema import (
@@ -90,12 +89,12 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
     has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now, limit_s, has_begun)
-    played, tagged = evals.look(run), tags.look(run)
+    played, tagged = evaluations.look(run), tags.look(run)
     problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
         EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
         for one in played.found
-        for score in evals.scores(one)
+        for score in evaluations.scores(one)
     ]
     return Status(
         run_id=record.run_id,

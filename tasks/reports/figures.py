@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.records.control import Heartbeat
-from tasks import evals
-from tasks.evals import Evaluation
+from storage.run.evaluations import SOLO_WORKFLOW, Evaluation, scores
 from tasks.monitoring.training_curves import History
 from tasks.reports import plots
 from tasks.reports.plot_parts import NUM_COLORS, smooth
@@ -280,14 +279,15 @@ def health(histories: Sequence[History], colors: Mapping[str, int]) -> list[Figu
 def _evaluation_lines(evaluations: Sequence[Evaluation]) -> list[Line]:
     """One line for each (data set, workflow); data sets are named only where there are several."""
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for one in evaluations:
-        for score in evals.scores(one):
-            versions = max(one.versions.values(), default=0)
-            points.setdefault((one.dataset, score.workflow), []).append((versions, score.accuracy))
+    for evaluation in evaluations:
+        version = max(evaluation.versions.values(), default=0)
+        for score in scores(evaluation):
+            line = evaluation.dataset, score.workflow
+            points.setdefault(line, []).append((version, score.accuracy))
     several = len({dataset for dataset, _ in points}) > 1
     lines = []
     for index, ((dataset, workflow), at) in enumerate(points.items()):
-        alone = workflow == evals.SOLO_WORKFLOW
+        alone = workflow == SOLO_WORKFLOW
         name = "solver alone" if alone else f"team ({workflow})"
         color = (0 if alone else TEAM_COLOR) + (3 * (index // 2) if several else 0)
         lines.append(

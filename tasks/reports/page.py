@@ -18,9 +18,9 @@ import jinja2
 from storage import layout
 from storage.coordination import heartbeats
 from storage.records.control import Heartbeat
+from storage.run import evaluations
+from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
 from storage.store.object_store import ObjectStore
-from tasks import evals
-from tasks.evals import Evaluation
 from tasks.monitoring.mlflow_client import flatten
 from tasks.monitoring.status import status_of
 from tasks.monitoring.status_schema import Status
@@ -90,7 +90,6 @@ def render_report(run: ObjectStore, run_id: str) -> str:
         for policy, one in status.policies.items()
     ]
     log = read_shard_log(run)
-    evaluations = evals.look(run).found
     episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
     page: str = _template().render(
         run_id=run_id,
@@ -99,7 +98,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
         made=_clock_time(time.time()),
         duration=_duration(status.elapsed_s),
         cards=_cards(status, log),
-        sections=_sections(config, histories, evaluations, log, beats, status),
+        sections=_sections(config, histories, evaluations.look(run).found, log, beats, status),
         books=[row for history in histories for row in _books(history)],
         sampled=any(len(history.steps) < history.num_steps for history in histories),
         members=status.members,
@@ -114,13 +113,13 @@ def render_report(run: ObjectStore, run_id: str) -> str:
 
 
 def _sections(
-    config: RunConfig, histories: Sequence[History], evaluations: Sequence[Evaluation], log: ShardLog,
+    config: RunConfig, histories: Sequence[History], evaluated: Sequence[Evaluation], log: ShardLog,
     beats: Sequence[Heartbeat], status: Status,
 ) -> list[Section]:  # fmt: skip
     colors = figures.policy_colors(config.policies)
     start_s = min([one.started_s for one in log.played], default=status.started)
     return [
-        Section("learning", "Learning", figures.learning(histories, evaluations, colors)),
+        Section("learning", "Learning", figures.learning(histories, evaluated, colors)),
         Section(
             "staleness",
             "Staleness",
@@ -142,7 +141,7 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
         scores = [score for score in status.evals if score.workflow == workflow]
         first, last = scores[0], scores[-1]
         gain = f"{(last.accuracy - first.accuracy) * 100:+.1f} points, " if len(scores) > 1 else ""
-        alone = workflow == evals.SOLO_WORKFLOW
+        alone = workflow == SOLO_WORKFLOW
         cards.append(
             Card(
                 "solver alone" if alone else "team",

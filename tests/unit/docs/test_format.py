@@ -22,11 +22,10 @@ from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.records.control import Stop
-from storage.run import base_models, checkpoints, quarantine, shards
+from storage.run import base_models, checkpoints, evaluations, quarantine, shards
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
-from tasks import evals
 from tests.builders import tensors
 from tests.checkout import ROOT
 from tests.stranger import OVERWRITTEN, WRITE_ID, ZEROS, Stranger, sealed, weights_digest
@@ -53,10 +52,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pulse.update(progress={"step": 4.0}, rates={"tokens_per_s": 9.5}, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
-    evals.commit(
+    evaluations.commit(
         run,
-        evals.Evaluation(
-            versions, "held_out", "actor_and_verify", ("a", "b"), right, team, 1.0, 2.0
+        evaluations.Evaluation(
+            versions=versions,
+            dataset="held_out",
+            workflow="actor_and_verify",
+            rows=("a", "b"),
+            first_attempt=right,
+            final=team,
+            created_s=1.0,
+            seconds=2.0,
         ),
     )
     run.put("shards/00000099.arrow", b"torn")
