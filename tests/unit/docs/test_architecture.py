@@ -22,9 +22,7 @@ def test_every_package_has_a_picture() -> None:
 
 
 def test_every_folder_of_a_package_is_on_the_page() -> None:
-    section = {
-        name: text for name, text in re.findall(r"^### (\w+):(.*?)(?=^##)", PAGE, re.M | re.S)
-    }
+    section = dict(re.findall(r"^### (\w+):(.*?)(?=^##)", PAGE, re.M | re.S))
     missing = [
         f"{package}/{folder.name}"
         for package in PACKAGES
