@@ -31,5 +31,5 @@ def one_line(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """`one_line`, with Markdown's special characters escaped: plain text in a cell or a paragraph."""
+    """`one_line`, with Markdown's special characters escaped, for a cell or a paragraph."""
     return _MARKDOWN.sub(r"\\\g<0>", one_line(text).strip())

@@ -48,8 +48,8 @@ def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
     `written` is the same configuration as plain data, without the defaults.
     """
     checks = (
-        _names, _roles, _rewards, _engines, _losses, _algorithms, _groups, _sampling, _prompts, _models,
-        _mirrors, _times,
+        _names, _roles, _rewards, _engines, _losses, _algorithms, _groups, _sampling, _prompts,
+        _models, _mirrors, _times,
     )  # fmt: skip
     without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
@@ -248,11 +248,9 @@ def _prompt_source(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
 def _prompt_file(path: KeyPath, source: FilePrompts) -> Iterator[Problem]:
     file = Path(source.path)
     if os.path.isdir(file):
-        candidates = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
-        yield Problem(
-            (*path, "path"),
-            f"{file} is a folder; name one file, such as {file / (candidates or ['train.jsonl'])[0]}",
-        )
+        names = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
+        example = file / (names or ["train.jsonl"])[0]
+        yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {example}")
     elif os.path.exists(file) and not os.path.isfile(file):
         yield Problem((*path, "path"), f"{file} is a pipe, a device or a socket; name a file")
     elif not os.path.isfile(file):

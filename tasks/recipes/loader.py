@@ -1,4 +1,4 @@
-"""Loading of recipes: YAML and overrides become a `RunConfig`, or one error that lists all mistakes.
+"""Loading of recipes: YAML and overrides become a `RunConfig`, or one error with all mistakes.
 
     recipes/base.yaml ◀─extends─ recipes/mine.yaml ◀─overrides─ --set key=value   ──▶  RunConfig
 
@@ -64,13 +64,13 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     try:
         config = RunConfig.model_validate(source.data)
     except ValidationError as error:
-        found = [_problem(source.data, dict(each)) for each in error.errors()]
-        raise _config_error(source, found) from None
-    if wrong := json_values.fault(source.data):
-        path, why = wrong
+        invalid = [_problem(source.data, dict(each)) for each in error.errors()]
+        raise _config_error(source, invalid) from None
+    if fault := json_values.fault(source.data):
+        path, why = fault
         raise _config_error(source, [Problem(tuple(path.split(".")) if path else (), why)])
-    if found := problems(config, source.data):
-        raise _config_error(source, found)
+    if wrong := problems(config, source.data):
+        raise _config_error(source, wrong)
     return config
 
 
@@ -106,9 +106,9 @@ def _folders() -> tuple[Path, ...]:
     return RECIPES, Path.cwd() / "recipes"
 
 
-def _config_error(source: Source, found: Sequence[Problem]) -> ConfigError:
+def _config_error(source: Source, mistakes: Sequence[Problem]) -> ConfigError:
     ordered = sorted(
-        found, key=lambda problem: (source.place(problem.path).line or 0, problem.path)
+        mistakes, key=lambda problem: (source.place(problem.path).line or 0, problem.path)
     )
     lines = [f"{_where(source, p.path)}: {p.message}" for p in ordered]
     if len(lines) == 1:

@@ -6,7 +6,7 @@
     Items      a section of names, or a list                `policies`, `data.filter`
     None       a value                                      `steps`
 
-A path has the keys of a recipe, without the tags that pydantic adds to the locations of its errors.
+A path has the keys of a recipe, without the tags that pydantic adds to the locations of errors.
 """
 
 import types
@@ -61,7 +61,7 @@ def foreign(data: Mapping[str, Any]) -> list[Foreign]:
 
 
 def without_effect(data: Mapping[str, Any]) -> dict[KeyPath, str]:
-    """Return settings without effect, because another one (`OnlyWith`) is missing: path → reason."""
+    """Return settings that have no effect without another one (`OnlyWith`): path → reason."""
     problems: dict[KeyPath, str] = {}
     for path, kind, section in _sections(data, RunConfig, ()):
         for model in _models(kind, section)[:1]:

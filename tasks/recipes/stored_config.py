@@ -3,7 +3,8 @@
 Earlier releases stored a section that selects one of several variants with the fields of all
 variants:
 
-    loss: {name: m2po, m2_threshold: 0.01, clip_low: 0.2, …}     model: {tiny: null, path: null, hub: x}
+    loss: {name: m2po, m2_threshold: 0.01, clip_low: 0.2, …}
+    model: {tiny: null, path: null, hub: x}
 
 `migrated` keeps the fields of the variant that the section selects.
 """

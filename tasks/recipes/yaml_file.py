@@ -1,8 +1,8 @@
-"""YAML as plain data with the line of every key, within limits of size, nesting and alias expansion.
+"""YAML as plain data with the line of every key, within limits of size, nesting and aliases.
 
 A YAML text of a few lines can expand to a billion values (`b: [*a, *a, …]`, level upon level), be
-nested deeper than any parser can read, or have tags that do not fit their values. Each of these is a
-ConfigError with the name of the text and, where possible, the line.
+nested deeper than any parser can read, or have tags that do not fit their values. Each of these is
+a ConfigError with the name of the text and, where possible, the line.
 """
 
 import re
@@ -24,8 +24,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 class _Loader(yaml.SafeLoader):
     """Loader of safe YAML with the numbers of YAML 1.2.
 
-    `5e-5` is a number, which YAML 1.1 reads as text; `010` and `1:30` are text, which YAML 1.1 reads
-    as 8 and 90.
+    `5e-5` is a number, which YAML 1.1 reads as text; `010` and `1:30` are text, which YAML 1.1
+    reads as 8 and 90.
     """
 
 
@@ -40,7 +40,8 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
-        r"^[-+]?((\.\d+|\d+\.\d*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+        r"^[-+]?((\.\d+|\d+\.\d*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$"
+        r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
     ),
     list("-+0123456789."),
 )
