@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tasks.evals import Evaluation
+from storage.run.evaluations import Evaluation
 
 
 def evaluation(

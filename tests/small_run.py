@@ -11,11 +11,10 @@ from storage.records.control import ServiceState, Stop
 from storage.records.progress import Progress, ServiceKind
 from storage.records.rollouts import Order, Prompt
 from storage.records.weights import HostTensor
-from storage.run import batches, orders, runs, shards
+from storage.run import batches, evaluations, orders, runs, shards
+from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher
-from tasks import evals
-from tasks.evals import Evaluation
 from tasks.recipes.loader import load
 from tasks.recipes.run_config import RunConfig
 from tests import builders
@@ -92,10 +91,18 @@ class SmallRun:
     def evaluation(self, version: int, first: list[float], final: list[float]) -> None:
         versions = dict.fromkeys(self.config.policies, version)
         rows = tuple(f"chained_addition/test/{index}" for index in range(len(first)))
-        a, b = np.array(first, np.float32), np.array(final, np.float32)
-        evals.create(
+        evaluations.create(
             self.run,
-            Evaluation(versions, "chained_addition", "actor_and_verify", rows, a, b, 5.0, 1.0),
+            Evaluation(
+                versions=versions,
+                dataset="chained_addition",
+                workflow="actor_and_verify",
+                rows=rows,
+                first_attempt=np.array(first, np.float32),
+                final=np.array(final, np.float32),
+                created_s=5.0,
+                seconds=1.0,
+            ),
         )
 
     def beat(

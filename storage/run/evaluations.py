@@ -1,9 +1,13 @@
 """Evaluations as Arrow files: the results of one held-out set at exact versions, created once.
 
-A reader checks the bytes, the key, and that each result is in [0, 1] or NaN.
+One evaluation of `actor_and_verify` gives two accuracies on the same first attempts: of the solver
+alone (`first_attempt`) and of the team (`final`).
+
+A reader checks the bytes, the key, and that each result is in [0, 1] or NaN. This module does not
+play or schedule evaluations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +26,8 @@ from storage.store.object_store import ObjectStore, read_twice
 CACHE_MAX = 1024
 """Evaluations in the cache of the process."""
 KIND = "evaluation"
+SOLO_WORKFLOW = "single_turn"
+"""The name under which the accuracy of first attempts is reported."""
 SCHEMA = arrow_files.schema_of(
     {"prompt_id": arrow_files.DICTIONARY, "first_attempt": pa.float32(), "final": pa.float32()}
 )
@@ -102,6 +108,29 @@ def read_all(run: ObjectStore, selected: Sequence[str] | None = None) -> Evaluat
     return Evaluations(tuple(readable), unreadable)
 
 
+def missing(run: ObjectStore, vectors: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """The vectors of versions that have no evaluation yet."""
+    return [versions for versions in vectors if not exists(run, versions)]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One accuracy of an evaluation. Example: `Accuracy("single_turn", 0.5, 2)`."""
+
+    workflow: str
+    accuracy: float
+    """In [0, 1]; a failed play counts as wrong."""
+    n: int
+
+
+def scores(evaluation: Evaluation) -> tuple[Accuracy, ...]:
+    """Accuracies of an evaluation: the solver alone, then the team if the workflow has one."""
+    alone = Accuracy(SOLO_WORKFLOW, _accuracy(evaluation.first_attempt), len(evaluation.rows))
+    if evaluation.workflow == SOLO_WORKFLOW:
+        return (alone,)
+    return alone, Accuracy(evaluation.workflow, _accuracy(evaluation.final), len(evaluation.rows))
+
+
 def encode(evaluation: Evaluation) -> bytes:
     """Encode an evaluation: one row for each prompt, everything else in the header."""
     header = {
@@ -170,3 +199,8 @@ def _checked_results(values: Float32, column: str) -> Float32:
             "that failed"
         )
     return values
+
+
+def _accuracy(answers: Float32) -> float:
+    """Share of right answers; a failed play (NaN) counts as wrong. 0 for no answers."""
+    return float(np.nan_to_num(answers).mean(dtype=np.float64)) if len(answers) else 0.0

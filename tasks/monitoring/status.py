@@ -22,11 +22,10 @@ from storage.records.progress import (
     SupervisorProgress,
     TrainerProgress,
 )
-from storage.run import batches, orders, shards
+from storage.run import batches, evaluations, orders, shards
 from storage.run import runs as stored_runs
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, tags
-from tasks import evals
 from tasks.monitoring.status_schema import (
     SILENT,
     Closing,
@@ -91,12 +90,12 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
     has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now, limit_s, has_begun)
-    played, tagged = evals.read_all(run), tags.look(run)
+    played, tagged = evaluations.read_all(run), tags.look(run)
     problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
         EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
         for one in played.readable
-        for score in evals.scores(one)
+        for score in evaluations.scores(one)
     ]
     return Status(
         run_id=record.run_id,

@@ -34,13 +34,12 @@ from storage.run import (
     runs,
     shards,
 )
+from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.verify.weights import audit_weights
 from storage.weights import compaction, manifests, publisher, reader, tags, update_path
 from storage.weights.manifests import LoadedWeights
-from tasks import evals
-from tasks.evals import Evaluation
 from tests import builders
 from tests.resealed import ZEROS, arrow_file, replace_file, resealed_text
 from tests.true_run import finished_run
@@ -69,7 +68,7 @@ def whole_run(store: ObjectStore) -> ObjectStore:
         run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0}
     )
     scores = np.array([1, 0], dtype=np.float32)
-    evals.create(
+    evaluations.create(
         run,
         Evaluation(
             versions={"solver": 4, "verifier": 4},

@@ -23,11 +23,10 @@ from storage.coordination import leases
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.records.control import Stop
 from storage.records.progress import TrainerProgress
-from storage.run import base_models, checkpoints, quarantine, shards
+from storage.run import base_models, checkpoints, evaluations, quarantine, shards
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
-from tasks import evals
 from tests.builders import tensors
 from tests.checkout import ROOT
 from tests.stranger import OVERWRITTEN, WRITE_ID, ZEROS, Stranger, sealed, weights_digest
@@ -55,9 +54,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pulse.update(progress=progress, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
-    evals.create(
+    evaluations.create(
         run,
-        evals.Evaluation(
+        evaluations.Evaluation(
             versions=versions,
             dataset="held_out",
             workflow="actor_and_verify",

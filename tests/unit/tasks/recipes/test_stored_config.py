@@ -1,5 +1,5 @@
-"""`old_run/run.json` is that of a run of an earlier release, made from `old_run/recipe.yaml`, with
-its bytes as they were.
+"""`tests/old_run/all_variants/run.json` is that of a run of an earlier release, with its bytes as
+they were; it was made from the `recipe.yaml` beside it.
 """
 
 import json
@@ -17,7 +17,7 @@ from tasks.recipes.stored_config import filled, migrated, read_config
 from tests.checkout import ROOT
 from trainer.losses import CustomLoss, M2po, PpoClip
 
-OLD = ROOT / "tests" / "unit" / "tasks" / "recipes" / "old_run"
+OLD = ROOT / "tests" / "old_run" / "all_variants"
 RECIPE = str(OLD / "recipe.yaml")
 
 
