@@ -63,7 +63,7 @@ class _Trainer:
         self._policy = policy
         self._config = config
         self._steps = steps
-        self._pulse = lifetime.heartbeat
+        self._heartbeat = lifetime.heartbeat
         self._engine: TrainEngine
         self._publication = WeightPublisher(lifetime, self._run, policy, config)
         self._step = 0
@@ -95,7 +95,7 @@ class _Trainer:
             self._advance(batch)
         if self._checkpointed < self._step:
             self._checkpoint()
-        self._pulse.update(
+        self._heartbeat.update(
             state="draining",
             note=f"leaves with version {max(self._step, self._standing)} published",
         )
@@ -105,13 +105,13 @@ class _Trainer:
 
         Returns False when it must stop before version 0 exists.
         """
-        self._pulse.update(state="waiting", note=f"waits for the base model of {self._policy}")
+        self._heartbeat.update(state="waiting", note=f"waits for the base model of {self._policy}")
         while not self._lifetime.retry(
             "reading version 0", lambda: manifests.exists(self._run, self._policy, 0)
         ):
             if self._lifetime.wait(self._config.poll_interval_s):
                 return False
-        self._pulse.update(state="starting", note="builds the engine")
+        self._heartbeat.update(state="starting", note="builds the engine")
         files = self._lifetime.retry(
             "reading the model's files", lambda: reader.fetch_files(self._run, self._policy)
         )
@@ -146,7 +146,7 @@ class _Trainer:
         self._standing = standing
         if newest is not None and standing == self._step:
             self._compare(self._engine.weights())
-        self._pulse.update(versions={self._policy: standing})
+        self._heartbeat.update(versions={self._policy: standing})
         self._beat(
             "starts from "
             + ("version 0" if newest is None else f"the checkpoint of step {newest.step}")
@@ -167,16 +167,16 @@ class _Trainer:
         step = self._step + 1
         start_s = time.monotonic()
         batch: Batch | None = None
-        with self._pulse.span("wait"):
+        with self._heartbeat.span("wait"):
             while (
                 batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
             ) is None:
-                self._pulse.update(state="waiting")
+                self._heartbeat.update(state="waiting")
                 self._publication.check()  # the batch may need the very version whose publication failed
                 if self._lifetime.wait(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s
-        self._pulse.update(state="working")
+        self._heartbeat.update(state="working")
         return batch
 
     def _read_batch(self, step: int) -> Batch | None:
@@ -194,7 +194,7 @@ class _Trainer:
     def _advance(self, batch: Batch) -> None:
         """From version n−1 to version n, published."""
         start_s = time.monotonic()
-        with self._pulse.span("step"):
+        with self._heartbeat.span("step"):
             metrics = self._engine.step(batch)
         step_s = time.monotonic() - start_s
         self._step = batch.step
@@ -246,13 +246,13 @@ class _Trainer:
                 f"{self._standing + 1} is the first "
                 "from this trainer's weights. On one CPU thread this should not happen"
             )
-            self._pulse.update(note=note)
+            self._heartbeat.update(note=note)
             log.error("%s: %s", self._policy, note)
 
     def _checkpoint(self) -> None:
         step = self._step
         self._publication.settle()  # a checkpoint without its version could not be gone on from
-        with self._pulse.span("checkpoint"):
+        with self._heartbeat.span("checkpoint"):
             tensors, engine_state = self._engine.save()
             state = {"engine": engine_state, "tokens_trained": self._tokens_trained}
             try:
@@ -271,7 +271,7 @@ class _Trainer:
             )
 
     def _beat(self, note: str, **rates: float) -> None:
-        self._pulse.update(
+        self._heartbeat.update(
             state="working",
             note=note or None,
             progress={"step": self._step, "tokens_trained": self._tokens_trained},
