@@ -14,7 +14,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.errors import ConflictError
+from storage.errors import ConfigError, ConflictError, CorruptError
+from storage.formats.model_config import MODEL_CONFIG, check_sizes
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor
 from storage.run.base_models import has_model, load_model, save_model
@@ -42,9 +43,16 @@ def ensure_base_model(store: ObjectStore, model: ModelConfig, progress: Progress
     """The base model of a policy. A tiny one is built at most once per store: of two builders the
     first stands.
 
-    Raises ConfigError when a folder or a hub model cannot be read.
+    Raises ConfigError when a folder or a hub model cannot be read, or `config.json` is not that of
+    the tensors.
     """
     tensors, files = model.files(store, progress)
+    if MODEL_CONFIG in files:
+        shapes = (tensor.shape for tensor in tensors.values())
+        try:
+            check_sizes(files[MODEL_CONFIG], shapes, MODEL_CONFIG)
+        except CorruptError as error:
+            raise ConfigError(f"model: {error}") from error
     return BaseModel(tensors, files, weights_digest(tensors))
 
 

@@ -81,10 +81,6 @@ class DeviceScan:
         self._published[name] = _Published(host, bits)
         return host
 
-    def forget(self) -> None:
-        """Take every tensor for new, and let the memory go."""
-        self._published.clear()
-
     def _whole(self, bits: Tensor, dtype: torch.dtype, shape: torch.Size) -> HostTensor:
         self.num_bytes += bits.nbytes
         return to_host(bits.view(dtype).reshape(shape))

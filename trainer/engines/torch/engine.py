@@ -58,18 +58,26 @@ class TorchTrainEngine:
     def __init__(self, config: TrainConfig, model_config: Json, seed: int) -> None:
         torch.set_num_threads(config.threads)
         self._config = config
+        self._model_config = model_config
         self._seed = seed
         self._loss = config.loss.make()
-        self._model = HfModel(model_config, config.device, config.activation_checkpointing)
+        self._model: HfModel
+        self._parameters: dict[str, torch.nn.Parameter]
+        self._optimizer: torch.optim.AdamW
+        self._scan: DeviceScan | None
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self._open(tensors)
+        rng_state.seed_all(self._seed)
+
+    def _open(self, weights: Mapping[str, HostTensor]) -> None:
+        """Build the model with `weights` and a fresh optimizer."""
+        self._model = HfModel(
+            self._model_config, weights, self._config.device, self._config.activation_checkpointing
+        )
         self._parameters = self._model.parameters()
         self._optimizer = self._fresh_optimizer()
         self._scan = DeviceScan() if _is_remote(self._model.device) else None
-
-    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
-        self._model.assign(tensors)
-        self._optimizer = self._fresh_optimizer()
-        rng_state.seed_all(self._seed)
-        self._forget_published()
 
     def weights(self) -> dict[str, HostTensor]:
         return {name: self._to_host(name, tensor) for name, tensor in self._model.tensors().items()}
@@ -105,7 +113,7 @@ class TorchTrainEngine:
                 f"the engine's state has format {state.get('format')!r}; this engine reads "
                 f"{STATE_FORMAT}"
             )
-        self._model.assign(_below("model/", tensors))
+        self._open(_below("model/", tensors))
         moments = _below("optimizer/", tensors)
         wanted = {f"{name}/{moment}" for name in state["updates"] for moment in MOMENTS}
         if wanted != moments.keys() or not state["updates"].keys() <= self._parameters.keys():
@@ -113,7 +121,6 @@ class TorchTrainEngine:
                 "the optimizer's state does not belong to this model: its parameters have other "
                 "names"
             )
-        self._optimizer = self._fresh_optimizer()
         template = self._optimizer.state_dict()
         for index, name in enumerate(self._names_in_optimizer_order()):
             if name in state["updates"]:
@@ -122,15 +129,10 @@ class TorchTrainEngine:
                 }
         self._optimizer.load_state_dict(template)
         rng_state.restore(_below("rng/", tensors), state["rng"])
-        self._forget_published()
 
     def _to_host(self, name: str, tensor: Tensor) -> HostTensor:
         dtype = self._config.publish_dtype if tensor.is_floating_point() else None
         return self._scan.to_host(name, tensor, dtype) if self._scan else to_host(tensor, dtype)
-
-    def _forget_published(self) -> None:
-        if self._scan:
-            self._scan.forget()
 
     def _fresh_optimizer(self) -> torch.optim.AdamW:
         """Weight decay pulls on matrices only: a norm's scale or a bias has no reason to be
