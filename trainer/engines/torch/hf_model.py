@@ -1,6 +1,6 @@
 """A causal language model of the transformers library with given weights, cut into body and head.
 
-    config.json ──▶ skeleton without memory ──same names and shapes as the weights?──▶ model ──▶ weights copied
+    config.json ──▶ skeleton without memory ──shapes compared with the weights──▶ model
 
 The body gives hidden states; the head is applied only to the positions that need it.
 
