@@ -97,7 +97,7 @@ class _Trainer:
         )
 
     def _begin(self, seed: int) -> bool:
-        """Start from the newest checkpoint or version 0; return False when the service must stop."""
+        """Start from the newest checkpoint or version 0; return False when it must stop."""
         self._heartbeat.update(state="waiting", note=f"waits for the base model of {self._policy}")
         while not self._lifetime.retry(
             "reading version 0", lambda: manifests.exists(self._run, self._policy, 0)
