@@ -16,6 +16,7 @@ from itertools import pairwise
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
 from storage.formats import tensor_set
+from storage.formats.model_config import MODEL_CONFIG, check_sizes
 from storage.records.weights import HostTensor, Manifest
 from storage.store.object_store import ObjectStore
 from storage.weights import update_path
@@ -81,9 +82,18 @@ def read(
 
 
 def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, bytes]:
-    """Read the model's other files by their names without write ids, such as `config.json`."""
+    """The model's other files by their own names, verified: `config.json`, `tokenizer.json`, …
+
+    CorruptError where `config.json` names sizes beyond those of the version's tensors.
+    """
     manifest = read_manifest(run, policy, version)
-    return tensor_set.read_extra_files(run.sub(layout.weights(policy, version)), contents(manifest))
+    files = tensor_set.read_extra_files(
+        run.sub(layout.weights(policy, version)), contents(manifest)
+    )
+    if MODEL_CONFIG in files:
+        shapes = (info.shape for info in manifest.tensors.values())
+        check_sizes(files[MODEL_CONFIG], shapes, f"{MODEL_CONFIG} of {policy}")
+    return files
 
 
 def _read_from_loaded(

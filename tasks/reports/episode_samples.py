@@ -10,7 +10,7 @@ from functools import cache
 from typing import Literal
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.records.rollouts import Episode, Sequence, Shard
+from storage.records.rollouts import NOT_SAMPLED, Episode, Sequence, Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
 from storage.weights import reader

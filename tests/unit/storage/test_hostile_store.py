@@ -241,7 +241,7 @@ def test_a_config_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_t
         "auto_map": {"AutoModelForCausalLM": "evil/code--modeling_evil.Evil"},
     }
     with pytest.raises(ConfigError, match=r"gives no causal language model: .* custom code"):
-        HfModel(config, "cpu", False)
+        HfModel(config, {}, "cpu", False)
     assert asked == []
 
 

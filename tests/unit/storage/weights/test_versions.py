@@ -154,6 +154,13 @@ def test_the_models_other_files_come_back_under_their_own_names(memory_store: Ob
     assert reader.fetch_files(memory_store, "solver") == files
 
 
+def test_a_config_with_sizes_beyond_the_tensors_is_refused(memory_store: ObjectStore) -> None:
+    files = {"config.json": b'{"num_hidden_layers": 1000000}'}
+    publisher.publish(memory_store, "solver", 0, builders.tensors(), extra_files=files)
+    with pytest.raises(CorruptError, match=r"config\.json of solver: num_hidden_layers is 1000000"):
+        reader.fetch_files(memory_store, "solver")
+
+
 def changed(store: ObjectStore, **fields: object) -> None:
     key = "weights/solver/00000000/manifest.json"
     store.put(key, sealed({**json.loads(store.get(key)), **fields}))

@@ -421,7 +421,7 @@ def test_where_training_again_gives_other_bits_the_published_versions_stand_and_
     loud = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(loud) == 1
     assert "other bits at version 1" in loud[0]
-    assert "up to 2 stand; version 3 is the first" in loud[0]
+    assert "up to 2 are kept; version 3 is the first" in loud[0]
 
 
 def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(

@@ -1,7 +1,7 @@
 import pytest
 
-from benchmarks import task_cost
-from benchmarks.task_cost import Spent
+from benchmarks.default_run import task_cost
+from benchmarks.default_run.task_cost import Spent
 
 
 def test_what_every_flow_costs_cancels_out_of_the_cost_of_a_task() -> None:

@@ -30,10 +30,11 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks import command_line, process_cpu, run_figures, task_cost
-from benchmarks.process_cpu import Meter
-from benchmarks.run_figures import CONTROL_PLANE, LIVE_VIEW
-from benchmarks.task_cost import TaskCost
+from benchmarks import command_line
+from benchmarks.default_run import figures, process_cpu, task_cost
+from benchmarks.default_run.figures import CONTROL_PLANE, LIVE_VIEW
+from benchmarks.default_run.process_cpu import Meter
+from benchmarks.default_run.task_cost import TaskCost
 from deployments.paths import Home
 from deployments.servers import auth
 from deployments.stack import environment, state, up_down
@@ -121,14 +122,14 @@ def report(home: Home, observed: Observed) -> Json:
     last_s = [
         manifests.read_manifest(run, policy, config.steps).created_s for policy in config.policies
     ]
-    start_s, end_s = run_figures.window(made, last_s)
+    start_s, end_s = figures.window(made, last_s)
     standing = state.load(home)
     if standing is None:
         raise AstraFlowError(f"{home.record} is gone: the stack was stopped under the benchmark")
     started = {process.name: process.pid for process in standing.processes}
     latest = [said[-1] for said in observed.beats.values()]
     live_view = observed.meter.pids[0]
-    names = run_figures.names_of(started, latest, live_view)
+    names = figures.names_of(started, latest, live_view)
     cpu_s = process_cpu.spent(observed.meter.seen.values(), names, start_s, end_s)
     live_view_s = cpu_s.pop(LIVE_VIEW, 0.0)
     num_tasks = count_tasks(home, standing, start_s, end_s)
@@ -138,7 +139,7 @@ def report(home: Home, observed: Observed) -> Json:
     )
     cost = task_cost.measure(started[SERVER]) if SERVER in started else None
     finished_s = _finished_s(run, made)
-    waits = run_figures.latency(finished_s, made)
+    waits = figures.latency(finished_s, made)
     return {
         "cores": os.cpu_count(),
         "steps": config.steps,
@@ -148,9 +149,9 @@ def report(home: Home, observed: Observed) -> Json:
         "cores_busy": sum(cpu_s.values()) / (end_s - start_s),
         "cpu_s": dict(sorted(cpu_s.items(), key=lambda item: -item[1])),
         "share": process_cpu.shares(cpu_s),
-        "control_plane_share": run_figures.control_plane_share(cpu_s),
+        "control_plane_share": figures.control_plane_share(cpu_s),
         "live_view_cpu_s": live_view_s,
-        "wall_clock_s": run_figures.wall_clocks(observed.beats, start_s, end_s),
+        "wall_clock_s": figures.wall_clocks(observed.beats, start_s, end_s),
         "shard_to_batch": asdict(waits) if waits else None,
         "take_in": _take_in(num_tasks, cost, len(finished_s), len(made)),
     }

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from benchmarks import process_cpu
-from benchmarks.process_cpu import OTHER, Meter, Seen
+from benchmarks.default_run import process_cpu
+from benchmarks.default_run.process_cpu import OTHER, Meter, Seen
 
 GROWING = [(10.0, 0.0), (12.0, 4.0), (14.0, 5.0)]
 

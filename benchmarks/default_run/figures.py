@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks import process_cpu
-from benchmarks.process_cpu import Series
+from benchmarks.default_run import process_cpu
+from benchmarks.default_run.process_cpu import Series
 from deployments.stack.state import MLFLOW, SERVER
 from storage.records.batches import Batch
 from storage.records.control import Heartbeat

@@ -1,7 +1,7 @@
 """Pairs of an answer and a reference in the forms that golds of MATH and of olympiads have, written
 for this project.
 
-Read by `benchmarks/math_judge.py` and by the tests of the judge. Each pair is (answer, reference).
+Read by `benchmarks/math_judge/__main__.py` and by the tests of the judge. Each pair is (answer, reference).
 """
 
 from typing import Final

@@ -25,8 +25,8 @@ from pathlib import Path
 from random import Random
 
 from benchmarks import command_line
-from benchmarks.math_labels import Labelled, labelled
-from benchmarks.math_pairs import EQUAL, UNEQUAL
+from benchmarks.math_judge.labels import Labelled, labelled
+from benchmarks.math_judge.pairs import EQUAL, UNEQUAL
 from rollout.rewards.judge_process import Judge, JudgeTimeoutError
 from rollout.rewards.math_answers.box import last_box
 from rollout.rewards.math_answers.comparison import equal
@@ -34,7 +34,7 @@ from rollout.rewards.math_reward import MathReward
 from storage.records.rollouts import Prompt
 from storage.records.types import Json
 
-DATA = Path(__file__).parents[1] / ".." / "shared" / "data"
+DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 TIMEOUT_S = 5.0
 EXAMPLES_MAX = 5
 """Errors of each kind that are shown."""
