@@ -104,7 +104,8 @@ def run_dataflow_window(
 ) -> Literal["done", "full", "stopped"]:
     """Serve until the dataflow is done, this flow run has its share of tasks, or it was stopped."""
     from data_ops.dataflow.service import serve
-    from tasks.services.parallel_ingest import ParallelIntake
+    from tasks.services.parallel_ingest import ParallelIngest
+    from tasks.services.task_runners import make_task_runner
 
     with _serving(run_id, "dataflow", member, attempt) as service:
         config = service.config
@@ -112,13 +113,14 @@ def run_dataflow_window(
             name: PolicyData(batch_size=policy.batch_size, steps=config.steps)
             for name, policy in config.policies.items()
         }
-        take_in = ParallelIntake(service.run, config.data, list(policies))
-        full = "the next window begins"
-        lifetime = service.lifetime(lambda run: full if take_in.is_full else stop_reason(run))
-        serve(lifetime, config.data, policies, config.seed, take_in)
+        with make_task_runner(config.data.task_runner) as runner:
+            ingest = ParallelIngest(service.run, config.data.shards_per_task, runner)
+            full = "the next window begins"
+            lifetime = service.lifetime(lambda run: full if ingest.is_full else stop_reason(run))
+            serve(lifetime, config.data, policies, config.seed, ingest)
     if service.stop.is_set():
         return "stopped"
-    return "full" if take_in.is_full else "done"
+    return "full" if ingest.is_full else "done"
 
 
 def run_rollout(run_id: str, member: str, attempt: int, region: str) -> Ended:

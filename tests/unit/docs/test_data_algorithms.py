@@ -56,7 +56,7 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
     assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
 
 
-def test_a_filter_of_the_example_is_named_in_the_books(
+def test_a_filter_of_the_example_is_named_in_the_ledger(
     memory_store: ObjectStore, example: dict[str, Any]
 ) -> None:
     choosy = {
@@ -72,7 +72,7 @@ def test_a_filter_of_the_example_is_named_in_the_books(
     assert dataflow.progress()["closed_below"] == 1
     assert dataflow.progress()["waiting/solver"] == 0
     (solver, _) = dataflow._assemblies
-    reasons = [entry.reason for entry in solver.books.ledger]
+    reasons = [entry.reason for entry in solver.ledger.entries]
     assert (
         reasons == ["my_algorithms:LongEnough"] * 4
     )  # two groups of two answers of three tokens each
