@@ -1,11 +1,11 @@
 """Ingest shards in parallel Prefect tasks, on the task runner that `data.task_runner` selects.
 
-    ParallelIngest ──the run's address, order numbers──▶ tasks of threads, processes or machines
+    ParallelIngest ──store, run id, order numbers──▶ tasks of threads, processes or machines
                    ◀──objects within a process, Arrow bytes between processes──
 
 A task costs the control plane some ten milliseconds of CPU (docs/benchmarks.md), so it ingests up
-to `shards_per_task` shards. A task is given names only. A worker process opens the run by its
-address, with the credentials of its own environment, and reads the stored configuration.
+to `shards_per_task` shards. A task is given names only. A worker process opens the store by its
+address, with the credentials of its own environment, and reads the run's stored configuration.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from data_ops.config import DataConfig
 from data_ops.dataflow.ingest_transfer import IngestedShards
 from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
 from data_ops.dataflow.vocabulary import VocabSizes
+from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from tasks.recipes.stored_config import read_config
 from tasks.services import store_credentials
@@ -35,23 +36,23 @@ RUNS_OPEN_MAX = 8
 
 @dataclass(frozen=True)
 class _OpenRun:
-    store: ObjectStore
+    run: ObjectStore
     config: DataConfig
     policies: tuple[str, ...]
     vocab_sizes: VocabSizes
 
 
-def ingest_orders(run: str, orders: list[int]) -> IngestedShards:
-    """Ingest the shards of these orders of the run at the address `run`.
+def ingest_orders(store: str, run_id: str, orders: list[int]) -> IngestedShards:
+    """Ingest the shards of these orders of a run; `store` is the address of its store.
 
     Raises TransientError, ConfigError for a filter that cannot be imported here, and CorruptError
     for a configuration of another release.
     """
-    opened = _open_run(run)
+    opened = _open_run(store, run_id)
     return IngestedShards(
         [
             ingest_shard(
-                opened.store, order, opened.config, opened.policies, opened.vocab_sizes.read()
+                opened.run, order, opened.config, opened.policies, opened.vocab_sizes.read()
             )
             for order in orders
         ]
@@ -69,16 +70,17 @@ ingest_task = task(
 class ParallelIngest:
     """`ingest_orders` over many shards at once, on a started task runner, inside a flow."""
 
-    def __init__(self, run: ObjectStore, shards_per_task: int, runner: TaskRunner[Any]) -> None:
-        self._address, self._shards_per_task, self._runner = run.address, shards_per_task, runner
+    def __init__(
+        self, store: ObjectStore, run_id: str, shards_per_task: int, runner: TaskRunner[Any]
+    ) -> None:
+        self._run = {"store": store.address, "run_id": run_id}
+        self._shards_per_task, self._runner = shards_per_task, runner
         self._tasks_left = TASKS_PER_WINDOW_MAX
 
     def __call__(self, orders: Sequence[int]) -> list[IngestedShard]:
         size = self._shards_per_task
         futures = [
-            self._runner.submit(
-                ingest_task, {"run": self._address, "orders": list(orders[at : at + size])}
-            )
+            self._runner.submit(ingest_task, {**self._run, "orders": list(orders[at : at + size])})
             for at in range(0, len(orders), size)
         ]
         self._tasks_left -= len(futures)
@@ -92,10 +94,10 @@ class ParallelIngest:
 
 
 @lru_cache(RUNS_OPEN_MAX)
-def _open_run(address: str) -> _OpenRun:
+def _open_run(store: str, run_id: str) -> _OpenRun:
     """Open a run once per process; its configuration never changes."""
     store_credentials.load()
-    store = open_store(address)
-    config = read_config(store)
+    run = runs.open_run(open_store(store), run_id)
+    config = read_config(run)
     policies = tuple(config.policies)
-    return _OpenRun(store, config.data, policies, VocabSizes(store, policies))
+    return _OpenRun(run, config.data, policies, VocabSizes(run, policies))

@@ -114,7 +114,9 @@ def run_dataflow_window(
             for name, policy in config.policies.items()
         }
         with make_task_runner(config.data.task_runner) as runner:
-            ingest = ParallelIngest(service.run, config.data.shards_per_task, runner)
+            ingest = ParallelIngest(
+                object_store.default_store(), run_id, config.data.shards_per_task, runner
+            )
             full = "the next window begins"
             lifetime = service.lifetime(lambda run: full if ingest.is_full else stop_reason(run))
             serve(lifetime, config.data, policies, config.seed, ingest)
