@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from data_ops.algorithms import CURATORS, FILTERS, SAMPLERS
+from data_ops.config import TASK_RUNNERS, DataConfig
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from tests.checkout import ROOT
@@ -26,7 +27,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The example's recipe, with its module where Python finds it."""
     (tmp_path / "my_algorithms.py").write_text(blocks("python")[0], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    config: dict[str, Any] = yaml.safe_load(blocks("yaml")[1])["data"]
+    config: dict[str, Any] = yaml.safe_load(blocks("yaml")[-1])["data"]
     return config
 
 
@@ -79,6 +80,9 @@ def test_a_filter_of_the_example_is_named_in_the_ledger(
 
 
 def test_the_page_names_every_built_in_and_the_defaults() -> None:
-    for name in {*CURATORS, *FILTERS, *SAMPLERS} - {"custom"}:
+    for name in {*CURATORS, *FILTERS, *SAMPLERS, *TASK_RUNNERS} - {"custom"}:
         assert f"`{name}`" in PAGE
     assert set(yaml.safe_load(blocks("yaml")[0])["data"]) == {"curate", "filter", "sample"}
+    settings = {"prompts": {"builtin": "chained_addition"}}
+    shown = yaml.safe_load(blocks("yaml")[1])["data"]
+    assert DataConfig.model_validate({**settings, **shown}) == DataConfig.model_validate(settings)
