@@ -56,7 +56,7 @@ TaskRunnerConfig: TypeAlias = Annotated[
     | Annotated[RayRunner, Tag("ray")],
     Discriminator(ByPath()),
 ]
-"""Where the tasks that ingest shards run; `tasks/services/task_runners.py` makes Prefect's object."""
+"""Where the tasks that ingest shards run (`tasks/services/task_runners.py`)."""
 TASK_RUNNERS: Final = variants(TaskRunnerConfig)
 
 

@@ -15,8 +15,9 @@ from tasks.services.sigterm import drained
 def window_of_dataflow(
     run_id: str, member: str, attempt: int, window: int
 ) -> Literal["done", "full", "stopped"]:
-    """Serve for a bounded number of tasks: a flow run's memory grows with each of them. Every window
-    is another flow run, and restores its state from the store.
+    """Serve for a bounded number of tasks, because a flow run's memory grows with each of them.
+
+    Every window is another flow run, and restores its state from the store.
     """
     return run_service.run_dataflow_window(run_id, member, attempt)
 

@@ -78,7 +78,7 @@ def route(
 def route_group(
     order: int, index: int, group: Group, policy: str, vocab_size: int | None = None
 ) -> PolicyGroup | None:
-    """Return the sequences of one group in which `policy` owns a token; None when there are none."""
+    """Return the sequences of one group in which `policy` owns a token; None for none."""
     rows: list[BatchRow] = []
     refused: list[Entry] = []
     for number, episode in enumerate(group.episodes):

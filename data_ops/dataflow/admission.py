@@ -39,7 +39,7 @@ few, because surplus rows of the first version would all expire together. What i
 ordered after the first shards.
 """
 YIELD_GUESS_SHARDS = 3
-"""Weight of the guess, in shards: one first shard without a row to train on must not admit a flood of
+"""Weight of the guess, in shards: a first shard without a row to train on must not admit a flood of
 orders.
 """
 YIELD_SHARE_MIN = 1 / 16

@@ -1,4 +1,4 @@
-"""Assemble one policy's batches from ingested shards: its ledger, yield, metrics and newest version.
+"""Assemble one policy's batches from ingested shards: its ledger, yield, metrics and version.
 
 IngestedShard ──ingest──▶ ledger ──▶ make_batches ──▶ batches/{policy}/…
                                └─▶ need ──▶ admission
@@ -30,8 +30,8 @@ REPLAY_BATCHES_MAX = 64
 """How far back replay algorithms can look."""
 
 UNTRAINABLE_GROUPS = 64
-"""After this many groups in a row without a row to train on, a person is told why: the run may go on
-like this for ever.
+"""After this many groups in a row without a row to train on, the heartbeat has the reason: the run
+may go on like this for ever.
 """
 ERROR_CHARACTERS_MAX = 160
 EQUAL_REWARDS = (
@@ -127,7 +127,7 @@ class BatchAssembly:
 
     @property
     def untrainable_groups(self) -> tuple[int, str]:
-        """How many groups in a row held nothing to train on, and why; 0 below UNTRAINABLE_GROUPS."""
+        """How many groups in a row held nothing to train on, and why; 0 for a few."""
         if self._untrainable < UNTRAINABLE_GROUPS:
             return 0, ""
         failed = self._failures.total()

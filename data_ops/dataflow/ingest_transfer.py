@@ -1,6 +1,7 @@
 """Ingested shards as bytes, for a task runner whose tasks run in other processes.
 
-    IngestedShard ──encode──▶ {"shard.json": …, "solver.arrow": …, "verifier.arrow": …} ──decode──▶ IngestedShard
+    IngestedShard ──encode──▶ {"shard.json": …, "solver.arrow": …, "verifier.arrow": …}
+                  ◀──decode──
 
 Each policy's rows and ledger entries have the Arrow form of a batch (`storage/run/batches.py`), of
 step 0. The decoded shard itself is not part of it.

@@ -91,7 +91,7 @@ class Dataflow:
             return True
 
     def feed(self) -> None:
-        """Do a round without ingesting shards: batches of the rows that wait, orders for the workers.
+        """Do a round without ingesting shards: make batches of waiting rows, and write orders.
 
         Raises TransientError, and can then be called again.
         """
@@ -113,8 +113,9 @@ class Dataflow:
         self.restore()
 
     def restore(self) -> None:
-        """Rebuild the whole state from the store, as a new dataflow would; the old state remains when
-        that fails.
+        """Rebuild the whole state from the store, as a new dataflow would.
+
+        When that fails, the old state remains.
         """
         config, run, seed = self._config, self._run, self._seed
         # Several policies wait for rows of the same shards: each shard is read once.
@@ -141,7 +142,7 @@ class Dataflow:
         return stall_reason(self._unfinished())
 
     def progress(self) -> dict[str, float]:
-        """Return counts for the heartbeat; totals count since the dataflow was started or rebuilt."""
+        """Return counts for the heartbeat; totals are those since the last start or rebuild."""
         counts: dict[str, float] = {
             "closed_below": min(assembly.ledger.closed_below for assembly in self._assemblies),
             "orders": self._order_writer.next_number,
@@ -166,7 +167,7 @@ class Dataflow:
         return [assembly for assembly in self._assemblies if not assembly.done]
 
     def _is_open(self, number: int) -> bool:
-        """Return whether the order's shard is still to be ingested: for a policy that needs batches,
+        """Return whether the order's shard is still to be ingested, for a policy that needs batches
         or for the curators.
         """
         if not self._order_writer.is_seen(number):
@@ -257,8 +258,8 @@ def serve(
     """Run the dataflow until every policy has all of its batches, or the service must stop.
 
     While every trainer has work, shards gather, so that one task ingests more of them. A store that
-    does not answer is polled with a growing pause. Raises ConfigError and CorruptError as `Dataflow`
-    does.
+    does not answer is polled with a growing pause. Raises ConfigError and CorruptError, as
+    `Dataflow` does.
     """
     heartbeat = lifetime.heartbeat
     dataflow: Dataflow | None = None

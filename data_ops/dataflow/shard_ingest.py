@@ -1,6 +1,6 @@
-"""Ingest one shard: read it, route it, drop what the filters drop, compute the advantages of the rest.
+"""Ingest one shard: read it, route it to the policies, filter its groups, compute advantages.
 
-    shards/00000007.arrow ──read──▶ route ──▶ per policy: filters ──▶ advantages ──▶ IngestedShard ──▶ ledger
+    shards/00000007.arrow ──read──▶ route ──▶ per policy: filters ──▶ advantages ──▶ IngestedShard
 
 `ingest_shard` is a pure function of stored objects and of the config: it may run anywhere, in
 parallel, and again after a crash. It has no state between two shards.
@@ -54,7 +54,7 @@ class EpisodeOutcome:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class IngestedShard:
-    """One shard, ready for the ledgers. One that cannot be read has a `problem` and nothing else."""
+    """One shard, ready for the ledgers. An unreadable one has a `problem` and nothing else."""
 
     order: int
     problem: str = ""
@@ -112,7 +112,7 @@ def ingest_shard(
 def ingest_groups(
     groups: Sequence[PolicyGroup], config: DataConfig, chain: Sequence[tuple[str, Filter]]
 ) -> IngestedGroups:
-    """Filter one policy's groups of a shard, and compute the advantages of the rows that are kept."""
+    """Filter one policy's groups of a shard, and compute the advantages of the kept rows."""
     rows: list[BatchRow] = []
     entries: list[Entry] = []
     num_groups_kept = 0
@@ -156,7 +156,7 @@ def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[BatchRo
 
 
 def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey, BatchRow]:
-    """Return every row of one policy in the shard, before the filters: a restart selects its waiting
+    """Return every row of one policy in the shard, before the filters. A restart selects the waiting
     rows from them.
     """
     return {

@@ -103,7 +103,7 @@ def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
 def run_dataflow_window(
     run_id: str, member: str, attempt: int
 ) -> Literal["done", "full", "stopped"]:
-    """Serve until the dataflow is done, this flow run has had its share of tasks, or it was stopped."""
+    """Serve until the dataflow is done or stopped, or this flow run has had its share of tasks."""
     from data_ops.dataflow.service import serve
     from tasks.services.parallel_ingest import ParallelIngest
     from tasks.services.task_runners import make_task_runner

@@ -1,4 +1,4 @@
-"""Prefect's task runner for `data.task_runner`: in which threads, processes or cluster tasks run."""
+"""Make Prefect's task runner of `data.task_runner`: threads, processes, a Dask or a Ray cluster."""
 
 import multiprocessing
 import os
