@@ -1,6 +1,4 @@
-"""Data algorithms from outside of AstraFlow, by import path. `docs/data_algorithms.md` shows how to
-write one.
-"""
+"""Data algorithms from outside of AstraFlow, by import path (`docs/data_algorithms.md`)."""
 
 from typing import Any, ClassVar
 
@@ -20,18 +18,19 @@ class CustomAlgorithm(Named):
     """Passed to its constructor."""
 
     def find(self) -> Any:
-        """Import the class and check it without building it.
+        """Import the class and check it without making an object.
 
-        ConfigError when it is not one of its kind, or takes other arguments than `args`.
+        Raises ConfigError when it is not one of its kind, or takes other arguments than `args`.
         """
-        made: Any = resolve(self.name, {}, self.kind)
-        if wrong := constructor_fault(made, self.kind, self.args):
+        algorithm: Any = resolve(self.name, {}, self.kind)
+        if wrong := constructor_fault(algorithm, self.kind, self.args):
             raise ConfigError(f"{self.name} does not take args {self.args} ({wrong}); correct them")
-        return made
+        return algorithm
 
     def build(self, key: str) -> Any:
-        """Import the class and build it. ConfigError, beginning with the recipe's `key`, where it
-        is impossible.
+        """Import the class and make an object of it.
+
+        Raises ConfigError, beginning with the recipe's `key`, where that is impossible.
         """
         try:
             return self.find()(**self.args)
@@ -49,7 +48,7 @@ class CustomCurator(CustomAlgorithm):
     kind: ClassVar[PluginKind] = CURATOR
 
     def make(self, key: str) -> Curate:
-        """Build the curator; ConfigError, beginning with `key`, where it is impossible."""
+        """Return the curator. ConfigError, beginning with `key`, where that is impossible."""
         curator: Curate = self.build(key)
         if not hasattr(curator, "needs_shards"):
             raise ConfigError(f"{key}: {self.name} has no needs_shards; see {PAGE}")
@@ -62,9 +61,9 @@ class CustomFilter(CustomAlgorithm):
     kind: ClassVar[PluginKind] = FILTER
 
     def make(self, key: str) -> Filter:
-        """Build the filter; ConfigError, beginning with `key`, where it is impossible."""
-        made: Filter = self.build(key)
-        return made
+        """Return the filter. ConfigError, beginning with `key`, where that is impossible."""
+        algorithm: Filter = self.build(key)
+        return algorithm
 
 
 class CustomSampler(CustomAlgorithm):
@@ -73,6 +72,6 @@ class CustomSampler(CustomAlgorithm):
     kind: ClassVar[PluginKind] = SAMPLER
 
     def make(self, key: str) -> Sample:
-        """Build the sampler; ConfigError, beginning with `key`, where it is impossible."""
+        """Return the sampler. ConfigError, beginning with `key`, where that is impossible."""
         sampler: Sample = self.build(key)
         return sampler

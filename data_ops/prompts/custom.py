@@ -1,6 +1,4 @@
-"""Prompts from outside of AstraFlow, by import path. `docs/sources.md` shows how to write a
-source.
-"""
+"""Prompts from outside of AstraFlow, by import path (`docs/sources.md`)."""
 
 from typing import Any, Final, Protocol
 
@@ -33,7 +31,9 @@ class CustomPrompts(PromptSettings):
     """Passed to its constructor."""
 
     def stream(self) -> PromptStream:
-        """Import the class and build the source. ConfigError where either is impossible."""
+        """Import the class and return a stream of its prompts. Raises ConfigError where that is
+        impossible.
+        """
         try:
             source: IndexedPrompts = self.find()(**self.args)
         except ConfigError as error:
@@ -46,13 +46,13 @@ class CustomPrompts(PromptSettings):
         return PromptStream(source.prompt, min(sizes, default=None), self.seed)
 
     def find(self) -> Any:
-        """Import the class and check it without building it.
+        """Import the class and check it without making an object.
 
-        ConfigError when it is not a source of prompts, or takes other arguments than `args`.
+        Raises ConfigError when it is not a source of prompts, or takes other arguments than `args`.
         """
-        made: Any = resolve(self.custom, {}, PROMPTS)
-        if wrong := constructor_fault(made, PROMPTS, self.args):
+        source: Any = resolve(self.custom, {}, PROMPTS)
+        if wrong := constructor_fault(source, PROMPTS, self.args):
             raise ConfigError(
                 f"{self.custom} does not take args {self.args} ({wrong}); correct them"
             )
-        return made
+        return source

@@ -62,8 +62,8 @@ class LedgerEntry(NamedTuple):
     fate: Fate
     reason: str
     """Of `filtered`: the filter's name, or the dataflow's own `failed_episode`, `not_finite`,
-    `untrainable`, `partial_group`, `no_trained_token` or `unreadable_shard`. Of `expired`:
-    `max_staleness`. Never empty.
+    `outside_vocabulary`, `untrainable`, `partial_group`, `no_trained_token` or `unreadable_shard`.
+    Of `expired`: `max_staleness`. Never empty.
     """
 
 

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Tag
 from storage.config_model import Count, CountOrNone, Frozen, Layers, Seed, Width
 from storage.config_union import ByKey, variants
 from storage.errors import ConfigError
-from storage.import_path import PluginKind, resolve
+from storage.import_path import PluginKind, constructor_fault, resolve
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from tasks.base_models.folders import Progress, read_model_folder, snapshot

@@ -164,8 +164,8 @@ def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
     if isinstance(choice.selector, ByPath) and isinstance(value, str | Mapping):
         name = value if isinstance(value, str) else value.get("name")
         names = ", ".join(tag for tag in choice.variants if tag != "custom")
-        hint = f"use one of {names}, or an import path like package.module:Name"
-        return Problem(path, f"{_brief(name)} is not known; {hint}")
+        by_path = ", or an import path like package.module:Name" * ("custom" in choice.variants)
+        return Problem(path, f"{_brief(name)} is not known; use one of {names}{by_path}")
     if not isinstance(value, Mapping):
         return Problem(path, f"{MESSAGES['dict_type']}, not {_brief(value)}")
     if isinstance(choice.selector, ByKey):

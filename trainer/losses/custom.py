@@ -3,7 +3,7 @@
 from typing import Any, Final, Literal
 
 from storage.errors import ConfigError
-from storage.import_path import PluginKind, resolve
+from storage.import_path import PluginKind, constructor_fault, resolve
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.loss import Loss
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from data_ops.algorithms import CURATORS, FILTERS, SAMPLERS
+from data_ops.config import TASK_RUNNERS, DataConfig
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from tests.checkout import ROOT
@@ -26,7 +27,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The example's recipe, with its module where Python finds it."""
     (tmp_path / "my_algorithms.py").write_text(blocks("python")[0], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    config: dict[str, Any] = yaml.safe_load(blocks("yaml")[1])["data"]
+    config: dict[str, Any] = yaml.safe_load(blocks("yaml")[-1])["data"]
     return config
 
 
@@ -56,7 +57,7 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
     assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
 
 
-def test_a_filter_of_the_example_is_named_in_the_books(
+def test_a_filter_of_the_example_is_named_in_the_ledger(
     memory_store: ObjectStore, example: dict[str, Any]
 ) -> None:
     choosy = {
@@ -72,13 +73,16 @@ def test_a_filter_of_the_example_is_named_in_the_books(
     assert dataflow.progress().closed_below == 1
     assert dataflow.progress().waiting["solver"] == 0
     (solver, _) = dataflow._assemblies
-    reasons = [entry.reason for entry in solver.books.ledger]
+    reasons = [entry.reason for entry in solver.ledger.entries]
     assert (
         reasons == ["my_algorithms:LongEnough"] * 4
     )  # two groups of two answers of three tokens each
 
 
 def test_the_page_names_every_built_in_and_the_defaults() -> None:
-    for name in {*CURATORS, *FILTERS, *SAMPLERS} - {"custom"}:
+    for name in {*CURATORS, *FILTERS, *SAMPLERS, *TASK_RUNNERS} - {"custom"}:
         assert f"`{name}`" in PAGE
     assert set(yaml.safe_load(blocks("yaml")[0])["data"]) == {"curate", "filter", "sample"}
+    settings = {"prompts": {"builtin": "chained_addition"}}
+    shown = yaml.safe_load(blocks("yaml")[1])["data"]
+    assert DataConfig.model_validate({**settings, **shown}) == DataConfig.model_validate(settings)

@@ -77,7 +77,7 @@ TOLD = {
     "an order of 10^9 episodes": "orders/00000000.json has 1000000000 episodes; at most 65536 are allowed",
     "a checkpoint with nesting": "checkpoints/p/00000003/manifest.json is not JSON: recursion limit exceeded",
     "verify of a batch that closes 10^9 orders": "counts 1000000000 shards as taken in; the batches up to it name 0",
-    "the dataflow after a batch that closes 10^9 orders": "00000001.arrow is .*taken in order 999999999, which does not exist",
+    "the dataflow after a batch that closes 10^9 orders": "00000001.arrow is .*ingested order 999999999, which does not exist",
 }
 
 

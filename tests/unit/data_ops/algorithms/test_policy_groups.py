@@ -144,3 +144,16 @@ def test_lengths_count_the_tokens_that_are_trained_on() -> None:
         "solver"
     ]
     assert solver.lengths.tolist() == [2, 3]
+
+
+def test_a_token_outside_the_policys_own_vocabulary_is_refused_for_this_policy_alone() -> None:
+    both = sequence((11, 12), (40, 41, 2))
+    owners = np.array([-1, -1, 0, 0, 1], dtype=np.int8)
+    played = shard(group(episode(replace(both, owners=owners))))
+    routed = route(played, ["solver", "verifier"], {"solver": 41, "verifier": 42})
+    ((solver,), (verifier,)) = routed["solver"], routed["verifier"]
+    assert [tuple(entry) for entry in solver.refused] == [
+        ((0, 0, 0, 0), "filtered", "outside_vocabulary")
+    ]
+    assert [row.key for row in verifier.rows] == [(0, 0, 0, 0)]
+    assert verifier.refused == ()

@@ -8,10 +8,10 @@ import pytest
 
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import service as service_module
-from data_ops.dataflow.batch_assembly import BARREN_GROUPS, BatchAssembly, complaint
+from data_ops.dataflow.batch_assembly import UNTRAINABLE_GROUPS, BatchAssembly, stall_reason
 from data_ops.dataflow.ledger import UNREADABLE_SHARD
 from data_ops.dataflow.service import Dataflow, serve
-from data_ops.dataflow.shard_ingest import IngestedShard, PolicyIntake, prepare
+from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard, ingest_shard
 from data_ops.prompts import BuiltinPrompts
 from storage import layout
 from storage.coordination.heartbeats import HeartbeatWriter
@@ -72,7 +72,7 @@ def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: Object
 def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(
     memory_store: ObjectStore,
 ) -> None:
-    # The solver has room for (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring
+    # The solver has a demand of (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring
     # 16 an order.
     made = world(memory_store, max_staleness=3, filter=[])
     dataflow = made.dataflow()
@@ -240,11 +240,13 @@ def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(
     restarted = made.dataflow()
     asked: list[int] = []
 
-    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
+    def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.extend(numbers)
-        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+        return [
+            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+        ]
 
-    restarted = Dataflow(made.run, made.config, made.policies, 5, take_in=take_in)
+    restarted = Dataflow(made.run, made.config, made.policies, 5, ingest=ingest)
     rounds(restarted)
     assert asked[0] == 0
     made.finish(restarted)
@@ -257,11 +259,11 @@ def test_shards_may_be_taken_in_anywhere_and_in_any_order(memory_store: ObjectSt
 
     def backwards(numbers: Sequence[int]) -> list[IngestedShard]:
         return [
-            prepare(made.run, number, made.config, list(made.policies))
+            ingest_shard(made.run, number, made.config, list(made.policies))
             for number in reversed(numbers)
         ]
 
-    made.finish(Dataflow(made.run, made.config, made.policies, 5, take_in=backwards))
+    made.finish(Dataflow(made.run, made.config, made.policies, 5, ingest=backwards))
     inline.finish(inline.dataflow())
     assert made.trained("solver") == inline.trained("solver")
 
@@ -312,7 +314,7 @@ def test_a_trainer_is_hungry_when_it_has_used_every_batch(memory_store: ObjectSt
     for starved in (False, True):
         made.train("solver")
         for assembly in dataflow._assemblies:  # what a round looks at first
-            assembly.look_for_version()
+            assembly.poll_version()
         assert dataflow.starved is starved
     made.finish(dataflow)
     assert not dataflow.starved
@@ -346,9 +348,9 @@ def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(
         rows = tuple(
             row(SequenceKey(order, 0, sample, 0), version=4 + sample) for sample in range(2)
         )
-        assembly.take_in(
-            IngestedShard(
-                order, {"solver": PolicyIntake(rows=rows, num_groups=1)}, shard(order=order)
+        assembly.ingest(
+            IngestedShard.of(
+                shard(order=order), {"solver": IngestedGroups(rows=rows, num_groups=1)}
             )
         )
     assert assembly.need(()).lag == 1
@@ -370,9 +372,11 @@ def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(
     asked: list[list[int]] = []
     shard_of = made.open_orders()[0]
 
-    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
+    def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.append(list(numbers))
-        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+        return [
+            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+        ]
 
     def steps() -> list[int]:
         return [len(made.batches(policy)) for policy in POLICIES]
@@ -397,7 +401,7 @@ def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(
     )
     turns = iter(script)
     lifetime = ScriptedLifetime(made.run, "dataflow", lambda seconds: next(turns, lambda: True)())
-    serve(lifetime, config, made.policies, 5, take_in)
+    serve(lifetime, config, made.policies, 5, ingest)
     assert (steps()[0], asked) == (4, [[shard_of]])
 
 
@@ -476,10 +480,10 @@ def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(
     opened = made.open_orders()
     assert len(opened) >= 5
     made.play([4])
-    assert [dataflow._find_shards() for _ in range(3)] == [[], [], [4]]
+    assert [dataflow._probe_shards() for _ in range(3)] == [[], [], [4]]
     made.play([0])
     rest = -(-(len(opened) - 5) // 2)  # the ring goes on behind order 4 and then begins again
-    found = [dataflow._find_shards() for _ in range(rest + 1)]
+    found = [dataflow._probe_shards() for _ in range(rest + 1)]
     assert [numbers for numbers in found if numbers] == [[0]]
 
 
@@ -490,11 +494,13 @@ def test_a_round_takes_in_a_bounded_number_of_shards_and_the_next_one_goes_on_be
     made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
     asked: list[list[int]] = []
 
-    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
+    def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.append(list(numbers))
-        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+        return [
+            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+        ]
 
-    dataflow = Dataflow(made.run, made.config, made.policies, 5, take_in=take_in)
+    dataflow = Dataflow(made.run, made.config, made.policies, 5, ingest=ingest)
     dataflow.round()
     made.play(range(5))
     rounds(dataflow, 3)
@@ -523,22 +529,22 @@ def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
 
 def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: ObjectStore) -> None:
     assembly = _assembly(memory_store)
-    for order in range(BARREN_GROUPS // 4):
-        assert complaint([assembly]) == ""
-        assembly.take_in(
-            IngestedShard(
-                order, {"solver": PolicyIntake(num_groups=4)}, shard(*[group()] * 4, order=order)
+    for order in range(UNTRAINABLE_GROUPS // 4):
+        assert stall_reason([assembly]) == ""
+        assembly.ingest(
+            IngestedShard.of(
+                shard(*[group()] * 4, order=order), {"solver": IngestedGroups(num_groups=4)}
             )
         )
-    assert complaint([assembly]) == (
-        f"the last {BARREN_GROUPS} groups held nothing to train solver on: all of a group's "
+    assert stall_reason([assembly]) == (
+        f"the last {UNTRAINABLE_GROUPS} groups held nothing to train solver on: all of a group's "
         "rewards were equal; prompts of "
         "another difficulty or more samples_per_prompt may help"
     )
-    assembly.take_in(
-        IngestedShard(99, {"solver": PolicyIntake(rows=(row(),), num_groups=4)}, shard(order=99))
+    assembly.ingest(
+        IngestedShard.of(shard(order=99), {"solver": IngestedGroups(rows=(row(),), num_groups=4)})
     )
-    assert complaint([assembly]) == ""
+    assert stall_reason([assembly]) == ""
 
 
 def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_all_policies(
@@ -547,15 +553,15 @@ def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_a
     """A workflow that raises at once leaves no sequence, and so no group of any policy."""
     assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
     plays = [episode(error="KeyError: 'answer'")] * 3 + [episode(error="TimeoutError: ")]
-    for order in range(BARREN_GROUPS):
+    for order in range(UNTRAINABLE_GROUPS):
         for assembly in assemblies:
-            assembly.take_in(
-                IngestedShard(
-                    order, {assembly.policy: PolicyIntake()}, shard(group(*plays), order=order)
+            assembly.ingest(
+                IngestedShard.of(
+                    shard(group(*plays), order=order), {assembly.policy: IngestedGroups()}
                 )
             )
-    assert complaint(assemblies) == (
-        f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: "
-        f"{4 * BARREN_GROUPS} of "
-        f"{4 * BARREN_GROUPS} episodes failed, {3 * BARREN_GROUPS} of them with KeyError: 'answer'"
+    assert stall_reason(assemblies) == (
+        f"the last {UNTRAINABLE_GROUPS} groups held nothing to train solver or verifier on: "
+        f"{4 * UNTRAINABLE_GROUPS} of "
+        f"{4 * UNTRAINABLE_GROUPS} episodes failed, {3 * UNTRAINABLE_GROUPS} of them with KeyError: 'answer'"
     )
