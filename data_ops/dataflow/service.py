@@ -306,7 +306,7 @@ def serve(
 def _state(dataflow: Dataflow, busy: bool) -> tuple[ServiceState, WaitReason]:
     """State and wait reason for the heartbeat after a round."""
     idle = WaitReason.NONE if busy else WaitReason.SHARDS
-    reason = WaitReason.UNTRAINABLE if dataflow.complaint else idle
+    reason = WaitReason.UNTRAINABLE if dataflow.stall_reason else idle
     return ServiceState.WORKING if busy else ServiceState.WAITING, reason
 
 

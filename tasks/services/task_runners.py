@@ -21,13 +21,15 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
             from prefect_dask import DaskTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        return DaskTaskRunner(address=config.address)
+        dask: TaskRunner[Any] = DaskTaskRunner(address=config.address)
+        return dask
     if isinstance(config, RayRunner):
         try:
             from prefect_ray import RayTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        return RayTaskRunner(address=config.address)
+        ray: TaskRunner[Any] = RayTaskRunner(address=config.address)
+        return ray
     return ThreadPoolTaskRunner()
 
 
