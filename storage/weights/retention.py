@@ -156,7 +156,7 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> R
                 range(newest + 1),
             )
         )
-    tagged = tags.read_all(run)
+    tagged = tags.require_all(run)
     kept = _wanted(run, chain, retention, tagged, now_s)
     for version in sorted(kept, reverse=True):
         base = chain[version].base
@@ -203,7 +203,7 @@ def retire(run: ObjectStore, planned: RetirementPlan) -> None:
         # other.
         if late := [
             tag
-            for tag in tags.read_all(run)
+            for tag in tags.require_all(run)
             if tag not in planned.tags and tag.policy == planned.policy
         ]:
             raise ConfigError(

@@ -35,11 +35,13 @@ from storage.run import (
 )
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
-from storage.verify.weights import audit_weights
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
 from storage.weights import compaction, manifests, publisher, reader, tags, update_path
 from storage.weights.manifests import LoadedWeights
 from tasks import evals
 from tasks.evals import Evaluation
+from tasks.recipes.run_terms import run_terms
 from tests import builders
 from tests.resealed import ZEROS, arrow_file, replace_file, resealed_text
 from tests.true_run import finished_run
@@ -100,7 +102,7 @@ RUN_PREFIX = layout.run_prefix("true")
 ALL = {key: STORE.get(key) for key in STORE.list()}
 JSON_KEYS = sorted(key for key in ALL if key.endswith(".json") and b'"format"' in ALL[key])
 ARROW_KEYS = sorted(key for key in ALL if key.endswith(".arrow"))
-SEQUENCES = verify(RUN).sequences
+SEQUENCES = verify(RUN, run_terms(RUN)).sequences
 
 
 def readers() -> Iterator[Callable[[], object]]:
@@ -120,7 +122,7 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: base_models.load_model(STORE, "8c1f")
     yield lambda: heartbeats.read_all(RUN)
     yield lambda: leases.read_newest(RUN, 0)
-    yield lambda: tags.read_all(RUN)
+    yield lambda: tags.require_all(RUN)
     yield lambda: evaluations.look(RUN)
     yield lambda: runs.read_run(RUN)
     yield lambda: runs.read_stop(RUN)
@@ -138,10 +140,10 @@ def read_everything(key: str = "") -> None:
         for read in readers():
             with suppress(AstraFlowError):
                 read()
-        audit_weights(
-            RUN, "third", 8, lambda invariant, where, what: None, lambda what, share: None
-        )
-        assert verify(RUN).sequences >= SEQUENCES - 16  # at most one shard cannot be read
+        WeightsAudit(RUN, "third", Findings()).audit(8, lambda what, share: None)
+        assert (
+            verify(RUN, run_terms(RUN)).sequences >= SEQUENCES - 16
+        )  # at most one shard cannot be read
     except ConfigError:
         assert key.endswith("/run.json")
     finally:

@@ -16,7 +16,8 @@ from storage.formats.safetensors import weights_digest
 from storage.records.control import Heartbeat
 from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta
 from storage.store.object_store import ObjectStore
-from storage.verify.weights import audit_weights
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
 from storage.weights import manifests, publisher, reader, retention
 from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
@@ -366,18 +367,14 @@ def test_a_frozen_run_is_left_alone(run: ObjectStore) -> None:
 
 
 def audited(run: ObjectStore) -> list[str]:
-    """Where the audit of bytes finds something broken."""
-    found: list[str] = []
-    audit_weights(
-        run,
-        "solver",
-        -1,
-        lambda invariant, where, what: found.append(where),
-        lambda what, share: None,
-    )
+    """Objects of the violations that the audit finds, without the missing batches."""
+    findings = Findings()
+    WeightsAudit(run, "solver", findings).audit(-1, lambda what, share: None)
     return [
-        where for where in found if not where.endswith("manifest.json")
-    ]  # there are no batches in this store
+        violation.where
+        for violation in findings.violations()
+        if not violation.where.endswith("manifest.json")
+    ]
 
 
 def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement_left(
@@ -397,7 +394,7 @@ def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement
     assert audited(run) == [layout.weights("solver", 11)]
 
 
-def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifests(
+def test_the_audit_returns_each_versions_digest_and_keeps_no_more_than_two_manifests(
     run: ObjectStore,
 ) -> None:
     alive: list[int] = []
@@ -405,7 +402,7 @@ def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifes
     def progress(what: str, share: float) -> None:
         alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
 
-    digests = audit_weights(run, "solver", -1, lambda invariant, where, what: None, progress)
+    digests = WeightsAudit(run, "solver", Findings()).audit(-1, progress)
     assert digests == {version: weights_digest(model(version)) for version in range(VERSIONS)}
     assert max(alive) <= alive[0] + 2
 
