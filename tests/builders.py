@@ -146,7 +146,7 @@ def tensors(value: int = 0) -> dict[str, HostTensor]:
 
 def mirror_next(
     home: ObjectStore, mirror: ObjectStore, policy: str = "solver"
-) -> replication.Copied | None:
+) -> replication.CopiedVersion | None:
     """Copies the first version that the mirror does not show."""
     newest = manifests.latest(mirror, policy)
     return replication.copy_version(home, mirror, policy, 0 if newest is None else newest + 1)

@@ -445,3 +445,16 @@ def test_an_age_that_is_none_is_refused_since_it_would_keep_nothing_young(grace_
         ConfigError, match="the first is at least 1, the others are finite and at least 0"
     ):
         Retention(grace_s=grace_s)
+
+
+@pytest.mark.parametrize("missing", [0, 3, 16])
+def test_nothing_is_retired_while_a_manifest_is_missing(run: ObjectStore, missing: int) -> None:
+    key = layout.manifest(layout.weights("solver", missing))
+    body = run.get(key)
+    run.delete(key)
+    with pytest.raises(
+        CorruptError, match=f"version {missing} of solver is missing, version 29 exists"
+    ):
+        retention.plan(run, "solver", Retention(last=1), 0.0)
+    run.create(key, body)
+    assert retention.plan(run, "solver", Retention(last=1), later_s(run)).retired
