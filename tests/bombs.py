@@ -41,6 +41,7 @@ from storage.verify.verify import verify
 from storage.weights import delta_store, manifests, publisher, update_path
 from storage.weights.codec import delta_blocks
 from storage.weights.manifests import LoadedWeights
+from tasks.recipes.run_terms import run_terms
 from tests import builders
 from tests.resealed import (
     ZEROS,
@@ -319,7 +320,9 @@ def runs_that_claim() -> Iterator[tuple[str, Read]]:
     batches.create(run, builders.batch(policy="solver", step=1, shards=(), closed_below=10**9))
 
     def judged() -> None:
-        raise CorruptError("; ".join(violation.what for violation in verify(run).violations))
+        raise CorruptError(
+            "; ".join(violation.what for violation in verify(run, run_terms(run)).violations)
+        )
 
     yield "verify of a batch that closes 10^9 orders", judged
     policies = {"solver": PolicyData(batch_size=1, steps=4)}

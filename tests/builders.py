@@ -192,7 +192,7 @@ def put_heartbeat(run: ObjectStore, beat: Heartbeat) -> None:
 
 def mirror_next(
     home: ObjectStore, mirror: ObjectStore, policy: str = "solver"
-) -> replication.Copied | None:
+) -> replication.CopiedVersion | None:
     """Copies the first version that the mirror does not show."""
     newest = manifests.latest(mirror, policy)
     return replication.copy_version(home, mirror, policy, 0 if newest is None else newest + 1)

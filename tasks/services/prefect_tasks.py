@@ -14,6 +14,7 @@ from storage.run import runs
 from storage.store import object_store
 from storage.verify.verify import Progress, Verdict, verify
 from tasks.monitoring.mlflow_sync import Tracker
+from tasks.recipes.run_terms import run_terms
 from tasks.terminal_text import markdown
 
 if TYPE_CHECKING:  # it imports torch, which the supervisor does not need
@@ -40,7 +41,8 @@ def evaluation_task(evaluate: "Evaluate") -> "Evaluate":
 @task(name="verify", task_run_name="verify {run_id}", cache_policy=NO_CACHE, persist_result=False)
 def verify_run(run_id: str, progress: Progress) -> Verdict:
     """Check every invariant of the run from the store alone."""
-    verdict = verify(runs.open_run(object_store.default_store(), run_id), progress)
+    run = runs.open_run(object_store.default_store(), run_id)
+    verdict = verify(run, run_terms(run), progress)
     for violation in verdict.violations:
         log.error(
             "invariant %d is broken at %s: %s", violation.invariant, violation.where, violation.what

@@ -15,6 +15,7 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tasks.evals import Evaluation
 
 from storage import layout
 from storage.coordination import heartbeats, leases
@@ -37,9 +38,11 @@ from storage.run import (
 from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
-from storage.verify.weights import audit_weights
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
 from storage.weights import compaction, manifests, publisher, reader, tags, update_path
 from storage.weights.manifests import LoadedWeights
+from tasks.recipes.run_terms import run_terms
 from tests import builders
 from tests.resealed import ZEROS, arrow_file, replace_file, resealed_text
 from tests.true_run import finished_run
@@ -105,7 +108,7 @@ RUN_PREFIX = layout.run_prefix("true")
 ALL = {key: STORE.get(key) for key in STORE.list()}
 JSON_KEYS = sorted(key for key in ALL if key.endswith(".json") and b'"format"' in ALL[key])
 ARROW_KEYS = sorted(key for key in ALL if key.endswith(".arrow"))
-SEQUENCES = verify(RUN).sequences
+SEQUENCES = verify(RUN, run_terms(RUN)).sequences
 
 
 def readers() -> Iterator[Callable[[], object]]:
@@ -125,7 +128,7 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: base_models.load_model(STORE, "8c1f")
     yield lambda: heartbeats.read_all(RUN)
     yield lambda: leases.read_newest(RUN, 0)
-    yield lambda: tags.read_all(RUN)
+    yield lambda: tags.require_all(RUN)
     yield lambda: evaluations.read_all(RUN)
     yield lambda: runs.read_run(RUN)
     yield lambda: runs.read_stop(RUN)
@@ -143,10 +146,10 @@ def read_everything(key: str = "") -> None:
         for read in readers():
             with suppress(AstraFlowError):
                 read()
-        audit_weights(
-            RUN, "third", 8, lambda invariant, where, what: None, lambda what, share: None
-        )
-        assert verify(RUN).sequences >= SEQUENCES - 16  # at most one shard cannot be read
+        WeightsAudit(RUN, "third", Findings()).audit(8, lambda what, share: None)
+        assert (
+            verify(RUN, run_terms(RUN)).sequences >= SEQUENCES - 16
+        )  # at most one shard cannot be read
     except ConfigError:
         assert key.endswith("/run.json")
     finally:

@@ -12,6 +12,7 @@ from data_ops.algorithms import CURATORS, FILTERS, SAMPLERS
 from data_ops.config import TASK_RUNNERS, DataConfig
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
+from tasks.recipes.run_terms import run_terms
 from tests.checkout import ROOT
 from tests.dataflow_world import world
 
@@ -43,7 +44,7 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
         made.train("verifier")
         if turn % 3 == 0:
             dataflow = made.dataflow()  # a restart does not disturb any of the three
-    assert verify(made.run).violations == ()
+    assert verify(made.run, run_terms(made.run)).violations == ()
     first, *later = made.batches("solver")
     assert not any(row.replay for row in first.rows)
     for before, batch in zip([first, *later], later, strict=False):

@@ -19,6 +19,7 @@ from storage.run import batches, quarantine, runs, shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import publisher
+from tasks.recipes.run_terms import run_terms
 from tests import builders
 from tests.checkout import ROOT
 from tests.resealed import rewritten
@@ -138,6 +139,6 @@ def test_a_bomb_is_set_aside_while_the_other_shards_are_trained_on(
     assert "its header lists 200000" in quarantine.read_quarantine(run)[layout.shard(0)]
     assert batches.read(run, "solver", 1).shards == (0, 1)
     assert {row.key.order for row in batches.read(run, "solver", 1).rows} == {1}
-    verdict = verify(run)
+    verdict = verify(run, run_terms(run))
     assert (verdict.quarantined, verdict.sequences) == (1, 16)
     assert not [violation for violation in verdict.violations if violation.where == layout.shard(0)]

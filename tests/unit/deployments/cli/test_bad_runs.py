@@ -22,6 +22,7 @@ from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from tasks.monitoring.status import status
+from tasks.recipes.run_terms import run_terms
 from tasks.reports.page import render_report
 from tests.ordinary_user import as_ordinary_user
 from tests.small_run import SmallRun
@@ -283,7 +284,8 @@ def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(
             if any(key in problem and "is denied" in problem for problem in problems)
         ] == keys
         assert len(problems) == 3
-        verdict = verify(store.sub("runs/bad"))
+        bad = store.sub("runs/bad")
+        verdict = verify(bad, run_terms(bad))
         assert {one.where for one in verdict.violations if "is denied" in one.what} == set(keys[1:])
 
     as_ordinary_user(tmp_path, work)

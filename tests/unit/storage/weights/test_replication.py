@@ -47,7 +47,7 @@ class World:
         while (copied := mirror_next(self.home, self.mirror)) is not None:
             newest = manifests.latest(self.mirror, "solver") or 0
             num_bytes += copied.num_bytes + replication.copy_files(
-                self.home, self.mirror, "solver", newest, copied.left
+                self.home, self.mirror, "solver", newest, copied.pending
             )
         return num_bytes
 
@@ -354,6 +354,26 @@ def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
         replication.replicate(
             ScriptedLifetime(world.home, "mirror", no_stop), world.mirror, ["solver"]
         )
+
+
+def test_a_version_whose_manifest_was_lost_at_home_is_left_out(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.publish(6)
+    world.home.delete(layout.manifest(layout.weights("solver", 3)))
+    lifetime = ScriptedLifetime(world.home, "mirror", lambda seconds: len(lifetime.waits_s) > 20)
+    replication.replicate(lifetime, world.mirror, ["solver"], last=5)
+    assert [
+        version for version in range(7) if manifests.exists(world.mirror, "solver", version)
+    ] == [
+        0,
+        1,
+        2,
+        4,
+        5,
+    ]
+    assert lifetime.heartbeat.last.versions == {"solver": 5}
+    assert caplog.messages.count("version 3 of solver is missing and is not mirrored") == 1
 
 
 def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: World) -> None:

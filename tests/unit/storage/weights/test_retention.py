@@ -16,7 +16,8 @@ from storage.records.control import ServiceState
 from storage.records.progress import ServiceKind
 from storage.records.weights import FileInfo, HostTensor, Manifest, MergedDelta, StoredDelta
 from storage.store.object_store import ObjectStore
-from storage.verify.weights import audit_weights
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
 from storage.weights import manifests, publisher, reader, retention
 from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
@@ -349,18 +350,14 @@ def test_a_frozen_run_is_left_alone(run: ObjectStore) -> None:
 
 
 def audited(run: ObjectStore) -> list[str]:
-    """Where the audit of bytes finds something broken."""
-    found: list[str] = []
-    audit_weights(
-        run,
-        "solver",
-        -1,
-        lambda invariant, where, what: found.append(where),
-        lambda what, share: None,
-    )
+    """Objects of the violations that the audit finds, without the missing batches."""
+    findings = Findings()
+    WeightsAudit(run, "solver", findings).audit(-1, lambda what, share: None)
     return [
-        where for where in found if not where.endswith("manifest.json")
-    ]  # there are no batches in this store
+        violation.where
+        for violation in findings.violations()
+        if not violation.where.endswith("manifest.json")
+    ]
 
 
 def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement_left(
@@ -380,7 +377,7 @@ def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement
     assert audited(run) == [layout.weights("solver", 11)]
 
 
-def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifests(
+def test_the_audit_returns_each_versions_digest_and_keeps_no_more_than_two_manifests(
     run: ObjectStore,
 ) -> None:
     alive: list[int] = []
@@ -388,7 +385,7 @@ def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifes
     def progress(what: str, share: float) -> None:
         alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
 
-    digests = audit_weights(run, "solver", -1, lambda invariant, where, what: None, progress)
+    digests = WeightsAudit(run, "solver", Findings()).audit(-1, progress)
     assert digests == {version: weights_digest(model(version)) for version in range(VERSIONS)}
     assert max(alive) <= alive[0] + 2
 
@@ -431,3 +428,16 @@ def test_an_age_that_is_none_is_refused_since_it_would_keep_nothing_young(grace_
         ConfigError, match="the first is at least 1, the others are finite and at least 0"
     ):
         Retention(grace_s=grace_s)
+
+
+@pytest.mark.parametrize("missing", [0, 3, 16])
+def test_nothing_is_retired_while_a_manifest_is_missing(run: ObjectStore, missing: int) -> None:
+    key = layout.manifest(layout.weights("solver", missing))
+    body = run.get(key)
+    run.delete(key)
+    with pytest.raises(
+        CorruptError, match=f"version {missing} of solver is missing, version 29 exists"
+    ):
+        retention.plan(run, "solver", Retention(last=1), 0.0)
+    run.create(key, body)
+    assert retention.plan(run, "solver", Retention(last=1), later_s(run)).retired

@@ -14,7 +14,8 @@ from storage.errors import CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore
-from storage.verify.weights import audit_weights
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
 from storage.weights import (
     compaction,
     delta_applier,
@@ -85,17 +86,14 @@ def pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def audited(run: ObjectStore) -> list[tuple[int, str]]:
-    """Invariant and place of what the audit of the versions finds; that there are no batches here
-    does not count.
-    """
-    found: list[tuple[int, str]] = []
-
-    def broken(invariant: int, place: str, what: str) -> None:
-        if "batch" not in what:
-            found.append((invariant, place))
-
-    audit_weights(run, "solver", -1, broken, lambda what, share: None)
-    return found
+    """Invariant and object of each violation that the audit finds, without the missing batches."""
+    findings = Findings()
+    WeightsAudit(run, "solver", findings).audit(-1, lambda what, share: None)
+    return [
+        (violation.invariant, violation.where)
+        for violation in findings.violations()
+        if "batch" not in violation.what
+    ]
 
 
 def leg(version: int, base: int | None, num_bytes: int) -> PathDelta:
