@@ -20,13 +20,15 @@ from typing import NamedTuple
 from storage import layout
 from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.errors import (
+    AstraFlowError,
     ConfigError,
     ConflictError,
     CorruptError,
     NotFoundError,
     TransientError,
 )
-from storage.records.control import ServiceState
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import MirrorProgress
 from storage.records.weights import FileInfo, Manifest
 from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore, open_store
@@ -106,24 +108,30 @@ def replicate(
                 if num_bytes is None:
                     continue
                 copied = True
-                copied_bytes[f"mirrored_bytes_{copy.policy}"] += num_bytes
+                copied_bytes[copy.policy] += num_bytes
                 heartbeat.update(
-                    state="working",
+                    state=ServiceState.WORKING,
                     note="",
-                    progress=copied_bytes,
+                    progress=MirrorProgress(mirrored_bytes=dict(copied_bytes)),
                     versions={copy.policy: copy.newest},
                 )
                 merger.merge_up_to(copy.policy, copy.newest)
             missing = [copy.policy for copy in copies if copy.newest < 0]
             if missing and not failed:
                 note = f"waits for the base model of {', '.join(missing)}"
-                heartbeat.update(state="waiting", note=note)
+                reason = WaitReason.BASE_MODEL
+                heartbeat.update(state=ServiceState.WAITING, wait_reason=reason, note=note)
             if last is not None and all(
                 copy.newest >= last and not copy.pending for copy in copies
             ):
                 return
             failures = failures + 1 if failed else 0
             pause_s = 0.0 if copied else max(POLL_INTERVAL_S, backoff_s(failures))
+
+
+def _wait_reason(error: AstraFlowError) -> WaitReason:
+    damaged = isinstance(error, (CorruptError, NotFoundError))
+    return WaitReason.DAMAGED_OBJECT if damaged else WaitReason.STORE
 
 
 class _PolicyCopy:

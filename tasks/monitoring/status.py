@@ -90,7 +90,7 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
     has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now, limit_s, has_begun)
-    played, tagged = evals.look(run), tags.read_all(run)
+    played, tagged = evaluations.read_all(run), tags.read_all(run)
     problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
         EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))

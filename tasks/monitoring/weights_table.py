@@ -89,7 +89,6 @@ def history(run: ObjectStore, policy: str) -> Versions:
     numbers = layout.numbers(run.list(f"{layout.WEIGHTS}/{policy}"), partial(_key, policy))
     missing = gaps(numbers, 0, max(numbers, default=-1) + 1)
     seen = heartbeats.look(run)
-    beats = [beat for beat in seen.beats if beat.kind == "rollout"]
     tagged = tags.read_all(run)
     own = [tag for tag in tagged.found if tag.policy == policy]
     with ThreadPoolExecutor(READ_THREADS) as pool:

@@ -15,7 +15,6 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tasks.evals import Evaluation
 
 from storage import layout
 from storage.coordination import heartbeats, leases
