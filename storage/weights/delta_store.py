@@ -253,7 +253,7 @@ def apply(
                 blob_of(stored_change),
                 in_place=alone,
                 into=None if alone else _taken(room, source),
-                tell=_nobody if digested is None else made_digest.add,
+                tell=_nobody if digested is None else made_digest.update,
             )
         except CorruptError as error:
             raise CorruptError(f"{place}, the change of {first[entry]}: {error}") from error
