@@ -1,13 +1,11 @@
-"""Tables as Arrow IPC files: one versioned form for shards, batches and evaluations, checked before
-it is believed.
+"""Tables as Arrow IPC files: the versioned, verified format of shards, batches and evaluations.
 
     schema metadata   astraflow.format  "1"            astraflow.kind    "shard"
                       astraflow.header  a JSON object  astraflow.digest  32 hex digits
 
-The digest is xxh3_128 over the whole file with its own digits replaced by zeros where they stand
-first and last (the schema stands twice: at the front and in the footer). Arrow itself would not
-notice a flipped bit. Bodies are lz4-compressed. This module knows the form, not what the columns
-mean.
+The digest is xxh3_128 over the whole file, with the first and the last occurrence of its own digits
+replaced by zeros: the schema is in the file twice, at the front and in the footer. Arrow itself
+does not detect a flipped bit. Bodies are lz4-compressed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,22 +38,23 @@ _ZEROS = b"0" * 32
 _NO_OFFSETS = np.zeros(1, dtype=np.int32)
 
 DICTIONARY = pa.dictionary(pa.int32(), pa.string())
-"""Strings that repeat: stored once, indexed by int32."""
+"""Type of repeated strings: each is stored once and indexed by int32."""
 
 
 def list_of(value: Any) -> Any:
-    """The type of a list column without nulls."""
+    """Return the type of a list column without nulls."""
     return pa.list_(pa.field("item", value, nullable=False))
 
 
 def schema_of(columns: Mapping[str, Any]) -> Schema:
-    """A schema whose columns hold no nulls."""
+    """Return a schema whose columns have no nulls."""
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 
 def list_column(arrays: Sequence[NDArray[Any]], kind: Any, num_empty: int = 0) -> Column:
-    """One list per array, built from one concatenation, and `num_empty` empty lists after them;
-    OverflowError beyond 2³¹ values.
+    """Return a column with one list for each array, and `num_empty` empty lists after them.
+
+    Raises OverflowError for 2³¹ values or more.
     """
     lengths = np.zeros(len(arrays) + num_empty, dtype=np.int64)
     lengths[: len(arrays)] = [len(array) for array in arrays]
@@ -70,17 +69,22 @@ def list_column(arrays: Sequence[NDArray[Any]], kind: Any, num_empty: int = 0) -
 
 
 def encode(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -> bytes:
-    """The file of one table. `columns` holds arrays or plain sequences by name; `header` is
-    whatever is no column. ConfigError for more than readers take.
+    """Encode a table.
+
+    Args:
+        columns: arrays or sequences by name.
+        header: data that is not in a column.
+
+    Raises:
+        ConfigError: the table is larger than readers accept.
     """
-    place = (
-        new_write_id().encode()
-    )  # stands where the digest will: no such bytes occur anywhere else in the file
+    # In the place of the digest until the file is complete. It occurs nowhere else in the file.
+    placeholder = new_write_id().encode()
     metadata = {
         _FORMAT: FORMAT.encode(),
         _KIND: kind.encode(),
         _HEADER: dump(header),
-        _DIGEST: place,
+        _DIGEST: placeholder,
     }
     schema = schema.with_metadata(metadata)
     batch = pa.RecordBatch.from_arrays(
@@ -91,12 +95,13 @@ def encode(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) 
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_batch(batch)
     body: bytes = sink.getvalue().to_pybytes()
-    return _file_digest(body, place).join(_around(body, place))
+    return _file_digest(body, placeholder).join(_split_around(body, placeholder))
 
 
 def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
-    """The table, one chunk per column, and the header's JSON; CorruptError says what of the file
-    cannot be believed.
+    """Decode and verify a table: returns it, with one chunk per column, and the header as JSON.
+
+    Raises CorruptError, which names what is invalid.
     """
     try:
         reader = pa.ipc.open_file(pa.py_buffer(body))  # reads the schema alone
@@ -109,7 +114,7 @@ def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
         arrow_sizes.check_file(body)
         table = reader.read_all()
         table.validate(full=True)
-        _refuse_nulls(table, kind)
+        _check_no_nulls(table, kind)
         table = table.unify_dictionaries().combine_chunks()
     except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
         raise CorruptError(
@@ -119,21 +124,20 @@ def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
 
 
 def numbers(table: Table, name: str) -> NDArray[Any]:
-    """A column of numbers."""
-    return _chunk(table, name).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]  # pyarrow has no stubs
+    """Return a column of numbers."""
+    values: NDArray[Any] = _chunk(table, name).to_numpy(zero_copy_only=False)
+    return values
 
 
 def strings(table: Table, name: str) -> list[str]:
-    """A dictionary column as strings; equal ones share one object."""
+    """Return a dictionary column as strings; equal strings are one object."""
     chunk = _chunk(table, name)
-    words = chunk.dictionary.to_pylist()
-    return [words[index] for index in chunk.indices.to_numpy()]
+    distinct = chunk.dictionary.to_pylist()
+    return [distinct[index] for index in chunk.indices.to_numpy()]
 
 
 def lists(table: Table, name: str) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """A list column as flat values and offsets [rows + 1] into them; numbers come without a
-    copy.
-    """
+    """Return a list column as flat values and offsets [rows + 1]; numbers are not copied."""
     chunk = _chunk(table, name)
     if len(chunk) == 0:
         return chunk.values.to_numpy(zero_copy_only=False)[:0], _NO_OFFSETS
@@ -146,8 +150,9 @@ def _chunk(table: Table, name: str) -> Column:
 
 
 def _array(values: Any, kind: Any) -> Column:
-    """What a record batch can be made of, which itself makes arrays of plain numbers; this way of
-    making a dictionary is many times as fast as its own.
+    """Encode the values of a dictionary column; others are converted by the record batch.
+
+    A record batch would encode a dictionary too, but many times slower.
     """
     return (
         pa.array(values, type=kind.value_type).dictionary_encode().cast(kind)
@@ -158,11 +163,14 @@ def _array(values: Any, kind: Any) -> Column:
 
 def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> None:
     if metadata.get(_FORMAT) != FORMAT.encode() or metadata.get(_KIND) != kind.encode():
-        found = f"{metadata.get(_KIND, b'?').decode('utf-8', 'replace')!r} of format {metadata.get(_FORMAT, b'?')!r}"
-        raise CorruptError(f"a {kind} file of format {FORMAT} was expected; found {found}")
+        actual_kind = metadata.get(_KIND, b"?").decode("utf-8", "replace")
+        raise CorruptError(
+            f"a {kind} file of format {FORMAT} was expected; "
+            f"found {actual_kind!r} of format {metadata.get(_FORMAT, b'?')!r}"
+        )
     digest = metadata.get(_DIGEST, b"")
     if len(digest) != len(_ZEROS) or _HEADER not in metadata:
-        raise CorruptError(f"a {kind} file carries no digest or no header")
+        raise CorruptError(f"a {kind} file has no digest or no header")
     if _file_digest(body, digest) != digest:
         raise CorruptError(
             f"a {kind} file's bytes do not have the digest it carries: it was changed after it was "
@@ -170,36 +178,36 @@ def _check_metadata(body: bytes, metadata: Mapping[bytes, bytes], kind: str) -> 
         )
 
 
-def _refuse_nulls(table: Table, kind: str) -> None:
-    """CorruptError for a null anywhere: as a value, within a list, or as a word of a dictionary."""
+def _check_no_nulls(table: Table, kind: str) -> None:
+    """Raise CorruptError for a null as a value, in a list, or in a dictionary."""
     for name in table.column_names:
         for chunk in table.column(name).chunks:
             if chunk.null_count or _inner(chunk).null_count:
-                raise CorruptError(f"the column {name} of a {kind} file holds nulls")
+                raise CorruptError(f"the column {name} of a {kind} file has nulls")
 
 
 def _inner(chunk: Column) -> Column:
-    """What a column's own null count does not look into: a list's values, a dictionary's words."""
+    """Return the values of a list or of a dictionary, which a chunk's null count omits."""
     if pa.types.is_list(chunk.type):
         return chunk.values
     return chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
 
 
 def _file_digest(body: bytes, digits: bytes) -> bytes:
-    """The digest that belongs into `body` where `digits` stand first and last."""
+    """Return the digest of `body`, in which `digits` are in the place of the digest."""
     state = xxhash.xxh3_128()
-    for number, part in enumerate(_around(body, digits)):
-        state.update(_ZEROS if number else b"")
+    for index, part in enumerate(_split_around(body, digits)):
+        state.update(_ZEROS if index else b"")
         state.update(part)
     return bytes(state.hexdigest().encode())
 
 
-def _around(body: bytes, digits: bytes) -> list[memoryview]:
-    """What stands before, between and after the first and the last `digits`; nothing is copied."""
+def _split_around(body: bytes, digits: bytes) -> list[memoryview]:
+    """Split `body` at the first and the last `digits`, without a copy."""
     first, last = body.find(digits), body.rfind(digits)
     if first == last:
         raise CorruptError(
-            "an Arrow file does not carry its digest both at its front and in its footer"
+            "an Arrow file does not have its digest both at its front and in its footer"
         )
     view, size = memoryview(body), len(digits)
     return [view[:first], view[first + size : last], view[last + size :]]

@@ -1,12 +1,12 @@
-"""How much memory an Arrow IPC file asks for, read from its footer and its messages before anything
-is decompressed.
+"""Limits on the memory for reading an Arrow IPC file, from its metadata, before it is decompressed.
 
-    … record batches … | footer | i32 bytes of the footer | "ARROW1"
-    footer         → blocks: where each dictionary and each record batch lies (several blocks may name one place)
-    record batch   → rows, and of every buffer where it lies; a compressed one begins with the i64 size it claims to have
+    … record batches … | footer | i32 size of the footer | "ARROW1"
+    footer         → blocks: offset of each dictionary and record batch (offsets may repeat)
+    record batch   → number of rows, offset and size of each buffer
+    buffer         → if it is compressed: i64 claimed size, then the compressed bytes
 
-Arrow's own reader allocates what a file claims. The metadata are FlatBuffers: a table begins with
-the distance back to its vtable, which holds the place of every field. Knows nothing of columns.
+Arrow's own reader allocates the claimed sizes. The metadata are FlatBuffers: a table begins with
+the distance back to its vtable, which has the offset of every field.
 """
 
 import struct
@@ -16,33 +16,31 @@ from dataclasses import dataclass
 from storage.errors import ConfigError, CorruptError
 
 MEMORY_MIN, MEMORY_RATIO = 2**24, 256
-"""A file may ask for the larger of this many bytes, and this many times its own. No lz4 frame,
-which is what is written here, shrinks its content to less than a 255th.
+"""A file may need the larger of this many bytes and this multiple of its size. lz4, with which
+files are written here, compresses by a factor of 255 at most.
 """
 MEMORY_MAX = 2**32
-"""No file may ask for more, however large it is."""
+"""Most bytes that any file may need."""
 ROWS_MIN, ROWS_MAX = 2**14, 2**20
-"""Rows that any file may have, and that no file may exceed; between them each needs a byte of the
-file. A row is some kilobytes of Python objects.
+"""Rows that any file may have, and the most of any file; between them, a file may have one row for
+each of its bytes. A row becomes some kilobytes of Python objects.
 """
 BLOCKS_MAX = 4096
 """Record batches and dictionary batches of one file."""
 _MAGIC = b"ARROW1"
 _CONTINUATION = 0xFFFFFFFF
 _METADATA_V5 = 4
-"""Older metadata could compress in a way of its own."""
+"""Older metadata describe compression in another way."""
 _DICTIONARY, _RECORDS = 2, 3
-"""Kinds of a message."""
+"""Kinds of messages."""
 _I64 = struct.Struct("<q")
 _BLOCK, _BUFFER = struct.Struct("<qi4xq"), struct.Struct("<qq")
 
 
 def check_file(body: bytes) -> None:
-    """CorruptError when reading the file would take more memory, or more rows, than its size
-    allows, or cannot be foretold.
-    """
+    """Raise CorruptError when a file needs more memory, or has more rows, than its size allows."""
     try:
-        rows, memory = _asked(memoryview(body))
+        rows, memory = _claimed(memoryview(body))
     except (struct.error, ValueError, IndexError) as error:
         raise CorruptError(
             f"the metadata of an Arrow file of {len(body)} bytes cannot be read: {error}"
@@ -59,7 +57,7 @@ def check_file(body: bytes) -> None:
 
 
 def check_table(rows: int, memory: int, kind: str) -> None:
-    """ConfigError for a table that nobody would read."""
+    """Raise ConfigError for a table that is larger than readers accept."""
     if rows > ROWS_MAX or memory > MEMORY_MAX:
         raise ConfigError(
             f"a {kind} of {rows:,} rows and {memory:,} bytes cannot be stored: at most "
@@ -68,26 +66,26 @@ def check_table(rows: int, memory: int, kind: str) -> None:
         )
 
 
-def _asked(body: memoryview) -> tuple[int, int]:
-    """Rows, and bytes of all buffers once they are decompressed."""
+def _claimed(body: memoryview) -> tuple[int, int]:
+    """Return the number of rows, and the bytes of all decompressed buffers."""
     end = len(body) - len(_MAGIC) - 4
     size = _unsigned(body, end, 4)
     if bytes(body[-len(_MAGIC) :]) != _MAGIC or size > end:
-        raise ValueError("the footer does not end the file")
+        raise ValueError("the footer is not at the end of the file")
     footer = _root(body[end - size : end])
     blocks = [*footer.structs(2, _BLOCK), *footer.structs(3, _BLOCK)]
     if len(blocks) > BLOCKS_MAX:
         raise ValueError(f"{len(blocks)} batches; at most {BLOCKS_MAX} are read")
     rows = memory = 0
     for offset, metadata_size, _ in blocks:
-        found, content = _batch(body, offset, metadata_size)
-        rows += found
-        memory += sum(content)
+        batch_rows, buffer_sizes = _batch(body, offset, metadata_size)
+        rows += batch_rows
+        memory += sum(buffer_sizes)
     return rows, memory
 
 
 def _batch(body: memoryview, offset: int, metadata_size: int) -> tuple[int, list[int]]:
-    """Rows of the record batch or dictionary at `offset`, and the bytes of each of its buffers."""
+    """Return the rows of the record batch or dictionary at `offset`, and its buffers' sizes."""
     if offset < 0 or metadata_size < 0 or offset + metadata_size > len(body):
         raise ValueError(f"a batch at {offset} of {len(body)} bytes")
     metadata, content = body[offset : offset + metadata_size], body[offset + metadata_size :]
@@ -106,12 +104,13 @@ def _batch(body: memoryview, offset: int, metadata_size: int) -> tuple[int, list
     ]
     rows = batch.number(0, 8)
     if kind == _DICTIONARY:
-        sizes.append(rows)  # its words are held one by one, the empty ones too
+        sizes.append(rows)  # each string of a dictionary becomes an object, the empty ones too
         rows = 0
     return rows, sizes
 
 
 def _size(content: memoryview, start: int, size: int, is_compressed: bool) -> int:
+    """Return the decompressed size of a buffer; −1 as claimed size means not compressed."""
     if start < 0 or size < 0 or start + size > len(content):
         raise ValueError(f"a buffer of {size} bytes at {start} of {len(content)}")
     if not is_compressed or not size:
@@ -127,50 +126,50 @@ class _Table:
     """A table of a FlatBuffer. Fields are numbered in the order of Arrow's schema files."""
 
     body: memoryview
-    place: int
+    offset: int
 
     def has(self, field: int) -> bool:
-        return bool(self._at(field))
+        return bool(self._offset_of(field))
 
     def number(self, field: int, size: int) -> int:
-        """An integer that is not negative; 0 where the field is absent."""
-        at = self._at(field)
-        return _unsigned(self.body, at, size) if at else 0
+        """Return an unsigned integer of `size` bytes; 0 where the field is absent."""
+        offset = self._offset_of(field)
+        return _unsigned(self.body, offset, size) if offset else 0
 
     def table(self, field: int) -> "_Table":
-        at = self._at(field)
-        if not at:
+        offset = self._offset_of(field)
+        if not offset:
             raise ValueError(f"field {field} is absent")
-        return _Table(self.body, at + _unsigned(self.body, at, 4))
+        return _Table(self.body, offset + _unsigned(self.body, offset, 4))
 
     def structs(self, field: int, kind: struct.Struct) -> Iterator[tuple[int, ...]]:
-        at = self._at(field)
-        if not at:
+        offset = self._offset_of(field)
+        if not offset:
             return iter(())
-        start = at + _unsigned(self.body, at, 4)
+        start = offset + _unsigned(self.body, offset, 4)
         count = _unsigned(self.body, start, 4)
         part = self.body[start + 4 : start + 4 + count * kind.size]
         if len(part) != count * kind.size:
             raise ValueError(f"{count} entries do not fit the metadata")
         return kind.iter_unpack(part)
 
-    def _at(self, field: int) -> int:
-        """Where the field lies; 0 when it is absent."""
-        if self.place > len(self.body) - 4:
-            raise ValueError(f"a table at {self.place} of {len(self.body)} bytes")
-        (back,) = struct.unpack_from("<i", self.body, self.place)
-        vtable = self.place - back
+    def _offset_of(self, field: int) -> int:
+        """Return the offset of the field in `body`; 0 when it is absent."""
+        if self.offset > len(self.body) - 4:
+            raise ValueError(f"a table at {self.offset} of {len(self.body)} bytes")
+        (distance,) = struct.unpack_from("<i", self.body, self.offset)
+        vtable = self.offset - distance
         if 4 + 2 * field >= _unsigned(self.body, vtable, 2):
             return 0
-        offset = _unsigned(self.body, vtable + 4 + 2 * field, 2)
-        return self.place + offset if offset else 0
+        relative = _unsigned(self.body, vtable + 4 + 2 * field, 2)
+        return self.offset + relative if relative else 0
 
 
 def _root(body: memoryview) -> _Table:
     return _Table(body, _unsigned(body, 0, 4))
 
 
-def _unsigned(body: memoryview, at: int, size: int) -> int:
-    if not 0 <= at <= len(body) - size:
-        raise ValueError(f"a number at {at} of {len(body)} bytes")
-    return int.from_bytes(body[at : at + size], "little")
+def _unsigned(body: memoryview, offset: int, size: int) -> int:
+    if not 0 <= offset <= len(body) - size:
+        raise ValueError(f"a number at {offset} of {len(body)} bytes")
+    return int.from_bytes(body[offset : offset + size], "little")

@@ -1,9 +1,8 @@
-"""What a value must be so that a stored JSON object gives it back as it was: plain data, finite,
-bounded in depth and length.
+"""Checks that a value survives a round trip through JSON: plain, finite, limited in depth and size.
 
 JSON has no NaN and no infinity, UTF-8 has no lone surrogate, and every reader of JSON has a limit
-on nesting and on digits. A value that is judged here before it is stored cannot fail later, when
-the object around it is written or read.
+on nesting and on digits. A value that passes cannot fail later, when the object around it is
+written or read.
 """
 
 from typing import Any
@@ -11,36 +10,36 @@ from typing import Any
 from storage.records.numbers import INTEGER_BITS
 
 DEPTH_MAX = 32
-"""Levels of lists and objects inside a value. Far below what any reader of JSON allows, since
-objects stand around it.
+"""Levels of lists and objects in a value. Far below the limit of any JSON reader, because the value
+is nested in other objects.
 """
 DIGITS_MAX = 39
-"""Decimal digits of a whole number of INTEGER_BITS."""
+"""Decimal digits of an integer of INTEGER_BITS."""
 _PLAIN = (str, int, float, list, tuple, dict, type(None))
 
 
 def fault(value: Any) -> tuple[str, str] | None:
-    """Where `value` could not be stored as JSON, as a dotted path, and why; None when all of it
-    can.
+    """Return the dotted path and the fault of the first part that JSON cannot represent.
 
+    Returns None when JSON can represent the whole value.
     Example: `fault({"meta": {"score": nan}})` → `("meta.score", "is nan, …")`.
     """
-    waiting: list[tuple[Any, tuple[str, ...]]] = [(value, ())]
-    while waiting:
-        one, path = waiting.pop()
-        if why := _why_not(one, len(path)):
-            return ".".join(path), why
-        if isinstance(one, dict):
-            waiting += [(item, (*path, key)) for key, item in reversed(one.items())]
-        elif isinstance(one, list | tuple):
-            waiting += [
-                (item, (*path, str(index))) for index, item in reversed(list(enumerate(one)))
+    pending: list[tuple[Any, tuple[str, ...]]] = [(value, ())]
+    while pending:
+        part, path = pending.pop()
+        if reason := _fault_of(part, len(path)):
+            return ".".join(path), reason
+        if isinstance(part, dict):
+            pending += [(item, (*path, key)) for key, item in reversed(part.items())]
+        elif isinstance(part, list | tuple):
+            pending += [
+                (item, (*path, str(index))) for index, item in reversed(list(enumerate(part)))
             ]
     return None
 
 
 def is_plain(value: Any) -> bool:
-    """Whether JSON has a type for the value and for everything in it, whatever their limits."""
+    """Return whether JSON has a type for the value and for everything in it, ignoring limits."""
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):
@@ -49,14 +48,12 @@ def is_plain(value: Any) -> bool:
 
 
 def storable_text(text: str) -> str:
-    """The text with `?` for each lone surrogate: for messages, which must be stored whatever they
-    quote.
-    """
+    """Replace each lone surrogate by `?`, for messages that quote arbitrary text."""
     return text.encode("utf-8", "replace").decode()
 
 
-def _why_not(value: Any, depth: int) -> str:
-    """What is wrong with the value itself, `depth` levels down; empty when nothing is."""
+def _fault_of(value: Any, depth: int) -> str:
+    """Return the fault of the value itself at nesting level `depth`; empty for none."""
     if not isinstance(value, _PLAIN):
         return f"is a {type(value).__name__}, for which JSON has no type"
     if depth > DEPTH_MAX:
@@ -64,7 +61,7 @@ def _why_not(value: Any, depth: int) -> str:
     if isinstance(value, str):
         return _text_fault(value)
     if isinstance(value, dict):
-        return next((f"has a key that {why}" for key in value if (why := _key_fault(key))), "")
+        return next((f"has a key that {fault}" for key in value if (fault := _key_fault(key))), "")
     if isinstance(value, int):
         return (
             ""
@@ -86,5 +83,6 @@ def _text_fault(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return f"has the lone surrogate U+{ord(text[error.start]):04X} as character {error.start + 1}, which is no text"
+        code, position = ord(text[error.start]), error.start + 1
+        return f"has the lone surrogate U+{code:04X} as character {position}, which is no text"
     return ""

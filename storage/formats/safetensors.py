@@ -1,9 +1,7 @@
-"""Tensors as bits: digests, and the safetensors format. Free of torch; knows nothing of models or
-versions.
+"""Digests of tensors, and the safetensors format, for tensors as bits in host memory.
 
-A safetensors file is
-`u64 length of the header | JSON header, padded to 8 bytes | the tensors' bytes`, little-endian. It
-is written here rather than by the safetensors package because bf16 has no NumPy type there, and
+A file is `u64 length of the header | JSON header, padded to 8 bytes | the tensors' bytes`,
+little-endian. The safetensors package is not used, because it has no NumPy type for bf16. Files are
 read without a copy.
 """
 
@@ -29,36 +27,38 @@ if sys.byteorder != "little":
     )
 
 BITS: Mapping[str, str] = {
-    "F64": "float64", "F32": "uint32", "F16": "uint16", "BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8",
+    "F64": "float64", "F32": "uint32", "F16": "uint16", "BF16": "uint16",
+    "F8_E4M3": "uint8", "F8_E5M2": "uint8",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 """safetensors' dtype → the NumPy dtype of `HostTensor.bits`."""
 
 HEADER_BYTES_MAX = 100_000_000
-"""The safetensors package's own bound."""
+"""The limit of the safetensors package."""
 NUMBER_DIGITS_MAX = 19
-"""Of any number in a header: they lie below 2^63."""
+"""Digits of any number in a header: all are below 2^63."""
 MESSAGE_CHARACTERS_MAX = 200
-"""Of what is wrong in a header, which may be of any length."""
+"""Characters of a header, which may be of any length, that an error quotes."""
 _LENGTH_BYTES = 8
 
 
 def num_bytes(info: TensorInfo) -> int:
-    """Of a tensor as a whole."""
+    """Return the size of a whole tensor."""
     return math.prod(info.shape) * np.dtype(BITS[info.dtype]).itemsize
 
 
 class Digest:
-    """`xxh3_128:` + hex over a tensor's bytes, which come part by part. Fast (35 GB/s), against
-    accidents, not against an attacker.
+    """Incremental digest of a tensor: `xxh3_128:` + hex over its bytes.
+
+    Fast (35 GB/s); detects accidental changes, not those of an attacker.
     """
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
 
-    def add(self, bits: NDArray[Any]) -> None:
-        """The next elements."""
+    def update(self, bits: NDArray[Any]) -> None:
+        """Add the next elements."""
         self._hash.update(_bytes(bits))
 
     def __str__(self) -> str:
@@ -66,22 +66,22 @@ class Digest:
 
 
 def digest(tensor: HostTensor) -> str:
-    """Of a whole tensor."""
-    made = Digest()
-    made.add(tensor.bits)
-    return str(made)
+    """Return the digest of a whole tensor."""
+    state = Digest()
+    state.update(tensor.bits)
+    return str(state)
 
 
 def file_digest(body: bytes) -> str:
-    """`sha256:` + hex over a whole file."""
+    """Return `sha256:` + hex over a whole file."""
     return f"sha256:{hashlib.sha256(body).hexdigest()}"
 
 
 def weights_digest(tensors: Mapping[str, HostTensor] | Mapping[str, TensorInfo]) -> str:
-    """`sha256:` over the sorted lines `name dtype shape tensor-digest`: equal digests mean
-    bit-equal weights.
+    """Return the digest of a set of tensors: equal digests mean bit-equal weights.
 
-    A line of a bf16 [2, 3] tensor: `model.norm.weight BF16 2,3 xxh3_128:…`, ended by a line feed.
+    It is `sha256:` + hex over the sorted lines `name dtype shape tensor-digest`, each with a line
+    feed. Example: `model.norm.weight BF16 2,3 xxh3_128:…`.
     """
     lines = [
         f"{name} {tensor.dtype} {','.join(map(str, tensor.shape))} "
@@ -101,7 +101,7 @@ def to_safetensors(
     chunks: list[memoryview] = []
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].bits.itemsize, item[0])):
-        _refuse_false_bits(name, tensor)
+        _check_bits(name, tensor)
         start, end = end, end + tensor.bits.nbytes
         header[name] = {
             "dtype": tensor.dtype,
@@ -115,8 +115,9 @@ def to_safetensors(
 
 
 def from_safetensors(body: bytes) -> dict[str, HostTensor]:
-    """The tensors of a safetensors file, as read-only views into `body`; CorruptError says what
-    does not fit.
+    """Decode and validate a safetensors file; the tensors are read-only views of `body`.
+
+    Raises CorruptError, which names what is invalid.
     """
     header, data = _parts(body)
     header.pop("__metadata__", None)
@@ -138,23 +139,24 @@ def _number(digits: str) -> int:
 
 
 def _object(pairs: list[tuple[str, Json]]) -> Json:
-    found: Json = {}
+    """Build a JSON object; ValueError for a duplicate key, and for a lone surrogate in one."""
+    fields: Json = {}
     for name, value in pairs:
-        name.encode()  # ValueError for half a character, which no text can hold
-        if name in found:
-            raise ValueError(f"{_brief(name)!r} is there twice")
-        found[name] = value
-    return found
+        name.encode()
+        if name in fields:
+            raise ValueError(f"{_shortened(name)!r} is there twice")
+        fields[name] = value
+    return fields
 
 
 def read_metadata(body: bytes) -> dict[str, str]:
-    """The `__metadata__` of a safetensors file."""
-    found = _parts(body)[0].get("__metadata__", {})
-    return {str(key): str(value) for key, value in found.items()}
+    """Read the `__metadata__` of a safetensors file."""
+    header, _ = _parts(body)
+    return {str(key): str(value) for key, value in header.get("__metadata__", {}).items()}
 
 
 def _parts(body: bytes) -> tuple[dict[str, Json], memoryview]:
-    """Header and tensor bytes of a safetensors file."""
+    """Return the header and the tensor bytes of a safetensors file."""
     length = int.from_bytes(body[:_LENGTH_BYTES], "little")
     if len(body) < _LENGTH_BYTES or length > min(HEADER_BYTES_MAX, len(body) - _LENGTH_BYTES):
         raise CorruptError(f"a safetensors file of {len(body)} bytes ends within its header")
@@ -163,7 +165,7 @@ def _parts(body: bytes) -> tuple[dict[str, Json], memoryview]:
         header = json.loads(text, parse_int=_number, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise CorruptError(
-            f"a safetensors header is not JSON as it should be: {_brief(str(error))}"
+            f"a safetensors header is not JSON as it should be: {_shortened(str(error))}"
         ) from error
     if not isinstance(header, dict) or not all(
         isinstance(entry, dict) for entry in header.values()
@@ -176,30 +178,29 @@ def _tensor(name: str, entry: Json, data: memoryview) -> HostTensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, end]} if (
             dtype in BITS
-            and all(type(number) is int for number in (start, end, *shape))  # True is no size
+            and all(type(number) is int for number in (start, end, *shape))  # not bool
         ):
             pass
         case _:
             raise CorruptError(
-                f"the safetensors entry of {_brief(name)} cannot be read: {reprlib.repr(entry)}"
+                f"the safetensors entry of {_shortened(name)} cannot be read: {reprlib.repr(entry)}"
             )
-    kind = np.dtype(BITS[dtype])
+    bits_dtype = np.dtype(BITS[dtype])
     if (
         not 0 <= start <= end <= len(data)
         or not _is_shape(shape)
-        or end - start != math.prod(shape) * kind.itemsize
+        or end - start != math.prod(shape) * bits_dtype.itemsize
     ):
         raise CorruptError(
-            f"the tensor {_brief(name)} ({dtype} {_brief(str(shape))}) does not fit the bytes "
-            f"{start}..{end} of {len(data)}"
+            f"the tensor {_shortened(name)} ({dtype} {_shortened(str(shape))}) does not fit the "
+            f"bytes {start}..{end} of {len(data)}"
         )
-    return HostTensor(
-        dtype, tuple(shape), np.frombuffer(data[start:end], dtype=kind).reshape(shape)
-    )
+    bits = np.frombuffer(data[start:end], dtype=bits_dtype).reshape(shape)
+    return HostTensor(dtype, tuple(shape), bits)
 
 
 def _is_shape(sizes: list[int]) -> bool:
-    """Whether NumPy can hold such an array; one without elements has limits, too."""
+    """Return whether NumPy supports the shape; an array without elements has limits, too."""
     return (
         len(sizes) <= DIMENSIONS_MAX
         and min(sizes, default=0) >= 0
@@ -207,21 +208,22 @@ def _is_shape(sizes: list[int]) -> bool:
     )
 
 
-def _brief(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= MESSAGE_CHARACTERS_MAX else f"{text[:MESSAGE_CHARACTERS_MAX]}…"
 
 
 def _bytes(bits: NDArray[Any]) -> memoryview:
-    """The bytes without a copy; a zero-size array has no memory to view."""
+    """Return the bytes without a copy; an empty array has no memory to view."""
     if bits.size == 0:
         return memoryview(b"")
     return np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
 
 
-def _refuse_false_bits(name: str, tensor: HostTensor) -> None:
+def _check_bits(name: str, tensor: HostTensor) -> None:
+    """Raise ValueError when the bits of a tensor do not match its dtype and shape."""
     if tensor.dtype not in BITS:
         raise ValueError(
-            f"{name} has the dtype {tensor.dtype!r}; safetensors knows {', '.join(BITS)}"
+            f"{name} has the dtype {tensor.dtype!r}; safetensors supports {', '.join(BITS)}"
         )
     if tensor.bits.dtype != np.dtype(BITS[tensor.dtype]) or tensor.bits.shape != tensor.shape:
         raise ValueError(

@@ -1,16 +1,15 @@
-"""A folder of tensors and files that becomes real with its manifest: data first, `manifest.json`
-last, created once.
+"""Folders of tensors and extra files, committed by a manifest that is created once, after the data.
 
     {write id}.model-00000.safetensors   {write id}.config.json   …   manifest.json
 
-Names of data files hold the write id, so that rival writers never touch each other's files; the
-manifest decides whose count. Weights, checkpoints and base models are such folders; what their
-manifests say stands in their own modules.
+Names of data files begin with a write id, so that concurrent writers never overwrite each other's
+files. Weights, checkpoints and base models are such folders; their manifests are defined in their
+own modules.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,27 +23,23 @@ from storage.store.object_store import ObjectStore, read_twice
 from storage.store.ordered_map import ordered_map
 
 FILE_BYTES_MAX = 2**28
-"""Tensors are spread over files of about this size; a larger tensor gets a file of its own."""
+"""Approximate size of a tensor file; a larger tensor has a file for itself."""
 EXTRA_FILE_BYTES_MAX = 2**26
-"""Of a file that holds no tensors: configuration, tokenizer. All of them are read into memory at
-once.
-"""
+"""Size of an extra file, without tensors: configuration, tokenizer. All are read into memory."""
 EXTRA_FILES_MAX = 64
-"""Files of a folder that hold no tensors."""
+"""Extra files of a folder."""
 TRANSFERS_MAX = 4
-"""Files that are moved, and therefore held in memory, at once."""
+"""Files that are transferred, and therefore in memory, at once."""
 MANIFEST = "manifest.json"
 MEMORY_BYTES = 2**30
-"""What writing takes of memory beside the tensors, as long as none of them is larger."""
+"""Memory for writing, beside the tensors, as long as none of them is larger."""
 _TENSOR_FILE = re.compile(r"(model|delta|whole)-\d{5,}\.safetensors")
-"""Names that tensor files get here; no other file of a folder may bear one."""
+"""Names of tensor files, which no extra file may have."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a manifest lists: every tensor with its digest and file, and every file with its
-    digest.
-    """
+    """The tensors and files of a manifest, with their digests."""
 
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
@@ -59,30 +54,16 @@ def write(
     stem: str = "model",
     memory_bytes: int = MEMORY_BYTES,
 ) -> Contents:
-    """Store the data files, several at once; nobody sees them as long as no manifest lists them.
-    Those of tensors are called `{stem}-00000.safetensors` and so on.
+    """Store the data files, several at once. Readers ignore them until a manifest lists them.
 
-    ConfigError when one of `extra_files` bears the name of a tensor file, which it would overwrite,
-    or one that no file beside a model's tensors may have (`plain_names.py`).
+    Args:
+        stem: tensor files are named `{stem}-00000.safetensors` and so on.
+
+    Raises:
+        ConfigError: an extra file has an invalid name (see `plain_names.py`) or that of a tensor
+            file, is too large, or there are too many.
     """
-    if reserved := [name for name in extra_files if _TENSOR_FILE.fullmatch(name)]:
-        raise ConfigError(
-            f"{reserved[0]} in {folder.url} would overwrite the tensors; store the file by another "
-            "name"
-        )
-    for name in extra_files:
-        if wrong := plain_names.model_file_fault(name):
-            raise ConfigError(
-                f"{plain_names.quoted(name)} cannot be stored in {folder.url}: the name {wrong}"
-            )
-    large = [name for name, body in extra_files.items() if len(body) > EXTRA_FILE_BYTES_MAX]
-    if large or len(extra_files) > EXTRA_FILES_MAX:
-        raise ConfigError(
-            f"{len(extra_files)} files, of which {', '.join(large) or 'none'} have more than "
-            f"{EXTRA_FILE_BYTES_MAX:,} bytes, "
-            f"cannot be stored in {folder.url}: at most {EXTRA_FILES_MAX} smaller ones are read; "
-            "leave out what is no part"
-        )
+    _check_extra_files(folder, extra_files)
 
     def store_file(name: str, body: bytes) -> FileInfo:
         folder.put(f"{write_id}.{name}", body)
@@ -101,14 +82,14 @@ def write(
         }
         return file, infos
 
-    cut = enumerate(_parts(tensors, min(FILE_BYTES_MAX, memory_bytes // TRANSFERS_MAX)))
+    numbered_parts = enumerate(_parts(tensors, min(FILE_BYTES_MAX, memory_bytes // TRANSFERS_MAX)))
     parts = list(
         ordered_map(
             store_part,
-            cut,
+            numbered_parts,
             threads=TRANSFERS_MAX,
             budget=memory_bytes,
-            cost=lambda one: _num_bytes(one[1]),
+            cost=lambda numbered: _num_bytes(numbered[1]),
         )
     )
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
@@ -117,25 +98,44 @@ def write(
     return Contents(infos, tuple(file for file, _ in parts) + tuple(files))
 
 
+def _check_extra_files(folder: ObjectStore, extra_files: Mapping[str, bytes]) -> None:
+    if reserved := [name for name in extra_files if _TENSOR_FILE.fullmatch(name)]:
+        raise ConfigError(
+            f"{reserved[0]} in {folder.url} would overwrite the tensors; store the file by another "
+            "name"
+        )
+    for name in extra_files:
+        if fault := plain_names.model_file_fault(name):
+            raise ConfigError(
+                f"{plain_names.quoted(name)} cannot be stored in {folder.url}: the name {fault}"
+            )
+    large = [name for name, body in extra_files.items() if len(body) > EXTRA_FILE_BYTES_MAX]
+    if large or len(extra_files) > EXTRA_FILES_MAX:
+        raise ConfigError(
+            f"{len(extra_files)} files, of which {', '.join(large) or 'none'} have more than "
+            f"{EXTRA_FILE_BYTES_MAX:,} bytes, "
+            f"cannot be stored in {folder.url}: at most {EXTRA_FILES_MAX} smaller ones are read; "
+            "remove files that do not belong to the model"
+        )
+
+
 def commit(folder: ObjectStore, contents: Contents, manifest: object) -> None:
-    """Make the folder real. ConflictError when a rival's manifest stands; the own data files are
-    gone then.
+    """Create the manifest.
+
+    Raises ConflictError when another writer's manifest exists; the data files of `contents` are
+    deleted then.
     """
     try:
         folder.create(MANIFEST, seal(manifest))
     except ConflictError:
-        with suppress(
-            AstraFlowError
-        ):  # what cannot be deleted stays as the rest of a writer that lost
+        with suppress(AstraFlowError):  # files that cannot be deleted remain as orphans
             for file in contents.files:
                 folder.delete(file.name)
         raise
 
 
 def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTensor]:
-    """Every tensor, its own digest and its file's digest verified. CorruptError after the second
-    try at a file.
-    """
+    """Read all tensors; the digests of files and of tensors are verified, else CorruptError."""
     names = {info.file for info in contents.tensors.values()}
     files = {info.name: info for info in contents.files}
     if missing := names - files.keys():
@@ -148,25 +148,27 @@ def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTenso
         return read_twice(lambda: _checked_tensors(folder, files[name], contents.tensors))
 
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        found = {
+        tensors = {
             name: tensor for part in pool.map(fetch, sorted(names)) for name, tensor in part.items()
         }
-    return {name: found[name] for name in contents.tensors}
+    return {name: tensors[name] for name in contents.tensors}
 
 
 def read_extra_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
-    """Every file that holds no tensors, verified, by its name without the write id. CorruptError
-    for two of one name, and for a file of a kind that does not belong beside a model's tensors.
+    """Read and verify the extra files, by name without write id.
+
+    Raises CorruptError for a wrong digest, a duplicate or invalid name, or a file that is too
+    large.
     """
-    holders = {info.file for info in contents.tensors.values()}
-    others = [info for info in contents.files if info.name not in holders]
-    names = [plain_names.without_write_id(info.name) for info in others]
-    if len(others) > EXTRA_FILES_MAX:
+    tensor_files = {info.file for info in contents.tensors.values()}
+    extra = [info for info in contents.files if info.name not in tensor_files]
+    names = [plain_names.without_write_id(info.name) for info in extra]
+    if len(extra) > EXTRA_FILES_MAX:
         raise CorruptError(
-            f"{folder.url}/{MANIFEST} lists {len(others)} files beside its tensors; at most "
+            f"{folder.url}/{MANIFEST} lists {len(extra)} files beside its tensors; at most "
             f"{EXTRA_FILES_MAX} are read"
         )
-    for info in others:
+    for info in extra:
         if info.num_bytes > EXTRA_FILE_BYTES_MAX:
             raise CorruptError(
                 f"{folder.url}/{MANIFEST} lists {plain_names.quoted(info.name)} with "
@@ -174,20 +176,18 @@ def read_extra_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes
                 f"tensors has at most {EXTRA_FILE_BYTES_MAX:,}"
             )
     for name, count in Counter(names).items():
-        if wrong := plain_names.model_file_fault(name) or ("is listed twice" if count > 1 else ""):
+        if fault := plain_names.model_file_fault(name) or ("is listed twice" if count > 1 else ""):
             raise CorruptError(
                 f"{folder.url}/{MANIFEST} lists the file {plain_names.quoted(name)}, whose name "
-                f"{wrong}"
+                f"{fault}"
             )
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        bodies = list(pool.map(lambda info: read_twice(lambda: read_file(folder, info)), others))
+        bodies = list(pool.map(lambda info: read_twice(lambda: read_file(folder, info)), extra))
     return dict(zip(names, bodies, strict=True))
 
 
 def _parts(tensors: Mapping[str, HostTensor], bytes_max: int) -> Iterator[dict[str, HostTensor]]:
-    """The tensors in the order of their names, cut into files; one empty file when there are
-    none.
-    """
+    """Divide the tensors, sorted by name, into files; without tensors, one empty file."""
     part: dict[str, HostTensor] = {}
     for name in sorted(tensors):
         if part and _num_bytes(part) + tensors[name].bits.nbytes > bytes_max:
@@ -202,16 +202,16 @@ def _num_bytes(tensors: Mapping[str, HostTensor]) -> int:
 
 
 def read_file(folder: ObjectStore, info: FileInfo) -> bytes:
-    """One fetch of a file; CorruptError when it is not the one the manifest lists."""
-    where = f"{folder.url}/{info.name}"
+    """Read and verify a file once; CorruptError when it differs from the manifest."""
+    location = f"{folder.url}/{info.name}"
     try:
         body = folder.get(info.name, info.num_bytes)
     except NotFoundError:
-        raise CorruptError(f"{where} is missing, though its manifest lists it") from None
+        raise CorruptError(f"{location} is missing, though its manifest lists it") from None
     if len(body) != info.num_bytes or file_digest(body) != info.digest:
         raise CorruptError(
-            f"{where} is not what its manifest lists: {len(body)} of {info.num_bytes} bytes, other "
-            "digest"
+            f"{location} is not what its manifest lists: {len(body)} of {info.num_bytes} bytes, "
+            "other digest"
         )
     return body
 
@@ -219,13 +219,13 @@ def read_file(folder: ObjectStore, info: FileInfo) -> bytes:
 def _checked_tensors(
     folder: ObjectStore, info: FileInfo, infos: Mapping[str, TensorInfo]
 ) -> dict[str, HostTensor]:
-    where = f"{folder.url}/{info.name}"
+    location = f"{folder.url}/{info.name}"
     tensors = from_safetensors(read_file(folder, info))
     expected = {name: tensor for name, tensor in infos.items() if tensor.file == info.name}
     if tensors.keys() != expected.keys():
         raise CorruptError(
-            f"{where} holds other tensors than its manifest lists: "
-            f"{_first(tensors.keys() ^ expected.keys())}"
+            f"{location} holds other tensors than its manifest lists: "
+            f"{', '.join(sorted(tensors.keys() ^ expected.keys())[:3])}"
         )
     for name, tensor in tensors.items():
         if (tensor.dtype, tensor.shape, digest(tensor)) != (
@@ -233,9 +233,5 @@ def _checked_tensors(
             expected[name].shape,
             expected[name].digest,
         ):
-            raise CorruptError(f"the tensor {name} in {where} is not the one its manifest lists")
+            raise CorruptError(f"the tensor {name} in {location} is not the one its manifest lists")
     return tensors
-
-
-def _first(names: Sequence[str] | set[str]) -> str:
-    return ", ".join(sorted(names)[:3])

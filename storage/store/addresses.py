@@ -1,5 +1,6 @@
-"""Addresses of servers and stores, which are stored with runs, shown on pages and logged: none of
-them holds a credential.
+"""Checks of the addresses of servers and stores: none may contain a credential.
+
+Addresses are stored with runs, shown on pages and logged.
 """
 
 import re
@@ -15,70 +16,66 @@ VARIABLES = {
     ),
     "ASTRAFLOW_STORE": "the AWS_… variables or a profile of ~/.aws",
 }
-"""Variable that holds an address → where the credentials for it belong."""
+"""Environment variable of an address → where its credentials belong."""
 
 _SECRET = re.compile(
     r"passw|pwd|token|secret|credential|signature|api_?key|access_?key|^auth|^(key|sig|pass|pw)$",
     re.IGNORECASE,
 )
-"""Names of parameters whose values are secrets."""
+"""Names of query parameters whose values are secrets."""
 _WITH_PATHS = ("file", "memory", "sqlite", "s3")
-"""Schemes of places whose paths may hold an @."""
+"""Schemes whose paths may contain an @."""
 _SHORTENED = re.compile(r"([a-z][a-z0-9+.-]*:/|//)[^/]*@|[^/]*:[^/]*@", re.IGNORECASE)
-"""The beginning of an address without a scheme, or with one slash after it, that has a user."""
+"""The start of an address with a user, and without a scheme or with one slash after it."""
 _PARAMETERS = re.compile(r"[?&#;]")
-"""What a parameter may follow."""
+"""Characters before a parameter."""
 
 
 def holds_credentials(url: str) -> bool:
-    """Whether there is a user before the host, or a parameter that is named like a secret."""
+    """Return whether the address has a user, or a parameter that is named like a secret."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return _SHORTENED.match(url) is not None
-    kind = scheme.lower()
-    place = (
-        rest.partition("/")[0] if kind in _WITH_PATHS else rest
-    )  # a password may hold a slash that nobody quoted
-    user = "@" in place or (kind == "s3" and ":" in place)
-    return user or any(
-        _SECRET.search(unquote(one.partition("=")[0])) for one in _PARAMETERS.split(rest)[1:]
+    scheme = scheme.lower()
+    # A password may contain a slash that is not escaped, so the whole rest counts where it can.
+    authority = rest.partition("/")[0] if scheme in _WITH_PATHS else rest
+    has_user = "@" in authority or (scheme == "s3" and ":" in authority)
+    return has_user or any(
+        _SECRET.search(unquote(parameter.partition("=")[0]))
+        for parameter in _PARAMETERS.split(rest)[1:]
     )
 
 
 def without_credentials(url: str) -> str:
-    """The address as it may be shown. One without credentials stays as it is."""
+    """Return the address as it may be shown; one without credentials is unchanged."""
     if not holds_credentials(url):
         return url
     scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    place = _PARAMETERS.split(rest.rpartition("@")[2])[0]
-    if (
-        scheme.lower() == "s3" and ":" in place.partition("/")[0]
-    ):  # a key and its secret, where only a bucket belongs
-        place = "…"
-    return f"{scheme}{separator}{place}"
+    location = _PARAMETERS.split(rest.rpartition("@")[2])[0]
+    if scheme.lower() == "s3" and ":" in location.partition("/")[0]:
+        location = "…"  # an access key and its secret in the place of a bucket
+    return f"{scheme}{separator}{location}"
 
 
 def check_server_address(variable: str, url: str) -> None:
-    """Raises ConfigError when what `variable` holds cannot be the address of an HTTP server."""
+    """Raise ConfigError when `url`, the value of `variable`, is not that of an HTTP server."""
     try:
         parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket that is not closed, a port that is no number
-        fits = False
-    if not fits or not url.isprintable() or " " in url:
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is not a number
+        is_valid = False
+    if not is_valid or not url.isprintable() or " " in url:
         raise ConfigError(
-            f"{variable}={without_credentials(url)} is no address of a server; write it as "
+            f"{variable}={without_credentials(url)} is not the address of a server; write it as "
             "http://HOST:4200/api, or unset it"
         )
 
 
 def check_no_credentials(variable: str, url: str) -> None:
-    """Raises ConfigError when the address that `variable` holds has a user, a password or a token
-    in it.
-    """
+    """Raise ConfigError when `url`, the value of `variable`, has a user, a password or a token."""
     if holds_credentials(url):
         raise ConfigError(
-            f"{variable} holds a credential beside the address {without_credentials(url)}, and "
+            f"{variable} contains a credential beside the address {without_credentials(url)}, and "
             "addresses are stored and shown; "
-            f"take it out, and set {VARIABLES[variable]} instead"
+            f"remove it, and set {VARIABLES[variable]} instead"
         )

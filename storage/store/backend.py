@@ -1,8 +1,7 @@
-"""What an object store must be able to do, in six verbs; `objects.py` builds retries, prefixes and
-lost answers on top.
+"""The interface of a storage backend, implemented in `local.py`, `memory.py` and `s3.py`.
 
-Implementations: `local_files.py`, `memory_objects.py`, `s3_objects.py`. Each translates its own
-failures into `storage.errors` and tries everything exactly once. Keys are checked by the caller:
+`object_store.py` adds prefixes, retries and the handling of lost answers. A backend tries each
+request once and translates its failures into `storage.errors`. Its caller has checked the keys:
 relative, `/` between parts.
 """
 
@@ -11,57 +10,69 @@ from typing import Protocol, TypeAlias
 from storage.errors import CorruptError
 
 Keys: TypeAlias = list[str]
-"""Named, because within a class with a method `list` the builtin cannot be written."""
+"""An alias, because `list` is a method in classes that use this type."""
 ARROW_BYTES_MAX = 2**30
-"""Of a shard, a batch or an evaluation. Arrow asks for several times as much to read one."""
+"""Limit of a shard, a batch or an evaluation. Reading one needs several times as much memory."""
 BYTES_MAX = 2**27
-"""Of any other object whose size its reader does not know. A manifest of 100,000 tensors has half.
-"""
+"""Limit of other objects of unknown size. A manifest of 100,000 tensors has half of it."""
 
 
-def check_size(key: str, num_bytes: int, where: str) -> None:
-    """CorruptError when the object `key`, which shall be read as a whole, is too large for what its
-    name promises. Asked with the size that the store tells, before any of it is read.
+def check_size(key: str, num_bytes: int, location: str) -> None:
+    """Raise CorruptError when an object is too large to be read as a whole.
+
+    Called before the body is read.
+
+    Args:
+        num_bytes: the size according to the store.
+        location: names the object in the error.
     """
-    most = ARROW_BYTES_MAX if key.endswith(".arrow") else BYTES_MAX
-    if num_bytes > most:
+    limit = ARROW_BYTES_MAX if key.endswith(".arrow") else BYTES_MAX
+    if num_bytes > limit:
         raise CorruptError(
-            f"{where} has {num_bytes:,} bytes; an object of its kind has at most {most:,}"
+            f"{location} has {num_bytes:,} bytes; an object of its kind has at most {limit:,}"
         )
 
 
 class Backend(Protocol):
-    """All methods raise TransientError when another try may help, and ConfigError when a person
-    must act.
+    """Objects by key.
+
+    All methods raise TransientError when a retry may succeed, and ConfigError when a person must
+    act.
     """
 
     def read(self, key: str) -> bytes:
-        """The whole object, none of it where `refuse_size` says so (CorruptError). NotFoundError
-        when there is none, CorruptError when what is there is no file.
+        """Read a whole object.
+
+        Raises NotFoundError when it does not exist, CorruptError when it is too large
+        (`check_size`) or not a file.
         """
 
     def read_part(self, key: str, start: int, end: int) -> bytes:
-        """Bytes `start` to `end` of the object, fewer where it ends before; NotFoundError when
-        there is none.
+        """Read the bytes from `start` to `end`, fewer if the object ends before `end`.
+
+        Raises NotFoundError when it does not exist.
         """
 
     def create(self, key: str, body: bytes) -> bool:
-        """Atomic put-if-absent: True when this call made the object, False when one stands (perhaps
-        its own, by an earlier try whose answer got lost).
+        """Create the object if it is absent, atomically; return whether this call created it.
+
+        False may also mean that an earlier try, whose answer was lost, created it.
         """
 
     def write(self, key: str, body: bytes) -> None:
-        """Create or replace; a reader sees the old or the new object, never half of one."""
+        """Create or replace the object; a reader sees the old or the new one, never a part."""
 
-    def exists(self, key: str) -> bool: ...
+    def exists(self, key: str) -> bool:
+        """Return whether the object exists, readable or not."""
 
     def list(self, prefix: str, start_after: str) -> Keys:
-        """Sorted keys that begin with `prefix` (empty, or a folder with its final `/`) and come
-        after `start_after`.
+        """List the keys below `prefix` that are greater than `start_after`, sorted.
+
+        `prefix` is empty, or a folder with its final `/`.
         """
 
     def folders(self, prefix: str) -> Keys:
-        """Sorted names of the folders directly below `prefix`."""
+        """List the names of the folders directly below `prefix`, sorted."""
 
     def delete(self, key: str) -> None:
-        """Deleting what is not there is no error."""
+        """Delete the object if it exists."""

@@ -1,17 +1,13 @@
-"""Finding the end of a numbered series by asking for single numbers: no listing, and
-logarithmically few requests.
-"""
+"""Galloping search: finds the end of a numbered series with few existence checks and no listing."""
 
 from collections.abc import Callable
 
 
 def first_absent(exists: Callable[[int], bool], start: int) -> int:
-    """The first number from `start` on that does not exist, in a series without gaps from `start`
-    on.
+    """Return the lowest absent number, not below `start`, of a series that has no gaps from there.
 
-    Doubles its stride until it meets an absent number, then halves the interval: a service that
-    starts on a run with 10,000 orders asks about 25 times. A service that keeps up asks once or
-    twice.
+    The stride is doubled until a number is absent, then the interval is halved. That takes about 25
+    checks for 10,000 orders, and one or two for a service that is up to date.
     """
     if not exists(start):
         return start

@@ -1,16 +1,16 @@
-"""Objects as files of a local (or mounted) file system. Knows nothing of runs.
+"""Backend on a local or mounted file system: one file for each object.
 
-Put-if-absent is `os.link` of a finished, synced temporary file: of many writers one gets the name,
-and nobody ever sees half a file. fsspec's local `mode="create"` is not atomic, and `open("xb")`
-leaves torn files behind a kill -9.
+Put-if-absent is `os.link` of a complete, synced temporary file: of many writers one gets the name,
+and a reader never sees a partial file. fsspec's local `mode="create"` is not atomic, and
+`open("xb")` leaves partial files after kill -9.
 
-Every path below the root is walked folder by folder through descriptors, and no symbolic link on it
-is followed: whoever can write into the store cannot make its readers and writers leave it. The root
-itself may be reached through links.
+Every path below the root is opened folder by folder through descriptors, without following symbolic
+links: a writer of the store cannot redirect others to files outside it. The root itself may be
+reached through links.
 
-What is no file and stands at a key (a link, a pipe, a folder that has an object's name) is an
-object that cannot be read: it exists, is listed, and reading it is CorruptError, so that nobody
-takes it for absent.
+Anything else than a file at a key (a link, a pipe, a folder with the name of an object) is an
+unreadable object: it exists, it is listed, and reading it raises CorruptError, so that it does not
+count as absent.
 """
 
 import errno
@@ -26,12 +26,12 @@ from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundEr
 from storage.store.backend import Keys, check_size
 
 TEMPORARY_PREFIX = ".tmp-"
-"""Names of unfinished files begin so; no listing shows them."""
+"""Prefix of the names of temporary files, which are not listed."""
 DEPTH_MAX = 64
-"""Folders that are nested deeper hold no objects."""
+"""Deepest level of folders that is listed."""
 
 OBJECT_SUFFIXES = (".json", ".arrow")
-"""A folder whose name ends so stands where an object belongs."""
+"""Suffixes of objects. A folder whose name ends with one is an unreadable object."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -45,11 +45,11 @@ _MISPLACED = {
     errno.ELOOP,
 }
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_BELOW = _FOLDER | os.O_NOFOLLOW
+_SUBFOLDER = _FOLDER | os.O_NOFOLLOW
 
 
 class LocalFiles:
-    """A `Backend` below the folder `root`, which is made when something is first written."""
+    """A `Backend` below the folder `root`, which the first write creates."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -61,12 +61,12 @@ class LocalFiles:
         return self._read(key, start, end - start)
 
     def _read(self, key: str, start: int, num_bytes: int) -> bytes:
-        """`num_bytes` from `start` on, as many as there are; −1: all."""
+        """Read `num_bytes` from `start`, fewer at the end of the file; −1 for all."""
         path = self.root / key
         try:
-            with self._beside(key) as (folder, name), _reading(folder, name, path) as file:
+            with self._folder_of(key) as (folder, name), _open_file(folder, name, path) as file:
                 status = os.fstat(file.fileno())
-                _refuse_other_than_file(status, path)
+                _check_is_file(status, path)
                 if num_bytes < 0:
                     check_size(key, status.st_size, str(path))
                 file.seek(start)
@@ -74,7 +74,7 @@ class LocalFiles:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             raise NotFoundError(f"there is no object {path}") from None
         except OSError as error:
-            raise _sorted(error, path) from error
+            raise _translate(error, path) from error
 
     def create(self, key: str, body: bytes) -> bool:
         path = self.root / key
@@ -82,7 +82,7 @@ class LocalFiles:
             return False
         try:
             with (
-                self._beside(key, make=True) as (folder, name),
+                self._folder_of(key, create=True) as (folder, name),
                 _temporary(folder, body) as temporary,
             ):
                 try:
@@ -90,7 +90,7 @@ class LocalFiles:
                         temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False
                     )
                 except FileExistsError:
-                    if not _stands(folder, name):
+                    if not _is_object(folder, name):
                         raise ConfigError(
                             f"{path} is a folder where an object belongs; remove it from the store"
                         ) from None
@@ -105,117 +105,116 @@ class LocalFiles:
                     raise
                 os.fsync(folder)
         except OSError as error:
-            raise _sorted(error, path) from error
+            raise _translate(error, path) from error
         return True
 
     def write(self, key: str, body: bytes) -> None:
         try:
             with (
-                self._beside(key, make=True) as (folder, name),
+                self._folder_of(key, create=True) as (folder, name),
                 _temporary(folder, body) as temporary,
             ):
                 _remove_empty_folder(folder, name)
                 os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 os.fsync(folder)
         except OSError as error:
-            raise _sorted(error, self.root / key) from error
+            raise _translate(error, self.root / key) from error
 
     def exists(self, key: str) -> bool:
         try:
-            with self._beside(key) as (folder, name):
-                return _stands(folder, name)
+            with self._folder_of(key) as (folder, name):
+                return _is_object(folder, name)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise _sorted(error, self.root / key) from error
+            raise _translate(error, self.root / key) from error
 
     def list(self, prefix: str, start_after: str) -> Keys:
-        found = (
+        return sorted(
             key
             for key, entry in self._entries(prefix)
-            if not entry.name.startswith(TEMPORARY_PREFIX)
+            if key > start_after and not entry.name.startswith(TEMPORARY_PREFIX)
         )
-        return sorted(key for key in found if key > start_after)
 
     def folders(self, prefix: str) -> Keys:
         try:
-            with self._opened(_parts(prefix)) as folder, os.scandir(folder) as entries:
+            with self._open_folder(_parts(prefix)) as folder, os.scandir(folder) as entries:
                 return sorted(
                     entry.name for entry in entries if entry.is_dir(follow_symlinks=False)
                 )
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise _sorted(error, self.root / prefix) from error
+            raise _translate(error, self.root / prefix) from error
 
     def delete(self, key: str) -> None:
         try:
-            with self._beside(key) as (folder, name):
+            with self._folder_of(key) as (folder, name):
                 _remove_empty_folder(folder, name)
                 os.unlink(name, dir_fd=folder)
                 os.fsync(folder)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise _sorted(error, self.root / key) from error
+            raise _translate(error, self.root / key) from error
 
     def unfinished(self, prefix: str, before_s: float) -> dict[str, int]:
-        """Key → bytes of unfinished files below `prefix` that nobody has written to since Unix time
-        `before_s`.
+        """Return key → bytes of temporary files below `prefix` that were last written before
+        `before_s`, in Unix time.
         """
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for key, entry in self._entries(prefix):
             if entry.name.startswith(TEMPORARY_PREFIX):
-                with suppress(FileNotFoundError):  # its writer was at work after all
+                with suppress(FileNotFoundError):  # its writer finished it meanwhile
                     status = entry.stat(follow_symlinks=False)
                     if status.st_mtime < before_s:
-                        found[key] = status.st_size
-        return found
+                        sizes[key] = status.st_size
+        return sizes
 
     def _entries(self, prefix: str) -> "Iterator[tuple[str, os.DirEntry[str]]]":
-        """Everything below `prefix` that may stand at a key, as `_walk` tells, by its key."""
+        """Yield key and entry of everything below `prefix` that may be an object (see `_walk`)."""
         parts = _parts(prefix)
         try:
-            with self._opened(parts) as folder:
+            with self._open_folder(parts) as folder:
                 yield from _walk(folder, "".join(f"{part}/" for part in parts), DEPTH_MAX)
         except FileNotFoundError:
             return
         except OSError as error:
-            raise _sorted(error, self.root / prefix) from error
+            raise _translate(error, self.root / prefix) from error
 
     @contextmanager
-    def _beside(self, key: str, make: bool = False) -> Iterator[tuple[int, str]]:
-        """A descriptor of the folder that holds `key`, and the name of `key` in it."""
+    def _folder_of(self, key: str, create: bool = False) -> Iterator[tuple[int, str]]:
+        """Open the folder of `key`; yields its descriptor and the name of the file in it."""
         *folders, name = _parts(key)
-        with self._opened(folders, make) as folder:
+        with self._open_folder(folders, create) as folder:
             yield folder, name
 
     @contextmanager
-    def _opened(self, parts: Sequence[str], make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder `parts` below the root; `make`: of one that is made where it
-        is missing, each new name synced, so that a power cut cannot lose a committed object's path.
-        ConfigError for a symbolic link.
+    def _open_folder(self, parts: Sequence[str], create: bool = False) -> Iterator[int]:
+        """Open the folder `parts` below the root; yields its descriptor.
+
+        With `create`, missing folders are created, and each new name is synced: a power cut cannot
+        lose the path of a committed object. Raises ConfigError for a symbolic link.
         """
-        if make:
-            _make_folder(self.root)
+        if create:
+            _create_folders(self.root)
         folder = os.open(self.root, _FOLDER)
         try:
-            for at, part in enumerate(parts):
+            for index, part in enumerate(parts):
                 try:
-                    below = os.open(part, _BELOW, dir_fd=folder)
+                    subfolder = os.open(part, _SUBFOLDER, dir_fd=folder)
                 except OSError:
-                    below = _make_below(folder, part, self.root.joinpath(*parts[: at + 1]), make)
+                    path = self.root.joinpath(*parts[: index + 1])
+                    subfolder = _open_or_create(folder, part, path, create)
                 os.close(folder)
-                folder = below
+                folder = subfolder
             yield folder
         finally:
             os.close(folder)
 
 
 def _parts(key: str) -> Sequence[str]:
-    """The names that a key or a folder's prefix consists of; ConfigError for one that leads out of
-    the store.
-    """
+    """Split a key or a folder's prefix into names; ConfigError for one that leaves the store."""
     parts = key.removesuffix("/").split("/") if key else []
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ConfigError(
@@ -224,75 +223,74 @@ def _parts(key: str) -> Sequence[str]:
     return parts
 
 
-def _make_below(folder: int, name: str, path: Path, make: bool) -> int:
-    """A descriptor of the folder `name` in `folder`, which could not be opened: made if it is
-    missing and `make` says so. `path` is where that is.
+def _open_or_create(folder: int, name: str, path: Path, create: bool) -> int:
+    """Open the folder `name` in `folder`; ConfigError for a symbolic link.
+
+    Args:
+        path: that of the folder, for errors.
+        create: create the folder if it is missing.
     """
     try:
         if stat.S_ISLNK(_status(folder, name).st_mode):
             raise ConfigError(
-                f"{path} is a symbolic link, which no part of a store may be; put a folder in its "
-                "place, or name the place it "
-                "leads to by ASTRAFLOW_STORE"
+                f"{path} is a symbolic link, which no part of a store may be; replace it by a "
+                "folder, or set ASTRAFLOW_STORE to the folder that it leads to"
             )
     except FileNotFoundError:
-        if not make:
+        if not create:
             raise
         with suppress(FileExistsError):
             os.mkdir(name, dir_fd=folder)
         os.fsync(folder)
-    return os.open(name, _BELOW, dir_fd=folder)
+    return os.open(name, _SUBFOLDER, dir_fd=folder)
 
 
-def _reading(folder: int, name: str, path: Path) -> BinaryIO:
-    """The file `name` in `folder`, opened; of a pipe, without waiting for its writer."""
+def _open_file(folder: int, name: str, path: Path) -> BinaryIO:
+    """Open the file `name` in `folder` for reading; does not wait for the writer of a pipe."""
 
-    def opened(_: str, flags: int) -> int:
+    def opener(_: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
 
     try:
-        return open(name, "rb", opener=opened)
+        return open(name, "rb", opener=opener)
     except OSError:
-        _refuse_other_than_file(_status(folder, name), path)
+        _check_is_file(_status(folder, name), path)
         raise
 
 
 def _status(folder: int, name: str) -> os.stat_result:
-    """Of `name` in `folder` itself, be it a symbolic link."""
+    """Return the status of `name` in `folder`; of a symbolic link, that of the link itself."""
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
-def _is_of_object(name: str) -> bool:
+def _is_object_name(name: str) -> bool:
     return name.endswith(OBJECT_SUFFIXES) and not name.startswith(TEMPORARY_PREFIX)
 
 
-def _stands(folder: int, name: str) -> bool:
-    """Whether the place of the object `name` is taken; FileNotFoundError where nothing is."""
-    return not stat.S_ISDIR(_status(folder, name).st_mode) or _is_of_object(name)
+def _is_object(folder: int, name: str) -> bool:
+    """Return whether `name` is an object, readable or not; FileNotFoundError when it is absent."""
+    return not stat.S_ISDIR(_status(folder, name).st_mode) or _is_object_name(name)
 
 
-def _refuse_other_than_file(status: os.stat_result, path: Path) -> None:
-    """CorruptError when an object's place is taken by what is no file. A folder whose name is no
-    object's takes none.
-    """
+def _check_is_file(status: os.stat_result, path: Path) -> None:
+    """Raise CorruptError for an object that is not a file, and not a folder of other objects."""
     if stat.S_ISLNK(status.st_mode):
         raise CorruptError(
-            f"{path} is a symbolic link, which no part of a store may be; put the file itself in "
-            "its place"
+            f"{path} is a symbolic link, which no part of a store may be; replace it by the file"
         )
     if stat.S_ISDIR(status.st_mode):
-        if _is_of_object(path.name):
+        if _is_object_name(path.name):
             raise CorruptError(
                 f"{path} is a folder where an object belongs; remove it from the store"
             )
     elif not stat.S_ISREG(status.st_mode):
         raise CorruptError(
-            f"{path} is no file but a pipe, a socket or a device; remove it from the store"
+            f"{path} is a pipe, a socket or a device, not a file; remove it from the store"
         )
 
 
 def _remove_empty_folder(folder: int, name: str) -> None:
-    """Where an object is to be written or deleted."""
+    """Make way for an object that is written or deleted."""
     with suppress(FileNotFoundError, NotADirectoryError):
         os.rmdir(name, dir_fd=folder)
 
@@ -300,49 +298,52 @@ def _remove_empty_folder(folder: int, name: str) -> None:
 def _walk(
     folder: int, start: str, depth: int
 ) -> "Generator[tuple[str, os.DirEntry[str]], None, None]":
-    """Everything below `folder`, whose keys begin with `start`, that is no folder, or one that has
-    an object's name.
+    """Yield key and entry of all files below `folder`, and of folders with the name of an object.
+
+    Args:
+        start: prefix of the keys: the path of `folder` with its final `/`.
+        depth: levels of subfolders to list.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.is_dir(follow_symlinks=False) or _is_of_object(entry.name):
+            if not entry.is_dir(follow_symlinks=False) or _is_object_name(entry.name):
                 yield start + entry.name, entry
             elif depth:
                 try:
-                    below = os.open(entry.name, _BELOW, dir_fd=folder)
+                    subfolder = os.open(entry.name, _SUBFOLDER, dir_fd=folder)
                 except (FileNotFoundError, NotADirectoryError):
                     continue  # it was removed meanwhile
                 try:
-                    with closing(_walk(below, f"{start}{entry.name}/", depth - 1)) as found:
-                        yield from found
+                    with closing(_walk(subfolder, f"{start}{entry.name}/", depth - 1)) as nested:
+                        yield from nested
                 finally:
-                    os.close(below)
+                    os.close(subfolder)
 
 
 @contextmanager
 def _temporary(folder: int, body: bytes) -> Iterator[str]:
-    """The name of a finished, synced file in `folder`, which is gone at the end."""
+    """Write a complete, synced file into `folder`; yields its name and removes it at the end."""
     name = f"{TEMPORARY_PREFIX}{uuid4().hex}"
 
-    def opened(_: str, flags: int) -> int:
+    def opener(_: str, flags: int) -> int:
         return os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
 
     try:
-        with open(name, "wb", opener=opened) as file:
+        with open(name, "wb", opener=opener) as file:
             file.write(body)
             file.flush()
             os.fsync(file.fileno())
         yield name
     finally:
-        with suppress(OSError):  # renamed, or it cannot be removed: then no listing shows it
+        with suppress(OSError):  # it was renamed, or it cannot be removed and is not listed
             os.unlink(name, dir_fd=folder)
 
 
-def _make_folder(folder: Path) -> None:
-    """Make `folder` and its parents, each new name synced."""
+def _create_folders(folder: Path) -> None:
+    """Create `folder` and its parents, each new name synced."""
     if folder.is_dir():
         return
-    _make_folder(folder.parent)
+    _create_folders(folder.parent)
     folder.mkdir(exist_ok=True)
     _sync_folder(folder.parent)
 
@@ -355,21 +356,21 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _sorted(error: OSError, path: Path) -> AstraFlowError:
-    """The project's error for what the operating system said about `path`."""
+def _translate(error: OSError, path: Path) -> AstraFlowError:
+    """Return the error of `storage.errors` for an error of the operating system at `path`."""
     if error.errno in _FULL:
         return ConfigError(
             f"no space left to write {path} ({error.strerror}); free some, or set ASTRAFLOW_STORE "
-            "elsewhere"
+            "to another folder"
         )
     if error.errno in _FORBIDDEN:
         return ConfigError(
             f"access to {path} is denied ({error.strerror}); correct its permissions, or set "
-            "ASTRAFLOW_STORE elsewhere"
+            "ASTRAFLOW_STORE to another folder"
         )
     if error.errno in _MISPLACED:
         return ConfigError(
-            f"{path} cannot be an object ({error.strerror}); a file stands where a folder belongs, "
-            "or the reverse"
+            f"{path} cannot be an object ({error.strerror}); a file is where a folder belongs, or "
+            "the reverse"
         )
     return TransientError(f"the file system failed at {path}: {error}")

@@ -1,6 +1,4 @@
-"""Objects in this process's memory, on fsspec's memory file system: for tests. All is gone when the
-process ends.
-"""
+"""Backend in the memory of this process, on fsspec's memory file system: for tests."""
 
 import threading
 
@@ -9,15 +7,13 @@ import fsspec
 from storage.errors import NotFoundError
 from storage.store.backend import Keys, check_size
 
-# fsspec's memory files share one read position, and its directory of files is one dict of the
-# process: every access is taken in turn, over all stores.
+# fsspec's memory files share one read position, and all of them are in one dict of the process:
+# accesses of all stores are serialized.
 _lock = threading.Lock()
 
 
 class MemoryObjects:
-    """A `Backend` below `root` (`/name/prefix`), shared by all stores of this process with the same
-    root.
-    """
+    """A `Backend` below `root` (`/name/prefix`), shared by all stores of the process with it."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -54,9 +50,9 @@ class MemoryObjects:
             return self._path(key) in self._fs.store
 
     def list(self, prefix: str, start_after: str) -> Keys:
-        cut = len(self.root) + 1
+        start = len(self.root) + 1
         with _lock:
-            keys = [path[cut:] for path in self._fs.store if path.startswith(self._path(prefix))]
+            keys = [path[start:] for path in self._fs.store if path.startswith(self._path(prefix))]
         return sorted(key for key in keys if key > start_after)
 
     def folders(self, prefix: str) -> Keys:

@@ -117,7 +117,7 @@ class ObjectStore:
             check_size(key, len(body), f"{self.url}/{key}")
         except CorruptError as error:
             raise ConfigError(
-                f"{error}, or it could not be read; make prompts, orders or the recipe smaller"
+                f"{error}, or readers reject it; make prompts, orders or the recipe smaller"
             ) from None
 
         def create_or_compare() -> bool:
@@ -164,7 +164,7 @@ class ObjectStore:
         return [path[len(self.prefix) :] for path in paths if _is_key(path)]
 
     def folders(self, prefix: str = "") -> Keys:
-        """List the names of the folders directly below `prefix`, sorted. Their keys are not read."""
+        """List the names of the folders directly below `prefix`, sorted, without their contents."""
         folder = self._folder(prefix)
         names = self._retry(lambda: self.backend.folders(folder))
         return [name for name in names if _is_key(name)]
@@ -272,7 +272,7 @@ def check_store(store: ObjectStore) -> None:
 
 
 def _is_key(key: str) -> bool:
-    """Return whether all parts are printable names, none of them `.`, `..` or a temporary file's."""
+    """Return whether all parts are printable names, none `.`, `..` or that of a temporary file."""
     parts = key.split("/")
     return key.isprintable() and not any(
         part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts

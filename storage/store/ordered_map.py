@@ -1,6 +1,4 @@
-"""Work that runs ahead on threads, and whose results come in order. Knows nothing of what the work
-is.
-"""
+"""A parallel `map` with results in the order of the inputs and a limit on the work in progress."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,24 +17,28 @@ def ordered_map(
     budget: float,
     cost: Callable[[X], float] = lambda _: 1.0,
 ) -> Iterator[Y]:
-    """`work` of every input, in the order of the inputs, on up to `threads` threads.
+    """Yield `work` of every input, in the order of the inputs, computed on `threads` threads.
 
-    What is in work or waits to be taken costs at most `budget` together, but one input is always
-    worked on. What `work` raises is raised in its place; nothing new is begun then.
+    Args:
+        budget: limit on the total cost of inputs whose results were not yielded yet. One input may
+            exceed it alone.
+
+    Raises:
+        Exception: that of `work`, in the place of its result. No further work is started then.
     """
     pool = ThreadPoolExecutor(threads)
-    ahead: deque[tuple[float, Future[Y]]] = deque()
-    spent = 0.0
+    pending: deque[tuple[float, Future[Y]]] = deque()
+    pending_cost = 0.0
     try:
-        for one in inputs:
-            price = cost(one)
-            while ahead and spent + price > budget:
-                paid, first = ahead.popleft()
-                yield first.result()
-                spent -= paid
-            ahead.append((price, pool.submit(work, one)))
-            spent += price
-        while ahead:
-            yield ahead.popleft()[1].result()
+        for item in inputs:
+            item_cost = cost(item)
+            while pending and pending_cost + item_cost > budget:
+                oldest_cost, oldest = pending.popleft()
+                yield oldest.result()
+                pending_cost -= oldest_cost
+            pending.append((item_cost, pool.submit(work, item)))
+            pending_cost += item_cost
+        while pending:
+            yield pending.popleft()[1].result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

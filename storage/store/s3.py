@@ -1,8 +1,8 @@
-"""Objects of an S3 bucket (or a compatible store) through s3fs. Knows nothing of runs.
+"""Backend on an S3 bucket, or a compatible store, through s3fs.
 
-Put-if-absent is one plain PUT with `If-None-Match: *`. s3fs's own ways to write exclusively are not
-used: an exclusive `open` can truncate a standing object, and large writes become multipart uploads
-whose condition some servers ignore.
+Put-if-absent is one plain PUT with `If-None-Match: *`. The exclusive writes of s3fs are not used:
+an exclusive `open` can truncate an existing object, and large writes become multipart uploads whose
+condition some servers ignore.
 """
 
 import os
@@ -16,12 +16,12 @@ from storage.store.backend import Keys, check_size
 from storage.store.s3_url import S3Location
 
 CREATE_BYTES_MAX = 5 * 2**30
-"""S3's bound of a single PUT."""
+"""S3's limit of a single PUT."""
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 CONNECTIONS_MAX = 64
 PAGE_KEYS_MAX = 1000
-"""Keys in one answer of a listing; S3 gives no more."""
+"""Keys in one response of a listing: S3's limit."""
 
 Pages: TypeAlias = list[dict[str, Any]]
 
@@ -34,40 +34,42 @@ _TRANSIENT_CODES = {
     "Throttling",
     "ThrottlingException",
 }
-"""Error codes that arrive with status 400 or 403 and yet go away by themselves."""
+"""Error codes with status 400 or 403 after which a retry may succeed."""
 
 
 class S3Objects:
-    """A `Backend` below `s3://bucket/root`. What `place` does not name comes from `AWS_…` variables
-    or `~/.aws`.
+    """A `Backend` below `s3://bucket/root`.
+
+    Endpoint, region and credentials that `location` does not have come from `AWS_…` variables or
+    `~/.aws`.
     """
 
-    def __init__(self, place: S3Location) -> None:
-        self.place = place
-        self.bucket = place.bucket
-        self.root = f"{place.root}/" if place.root else ""
-        self._guard = threading.Lock()
-        self._opened: tuple[int, Any] | None = None
+    def __init__(self, location: S3Location) -> None:
+        self.location = location
+        self.bucket = location.bucket
+        self.root = f"{location.root}/" if location.root else ""
+        self._lock = threading.Lock()
+        self._filesystem: tuple[int, Any] | None = None
+        """Process id and the s3fs instance of this process."""
 
     def read(self, key: str) -> bytes:
         from fsspec.asyn import sync
 
         async def get(filesystem: Any) -> bytes:
-            """One GET: its answer begins with the size, which is judged before the rest is
-            awaited.
-            """
-            answer = await filesystem._call_s3(
+            """Send one GET; the size in the header is checked before the body is received."""
+            response = await filesystem._call_s3(
                 "get_object", Bucket=self.bucket, Key=self.root + key
             )
             try:
-                check_size(key, answer["ContentLength"], self._name(key))
-                return bytes(await answer["Body"].read())
+                check_size(key, response["ContentLength"], self._name(key))
+                return bytes(await response["Body"].read())
             finally:
-                answer["Body"].close()
+                response["Body"].close()
 
         with self._translated(key):
             filesystem = self._fs()
-            return sync(filesystem.loop, get, filesystem)  # type: ignore[no-any-return]  # fsspec has no types
+            body: bytes = sync(filesystem.loop, get, filesystem)
+            return body
 
     def read_part(self, key: str, start: int, end: int) -> bytes:
         with self._translated(key):
@@ -90,8 +92,8 @@ class S3Objects:
             try:
                 self._call("put_object", Key=self.root + key, Body=bytes(body), IfNoneMatch="*")
             except OSError as error:
-                # s3fs says FileExistsError only when the server names the failed condition; the
-                # status always tells.
+                # The status is reliable; s3fs raises FileExistsError only if the server names the
+                # failed condition.
                 if _status(error) == 412:
                     return False
                 raise
@@ -118,8 +120,8 @@ class S3Objects:
 
     def folders(self, prefix: str) -> Keys:
         pages = self._pages(prefix, Delimiter="/")
-        found = [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ())]
-        return [name[len(self.root + prefix) :].rstrip("/") for name in found]
+        paths = [entry["Prefix"] for page in pages for entry in page.get("CommonPrefixes", ())]
+        return [path[len(self.root + prefix) :].rstrip("/") for path in paths]
 
     def delete(self, key: str) -> None:
         with self._translated(key):
@@ -145,66 +147,67 @@ class S3Objects:
         return self._fs().call_s3(method, Bucket=self.bucket, **arguments)
 
     def _fs(self) -> Any:
-        """One s3fs instance a process: its loop does not survive a fork, and fsspec's cache keeps
-        one a thread.
+        """Return the s3fs instance of this process.
+
+        Its event loop does not survive a fork, and fsspec's own cache would make one for each
+        thread.
         """
-        with self._guard:
-            if self._opened is None or self._opened[0] != os.getpid():
-                self._opened = (os.getpid(), _open(self.place))
-            return self._opened[1]
+        with self._lock:
+            if self._filesystem is None or self._filesystem[0] != os.getpid():
+                self._filesystem = (os.getpid(), _open(self.location))
+            return self._filesystem[1]
 
     def _name(self, key: str) -> str:
-        return f"s3://{self.bucket}/{self.root}{key}{self.place.at_endpoint}"
+        return f"s3://{self.bucket}/{self.root}{key}{self.location.at_endpoint}"
 
     @contextmanager
     def _translated(self, key: str) -> Iterator[None]:
-        """Turns what s3fs, botocore or the network said about `key` into the project's error."""
+        """Translate exceptions of s3fs, botocore and the network into `storage.errors`."""
         try:
             yield
         except AstraFlowError:
             raise
         except _network_errors() as error:
-            raise _sorted(error, self.place, self._name(key)) from error
+            raise _translate(error, self.location, self._name(key)) from error
 
 
-def _sorted(error: Exception, place: S3Location, name: str) -> AstraFlowError:
-    """What the failure of a request for the object `name` means."""
+def _translate(error: Exception, location: S3Location, name: str) -> AstraFlowError:
+    """Return the error of `storage.errors` for a failed request for the object `name`."""
     status, code = _status(error), _code(error)
     if code == "NoSuchBucket":
         return ConfigError(
-            f"the bucket {place.bucket}{place.at_endpoint} does not exist; create it, or correct "
-            "the store's URL"
+            f"the bucket {location.bucket}{location.at_endpoint} does not exist; create it, or "
+            "correct the store's URL"
         )
     if status == 404 or isinstance(error, FileNotFoundError):
         return NotFoundError(f"there is no object {name}")
     if _needs_person(error):
-        return ConfigError(f"{name} cannot be reached: {error}; correct {place.credentials}")
+        return ConfigError(f"{name} cannot be reached: {error}; correct {location.credentials}")
     if status is None or status >= 500 or status in _TRANSIENT_STATUSES or code in _TRANSIENT_CODES:
-        return TransientError(
-            f"{name} did not answer as it should: {type(error).__name__}: {error}"
-        )
+        return TransientError(f"a request for {name} failed: {type(error).__name__}: {error}")
     if status in (401, 403):
         return ConfigError(
-            f"access to {name} is denied ({code}); check {place.credentials} and the bucket's "
+            f"access to {name} is denied ({code}); check {location.credentials} and the bucket's "
             "policy"
         )
-    return ConfigError(f"the store refused {name} with status {status} ({code}): {error}")
+    return ConfigError(f"the store rejected {name} with status {status} ({code}): {error}")
 
 
-def _open(place: S3Location) -> Any:
+def _open(location: S3Location) -> Any:
+    """Make the s3fs instance of a location; it does not retry and does not cache listings."""
     try:
         import s3fs
     except ImportError as error:
         raise ConfigError("a store on S3 needs the package s3fs; install astraflow[s3]") from error
-    own = _of_profile(place.profile)
-    # The listings cache would hide what other writers made.
+    settings = _profile_settings(location.profile)
+    # The listings cache would hide objects of other writers.
     filesystem = s3fs.S3FileSystem(
         skip_instance_cache=True,
         use_listings_cache=False,
         default_fill_cache=False,
-        profile=place.profile or None,
-        endpoint_url=place.endpoint or own.get("endpoint_url"),
-        client_kwargs={"region_name": own["region"]} if "region" in own else {},
+        profile=location.profile or None,
+        endpoint_url=location.endpoint or settings.get("endpoint_url"),
+        client_kwargs={"region_name": settings["region"]} if "region" in settings else {},
         config_kwargs={
             "connect_timeout": CONNECT_TIMEOUT_S,
             "read_timeout": READ_TIMEOUT_S,
@@ -212,13 +215,14 @@ def _open(place: S3Location) -> Any:
             "retries": {"total_max_attempts": 1},
         },
     )
-    filesystem.retries = 1  # tries are counted in one place, `ObjectStore`
+    filesystem.retries = 1  # `ObjectStore` retries
     return filesystem
 
 
-def _of_profile(profile: str) -> dict[str, Any]:
-    """What `~/.aws/config` says of a profile. botocore would let AWS_ENDPOINT_URL and
-    AWS_DEFAULT_REGION, which are the home store's, win over it.
+def _profile_settings(profile: str) -> dict[str, Any]:
+    """Read the settings of a profile from `~/.aws/config`.
+
+    botocore would prefer AWS_ENDPOINT_URL and AWS_DEFAULT_REGION, which belong to the home store.
     """
     from botocore.session import Session
 
@@ -226,9 +230,7 @@ def _of_profile(profile: str) -> dict[str, Any]:
 
 
 def _response(error: BaseException | None) -> dict[str, Any]:
-    """The server's answer, wherever in the chain of causes botocore left it; empty when there was
-    none.
-    """
+    """Return the server's response from the chain of causes; empty without one."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -247,9 +249,7 @@ def _code(error: BaseException) -> str:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """What s3fs raises, and what escapes it untranslated: failed connections, and bodies that end
-    too early.
-    """
+    """Return the exceptions of s3fs, and those of connections that it does not translate."""
     from aiohttp import ClientError
     from botocore.exceptions import BotoCoreError
 
@@ -257,7 +257,7 @@ def _network_errors() -> tuple[type[Exception], ...]:
 
 
 def _needs_person(error: BaseException) -> bool:
-    """Failures before any request was sent, which no retry mends."""
+    """Return whether no request was sent, because of wrong settings that a person must correct."""
     from botocore import exceptions
 
     kinds = (

@@ -198,7 +198,91 @@ def blob_of(entry: HostTensor) -> memoryview:
     """Return the change that an entry of a file holds; CorruptError for one of another form."""
     if entry.dtype != "U8" or len(entry.shape) != 1:
         raise CorruptError(
-            f"the entry is {entry.dtype} {list(entry.shape)}; a change is bytes (U8 of one "
+            f"{where} makes {made_bytes} bytes of tensors of a base of {base_bytes}: more than "
+            f"{GROWTH_MAX} times"
+        )
+
+    def make(one: tuple[Entry, HostTensor | None]) -> tuple[Entry, HostTensor, str]:
+        entry, found = one
+        info, place = infos[first[entry]], f"{where}/{entry[0]}"
+        if not info.source:
+            return entry, _whole(place, found, info), ""
+        source = _source(place, info, base)
+        alone = id(source) in own and uses[id(source)] == 1
+        made_digest = Digest()
+        stored_change = _stored(place, found)
+        try:
+            tensor = deltas.apply(
+                source,
+                blob_of(stored_change),
+                in_place=alone,
+                into=None if alone else _taken(room, source),
+                tell=_nobody if digested is None else made_digest.update,
+            )
+        except CorruptError as error:
+            raise CorruptError(f"{place}, the change of {first[entry]}: {error}") from error
+        return entry, tensor, str(made_digest)
+
+    given = (
+        (entry, contents.get(entry[1])) for file, contents in stored for entry in by_file[file.name]
+    )
+    made: dict[Entry, HostTensor] = {}
+    digests: dict[Entry, str] = {}
+    for entry, tensor, told in ordered_map(make, given, threads=threads, budget=2 * threads):
+        made[entry], digests[entry] = tensor, told
+    if digested is not None:
+        digested |= {
+            name: digests[entries[name]]
+            for name, info in infos.items()
+            if info.file and info.source
+        }
+    sources = {name: _source(where, info, base) for name, info in infos.items() if not info.file}
+    kept = {
+        key: _owned(source)
+        for key, source in {id(source): source for source in sources.values()}.items()
+    }
+    return {
+        name: made[entries[name]] if info.file else kept[id(sources[name])]
+        for name, info in infos.items()
+    }
+
+
+def _nobody(new: Bits) -> None:
+    """Whom it is told when nobody asks for digests."""
+
+
+def room(tensors: Iterable[HostTensor]) -> Room:
+    """The memory of tensors that nobody uses any more, by what fits into it; none of parts of a
+    file's memory.
+    """
+    found: Room = {}
+    for tensor in {id(tensor.bits): tensor for tensor in tensors}.values():
+        if (
+            tensor.bits.flags.writeable
+            and tensor.bits.flags.c_contiguous
+            and tensor.bits.base is None
+        ):
+            found.setdefault((tensor.dtype, tensor.shape), []).append(tensor.bits)
+    return found
+
+
+def _taken(room: Room, like: HostTensor) -> Bits | None:
+    with suppress(KeyError, IndexError):  # other threads take from it too
+        return room[like.dtype, like.shape].pop()
+    return None
+
+
+def _stored(place: str, stored: HostTensor | None) -> HostTensor:
+    if stored is None:
+        raise CorruptError(f"{place} does not hold a tensor that its manifest lists")
+    return stored
+
+
+def blob_of(stored: HostTensor) -> memoryview:
+    """The change that an entry of a file holds; CorruptError when the entry is of another form."""
+    if stored.dtype != "U8" or len(stored.shape) != 1:
+        raise CorruptError(
+            f"the entry is {stored.dtype} {list(stored.shape)}; a change is bytes (U8 of one "
             "dimension)"
         )
     return entry.bits.data

@@ -322,7 +322,7 @@ def test_an_object_that_is_too_large_for_its_kind_is_neither_written_nor_read(
     ):
         store.get("shards/0.arrow")
     with pytest.raises(
-        ConfigError, match=r"shards/1\.arrow has 5 bytes; .* has at most 4, or it could not be read"
+        ConfigError, match=r"shards/1\.arrow has 5 bytes; .* has at most 4, or readers reject it"
     ):
         store.create("shards/1.arrow", b"54321")
     with pytest.raises(ConflictError):

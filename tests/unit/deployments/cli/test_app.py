@@ -140,7 +140,7 @@ def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PREFECT_API_URL", "nonsense")
     said = _call("deploy")
     assert said.exit_code == 2
-    assert "PREFECT_API_URL=nonsense is no address of a server" in said.stderr
+    assert "PREFECT_API_URL=nonsense is not the address of a server" in said.stderr
 
 
 @pytest.mark.parametrize("command", ["up", "run"])
@@ -148,7 +148,7 @@ def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
     ("url", "words"),
     [
         ("foo://x", "unknown scheme 'foo'"),
-        ("{tmp}/file/store", "a file stands where a folder belongs"),
+        ("{tmp}/file/store", "a file is where a folder belongs"),
     ],
 )
 def test_a_store_that_cannot_be_used_is_told_before_anything_starts(

@@ -101,7 +101,7 @@ def test_an_address_that_is_none_fails_and_is_not_asked(
     )
     (check,) = doctor._addresses()
     assert check.found == (
-        f"PREFECT_API_URL={url} is no address of a server; write it as http://HOST:4200/api, or "
+        f"PREFECT_API_URL={url} is not the address of a server; write it as http://HOST:4200/api, or "
         "unset it"
     )
 

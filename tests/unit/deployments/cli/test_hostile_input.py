@@ -324,7 +324,7 @@ def test_an_address_of_prefect_that_is_none_is_one_sentence(
     assert said.exit_code == 2
     assert said.stderr.startswith("PREFECT_API_URL=")
     assert said.stderr.endswith(
-        "is no address of a server; write it as http://HOST:4200/api, or unset it\n"
+        "is not the address of a server; write it as http://HOST:4200/api, or unset it\n"
     )
     assert len(said.stderr) < 300
 

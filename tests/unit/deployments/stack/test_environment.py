@@ -64,7 +64,7 @@ def test_no_secret_reaches_a_work_pool(home: Home, monkeypatch: pytest.MonkeyPat
 
 def test_a_store_url_with_credentials_is_kept_from_a_work_pool() -> None:
     with pytest.raises(
-        ConfigError, match=r"ASTRAFLOW_STORE holds a credential beside the address s3://bucket"
+        ConfigError, match=r"ASTRAFLOW_STORE contains a credential beside the address s3://bucket"
     ):
         environment.of_pool({"ASTRAFLOW_STORE": "s3://key:hidden@bucket"})
 
@@ -224,12 +224,12 @@ def test_an_address_with_credentials_is_kept_from_a_work_pool_and_from_commands(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        ConfigError, match=f"{variable} holds a credential beside the address https://host/api"
+        ConfigError, match=f"{variable} contains a credential beside the address https://host/api"
     ):
         environment.of_pool({variable: "https://me:hidden@host/api"})
     monkeypatch.setenv(variable, "https://me:hidden@host/api")
     with pytest.raises(
-        ConfigError, match=f"{variable} holds a credential beside the address https://host/api"
+        ConfigError, match=f"{variable} contains a credential beside the address https://host/api"
     ):
         environment.given(variable)
 

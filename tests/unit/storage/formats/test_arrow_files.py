@@ -217,11 +217,11 @@ def test_metadata_of_an_older_version_is_refused_because_it_may_compress_in_a_wa
 
 
 def test_nulls_are_refused_even_with_a_true_digest() -> None:
-    with pytest.raises(CorruptError, match="the column n of a test file holds nulls"):
+    with pytest.raises(CorruptError, match="the column n of a test file has nulls"):
         arrow_files.decode(crafted(columns(n=pa.array([None], type=pa.int32()))), SCHEMA, "test")
     flat = pa.array([1, None], type=pa.int32())
     holed = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), flat, type=list_of(pa.int32()))
-    with pytest.raises(CorruptError, match="the column tokens of a test file holds nulls"):
+    with pytest.raises(CorruptError, match="the column tokens of a test file has nulls"):
         arrow_files.decode(crafted(columns(tokens=holed)), SCHEMA, "test")
 
 
@@ -230,7 +230,7 @@ def test_a_null_that_hides_in_a_dictionary_is_refused(words: list[str | None]) -
     indices = pa.array([len(words) - 1], type=pa.int32())
     hidden = pa.DictionaryArray.from_arrays(indices, pa.array(words, type=pa.string()))
     assert hidden.null_count == 0  # Arrow counts the indices alone
-    with pytest.raises(CorruptError, match="the column word of a test file holds nulls"):
+    with pytest.raises(CorruptError, match="the column word of a test file has nulls"):
         arrow_files.decode(crafted(columns(word=hidden)), SCHEMA, "test")
 
 

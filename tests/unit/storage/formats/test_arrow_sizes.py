@@ -300,9 +300,9 @@ def test_a_vector_of_more_entries_than_there_are_bytes_is_refused() -> None:
 def test_the_footer_ends_the_file_and_may_be_all_of_it() -> None:
     body = ended(b"")
     arrow_sizes.check_file(body)
-    assert "the footer does not end the file" in fault(body[:-1] + b"2")
-    assert "the footer does not end the file" in fault(body[1:])
-    assert "the footer does not end the file" in fault(body + b"\0")
+    assert "the footer is not at the end of the file" in fault(body[:-1] + b"2")
+    assert "the footer is not at the end of the file" in fault(body[1:])
+    assert "the footer is not at the end of the file" in fault(body + b"\0")
 
 
 @pytest.mark.parametrize("size", [0, 5, 9, 10])

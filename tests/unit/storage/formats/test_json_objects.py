@@ -165,7 +165,7 @@ def test_no_value_is_taken_for_one_of_another_type(fields: str, place: str) -> N
         (b"", "orders/1 is not JSON"),
         (b"{", "orders/1 is not JSON"),
         (b"\xff\xfe", "orders/1 is not JSON"),
-        (b"[]", "orders/1 holds a JSON list where an object belongs"),
+        (b"[]", "orders/1 is a JSON list where an object belongs"),
         (b"{}", "orders/1 has format None; this release reads format 1"),
         (b'{"format": 2}', "orders/1 has format 2"),
         (b'{"format": true}', "orders/1 has format True"),
@@ -185,7 +185,7 @@ def test_an_integer_that_nobody_would_read_is_refused_when_it_is_written() -> No
     assert json.loads(dump({"state": 2**128 - 1})) == {"state": 2**128 - 1}
     with pytest.raises(
         ConfigError,
-        match="what shall be stored has an integer of 129 bits; at most 128 are read; use a smaller",
+        match="the value to store has an integer of 129 bits; at most 128 are read; use a smaller",
     ):
         dump({"state": [{"x": 2**128}]})
 

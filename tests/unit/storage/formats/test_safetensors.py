@@ -123,7 +123,7 @@ def test_tensors_read_are_views_that_cannot_be_written() -> None:
         (HostTensor("BF16", (3,), np.zeros(2, dtype=np.uint16)), "found uint16 \\(2,\\)"),
         (
             HostTensor("C64", (2,), np.zeros(2, dtype=np.complex64)),
-            "has the dtype 'C64'; safetensors knows",
+            "has the dtype 'C64'; safetensors supports",
         ),
     ],
 )

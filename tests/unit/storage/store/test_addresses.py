@@ -69,7 +69,7 @@ def test_the_refusal_names_the_variables_to_use_instead(variable: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_no_credentials(variable, "https://me:s3cr3t@host/api")
     assert str(refused.value).startswith(
-        f"{variable} holds a credential beside the address https://host/api"
+        f"{variable} contains a credential beside the address https://host/api"
     )
     assert VARIABLES[variable] in str(refused.value)
     assert "s3cr3t" not in str(refused.value)
@@ -107,6 +107,6 @@ def test_no_command_prints_a_credential_or_leaves_it_in_the_home(
         assert "s3cr3t" not in done.stdout + done.stderr, command
         if command[0] in ("up", "run"):
             assert done.returncode == 2, command
-            assert f"{variable} holds a credential" in done.stderr, command
+            assert f"{variable} contains a credential" in done.stderr, command
     for file in (tmp_path / "home").rglob("*"):
         assert file.is_dir() or b"s3cr3t" not in file.read_bytes()

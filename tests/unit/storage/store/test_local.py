@@ -100,7 +100,7 @@ def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(
         (
             errno.ENOSPC,
             ConfigError,
-            r"no space left to write .*/a .*; free some, or set ASTRAFLOW_STORE elsewhere",
+            r"no space left to write .*/a .*; free some, or set ASTRAFLOW_STORE to another folder",
         ),
         (errno.EDQUOT, ConfigError, "no space left"),
         (errno.EACCES, ConfigError, r"access to .*/a is denied .*; correct its permissions"),
@@ -132,7 +132,7 @@ def test_a_file_system_without_links_is_refused(
 
 def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
-    with pytest.raises(ConfigError, match="a file stands where a folder belongs"):
+    with pytest.raises(ConfigError, match="a file is where a folder belongs"):
         LocalFiles(tmp_path / "file").create("a", b"x")
 
 
@@ -248,9 +248,7 @@ def test_the_folder_of_the_store_itself_may_be_reached_through_a_link(tmp_path: 
 def test_a_pipe_in_the_store_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     store, _ = tell_tale(tmp_path)
     os.mkfifo(store.root / "runs/r/run.json")
-    with pytest.raises(
-        CorruptError, match=r"run\.json is no file but a pipe, a socket or a device"
-    ):
+    with pytest.raises(CorruptError, match=r"run\.json is a pipe, a socket or a device"):
         store.read("runs/r/run.json")
 
 
@@ -264,7 +262,7 @@ def test_a_socket_in_the_store_is_refused_and_not_tried_again(
     with socket.socket(socket.AF_UNIX) as planted:
         planted.bind("run.json")
         with pytest.raises(
-            CorruptError, match=r"run\.json is no file but a pipe, a socket or a device; remove it"
+            CorruptError, match=r"run\.json is a pipe, a socket or a device, not a file; remove it"
         ):
             store.read("runs/r/run.json")
 
@@ -327,7 +325,7 @@ def test_a_file_in_the_place_of_a_folder_is_not_taken_for_an_empty_one(tmp_path:
     ):
         with pytest.raises(
             ConfigError,
-            match=r"/heartbeats cannot be an object .* a file stands where a folder belongs",
+            match=r"/heartbeats cannot be an object .* a file is where a folder belongs",
         ):
             verb()
 
@@ -339,7 +337,7 @@ def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> 
     assert len(store.get("stop.json")) == BYTES_MAX
     with pytest.raises(
         ConfigError,
-        match=r"orders/0\.json has 134,217,729 bytes; .* at most 134,217,728, .* nobody would read",
+        match=r"orders/0\.json has 134,217,729 bytes; .* at most 134,217,728, .* readers reject it",
     ):
         store.create("orders/0.json", bytes(BYTES_MAX + 1))
     for name, most in (

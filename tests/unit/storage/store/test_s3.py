@@ -178,9 +178,9 @@ def test_refusals_name_the_object_and_what_to_correct(
         "the bucket bucket at http://host:9000 does not exist; create it"
     )
     assert told(400, "InvalidArgument").startswith(
-        f"the store refused {name} with status 400 (InvalidArgument): "
+        f"the store rejected {name} with status 400 (InvalidArgument): "
     )
-    assert told(503, "SlowDown").startswith(f"{name} did not answer as it should: ")
+    assert told(503, "SlowDown").startswith(f"a request for {name} failed: ")
 
 
 def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_rival(
@@ -337,7 +337,9 @@ def test_the_connection_has_short_timeouts_and_no_retries_of_its_own(
 
     monkeypatch.setattr(s3fs, "S3FileSystem", Filesystem)
     monkeypatch.setattr(
-        s3, "_of_profile", lambda profile: {"endpoint_url": "http://own", "region": "eu-west-1"}
+        s3,
+        "_profile_settings",
+        lambda profile: {"endpoint_url": "http://own", "region": "eu-west-1"},
     )
     assert s3._open(S3Location("bucket", profile="eu")).retries == 1
     s3._open(PLACE)

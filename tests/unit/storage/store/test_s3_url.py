@@ -66,14 +66,14 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str, shown: str)
     told = refusal(url)
     assert shown in told
     assert SECRET not in told
-    assert "https://…" in told or "credentials stand in AWS_… variables or in a profile" in told
+    assert "https://…" in told or "credentials belong in AWS_… variables or in a profile" in told
 
 
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("s3:///x", "names no bucket"),
-        ("s3://?profile=eu", "names no bucket"),
+        ("s3:///x", "has no bucket"),
+        ("s3://?profile=eu", "has no bucket"),
         ("s3://bucket?regoin=eu", "unknown parameter regoin; it takes endpoint and profile"),
         ("s3://bucket?profile=", "needs one value for its parameter profile"),
         ("s3://bucket?profile=a&profile=b", "needs one value for its parameter profile"),
