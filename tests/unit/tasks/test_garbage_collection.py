@@ -188,7 +188,7 @@ def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: Obje
     assert data(made["frozen"]) == list(range(LAST + 1))
     (words,) = said
     assert words.startswith(
-        "sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); lets go of 1–7, "
+        "sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); deletes 1–7, "
     )
     page = garbage_collection.markdown(done)
     assert "| sound | solver | 0: the base model; 8–9: one of the newest 2 | 1–7 | " in page
