@@ -1,15 +1,15 @@
-"""What `gc` does with a run, for the command and for the flow: weights that no kept version needs
-go at home, then in the regions' mirrors, then what killed writers left.
+"""Garbage collection of runs, for the command and for the flow: weights that no kept version needs
+are deleted at home, then in the regions' mirrors, then what killed writers left.
 
-    survey   what stays and why, what would go ──▶ remove   it goes
-    collect  both for many runs; one that is damaged is told, and the others go on
+    survey   what is kept and why, what is to be deleted ──▶ remove   deletes it
+    collect  both for many runs; one that is damaged is reported and skipped
 
-A mirror that is away holds up nobody: it is told, and the next gc finishes it.
+A mirror that does not answer is reported, and finished by the next gc.
 """
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage import layout
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 HOME = "home"
 MIRROR_PATIENCE_S = 10.0
-"""A call on a mirror gives up after so long."""
+"""A call on a mirror gives up after this time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyedStore:
-    """One store of a run: its own, or a mirror."""
+    """One store of a run, home or a mirror, and what is to be deleted there."""
 
     name: str
-    """`home`, or the regions that the mirror serves."""
+    """`home`, or the regions of the mirror."""
     store: ObjectStore
     plans: tuple[RetirementPlan, ...]
-    """One for each policy."""
+    """One of each policy."""
     orphans: tuple[str, ...]
     """Keys of data files that nothing names."""
     unfinished: Mapping[str, int]
@@ -45,46 +45,50 @@ class SurveyedStore:
 
     @property
     def num_bytes(self) -> int:
-        """Of all that goes, as far as that is known without asking for each file."""
+        """Bytes to delete, as far as they are known without a request for each file."""
         return sum(plan.num_bytes for plan in self.plans) + sum(self.unfinished.values())
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What of one run stays, and what would go."""
+    """What is kept and what is to be deleted of one run."""
 
     run_id: str
     home: SurveyedStore
     mirrors: tuple[SurveyedStore, ...]
     away: Mapping[str, str]
-    """Mirrors that do not answer: their regions → why."""
+    """Regions of mirrors that do not answer → why."""
 
     @property
-    def places(self) -> tuple[SurveyedStore, ...]:
+    def stores(self) -> tuple[SurveyedStore, ...]:
+        """Home, then the mirrors."""
         return self.home, *self.mirrors
 
     @property
     def num_bytes(self) -> int:
-        return sum(place.num_bytes for place in self.places)
+        """Bytes to delete in all stores."""
+        return sum(surveyed.num_bytes for surveyed in self.stores)
 
 
 @dataclass
 class Collected:
-    """What `collect` found in the runs of a store, and did where it was told to."""
+    """The result of `collect`."""
 
     applied: bool
+    """Whether anything was deleted, not only surveyed."""
     surveys: list[Survey] = field(default_factory=list)
     away: dict[str, str] = field(default_factory=dict)
-    """Mirrors that do not answer: the run and their regions → why."""
+    """Run and regions of mirrors that are not finished → why."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Runs that could not be worked on → why."""
+    """Runs that could not be surveyed or cleaned → why."""
 
 
 def survey(
     run: ObjectStore, run_id: str, config: RunConfig, wanted: Retention, now_s: float | None = None
 ) -> Survey:
-    """Look at home and at every mirror; changes nothing. Versions that are still to be evaluated
-    stay. Raises what `storage.weights.retention.plan` raises.
+    """Survey home and every mirror, without a change.
+
+    Versions that are still to be evaluated are kept. Raises what `retention.plan` raises.
     """
     now = time.time() if now_s is None else now_s
     versions = {policy: set(named) for policy, named in (wanted.versions or {}).items()}
@@ -95,53 +99,59 @@ def survey(
         retention.plan(run, policy, replace(wanted, versions=versions), now)
         for policy in config.policies
     )
-    going = {key for plan in plans for keys in plan.retired.values() for key in keys}
-    unlisted = [key for policy in config.policies for key in orphans.orphans(run, policy, now)]
+    retired_keys = {key for plan in plans for keys in plan.retired.values() for key in keys}
+    orphan_keys = [key for policy in config.policies for key in orphans.orphans(run, policy, now)]
     home = SurveyedStore(
         name=HOME,
         store=run,
         plans=plans,
-        orphans=tuple(key for key in unlisted if key not in going),
+        orphans=tuple(key for key in orphan_keys if key not in retired_keys),
         unfinished=orphans.unfinished(run, now),
     )
-    found: list[SurveyedStore] = []
+    mirrors: list[SurveyedStore] = []
     away: dict[str, str] = {}
     for name, url in _mirrors(config):
         try:
             mirror = replication.of_run(run, url)
             mirror = replace(mirror, patience_s=min(mirror.patience_s, MIRROR_PATIENCE_S))
-            there = tuple(retention.plan_mirror(run, mirror, plan) for plan in plans)
-            found.append(
+            mirror_plans = tuple(retention.plan_mirror(run, mirror, plan) for plan in plans)
+            mirrors.append(
                 SurveyedStore(
                     name=name,
                     store=mirror,
-                    plans=there,
+                    plans=mirror_plans,
                     orphans=(),
                     unfinished=orphans.unfinished(mirror, now),
                 )
             )
         except AstraFlowError as error:
             away[name] = str(error)
-    return Survey(run_id, home, tuple(found), away)
+    return Survey(run_id, home, tuple(mirrors), away)
 
 
-def remove(found: Survey) -> dict[str, str]:
-    """Let go of what the survey says may go. Returns the mirrors that are not finished: their
-    regions → why. ConfigError when the run is frozen; whatever else fails at home is raised too.
+def remove(surveyed: Survey) -> dict[str, str]:
+    """Delete what the survey lists.
+
+    Returns:
+        Regions of mirrors that are not finished → why.
+
+    Raises:
+        ConfigError: the run is frozen.
+        AstraFlowError: home failed in any other way.
     """
-    home, unfinished = found.home, dict(found.away)
+    home, unfinished = surveyed.home, dict(surveyed.away)
     for plan in home.plans:
         retention.retire(home.store, plan)
     for key in home.orphans:
         home.store.delete(key)
     orphans.remove_unfinished(home.store, home.unfinished)
-    for place in found.mirrors:
+    for mirror in surveyed.mirrors:
         try:
-            for plan in place.plans:
-                retention.retire_mirror(home.store, place.store, plan)
-            orphans.remove_unfinished(place.store, place.unfinished)
+            for plan in mirror.plans:
+                retention.retire_mirror(home.store, mirror.store, plan)
+            orphans.remove_unfinished(mirror.store, mirror.unfinished)
         except AstraFlowError as error:
-            unfinished[place.name] = str(error)
+            unfinished[mirror.name] = str(error)
     return unfinished
 
 
@@ -154,129 +164,128 @@ def collect(
     apply: bool,
     say: Callable[[str], None] = log.info,
 ) -> Collected:
-    """Survey the runs named, or all that are not frozen, and where `apply` says so let go. A line
-    for each policy is said.
+    """Survey runs and, with `apply`, delete what the surveys list.
 
-    A word of `keep` (POLICY@VERSION) speaks of every run that has the policy, and to one that lacks
-    the version it says nothing; ConfigError, before anything is done, when no run has the policy.
-    Runs that cannot be worked on are told and skipped.
+    A run that cannot be surveyed or cleaned is reported and skipped.
+
+    Args:
+        run_ids: all runs that are not frozen, where it is empty.
+        keep: versions to keep, as POLICY@VERSION, in every run that has them.
+        say: receives a line of text for each policy.
+
+    Raises:
+        ConfigError: no run has a policy of `keep`; nothing was done then.
     """
-    done = Collected(apply)
-    configs = dict(_configs(store, run_ids, done))
+    collected = Collected(apply)
+    configs = dict(_configs(store, run_ids, collected))
     policies = dict.fromkeys(policy for config in configs.values() for policy in config.policies)
     named = retention.named(keep, policies) if configs else {}
     for run_id, config in configs.items():
         try:
-            found = survey(
+            surveyed = survey(
                 store.sub(layout.run_prefix(run_id)),
                 run_id,
                 config,
                 replace(wanted, versions=named),
             )
-            away = remove(found) if apply else found.away
+            away = remove(surveyed) if apply else surveyed.away
         except AstraFlowError as error:
-            _skip(done, run_id, error)
+            _skip(collected, run_id, error)
             continue
-        for row in rows(found):
+        for row in rows(surveyed):
             say(row.words(apply))
         for region, why in away.items():
             log.warning("the mirror of %s in %s is left for the next time: %s", run_id, region, why)
-            done.away[f"{run_id}, {region}"] = why
-        done.surveys.append(found)
-    return done
+            collected.away[f"{run_id}, {region}"] = why
+        collected.surveys.append(surveyed)
+    return collected
 
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryRow:
-    """A line of what is shown: one policy's weights in one store, or what killed writers left
-    there.
-    """
+    """A row of the summary: one policy's weights in one store, or what killed writers left there."""
 
     run_id: str
     what: str
     keeps: Sequence[tuple[str, str]]
-    """Versions, and why these stay."""
+    """Versions, and why they are kept."""
     goes: str
+    """Versions or files to delete; empty: none."""
     num_bytes: int
 
     @property
     def size(self) -> str:
+        """`num_bytes` as text."""
         return sizes.spelled(self.num_bytes)
 
     def words(self, applied: bool) -> str:
-        """Example: `tiny-1 solver: keeps 0 (the base model), 76–80 (one of the newest 5); lets go
-        of 1–75, 3.2 MB`.
+        """Return the row as a line of text. Example: `tiny-1 solver: keeps 0 (the base model), 76–80
+        (one of the newest 5); deletes 1–75, 3.2 MB`.
         """
         keeps = ", ".join(f"{versions} ({why})" for versions, why in self.keeps)
         goes = (
-            f"{'lets go' if applied else 'would let go'} of {self.goes}, {self.size}"
+            f"{'deletes' if applied else 'would delete'} {self.goes}, {self.size}"
             if self.goes
-            else "lets go of nothing"
+            else "deletes nothing"
         )
         return f"{self.run_id} {self.what}: {f'keeps {keeps}; ' if keeps else ''}{goes}"
 
 
-def rows(found: Survey) -> Iterator[SummaryRow]:
-    """Every policy at home; of mirrors and leftovers those that are there."""
-    for place in found.places:
-        for plan in place.plans:
-            whys = dict.fromkeys(plan.kept.values())
+def rows(surveyed: Survey) -> Iterator[SummaryRow]:
+    """Return a row of every policy at home, and of mirrors and leftovers where anything is deleted."""
+    for store in surveyed.stores:
+        is_home = store is surveyed.home
+        where = "" if is_home else f", mirror in {store.name}"
+        for plan in store.plans:
             keeps = [
-                (ranges([v for v, own in plan.kept.items() if own == why]), why) for why in whys
+                (ranges([version for version, each in plan.kept.items() if each == why]), why)
+                for why in dict.fromkeys(plan.kept.values())
             ]
-            going = (
-                sorted(plan.retired)
-                if place is found.home
-                else [version for version, keys in plan.retired.items() if keys]
-            )
-            if place is found.home or going:
+            versions = [version for version, keys in plan.retired.items() if is_home or keys]
+            if is_home or versions:
                 yield SummaryRow(
-                    run_id=found.run_id,
-                    what=f"{plan.policy}{_where(found, place)}",
+                    run_id=surveyed.run_id,
+                    what=f"{plan.policy}{where}",
                     keeps=keeps,
-                    goes=ranges(going),
+                    goes=ranges(sorted(versions)),
                     num_bytes=plan.num_bytes,
                 )
-        if place.orphans:
-            yield SummaryRow(
-                run_id=found.run_id,
-                what=f"files that nothing names{_where(found, place)}",
-                keeps=[],
-                goes=_files(place.orphans),
-                num_bytes=0,
-            )
-        if place.unfinished:
-            num_bytes = sum(place.unfinished.values())
-            yield SummaryRow(
-                run_id=found.run_id,
-                what=f"unfinished files{_where(found, place)}",
-                keeps=[],
-                goes=_files(place.unfinished),
-                num_bytes=num_bytes,
-            )
+        for what, keys, num_bytes in (
+            ("files that nothing names", store.orphans, 0),
+            ("unfinished files", store.unfinished, sum(store.unfinished.values())),
+        ):
+            if keys:
+                yield SummaryRow(
+                    run_id=surveyed.run_id,
+                    what=f"{what}{where}",
+                    keeps=[],
+                    goes="1 file" if len(keys) == 1 else f"{len(keys):,} files",
+                    num_bytes=num_bytes,
+                )
 
 
-def markdown(done: Collected) -> str:
-    """A table for Prefect's artifact page."""
+def markdown(collected: Collected) -> str:
+    """Return a table for Prefect's artifact page."""
+    title = "Deleted by gc" if collected.applied else "What gc would delete (nothing was deleted)"
     lines = [
-        f"# {'What gc let go' if done.applied else 'What gc would let go (nothing was deleted)'}",
+        f"# {title}",
         "",
-        f"| run | of | keeps | {'let go' if done.applied else 'would let go'} | bytes |",
+        f"| run | of | keeps | {'deleted' if collected.applied else 'would delete'} | bytes |",
         "|---|---|---|---|---:|",
     ]
-    for row in (row for found in done.surveys for row in rows(found)):
+    for row in (row for surveyed in collected.surveys for row in rows(surveyed)):
         keeps = "; ".join(f"{versions}: {why}" for versions, why in row.keeps)
         texts = map(terminal_text.markdown, (row.run_id, row.what, keeps, row.goes or "–"))
         lines.append(f"| {' | '.join(texts)} | {row.num_bytes:,} |")
-    if not done.surveys:
-        lines += ["", "There was no run to look at."]
-    lines += _told("Mirrors that are left for the next time", done.away)
-    lines += _told("Runs that were skipped", done.skipped)
+    if not collected.surveys:
+        lines += ["", "No run was surveyed."]
+    lines += _reasons("Mirrors that are left for the next time", collected.away)
+    lines += _reasons("Runs that were skipped", collected.skipped)
     return "\n".join(lines)
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`[0, 5, 6, 7]` → `0, 5–7`."""
+    """Return ascending numbers as text. Example: `[0, 5, 6, 7]` → `0, 5–7`."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][-1] + 1:
@@ -287,9 +296,9 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def _configs(
-    store: ObjectStore, run_ids: Sequence[str], done: Collected
+    store: ObjectStore, run_ids: Sequence[str], collected: Collected
 ) -> Iterator[tuple[str, RunConfig]]:
-    """Of the runs named; else of all but the frozen ones. Those that cannot be read are skipped."""
+    """Read the configurations of the runs; one that cannot be read is skipped."""
     for run_id in run_ids or store.folders(layout.RUNS):
         try:
             run = runs.open_run(store, run_id) if run_ids else store.sub(layout.run_prefix(run_id))
@@ -300,42 +309,29 @@ def _configs(
         except NotFoundError:
             continue  # a folder without run.json is no run
         except AstraFlowError as error:
-            _skip(done, run_id, error)
+            _skip(collected, run_id, error)
 
 
-def _skip(done: Collected, run_id: str, error: AstraFlowError) -> None:
+def _skip(collected: Collected, run_id: str, error: AstraFlowError) -> None:
     log.error("%s is skipped: %s", run_id, error)
-    done.skipped[run_id] = str(error)
+    collected.skipped[run_id] = str(error)
 
 
 def _mirrors(config: RunConfig) -> list[tuple[str, str]]:
-    """Names of regions, and the mirror they share."""
+    """Names of regions, joined by commas, and the address of the mirror they share."""
     urls = {name: spec.mirror for name, spec in config.rollout.regions.items() if spec.mirror}
     return [
-        (", ".join(name for name, own in urls.items() if own == url), url)
+        (", ".join(name for name, each in urls.items() if each == url), url)
         for url in dict.fromkeys(urls.values())
     ]
 
 
-def _where(found: Survey, place: SurveyedStore) -> str:
-    return "" if place is found.home else f", mirror in {place.name}"
-
-
-def _files(keys: Collection[str]) -> str:
-    return "1 file" if len(keys) == 1 else f"{len(keys):,} files"
-
-
-def _told(title: str, troubles: Mapping[str, str]) -> list[str]:
-    return (
-        [
-            "",
-            f"**{title}**",
-            "",
-            *(
-                f"- {terminal_text.markdown(name)}: {terminal_text.markdown(why)}"
-                for name, why in troubles.items()
-            ),
-        ]
-        if troubles
-        else []
+def _reasons(title: str, reasons: Mapping[str, str]) -> list[str]:
+    """A titled Markdown list of names and reasons; nothing for none."""
+    if not reasons:
+        return []
+    items = (
+        f"- {terminal_text.markdown(name)}: {terminal_text.markdown(why)}"
+        for name, why in reasons.items()
     )
+    return ["", f"**{title}**", "", *items]

@@ -246,7 +246,7 @@ def gc(
         return
     config = read_config(stored)
     versions = retention.named(keep or [], config.policies)
-    retention.refuse_absent(stored, versions)
+    retention.check_versions_exist(stored, versions)
     wanted = retention.Retention(last, every, versions, grace_hours * 3600)
     found = garbage_collection.survey(stored, run, config, wanted)
     show(tables.retention_table(found), as_json=False)

@@ -150,7 +150,7 @@ def tags_table(found: Sequence[Tag]) -> Table:
 
 def retention_table(found: Survey) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for header in ("of", "keeps", "because", "lets go"):
+    for header in ("of", "keeps", "because", "deletes"):
         table.add_column(header, overflow="fold")
     table.add_column("", justify="right", no_wrap=True)
     for row in garbage_collection.rows(found):

@@ -6,9 +6,9 @@
         ...
         lifetime.wait(poll_interval_s)
 
-A service must stop when its process was asked to (`stop` is set: by SIGTERM, or because a newer
-attempt of the same service is alive), or when the service is over: nothing more of it is needed, in
-most cases because the run ended. A store that does not answer delays a service and never stops it.
+A service must stop when `stop` is set (by SIGTERM, or because a newer attempt of the same service is
+alive), or when the service is over: nothing more of it is needed, in most cases because the run
+ended. A store that does not answer delays a service and never stops it.
 """
 
 import asyncio
@@ -46,15 +46,13 @@ class StoppedError(Exception):
 
 
 def stop_reason(run: ObjectStore) -> str:
-    """Why the run ended; empty while it goes on."""
+    """Return why the run ended; empty while it goes on."""
     stop = read_stop(run)
     return f"the run is {stop.state}: {stop.reason}" if stop else ""
 
 
 def backoff_s(failures: int, first_s: float = BACKOFF_S, longest_s: float = BACKOFF_MAX_S) -> float:
-    """Seconds to wait after so many failures in a row: 0, `first_s`, then doubled to
-    `longest_s`.
-    """
+    """Return the pause after `failures` failures in a row: 0, `first_s`, doubled up to `longest_s`."""
     return min(first_s * 2.0 ** min(failures - 1, 32), longest_s) if failures else 0.0
 
 

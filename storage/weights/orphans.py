@@ -1,9 +1,10 @@
-"""What killed writers left of a run: files that no reader ever sees and that nothing else removes.
+"""Orphans: files of a run that killed writers left, which no reader reads and nothing else deletes.
 
     unfinished   temporary files of a local folder, by their age
-    orphans      data files of weights and checkpoints that nothing beside them names
+    orphans      data files of weights and checkpoints that no object in their folder names
 
-Backends tell no object's age, so that of an orphan is judged by what it lies beside.
+Backends do not report the age of an object, so an orphan's age is inferred from the objects in its
+folder.
 """
 
 import re
@@ -25,45 +26,41 @@ from storage.weights.manifests import MERGED_SPAN
 
 READ_THREADS = 16
 AGE_S = 86400.0
-"""No writer is at work on one folder for so long."""
+"""No writer writes to one folder for so long."""
 NEWEST = 2 * MERGED_SPAN
-"""Versions to which something may still be added."""
+"""How many of the newest versions may still get merged deltas."""
 _DATA = re.compile(r"([0-9a-f]{32})\..+")
-"""Names of data files: the write id of their writer, then what they are."""
+"""Names of data files: the write id of their writer, then a name."""
 
 
 def unfinished(run: ObjectStore, now_s: float) -> dict[str, int]:
-    """The store's path → bytes of temporary files below the run that are older than `AGE_S` at Unix
-    time `now_s`.
+    """Return temporary files of the run that are older than `AGE_S` at Unix time `now_s`: the
+    store's path → bytes.
     """
     backend = run.backend
     return backend.unfinished(run.prefix, now_s - AGE_S) if isinstance(backend, LocalFiles) else {}
 
 
 def remove_unfinished(run: ObjectStore, paths: Iterable[str]) -> None:
-    """Delete what `unfinished` found."""
+    """Delete the files that `unfinished` returned."""
     for path in paths:
         run.backend.delete(path)
 
 
 def orphans(run: ObjectStore, policy: str, now_s: float) -> list[str]:
-    """Keys of data files of the policy's weights and checkpoints that no object beside them names,
-    nor ever will.
+    """Return keys of data files of the policy's weights and checkpoints that no object in their
+    folder names, nor ever will.
 
-    A manifest is created once: beside one that stands, no rival's ever will, and a rival in flight
-    deletes its own files. What is added to a version afterwards, merged changes, follows while it
-    is among the newest: so nothing is under way beside a manifest that is older than `AGE_S` and
-    has `NEWEST` versions after it. Beside the newest ones, and where no manifest stands, a writer
-    may be at work while the run goes on; what it left are orphans when the run has been over for
-    `AGE_S`.
+    A manifest is created once: a folder that has one gets no other, and a writer that was second
+    deletes its own files. Only merged deltas are added to a version afterwards, while it is among
+    the newest. So nobody writes to a folder whose manifest is older than `AGE_S` and has `NEWEST`
+    versions after it. In the newest folders, and where there is no manifest, a writer may be at work
+    while the run goes on; its files are orphans when the run has been over for `AGE_S`.
     """
     keys = [
-        key
-        for place in (layout.WEIGHTS, layout.CHECKPOINTS)
-        for key in run.list(f"{place}/{policy}")
+        key for kind in (layout.WEIGHTS, layout.CHECKPOINTS) for key in run.list(f"{kind}/{policy}")
     ]
-    # The end is looked at after the listing: whoever takes the run up again lifts it first, and
-    # writes after that.
+    # The stop is read after the listing: a run that is resumed deletes it first and writes then.
     stop = runs.read_stop(run)
     is_over = stop is not None and now_s - stop.at_s > AGE_S
     versions = layout.numbers(
@@ -76,18 +73,18 @@ def orphans(run: ObjectStore, policy: str, now_s: float) -> list[str]:
         if folder not in busy:
             folders[folder].append(name)
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        found = pool.map(partial(_unnamed, run, now_s, is_over), folders.keys(), folders.values())
+        unnamed = pool.map(partial(_unnamed, run, now_s, is_over), folders.keys(), folders.values())
         return [
             key
-            for keys in found
-            for key in keys
-            if not _has_lost_its_manifest(key, policy, versions)
+            for of_folder in unnamed
+            for key in of_folder
+            if not _has_lost_manifest(key, policy, versions)
         ]
 
 
-def _has_lost_its_manifest(key: str, policy: str, versions: Sequence[int]) -> bool:
-    """Whether the file belongs to a version that others came after, which therefore was published,
-    and whose manifest is missing: somebody may put it back.
+def _has_lost_manifest(key: str, policy: str, versions: Sequence[int]) -> bool:
+    """Whether the file belongs to a version that was published, since later ones exist, and whose
+    manifest is missing: a person may put it back.
     """
     version = layout.version_of(key.rpartition("/")[0], policy)
     return version is not None and version < max(versions, default=0) and version not in versions
@@ -95,7 +92,7 @@ def _has_lost_its_manifest(key: str, policy: str, versions: Sequence[int]) -> bo
 
 @dataclass(frozen=True)
 class _Dated:
-    """What every manifest says."""
+    """The field that every manifest has."""
 
     created_s: Number = 0.0
 
@@ -103,11 +100,12 @@ class _Dated:
 def _unnamed(
     run: ObjectStore, now_s: float, is_over: bool, folder: str, names: Sequence[str]
 ) -> list[str]:
-    writers = {name: found[1] for name in names if (found := _DATA.fullmatch(name))}
+    """Keys of the data files of a folder that no object in it names."""
+    writers = {name: match[1] for name in names if (match := _DATA.fullmatch(name))}
     if MANIFEST not in names:
         return [f"{folder}/{name}" for name in writers if is_over]
     if len(set(writers.values())) < 2:
-        return []  # all are of the one who wrote the manifest
+        return []  # all are of the manifest's writer
     manifest_key = layout.manifest(folder)
     try:
         if now_s - unseal(_Dated, run.get(manifest_key), manifest_key).created_s < AGE_S:
@@ -117,7 +115,7 @@ def _unnamed(
             if name.endswith(".json"):
                 unseal(_Dated, body, f"{folder}/{name}")
     except (NotFoundError, CorruptError):
-        return []  # it is being pruned, or does not tell what it lists
+        return []  # it is being deleted, or the files it lists are not known
     return [
         f"{folder}/{name}"
         for name in writers

@@ -1,9 +1,8 @@
-"""Reads a run's weights from a region's mirror where it can, and everything else, as all that a
-mirror lacks or has wrong, from home.
+"""Reading of a run's weights from a region's mirror, and from home where the mirror lacks them.
 
-A mirror is a cache that nobody has to trust: what versions there are and what they must be is read
-at home, a mirror that falls behind is passed over, and an object that is read a second time,
-because its digest was wrong, is read from home.
+A mirror is a cache that need not be trusted: manifests are read from home, a mirror that falls
+behind is not used, and an object that is read a second time, because its digest was wrong, is read
+from home.
 """
 
 import logging
@@ -21,17 +20,17 @@ from storage.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
-ASKED_MAX = 10_000
-"""Reads that are remembered."""
+READS_KEPT_MAX = 10_000
+"""Reads from the mirror that are kept in memory, to detect repeated ones."""
 AWAY_S = 30.0
-"""So long a mirror that failed is not asked again."""
+"""Time for which a mirror that failed is not used."""
 LAG_MAX_S = 10.0
-"""How long a mirror may be behind before a worker goes home for what it lacks."""
+"""Time for which a mirror may be behind before its missing versions are read from home."""
 
 
 @dataclass(kw_only=True)
 class ReadThrough:
-    """A `Backend` that reads from a mirror where it can. Everything else is home's."""
+    """A `Backend` that reads weights from a mirror where it can, and does all else at home."""
 
     near: Backend
     home: Backend
@@ -40,14 +39,12 @@ class ReadThrough:
     clock: Callable[[], float] = time.monotonic
     away_s: float = AWAY_S
     _behind: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """policy → the first version's manifest that home had and the mirror had not, and since when
-    the mirror is behind.
+    """policy → key of the first manifest that home has and the mirror lacks, and the time since
+    which the mirror is behind.
     """
     _away_until_s: float = -math.inf
-    _asked: set[tuple[str, int]] = field(default_factory=set)
-    """What was read from the mirror before, and from which byte on: who reads it again found it
-    wrong.
-    """
+    _reads: set[tuple[str, int]] = field(default_factory=set)
+    """Keys and first bytes of reads from the mirror. A repeated read means a wrong digest."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, key: str) -> bytes:
@@ -57,24 +54,25 @@ class ReadThrough:
         return self._read(key, start, lambda backend, path: backend.read_part(path, start, end))
 
     def _read(self, key: str, start: int, read: Callable[[Backend, str], bytes]) -> bytes:
-        """Manifests come from home: they say what the rest must be."""
+        """Read from the mirror; manifests and repeated reads from home."""
         with self._lock:
-            near_may_have_it = not key.endswith(f"/{MANIFEST}") and (key, start) not in self._asked
-            if len(self._asked) >= ASKED_MAX:
-                self._asked.clear()  # what is asked for again soon was asked for just now
-            self._asked.add((key, start))
-        if near_may_have_it and not self._is_away():
+            use_mirror = not key.endswith(f"/{MANIFEST}") and (key, start) not in self._reads
+            if len(self._reads) >= READS_KEPT_MAX:
+                self._reads.clear()  # a read is repeated at once
+            self._reads.add((key, start))
+        if use_mirror and not self._is_away():
             try:
                 return read(self.near, self.near_path(key))
             except NotFoundError:
                 pass
             except AstraFlowError as error:
-                self._pass_over(key, error)
+                self._set_away(key, error)
         return read(self.home, key)
 
     def exists(self, key: str) -> bool:
-        """Whether home has it. A version must stand in the mirror too, unless that is away, or has
-        been behind for `lag_max_s`.
+        """Return whether home has the object; of a manifest, whether the mirror has it, too.
+
+        The mirror does not count while it is away, or once it has been behind for `lag_max_s`.
         """
         if not key.endswith(f"/{MANIFEST}"):
             return self.home.exists(key)
@@ -91,18 +89,19 @@ class ReadThrough:
                 or self._behind_s(policy, key) >= self.lag_max_s
             )
         except AstraFlowError as error:
-            self._pass_over(key, error)
+            self._set_away(key, error)
             return at_home
 
     def _behind_s(self, policy: str, key: str) -> float:
-        """Since when the mirror is behind, which lacks `key`. One that only ever lacks the newest
-        version is not.
+        """Seconds for which the mirror, which lacks `key`, has been behind.
+
+        A mirror that lacks nothing but the newest version at every poll is not behind.
         """
         with self._lock:
             behind = self._behind.get(policy)
         if behind is None or self.near.exists(self.near_path(behind[0])):
-            goes_on = behind is not None and self.home.exists(_following(key))
-            behind = key, behind[1] if behind and goes_on else self.clock()
+            lacks_more = behind is not None and self.home.exists(_next_manifest(key))
+            behind = key, behind[1] if behind and lacks_more else self.clock()
             with self._lock:
                 self._behind[policy] = behind
         return self.clock() - behind[1]
@@ -118,12 +117,10 @@ class ReadThrough:
         with self._lock:
             return self.clock() < self._away_until_s
 
-    def _pass_over(self, key: str, error: AstraFlowError) -> None:
-        """Home is asked for everything for a while: each call to a mirror that does not answer
-        costs its timeout.
-        """
+    def _set_away(self, key: str, error: AstraFlowError) -> None:
+        """Use home alone for a while: each call to a mirror that does not answer costs a timeout."""
         log.warning(
-            "the mirror fails, home is asked for %s and what follows for %.0f s: %s",
+            "the mirror fails, %s and what follows is read from home for %.0f s: %s",
             key,
             self.away_s,
             error,
@@ -147,15 +144,15 @@ class ReadThrough:
         self.home.delete(key)
 
 
-def _following(key: str) -> str:
-    """The key of the next version's manifest."""
+def _next_manifest(key: str) -> str:
+    """The key of the manifest of the version after that of `key`."""
     policy, version = key.split("/")[-3:-1]
     run = key.removesuffix(layout.manifest(layout.weights(policy, int(version))))
     return run + layout.manifest(layout.weights(policy, int(version) + 1))
 
 
 def read_through_mirror(home: ObjectStore, mirror: ObjectStore) -> ObjectStore:
-    """`home`, read from `mirror` where that has it. Both are the prefix of one run."""
+    """Return `home` with a backend that reads weights from `mirror`. Both are of one run."""
     backend = ReadThrough(
         near=mirror.backend,
         home=home.backend,

@@ -1,13 +1,13 @@
-"""Which versions' data a run still needs, and letting go of the rest. Manifests stay for ever: they
-are small, and with them every digest, parent and batch can still be verified; what goes is the
-data.
+"""Retention: which versions' data a run still needs, and the deletion of the rest.
 
-    plan   kept versions ──closure over bases──▶ needed data       everything else of a version is retired
-    retire `retired.json` beside the manifest, created once ──▶ then the data files are deleted; in mirrors after home
+    plan     versions to keep ──and their bases──▶ data to keep; the data of all others is retired
+    retire   `retired.json` beside the manifest, created once ──▶ data files are deleted
+             at home first, then in the mirrors
 
-Kept are version 0, the newest ones, every n-th, those a person names or has tagged, those younger
-than the grace period or newer than what a living worker holds (its chain goes on from there), and
-whatever these need to be reached. Knows nothing of training.
+Only data is deleted. Manifests are small and stay, so that every digest, parent and batch can still
+be verified. Kept are version 0, the newest versions, every n-th, those that a person names or has
+tagged, those younger than the grace period, those from the oldest one on that a live reader has
+loaded, and the bases of all these down to an anchor.
 """
 
 import math
@@ -32,28 +32,26 @@ from storage.weights.tags import Tag
 
 READ_THREADS = 16
 ALIVE_S = 600.0
-"""A worker whose heartbeat is not older counts as living: it may be in the middle of a chain."""
+"""A service whose heartbeat is not older counts as live: it may be reading an update path."""
 READERS = ("rollout", "evaluation")
-"""Kinds of services that read versions other than the newest."""
+"""Kinds of services that read older versions than the newest."""
 
 
 @dataclass(frozen=True)
 class Retention:
-    """What to keep of each policy."""
+    """Which versions of each policy to keep."""
 
     last: int = 5
-    """The newest versions."""
+    """How many of the newest versions."""
     every: int = 20
-    """Every so-manieth version; 0: none of them."""
+    """Versions divisible by this number; 0: none of them."""
     versions: Mapping[str, Collection[int]] | None = None
-    """policy → versions to keep in any case."""
+    """policy → further versions."""
     grace_s: float = 3600.0
     """Nothing younger is retired."""
 
     def __post_init__(self) -> None:
-        """ConfigError for numbers by which nothing could be kept as it is meant: not-a-number
-        compares with no age.
-        """
+        """Raise ConfigError for numbers out of range, not-a-number included."""
         if not 0 <= self.grace_s < math.inf or self.last < 1 or self.every < 0:
             raise ConfigError(
                 f"keep the newest {self.last}, every {self.every}th and what is younger than "
@@ -64,7 +62,7 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class Retired:
-    """`weights/{policy}/{version}/retired.json`: the data of this version was let go on purpose."""
+    """`weights/{policy}/{version}/retired.json`: this version's data is deleted on purpose."""
 
     policy: str
     version: int
@@ -75,30 +73,28 @@ class Retired:
 
 @dataclass(frozen=True, kw_only=True)
 class RetirementPlan:
-    """What would happen to one policy's versions."""
+    """Which versions of a policy keep their data, and which data is to be deleted."""
 
     policy: str
     kept: Mapping[int, str]
-    """version → why its data stays."""
+    """version → why its data is kept."""
     retired: Mapping[int, tuple[str, ...]]
-    """version → keys of its data files that are still there, those of writers that were cut off
-    included.
-    """
+    """version → keys of its data files that still exist, those of interrupted writers included."""
     num_bytes: int
-    """Bytes that go, as far as manifests tell."""
+    """Bytes to delete, as far as manifests list them."""
     tags: tuple[Tag, ...] = ()
-    """Those that were heeded."""
+    """Tags that were taken into account."""
     returned: tuple[int, ...] = ()
-    """Kept versions that an execution which was cut off had told to go, before any of their data
-    went.
-    """
+    """Kept versions that an interrupted retirement recorded as retired, all of whose data exists."""
 
 
 def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[int]]:
-    """`["solver@40"]` → `{"solver": {40}}`; ConfigError for what does not read like this, or names
-    another policy.
+    """Parse `["solver@40"]` into `{"solver": {40}}`.
+
+    Raises:
+        ConfigError: text of another form, or of a policy that is not among `policies`.
     """
-    found: dict[str, set[int]] = defaultdict(set)
+    numbers: dict[str, set[int]] = defaultdict(set)
     for word in versions:
         policy, version = tags.parse(word)
         if policy not in policies:
@@ -106,14 +102,12 @@ def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[i
                 f"{word!r} names no version; write POLICY@VERSION, the policy one of "
                 f"{', '.join(policies)}"
             )
-        found[policy].add(version)
-    return dict(found)
+        numbers[policy].add(version)
+    return dict(numbers)
 
 
-def refuse_absent(run: ObjectStore, versions: Mapping[str, Collection[int]]) -> None:
-    """ConfigError for a version that the run does not have: whoever names it for this very run has
-    mistyped it.
-    """
+def check_versions_exist(run: ObjectStore, versions: Mapping[str, Collection[int]]) -> None:
+    """Raise ConfigError for a version, policy → versions, that the run does not have."""
     for policy, numbers in versions.items():
         newest = manifests.latest(run, policy)
         for version in sorted(numbers):
@@ -128,23 +122,27 @@ def refuse_absent(run: ObjectStore, versions: Mapping[str, Collection[int]]) -> 
 
 
 def freeze(run: ObjectStore) -> None:
-    """Nothing of the run is retired any more. Freezing twice is no error."""
+    """Forbid to retire anything of the run; nothing happens to a frozen run."""
     if not run.exists(layout.FROZEN):
         run.put(layout.FROZEN, b"{}")
 
 
 def is_frozen(run: ObjectStore) -> bool:
+    """Return whether nothing of the run may be retired."""
     return run.exists(layout.FROZEN)
 
 
 def thaw(run: ObjectStore) -> None:
-    """Takes a freeze back."""
+    """Undo `freeze`."""
     run.delete(layout.FROZEN)
 
 
 def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> RetirementPlan:
-    """What of the policy's weights may go at Unix time `now_s`. Reads every manifest. CorruptError
-    for one that is damaged, and for a damaged tag or heartbeat, whose versions are not known.
+    """Plan which of the policy's versions lose their data, at Unix time `now_s`.
+
+    Raises:
+        CorruptError: a manifest is missing or damaged, or a tag or a reader's heartbeat cannot be
+            read, so that the versions which it keeps are not known.
     """
     keys = run.list(f"{layout.WEIGHTS}/{policy}")
     versions = layout.numbers(
@@ -162,32 +160,32 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> R
     with ThreadPoolExecutor(READ_THREADS) as pool:
         chain = list(
             pool.map(
-                lambda version: _bare(manifests.read_manifest(run, policy, version)),
-                range(newest + 1),
+                lambda version: _without_tensors(manifests.read_manifest(run, policy, version)),
+                versions,
             )
         )
     tagged = tags.require_all(run)
-    kept = _wanted(run, chain, retention, tagged, now_s)
+    kept = _kept_versions(run, chain, retention, tagged, now_s)
     for version in sorted(kept, reverse=True):
         base = chain[version].base
         while base is not None and base not in kept:
             kept[base] = f"leads to version {version}"
             base = chain[base].base
-    data = _by_version(policy, keys)
-    told = set(layout.numbers(keys, partial(layout.retired, policy)))
-    gone = told - data.keys()
-    going = [
-        version
-        for version in range(newest + 1)
-        if version not in kept and (version in data or version not in told)
-    ]
+    data = _data_keys(policy, keys)
+    recorded = set(layout.numbers(keys, partial(layout.retired, policy)))
+    deleted = recorded - data.keys()
+    # A version without data, whose delta changes nothing, is recorded too: its base is retired.
     retired = {
-        version: tuple(data.get(version, ())) for version in going
-    }  # also of a delta that changes nothing: its base goes
+        version: tuple(data.get(version, ()))
+        for version in versions
+        if version not in kept and (version in data or version not in recorded)
+    }
     num_bytes = _num_bytes(run, [chain[version] for version in retired], retired)
-    reasons = {version: kept[version] for version in sorted(kept) if version not in gone}
+    reasons = {version: kept[version] for version in sorted(kept) if version not in deleted}
     returned = tuple(
-        v for v in sorted(kept) if v in told and not manifests.is_retired(run, chain[v])
+        version
+        for version in sorted(kept)
+        if version in recorded and not manifests.is_retired(run, chain[version])
     )
     return RetirementPlan(
         policy=policy,
@@ -200,29 +198,32 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> R
 
 
 def retire(run: ObjectStore, planned: RetirementPlan) -> None:
-    """Carry the plan out: first the record, then the data, so that a reader never takes what was
-    let go for damage. Killed in between, the next `retire` of a new plan deletes the rest.
-    ConfigError when the run is frozen, or a version was tagged since the plan was made.
+    """Carry out a plan: create the records, then delete the data, so that a reader never reports
+    retired data as damage. After an interruption, the next plan deletes the rest.
+
+    Raises:
+        ConfigError: the run is frozen, or a version was tagged since the plan was made.
     """
     if is_frozen(run):
         raise ConfigError(f"{run.url} is frozen; thaw it first (astraflow gc RUN --thaw)")
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        list(pool.map(partial(_tell, run, planned.policy), planned.retired))
-        # Whoever tags a version looks for its record after the tag stands: one of the two sees the
-        # other.
-        if late := [
+        list(pool.map(partial(_record, run, planned.policy), planned.retired))
+        # Tags are read after the records were created, and `tags.create` checks for a record after
+        # it created the tag: at least one of the two detects the other.
+        if new_tags := [
             tag
             for tag in tags.require_all(run)
             if tag not in planned.tags and tag.policy == planned.policy
         ]:
+            tag = new_tags[0]
             raise ConfigError(
-                f"{late[0].policy}@{late[0].version} was tagged {late[0].name} while this was "
-                "planned; run gc again"
+                f"{tag.policy}@{tag.version} was tagged {tag.name} while this was planned; run gc "
+                "again"
             )
         keys = [key for of_version in planned.retired.values() for key in of_version]
-        for named_first in (True, False):  # what names files goes before them
+        for lists_files in (True, False):  # manifests of merged deltas before their files
             list(
-                pool.map(run.delete, (key for key in keys if key.endswith(".json") is named_first))
+                pool.map(run.delete, (key for key in keys if key.endswith(".json") is lists_files))
             )
         list(
             pool.map(
@@ -233,33 +234,32 @@ def retire(run: ObjectStore, planned: RetirementPlan) -> None:
 
 
 def plan_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPlan) -> RetirementPlan:
-    """What may go in a mirror once `planned` is carried out at home: the data of every version that
-    is retired there, now or by an earlier plan. A version that the mirror shows without saying that
-    it is retired stands in the plan with no keys.
+    """Plan the retirement in a mirror of every version that is retired at home, by `planned` or
+    before.
+
+    A version that the mirror shows without a record of its retirement is in the plan, too, with no
+    keys where its data is deleted already.
     """
     policy = planned.policy
     folder = f"{layout.WEIGHTS}/{policy}"
-    gone = (
-        set(layout.numbers(home.list(folder), partial(layout.retired, policy)))
-        | planned.retired.keys()
+    retired_at_home = set(layout.numbers(home.list(folder), partial(layout.retired, policy)))
+    to_retire = (retired_at_home | planned.retired.keys()) - set(planned.returned)
+    keys = mirror.list(folder)
+    recorded = set(layout.numbers(keys, partial(layout.retired, policy)))
+    shown = set(
+        layout.numbers(keys, lambda version: layout.manifest(layout.weights(policy, version)))
     )
-    gone -= set(planned.returned)
-    shown = mirror.list(folder)
-    told = set(layout.numbers(shown, partial(layout.retired, policy)))
-    seen = set(
-        layout.numbers(shown, lambda version: layout.manifest(layout.weights(policy, version)))
-    )
-    data = _by_version(policy, shown)
+    data = _data_keys(policy, keys)
     retired = {
         version: tuple(data.get(version, ()))
-        for version in sorted(gone)
-        if version in data or version in seen - told
+        for version in sorted(to_retire)
+        if version in data or version in shown - recorded
     }
     with ThreadPoolExecutor(READ_THREADS) as pool:
         chain = list(
             pool.map(
                 partial(manifests.read_manifest, home, policy),
-                (v for v, keys in retired.items() if keys),
+                (version for version, keys in retired.items() if keys),
             )
         )
     return RetirementPlan(
@@ -268,14 +268,16 @@ def plan_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPlan)
 
 
 def retire_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPlan) -> None:
-    """Carry the plan of a mirror out, after home's. Every version's record is home's own:
-    NotFoundError where home has none, and then the mirror keeps its data.
+    """Carry out the plan of a mirror, after that of home, whose records are copied.
+
+    Raises:
+        NotFoundError: home has no record of a version; the mirror keeps its data.
     """
 
     def retire_one(version: int) -> None:
         key = layout.retired(planned.policy, version)
         record = home.get(key)
-        with suppress(ConflictError):  # of another run that had this name: nobody reads it
+        with suppress(ConflictError):  # the record of an earlier run of this name is not read
             mirror.create(key, record)
         for data_key in planned.retired[version]:
             mirror.delete(data_key)
@@ -285,7 +287,7 @@ def retire_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPla
 
 
 def read_retired(run: ObjectStore, policy: str, version: int) -> Retired | None:
-    """What was recorded when the version's data was let go; None when it was not."""
+    """Read the record of a version's retirement; None where it was not retired."""
     key = layout.retired(policy, version)
     try:
         return unseal(Retired, run.get(key), key)
@@ -293,17 +295,18 @@ def read_retired(run: ObjectStore, policy: str, version: int) -> Retired | None:
         return None
 
 
-def _wanted(
+def _kept_versions(
     run: ObjectStore,
     chain: list[Manifest],
     retention: Retention,
     tagged: Iterable[Tag],
     now_s: float,
 ) -> dict[int, str]:
+    """version → why its data is kept, without the bases of these versions."""
     newest, policy = len(chain) - 1, chain[0].policy
     tag_names = {tag.version: tag.name for tag in tagged if tag.policy == policy}
     named = (retention.versions or {}).get(policy, ())
-    held = _oldest_held(run, policy, now_s)
+    loaded = _oldest_loaded(run, policy, now_s)
     kept: dict[int, str] = {}
     for manifest in chain:
         version = manifest.version
@@ -319,28 +322,28 @@ def _wanted(
             kept[version] = f"every {retention.every}th"
         elif now_s - manifest.created_s < retention.grace_s:
             kept[version] = f"younger than {retention.grace_s / 3600:g} h"
-        elif held is not None and version >= held:
-            kept[version] = f"a living worker or evaluation holds version {held}"
+        elif loaded is not None and version >= loaded:
+            kept[version] = f"a live worker or evaluation has loaded version {loaded}"
     return kept
 
 
-def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
-    """CorruptError when a reader's heartbeat cannot be read, be it one of another release: what it
-    holds is not known.
+def _oldest_loaded(run: ObjectStore, policy: str, now_s: float) -> int | None:
+    """The oldest version that a live reader has loaded.
+
+    CorruptError when a reader's heartbeat cannot be read, for example one of another release.
     """
-    seen = heartbeats.look(run)
-    for key, why in seen.unreadable.items():
+    stored = heartbeats.look(run)
+    for key, why in stored.unreadable.items():
         if key == layout.HEARTBEATS:
-            raise CorruptError(f"{why}; which versions are held is not known")
+            raise CorruptError(f"{why}; which versions are loaded is not known")
         if key.split("/")[1] in READERS:
             raise CorruptError(
-                f"{why}; which versions its writer holds is not known: wait for its next "
-                f"heartbeat, or delete {run.url}/{key} "
-                "if it has ended"
+                f"{why}; which versions its writer has loaded is not known: wait for its next "
+                f"heartbeat, or delete {run.url}/{key} if it has ended"
             )
     versions = [
         beat.versions[policy]
-        for beat in seen.beats
+        for beat in stored.beats
         if beat.kind in READERS
         and not beat.has_ended
         and policy in beat.versions
@@ -349,57 +352,56 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
     return min(versions, default=None)
 
 
-def _tell(run: ObjectStore, policy: str, version: int) -> None:
-    """Record that the version's data goes."""
+def _record(run: ObjectStore, policy: str, version: int) -> None:
+    """Create the record that the version's data is deleted."""
     num_bytes = sum(
-        file.num_bytes for file in _files(manifests.read_manifest(run, policy, version))
+        file.num_bytes for file in _all_files(manifests.read_manifest(run, policy, version))
     )
-    with suppress(ConflictError):  # another one retires the same version, or began to
+    with suppress(ConflictError):  # another gc retires the same version, or began to
         run.create(
             layout.retired(policy, version),
             seal(Retired(policy=policy, version=version, at_s=time.time(), num_bytes=num_bytes)),
         )
 
 
-def _by_version(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:
-    """version → keys of everything in its folder but its manifest and the record that it is
-    retired.
-    """
-    found: dict[int, list[str]] = defaultdict(list)
+def _data_keys(policy: str, keys: Iterable[str]) -> dict[int, list[str]]:
+    """version → keys in its folder, except its manifest and the record of its retirement."""
+    of_version: dict[int, list[str]] = defaultdict(list)
     for key in keys:
         folder, _, name = key.rpartition("/")
         version = layout.version_of(folder, policy)
         if version is not None and name not in (MANIFEST, layout.RETIRED):
-            found[version].append(key)
-    return found
+            of_version[version].append(key)
+    return of_version
 
 
-def _bare(manifest: Manifest) -> Manifest:
-    """Without its tensors: ten thousand manifests of large models would not fit into memory."""
+def _without_tensors(manifest: Manifest) -> Manifest:
+    """The manifest without its tensors: ten thousand of large models do not fit into memory."""
     step = replace(manifest.step, tensors={}) if manifest.step else None
     return replace(manifest, tensors={}, step=step)
 
 
-def _files(manifest: Manifest) -> Sequence[FileInfo]:
+def _all_files(manifest: Manifest) -> Sequence[FileInfo]:
+    """The files of a version, those of an anchor's delta included."""
     return manifest.files + (manifest.step.files if manifest.step else ())
 
 
 def _num_bytes(
     run: ObjectStore, chain: Sequence[Manifest], retired: Mapping[int, Sequence[str]]
 ) -> int:
-    """Of the files among `retired` that their manifests and merged changes list."""
-    going = {key for keys in retired.values() for key in keys}
+    """Bytes of the files among `retired` that manifests and merged deltas list."""
+    keys_to_delete = {key for keys in retired.values() for key in keys}
     listed = {
-        f"{layout.weights(one.policy, one.version)}/{file.name}": file
-        for one in chain
-        for file in _files(one)
+        f"{layout.weights(manifest.policy, manifest.version)}/{file.name}": file
+        for manifest in chain
+        for file in _all_files(manifest)
     }
-    for policy in {one.policy for one in chain}:
-        for version, bases in layout.merged_deltas(going, policy).items():
+    for policy in {manifest.policy for manifest in chain}:
+        for version, bases in layout.merged_deltas(keys_to_delete, policy).items():
             for base in bases:
-                with suppress(CorruptError, NotFoundError):  # only a count
+                with suppress(CorruptError, NotFoundError):  # the number is for people
                     files = manifests.read_merged(run, policy, version, base).step.files
                     listed |= {
                         f"{layout.weights(policy, version)}/{file.name}": file for file in files
                     }
-    return sum(file.num_bytes for key, file in listed.items() if key in going)
+    return sum(file.num_bytes for key, file in listed.items() if key in keys_to_delete)

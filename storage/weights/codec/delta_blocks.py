@@ -1,5 +1,4 @@
-"""One block of a delta: up to 2²² elements of one tensor, old bits → new bits, as bytes of their
-own.
+"""One block of a delta: the changes of up to 2²² elements of one tensor, as bytes.
 
     block   u32 bytes of the block | u32 its number in the tensor | u8 method | u8 1 | u16 0 | body
     STEPS   u32 changes | u8 low_bits | u8 × 3 0 | 6 × u32 bytes of each stream | the streams
@@ -7,11 +6,11 @@ own.
     PLANES  one zstd frame for each byte of an element, lowest first, behind a u32 with its size
 
 Numbers are little-endian; `gaps`, `trits` and `values` are zstd frames, the other streams plain.
-What the streams mean says `delta_numpy.Streams`; docs/format.md has the whole form. Small blocks
-take the loops of NumPy, large ones the compiled ones; the bytes are the same. `apply` changes the
-old bits in place: twice is wrong, so a retry starts from the base.
+`delta_numpy.Streams` defines the streams; docs/format.md has the whole form. Small blocks use the
+loops of NumPy, large ones the compiled ones, with the same bytes. A block adds to the old bits, so
+applying it twice is wrong: a retry starts from the base.
 
-No stream is decompressed to more bytes than the block has elements: a few bytes of a zstd frame
+No stream is decompressed to more bytes than the block has elements: a zstd frame of a few bytes
 could claim gigabytes.
 """
 
@@ -28,30 +27,28 @@ from storage.weights.codec.delta_numpy import TRITS_PER_BYTE, Bits, Positions, S
 
 BLOCK_ELEMENTS = 2**22
 COMPILED_FROM = 2**18
-"""Elements from which on the compiled loops are worth loading: numba itself takes a second to
-import.
-"""
+"""Elements from which the compiled loops are used: importing numba takes a second."""
 PART_ELEMENTS = 2**18
-"""Copied, changed and told one after the other: so many elements stay in a core's own cache
-meanwhile.
-"""
+"""Elements that are copied, changed and digested together: they stay in a core's cache."""
 STEPS, PLANES = 1, 2
 CLASSES = 1
-"""Earlier releases could divide a block's elements into more classes, by their old exponents."""
+"""Earlier releases could divide the elements into more classes, by their old exponents."""
 _BLOCK, _RUN = struct.Struct("<IIBBH"), struct.Struct("<IB3x6I")
 _ZSTD = pa.Codec("zstd", compression_level=1)
 
 
 def encode(
-    number: int, old: Bits, new: Bits, *, found: tuple[Positions, Bits] | None = None
+    number: int, old: Bits, new: Bits, *, changes: tuple[Positions, Bits] | None = None
 ) -> bytes:
-    """Block `number`, which turns `old` into `new` (flat, unsigned, of one length); empty when they
-    are equal.
+    """Encode the block that turns `old` into `new`; empty when they are equal.
 
-    `found` is what `find` would find, where that is known already.
+    Args:
+        number: of the block in its tensor.
+        old, new: flat, unsigned, equally long.
+        changes: what `find` returns for them, where the caller has it already.
     """
     loops = _loops(len(old))
-    positions, steps = loops.find(old, new) if found is None else found
+    positions, steps = loops.find(old, new) if changes is None else changes
     if not len(positions):
         return b""
     if 2 * len(positions) > len(old):
@@ -62,8 +59,10 @@ def encode(
 
 
 def cut(body: memoryview) -> dict[int, memoryview]:
-    """Block by number, of the blocks that follow each other in `body`. CorruptError when it ends
-    within one, or one is there twice.
+    """Split the blocks of a tensor: number → block.
+
+    Raises:
+        CorruptError: `body` ends within a block, or has a number twice.
     """
     blocks: dict[int, memoryview] = {}
     start = 0
@@ -81,7 +80,7 @@ def cut(body: memoryview) -> dict[int, memoryview]:
 
 
 def num_changed(block: bytes, old: Bits, new: Bits) -> int:
-    """How many elements the block changes, which turns `old` into `new`."""
+    """Return how many elements are changed by a block that turns `old` into `new`."""
     if not block:
         return 0
     if _BLOCK.unpack_from(block)[2] == PLANES:
@@ -90,7 +89,7 @@ def num_changed(block: bytes, old: Bits, new: Bits) -> int:
 
 
 def add(bits: Bits, positions: Positions, steps: Bits) -> None:
-    """bits[positions] += steps, in place, wrapping. ValueError when a position lies outside."""
+    """Do bits[positions] += steps, wrapping; ValueError for a position outside."""
     _loops(len(bits)).add(bits, positions, steps)
 
 
@@ -170,7 +169,7 @@ def _loops(num_elements: int) -> Any:
 
 
 def _run(loops: Any, positions: Positions, steps: Bits, num_elements: int) -> bytes:
-    """`positions` among `num_elements`."""
+    """Encode changes by method STEPS."""
     low_bits = _low_bits(num_elements / max(1, len(positions)))
     streams: Streams = loops.split(positions, steps, low_bits)
     packed = (
@@ -213,8 +212,10 @@ def _read_run(loops: Any, body: memoryview, bits: Bits) -> tuple[Positions, Bits
 
 
 def _low_bits(mean_gap: float) -> int:
-    """The high part should need most of a byte's range and no more: gaps are geometric, and low
-    bits do not compress.
+    """Bits of a gap that are stored uncompressed.
+
+    Gaps are geometrically distributed, and their low bits do not compress; the rest should fit into
+    a byte and use most of its range.
     """
     if mean_gap < 32:
         return 0
@@ -222,7 +223,7 @@ def _low_bits(mean_gap: float) -> int:
 
 
 def _planes(old: Bits, new: Bits) -> bytes:
-    """Every step as zigzag, byte by byte: for weights of which most elements change."""
+    """Encode changes by method PLANES, for blocks of which most elements change."""
     steps = new - old
     one, sign = steps.dtype.type(1), steps.dtype.type(8 * steps.itemsize - 1)
     zigzag = (steps << one) ^ (np.zeros_like(steps) - (steps >> sign))

@@ -1,9 +1,8 @@
-"""The loops of the delta codec, compiled by numba. Each does what the function of its name in
-`delta_numpy` does, bit for bit.
+"""The loops of the delta codec, compiled by numba: the functions of `delta_numpy`, bit for bit.
 
-They hold no Python object while they run, so that blocks run on as many threads as there are cores.
-Compiled on first use, for each width of elements; numba keeps the machine code beside this file, or
-in the user's cache.
+They release the GIL, so that blocks run on as many threads as there are cores. Each is compiled on
+first use for each width of elements; numba stores the machine code beside this file, or in the
+user's cache.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from storage.weights.codec.delta_numpy import (
 _compiled: Callable[[Any], Any] = njit(nogil=True, cache=True)
 _WORD_BYTES = 8
 _MISFIT = -1
-"""What a loop returns in place of a count when its input contradicts itself."""
+"""Returned by a loop in place of a count when the streams contradict each other."""
 
 
 def find(old: Bits, new: Bits) -> tuple[Positions, Bits]:
@@ -84,8 +83,9 @@ def add(bits: Bits, positions: Positions, steps: Bits) -> None:
 
 @cache
 def _find(lanes: int) -> Any:
-    """For elements of which `lanes` make a word: words that are equal, nearly all, cost one
-    comparison.
+    """Compile `find` for elements of which `lanes` make a word of 64 bits.
+
+    Words are compared first: nearly all are equal.
     """
 
     @_compiled

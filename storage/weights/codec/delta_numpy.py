@@ -1,13 +1,13 @@
-"""The loops of the delta codec in plain NumPy: what `delta_loops` compiles, in its simplest form,
-and what small tensors take.
+"""The loops of the delta codec in plain NumPy: used for small tensors, and the reference for
+`delta_loops`.
 
     find     old, new bits        ──▶ positions and steps of what changed
     split    positions, steps     ──▶ streams of bytes
     join     streams of bytes     ──▶ positions, steps
     add      bits += steps, at the positions
 
-Bits are flat arrays of unsigned integers; steps wrap around, so they are exact for NaN, −0.0 and
-everything else. This module knows neither files nor tensors.
+Bits are flat arrays of unsigned integers. A step is the difference of two elements' bits; it wraps
+around, so it is exact for NaN, −0.0 and everything else.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Positions: TypeAlias = NDArray[np.uint32]
 Bytes: TypeAlias = NDArray[np.uint8]
 
 UP, DOWN, OTHER = 0, 1, 2
-"""A trit: +1, −1, or a step that stands in `values`."""
+"""Trits: a step of +1, of −1, or another one, which is in `values`."""
 TRITS_PER_BYTE = 5
 POWERS = np.array([1, 3, 9, 27, 81], dtype=np.uint8)
 TRITS = np.arange(256)[:, None] // POWERS % 3
@@ -30,7 +30,7 @@ TRITS = np.arange(256)[:, None] // POWERS % 3
 NUM_OTHERS = np.count_nonzero(TRITS == OTHER, axis=1)
 """[256] how many of a byte's trits are OTHER."""
 ESCAPE = 255
-"""In `gaps` and `values`: the number is too large for a byte and stands in the wide stream."""
+"""In `gaps` and `values`: the number is too large for a byte and is in the wide stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,27 +40,27 @@ class Streams:
     gaps: Bytes
     """[n] gap >> low_bits, or ESCAPE."""
     lows: Bytes
-    """[⌈n · low_bits / 8⌉] the gaps' low bits: none, two to a byte (the first one lower), or one to
-    a byte. 0 where escaped.
+    """[⌈n · low_bits / 8⌉] low bits of the gaps: none, two gaps to a byte (the first one in the
+    lower half), or one to a byte. 0 where escaped.
     """
     wide_gaps: Positions
-    """Whole gaps that were escaped."""
+    """Escaped gaps, whole."""
     trits: Bytes
     """[⌈n / 5⌉] five trits to a byte, the first one lowest: t₀ + 3 t₁ + 9 t₂ + 27 t₃ + 81 t₄."""
     values: Bytes
     """zigzag(step) − 3 of every OTHER, or ESCAPE."""
     wide_steps: Bits
-    """Steps that were escaped."""
+    """Escaped steps."""
 
 
 def find(old: Bits, new: Bits) -> tuple[Positions, Bits]:
-    """Positions of the elements that differ, ascending, and new − old there, wrapping."""
+    """Return the positions of the elements that differ, ascending, and new − old there, wrapping."""
     positions = np.flatnonzero(old != new)
     return positions.astype(np.uint32), new[positions] - old[positions]
 
 
 def split(positions: Positions, steps: Bits, low_bits: int) -> Streams:
-    """`low_bits` is 0, 4 or 8."""
+    """Split changes into streams; `low_bits` is 0, 4 or 8."""
     gaps: Any = np.diff(positions.astype(np.int64), prepend=-1) - 1
     high, escaped = gaps >> low_bits, gaps >> low_bits >= ESCAPE
     width = 8 * steps.dtype.itemsize
@@ -81,16 +81,18 @@ def split(positions: Positions, steps: Bits, low_bits: int) -> Streams:
 
 
 def join(streams: Streams, low_bits: int) -> tuple[Positions, Bits]:
-    """What was split. ValueError when the streams do not fit together."""
+    """Undo `split`; ValueError when the streams contradict each other."""
     num_changes, kind = len(streams.gaps), streams.wide_steps.dtype.type
     gaps = streams.gaps.astype(np.int64) << low_bits | _unpack(streams.lows, low_bits, num_changes)
-    gaps[_places(streams.gaps == ESCAPE, streams.wide_gaps, "gaps")] = streams.wide_gaps
+    gaps[_escaped_indices(streams.gaps == ESCAPE, streams.wide_gaps, "gaps")] = streams.wide_gaps
     trits = TRITS[streams.trits].reshape(-1)[:num_changes]
     zigzag = streams.values.astype(streams.wide_steps.dtype) + kind(3)
     others = (zigzag >> kind(1)) ^ (np.zeros_like(zigzag) - (zigzag & kind(1)))
-    others[_places(streams.values == ESCAPE, streams.wide_steps, "steps")] = streams.wide_steps
+    others[_escaped_indices(streams.values == ESCAPE, streams.wide_steps, "steps")] = (
+        streams.wide_steps
+    )
     steps = np.where(trits == UP, kind(1), np.iinfo(kind).max)  # the largest number is −1
-    steps[_places(trits == OTHER, others, "values")] = others
+    steps[_escaped_indices(trits == OTHER, others, "values")] = others
     positions = np.cumsum(gaps + 1) - 1
     if num_changes and positions[-1] >= 2**32:
         raise ValueError(f"the gaps add up to position {positions[-1]}")
@@ -98,7 +100,7 @@ def join(streams: Streams, low_bits: int) -> tuple[Positions, Bits]:
 
 
 def add(bits: Bits, positions: Positions, steps: Bits) -> None:
-    """bits[positions] += steps, in place, wrapping. ValueError when a position lies outside."""
+    """Do bits[positions] += steps, wrapping; ValueError for a position outside."""
     if len(positions) and positions[-1] >= len(bits):
         raise ValueError(f"position {positions[-1]} of {len(bits)} elements")
     bits[positions] += steps
@@ -117,12 +119,12 @@ def _pack(lows: Bytes, low_bits: int) -> Bytes:
 def _unpack(lows: Bytes, low_bits: int, num_changes: int) -> NDArray[np.int64]:
     if low_bits == 0:
         return np.zeros(num_changes, dtype=np.int64)
-    apart = lows if low_bits == 8 else np.stack([lows & 15, lows >> 4], axis=1).reshape(-1)
-    return apart[:num_changes].astype(np.int64)
+    unpacked = lows if low_bits == 8 else np.stack([lows & 15, lows >> 4], axis=1).reshape(-1)
+    return unpacked[:num_changes].astype(np.int64)
 
 
-def _places(escaped: NDArray[np.bool_], wide: Bits, what: str) -> NDArray[np.intp]:
-    places = np.flatnonzero(escaped)
-    if len(places) != len(wide):
-        raise ValueError(f"{len(places)} {what} are escaped, {len(wide)} stand in the wide stream")
-    return places
+def _escaped_indices(escaped: NDArray[np.bool_], wide: Bits, what: str) -> NDArray[np.intp]:
+    indices = np.flatnonzero(escaped)
+    if len(indices) != len(wide):
+        raise ValueError(f"{len(indices)} {what} are escaped, {len(wide)} are in the wide stream")
+    return indices

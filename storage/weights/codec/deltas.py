@@ -1,12 +1,12 @@
-"""Tensors of one version as changes to those of another: which tensors changed, and each change as
-a blob of blocks.
+"""Changes of tensors from one version to another, each a blob of blocks.
 
-    base tensors, new tensors ──encode──▶ Change per tensor        base tensor, blob ──apply──▶ new tensor
+    base tensors, new tensors ──encode──▶ Change per tensor
+    base tensor, blob ──apply──▶ new tensor
 
-Tensors are cut into blocks, which are encoded on as many threads as there are cores; only a bounded
-number of blocks is in work at once. A tensor's blocks are applied one after the other, so that
-whoever digests it sees each while it is in the cache: what runs side by side are tensors. This
-module knows neither stores nor manifests; what a block's bytes mean stands in `delta_blocks.py`.
+Tensors are cut into blocks, which are encoded on as many threads as there are cores, a bounded
+number at once. The blocks of a tensor are applied one after the other, so that its digest is computed
+while they are in the cache; tensors are applied in parallel, by the caller. `delta_blocks` defines
+the bytes of a block.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ from storage.weights.codec.delta_blocks import BLOCK_ELEMENTS
 from storage.weights.codec.delta_numpy import Bits, Positions
 
 BLOCKS_AHEAD = 2
-"""Blocks for each thread that are in work or wait, encoded, for those before them."""
+"""Blocks for each thread that are being encoded or wait for those before them."""
 BLOCK_BYTES = 2**25
-"""What encoding takes of memory for each thread."""
+"""Memory for encoding in each thread."""
 
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -37,12 +37,12 @@ Y = TypeVar("Y")
 
 @dataclass(frozen=True)
 class Change:
-    """How one tensor comes from a tensor of the base: `blob` is empty when the bits are the
-    same.
-    """
+    """The change of one tensor."""
 
     name: str
+    """Of the new tensor."""
     blob: bytes
+    """Empty when the bits are the same."""
     num_changed: int
     """Elements that differ."""
 
@@ -54,40 +54,39 @@ def encode(
     *,
     threads: int,
 ) -> Iterator[Change]:
-    """The change of every tensor in `sources` (name → name in the base, of the same dtype and
-    shape), in that order.
+    """Encode the change of every tensor in `sources`, in that order.
 
-    Tensors are compared unless their maker did so already, with the base's very own: the changes
-    are the same.
+    Tensors are compared, except where `HostTensor.difference` has the result for this very base.
+
+    Args:
+        sources: name → name in the base, of a tensor with the same dtype and shape.
     """
     cuts = [
         (name, number)
         for name in sources
         for number in range(
             max(1, -(-tensors[name].bits.size // BLOCK_ELEMENTS))
-        )  # one for a tensor without elements, too
+        )  # also one for a tensor without elements
     ]
 
     def encode_block(cut: tuple[str, int]) -> tuple[bytes, int]:
         name, number = cut
         new = _block(flat(tensors[name].bits), number)
         old = _block(flat(base[sources[name]].bits), number)
-        found = _found(tensors[name].difference, base[sources[name]], number)
-        block = delta_blocks.encode(number, old, new, found=found)
+        changes = _known_changes(tensors[name].difference, base[sources[name]], number)
+        block = delta_blocks.encode(number, old, new, changes=changes)
         return block, delta_blocks.num_changed(block, old, new)
 
     encoded = _mapped(encode_block, cuts, threads)
-    for name, found in groupby(zip(cuts, encoded, strict=True), key=lambda one: one[0][0]):
-        blocks, counts = zip(*(block for _, block in found), strict=True)
+    for name, of_tensor in groupby(zip(cuts, encoded, strict=True), key=lambda each: each[0][0]):
+        blocks, counts = zip(*(block for _, block in of_tensor), strict=True)
         yield Change(name, b"".join(blocks), sum(counts))
 
 
 def moved(
     base: HostTensor, positions: NDArray[np.uint64], steps: Bits, *, threads: int
 ) -> HostTensor:
-    """A new tensor: the base with `steps` added at `positions`, as `Difference` has them, which it
-    remembers.
-    """
+    """Return the base with `steps` added at `positions`, as a new tensor with this `Difference`."""
     made = HostTensor(
         base.dtype, base.shape, np.empty_like(base.bits), Difference(ref(base), positions, steps)
     )
@@ -149,12 +148,13 @@ def apply(
 def merge(
     blobs: Sequence[memoryview], dtype: str, num_elements: int, *, threads: int
 ) -> tuple[bytes, int]:
-    """One blob that does what `blobs` do one after the other, and the number of elements it
-    changes.
+    """Merge changes that are applied one after the other; return the blob and its changed elements.
 
-    Steps add up, whatever they are added to: the blocks are applied to zeros and the sum is encoded
-    as a step from zeros. CorruptError for what is no change of so many elements. Empty when
-    everything returns to what it was.
+    Steps add up, whatever they are added to: the blocks are applied to zeros, and the sum is encoded
+    as a change from zeros. The blob is empty when the changes cancel.
+
+    Raises:
+        CorruptError: a blob is no change of a tensor with `num_elements`.
     """
     by_number = [delta_blocks.cut(blob) for blob in blobs]
     numbers = sorted({number for blocks in by_number for number in blocks})
@@ -181,17 +181,17 @@ def _block(bits: Bits, number: int) -> Bits:
     return bits[number * BLOCK_ELEMENTS : (number + 1) * BLOCK_ELEMENTS]
 
 
-def _found(
-    known: Difference | None, base: HostTensor, number: int
+def _known_changes(
+    difference: Difference | None, base: HostTensor, number: int
 ) -> tuple[Positions, Bits] | None:
-    """What is known of a block; None when that is nothing, or when it is about another base."""
-    return _within(known.positions, known.steps, number) if known and known.base() is base else None
+    """The changes of a block by a known difference; None where there is none to this base."""
+    if difference is None or difference.base() is not base:
+        return None
+    return _within(difference.positions, difference.steps, number)
 
 
 def _within(positions: NDArray[np.uint64], steps: Bits, number: int) -> tuple[Positions, Bits]:
-    """The part of a difference that lies in a block, its positions counted from the block's
-    start.
-    """
+    """The part of a difference in a block, with positions from the block's start."""
     start = number * BLOCK_ELEMENTS
     # Bounds of the positions' own type: with Python's numbers NumPy would turn all positions into
     # floats first.
@@ -202,12 +202,12 @@ def _within(positions: NDArray[np.uint64], steps: Bits, number: int) -> tuple[Po
 
 
 def _mapped(work: Callable[[X], Y], inputs: Collection[X], threads: int) -> Iterator[Y]:
-    """The results in order; without threads where they would not help."""
+    """Yield the results in order; without threads where they would not help."""
     if threads == 1 or len(inputs) < 2:
         return map(work, inputs)
     return ordered_map(work, inputs, threads=threads, budget=BLOCKS_AHEAD * threads)
 
 
 def flat(bits: Bits) -> Bits:
-    """The elements as unsigned integers of their width, without a copy where they lie together."""
+    """Return the elements as unsigned integers of their width, without a copy if contiguous."""
     return np.ascontiguousarray(bits).reshape(-1).view(f"u{bits.itemsize}")

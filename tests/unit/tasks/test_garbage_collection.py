@@ -188,7 +188,7 @@ def test_runs_that_cannot_be_worked_on_are_told_and_the_others_go_on(store: Obje
     assert data(made["frozen"]) == list(range(LAST + 1))
     (words,) = said
     assert words.startswith(
-        "sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); lets go of 1–7, "
+        "sound solver: keeps 0 (the base model), 8–9 (one of the newest 2); deletes 1–7, "
     )
     page = garbage_collection.markdown(done)
     assert "| sound | solver | 0: the base model; 8–9: one of the newest 2 | 1–7 | " in page
@@ -292,9 +292,9 @@ def test_a_reason_in_the_artifact_is_text_and_not_markdown() -> None:
 PROTECTING = {
     "tags/best.json": r"tags/best\.json .*; what it keeps is not known: put it back, or remove it with `astraflow tag RUN",
     "tags": "tags .*; which versions are tagged is not known",
-    "heartbeats/rollout/rollout-0.json": r"rollout-0\.json .*; which versions its writer holds is not known",
-    "heartbeats/evaluation": "heartbeats/evaluation is no folder, .*; which versions its writer holds is not known",
-    "heartbeats": "heartbeats .*; which versions are held is not known",
+    "heartbeats/rollout/rollout-0.json": r"rollout-0\.json .*; which versions its writer has loaded is not known",
+    "heartbeats/evaluation": "heartbeats/evaluation is no folder, .*; which versions its writer has loaded is not known",
+    "heartbeats": "heartbeats .*; which versions are loaded is not known",
     "frozen.json": "is frozen; thaw it first",
 }
 

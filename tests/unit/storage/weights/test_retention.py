@@ -97,17 +97,17 @@ def test_versions_are_named_by_policy_and_number() -> None:
 def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(
     run: ObjectStore,
 ) -> None:
-    retention.refuse_absent(run, {"solver": {0, VERSIONS - 1}})
-    retention.refuse_absent(run, {})
+    retention.check_versions_exist(run, {"solver": {0, VERSIONS - 1}})
+    retention.check_versions_exist(run, {})
     with pytest.raises(
         ConfigError,
         match=f"there is no solver@{VERSIONS} to keep; the newest is solver@{VERSIONS - 1}",
     ):
-        retention.refuse_absent(run, {"solver": {3, VERSIONS}})
+        retention.check_versions_exist(run, {"solver": {3, VERSIONS}})
     with pytest.raises(
         ConfigError, match="there is no verifier@0 to keep; verifier has no version yet"
     ):
-        retention.refuse_absent(run, {"verifier": {0}})
+        retention.check_versions_exist(run, {"verifier": {0}})
 
 
 def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) -> None:
@@ -160,7 +160,7 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
     assert 15 in left.retired  # who has left needs nothing
     builders.put_heartbeat(run, replace(beat, state=ServiceState.WORKING))
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
-    assert held.kept[14] == held.kept[15] == "a living worker or evaluation holds version 14"
+    assert held.kept[14] == held.kept[15] == "a live worker or evaluation has loaded version 14"
     assert sorted(held.retired) == list(range(1, 10))  # 10 to 13 lead to 14
     dead = retention.plan(
         run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + retention.ALIVE_S
@@ -235,7 +235,7 @@ def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectSt
     kept = retention.plan(
         run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
     ).kept
-    assert [version for version, why in kept.items() if "holds version 23" in why] == list(
+    assert [version for version, why in kept.items() if "has loaded version 23" in why] == list(
         range(23, 29)
     )
 
