@@ -130,7 +130,7 @@ class World:
         stop = None
         for _ in range(rounds):
             self.now_s += seconds
-            stop = asyncio.run(self.supervisor._round())
+            stop = asyncio.run(self.supervisor.poll())
         return stop
 
     def run_all(self) -> None:

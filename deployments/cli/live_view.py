@@ -1,7 +1,7 @@
-"""How a run under way is shown: as a picture that is redrawn in place, or as one line where there
-is no terminal.
+"""Rendering of a run in progress: a picture that is redrawn in place, or one line where there is no
+terminal.
 
-Only looks: what is shown comes in as a `View`, which `follow.py` gathers.
+Pure functions of a `View`, which `run_follower.py` gathers.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from storage.records.control import FAULTS, ClosingStep, ServiceState
+from storage.records.control import FAULTS, ClosingStep, ServiceState, WaitReason
 from tasks import sizes
 from tasks.monitoring.status import Closing, EvalStatus, PolicyStatus, Status
 from tasks.monitoring.status_schema import SILENT
@@ -20,7 +20,7 @@ from tasks.terminal_text import one_line
 
 BAR_WIDTH = 40
 ALONE = "single_turn"
-"""Evaluations of this workflow are the answering policy alone; any other is the team."""
+"""Workflow of evaluations of the answering policy alone; any other is the team's."""
 STATE_STYLES = {
     "completed": "bold green",
     "failed": "bold red",
@@ -32,25 +32,26 @@ STATE_STYLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """One look at a run. Example: `View("tiny-1", 12.5, "Pending", None)`, before its supervisor
-    has begun.
+    """State of a run at one poll. Example, before its supervisor has begun:
+    `View(run_id="tiny-1", elapsed_s=12.5, flow_state="Pending", status=None)`.
     """
 
     run_id: str
     elapsed_s: float
     flow_state: str
-    """Prefect's word on the supervisor's flow run."""
+    """Prefect's state of the supervisor's flow run."""
     status: Status | None
     """None until the run exists in the store."""
     base_model: float | None = None
-    """Share of the base models that is built; None when nothing is being built."""
+    """Completed share (0-1) of building the base models; None when none is being built."""
     note: str = ""
+    """What is being built, or why the store cannot be read; for people."""
     links: dict[str, str] = field(default_factory=dict)
     """Name → address."""
 
 
 def picture(view: View) -> RenderableType:
-    """The whole view, for a terminal."""
+    """Draw the whole view, for a terminal."""
     parts: list[RenderableType] = [_progress(view)]
     if view.status is not None:
         parts += [policies_table(view.status), regions_table(view.status)]
@@ -61,25 +62,25 @@ def picture(view: View) -> RenderableType:
     parts.append(_links(view.links))
     title = Text.assemble((view.run_id, "bold"), "  ", _state(view), "  ", clock(view.elapsed_s))
     panel = Panel(Group(*parts), title=title, title_align="left", border_style="dim")
-    return Group(
-        panel, ""
-    )  # the terminal writes ^C on the last line: on one that is full it would move the picture
+    # A terminal writes ^C on the last line; there it would move the picture if the line were full.
+    return Group(panel, "")
 
 
 def line(view: View) -> str:
-    """The same in one line, for logs."""
-    return one_line(_words(view))
+    """Write the view as one line, for logs."""
+    return one_line(_line(view))
 
 
-def _words(view: View) -> str:
+def _line(view: View) -> str:
     head = f"[{clock(view.elapsed_s)}] {_state(view).plain}"
     status = view.status
     if status is None:
         return f"{head}  waiting for the supervisor (Prefect: {view.flow_state})"
-    if view.base_model is not None and status.state == "starting":
-        return f"{head}  building the base models {view.base_model:.0%} {view.note}".rstrip()
     if status.state == "starting":
-        return f"{head}  {status.reason or 'the supervisor is starting'}"
+        doing = status.reason or "the supervisor is starting"
+        if view.base_model is not None:
+            doing = f"building the base models {view.base_model:.0%} {view.note}".rstrip()
+        return f"{head}  {'; '.join([doing, *waiting_lines(status)])}"
     if status.closing is not None:
         return f"{head}  {closing_words(status.closing)}"
     if status.state in STATE_STYLES:
@@ -99,7 +100,7 @@ def _words(view: View) -> str:
 
 
 def closing_words(closing: Closing) -> str:
-    """What is being done after the run's end. Example: `verifying shards 42%`."""
+    """Describe a closing step. Example: `verifying shards 42%`."""
     match closing.step:
         case ClosingStep.LEAVING:
             return (
@@ -152,7 +153,7 @@ def regions_table(status: Status) -> Table:
 
 
 def trouble_lines(status: Status) -> list[str]:
-    """What members of a run that goes on wait for, or why they are not there."""
+    """Describe the members of a running run that failed, are silent or meet a fault."""
     if status.state != "running":
         return []
     troubled = [
@@ -167,20 +168,20 @@ def trouble_lines(status: Status) -> list[str]:
 
 
 def waiting_lines(status: Status) -> list[str]:
-    """What members of a run that is starting wait for, such as base models that are not there yet:
-    one line for each.
+    """Describe what the members of a starting run wait for, such as base models: one line for each
+    text.
     """
     if status.state != "starting":
         return []
     by_note: dict[str, list[str]] = {}
     for member in status.members:
-        if member.state == ServiceState.WAITING and member.note:
+        if member.note and member.wait_reason in {WaitReason.BASE_MODEL, *FAULTS}:
             by_note.setdefault(member.note, []).append(member.id)
     return [f"{', '.join(sorted(ids))}: {note}" for note, ids in sorted(by_note.items())]
 
 
 def traffic_lines(status: Status) -> list[str]:
-    """What crossed to and from each region, so far as its members tell."""
+    """Describe the bytes that crossed to and from each region, as its members counted them."""
     lines = []
     for name, region in status.regions.items():
         parts = [
@@ -199,9 +200,7 @@ def traffic_lines(status: Status) -> list[str]:
 
 
 def evaluations_table(evals: list[EvalStatus]) -> Table:
-    """One row for each play of the held-out problems; columns are the workflows that played
-    them.
-    """
+    """Draw one row for each evaluated vector of versions, with a column for each workflow."""
     workflows = list(dict.fromkeys(score.workflow for score in evals))
     table = _table(
         "evaluated versions", *(_workflow_words(workflow) for workflow in workflows), "problems"
@@ -219,7 +218,7 @@ def evaluations_table(evals: list[EvalStatus]) -> Table:
 
 
 def versions_words(versions: dict[str, int]) -> str:
-    """`20` when all policies stand at the same version, else `solver 20, verifier 18`."""
+    """Write `20` when all policies have the same version, else `solver 20, verifier 18`."""
     if len(set(versions.values())) == 1:
         return str(next(iter(versions.values())))
     return ", ".join(f"{policy} {version}" for policy, version in versions.items())

@@ -302,7 +302,10 @@ class HeartbeatWriter:
         try:
             self._write()
         except ConfigError as error:
-            raise ConfigError(f"cannot write the heartbeat {self._key}: {error}") from error
+            raise ConfigError(
+                f"cannot write the heartbeat {self._key}: {error}; correct that, then start the "
+                "run again with the same run id"
+            ) from error
         except AstraFlowError as error:
             self._log(error)
         self._thread.start()

@@ -1,14 +1,16 @@
-"""Text about the members that a starting run waits for: what each of them lacks, and since when."""
+"""Text about the members that a run waits for: what each of them lacks, and since when."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from storage.records.control import ServiceState
+from tasks.supervision.member_watch import MemberWatch
 from tasks.supervision.members import FlowRunPhase
 
 NAMED_MAX = 6
 """Members of one state that are named; the others are counted."""
 UNTAKEN_S = 60.0
-"""After so long without a worker, the text has the command that starts one."""
+"""After this time without a worker, the text has the command that starts one."""
 ROLLOUT_POOL = "rollout"
 """The work pool whose queues are the regions."""
 LOADING = "loading"
@@ -25,7 +27,7 @@ _ORDER = (*dict.fromkeys(_STATES.values()), LOADING)
 @dataclass(frozen=True, kw_only=True)
 class Awaited:
     """A member that is not at work yet. Example:
-    `Awaited("trainer-solver", Phase.PENDING, 12.0)`.
+    `Awaited(id="trainer-solver", phase=FlowRunPhase.PENDING, since_s=12.0)`.
     """
 
     id: str
@@ -33,15 +35,45 @@ class Awaited:
     since_s: float
     """Since it was launched."""
     loading: bool = False
-    """Its process has come up, and prepares."""
+    """Its process has started, and prepares."""
     queue: str = ""
     """The work queue into which it was launched; empty: its deployment's default."""
 
 
-def words(awaited: Sequence[Awaited]) -> str:
-    """Text for people; empty without members. Members with the same text are grouped.
+def waiting_note(watches: Mapping[str, MemberWatch], now: float) -> str:
+    """Describe what the run waits for; empty when it waits for nothing.
 
-    Example: `waiting for: dataflow (process starting, 12 s), evaluation (loading, 9 s)`.
+    First the base models; then members that are not at work yet and what the dataflow waits for;
+    after the last order the members that are not done.
+    """
+    base_model, dataflow = watches["base-model"], watches["dataflow"]
+    if not base_model.done and base_model.note:
+        return base_model.note
+    pending = [watch for watch in watches.values() if not watch.is_over]
+    if dataflow.done:
+        named = ", ".join(
+            f"{watch.member.id} ({watch.note or watch.state or 'starting'})" for watch in pending
+        )
+        return f"waiting for: {named}" if named else ""
+    awaited = [
+        Awaited(
+            id=watch.member.id,
+            phase=watch.phase,
+            since_s=now - watch.launched_at,
+            loading=watch.has_beaten,
+            queue=watch.member.queue,
+        )
+        for watch in pending
+        if not watch.has_beaten or watch.state == ServiceState.STARTING
+    ]
+    return "; ".join(filter(None, (words(awaited), dataflow.note)))
+
+
+def words(awaited: Sequence[Awaited]) -> str:
+    """Describe members that are not at work yet; those with the same text are grouped.
+
+    Example: `waiting for: dataflow (process starting, 12 s), evaluation (loading, 9 s)`. Empty
+    without members.
     """
     groups: dict[tuple[str, str], list[Awaited]] = {}
     for member in sorted(awaited, key=lambda member: _ORDER.index(_state(member))):

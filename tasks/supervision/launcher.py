@@ -9,6 +9,7 @@ away is normal: the answer is None, and logged.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import UUID
 
 import httpx
@@ -55,8 +56,18 @@ class Launched:
     state_name: str
 
 
+class Launcher(Protocol):
+    """Starts, reads and ends the flow runs of a run's members."""
+
+    async def launch(self, member: Member, attempt: int) -> Launched | None: ...
+    async def newest(self) -> Mapping[str, Launched] | None: ...
+    async def declare_crashed(self, launched: Launched, reason: str) -> None: ...
+    async def cancel(self, launched: Launched) -> None: ...
+    async def bury(self, ended: Sequence[Launched]) -> None: ...
+
+
 class PrefectLauncher:
-    """Speaks for one run."""
+    """The launcher of one run's flow runs in Prefect."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id

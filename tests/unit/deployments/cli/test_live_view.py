@@ -1,11 +1,12 @@
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from deployments.cli import live_view, tables
 from deployments.cli.live_view import View
-from storage.records.control import ClosingStep
+from storage.records.control import ClosingStep, WaitReason
 from tasks.monitoring.status import (
     Closing,
     EvalStatus,
@@ -75,6 +76,21 @@ def _status(state: str = "running") -> Status:
     )
 
 
+def _member(
+    name: str, state: str, wait_reason: WaitReason = WaitReason.NONE, note: str = ""
+) -> MemberStatus:
+    return MemberStatus(
+        id=name,
+        kind="rollout",
+        state=state,
+        wait_reason=wait_reason,
+        age_s=1.0,
+        attempt=0,
+        region="",
+        note=note,
+    )
+
+
 def _drawn(view: View) -> list[str]:
     console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 - the console keeps it
     console.print(live_view.picture(view))
@@ -133,34 +149,37 @@ def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
 
 
 def test_who_waits_for_which_base_model_is_shown_while_the_run_starts() -> None:
-    def member(name: str, state: str, note: str) -> MemberStatus:
-        return MemberStatus(
-            id=name, kind="rollout", state=state, age_s=1.0, attempt=0, region="", note=note
-        )
-
+    base, both = WaitReason.BASE_MODEL, "waits for the base model of solver, verifier"
     members = [
-        member("trainer-solver", "waiting", "waits for the base model of solver"),
-        member("rollout-us-0", "waiting", "waits for the base model of solver, verifier"),
-        member("rollout-eu-0", "waiting", "waits for the base model of solver, verifier"),
-        member("base-model", "working", "teaching the skill"),
-        member("dataflow", "waiting", ""),
+        _member("trainer-solver", "waiting", base, "waits for the base model of solver"),
+        _member("rollout-us-0", "waiting", base, both),
+        _member("rollout-eu-0", "waiting", base, both),
+        _member("base-model", "working", WaitReason.NONE, "teaching the skill"),
+        _member("dataflow", "waiting", WaitReason.SHARDS),
+        _member("mirror-eu", "waiting", WaitReason.STORE, "solver is not mirrored: no route"),
+        _member("evaluation", "waiting", WaitReason.VERSION, "waits for version 4 of solver"),
     ]
     status = _status("starting").model_copy(update={"members": members})
     shown = [
+        "mirror-eu: solver is not mirrored: no route",
         "trainer-solver: waits for the base model of solver",
         "rollout-eu-0, rollout-us-0: waits for the base model of solver, verifier",
     ]
-    picture = _drawn(
-        View(
-            run_id="tiny-1",
-            elapsed_s=3.0,
-            flow_state="Running",
-            status=status,
-            base_model=0.25,
-            note="teaching the skill",
-        )
+    view = View(
+        run_id="tiny-1",
+        elapsed_s=3.0,
+        flow_state="Running",
+        status=status,
+        base_model=0.25,
+        note="teaching the skill",
     )
-    assert [line for line in picture if "waits" in line and "trainer waits" not in line] == shown
+    assert [line for line in _drawn(view) if ": " in line[:60]] == shown
+    assert live_view.line(view) == (
+        f"[0:03] starting  building the base models 25% teaching the skill; {'; '.join(shown)}"
+    )
+    assert live_view.line(replace(view, base_model=None)) == (
+        f"[0:03] starting  the supervisor is starting; {'; '.join(shown)}"
+    )
     console = Console(width=140, record=True, file=io.StringIO())
     console.print(tables.status_picture(status))
     printed = console.export_text()
@@ -233,20 +252,18 @@ def test_times_are_written_as_a_clock() -> None:
 
 
 def test_members_in_trouble_are_told_while_the_run_goes_on() -> None:
-    def member(name: str, state: str, note: str = "") -> MemberStatus:
-        return MemberStatus(
-            id=name, kind="rollout", state=state, age_s=1.0, attempt=0, region="", note=note
-        )
-
     members = [
-        member("mirror-eu", "waiting", "solver is not mirrored: no route"),
-        member("trainer-solver", "waiting", "waits for the base model of solver"),
-        member("rollout-us-0", "silent"),
-        member("rollout-eu-0", "working", "starts from version 0"),
+        _member("mirror-eu", "waiting", WaitReason.STORE, "solver is not mirrored: no route"),
+        _member("trainer-solver", "waiting", WaitReason.BATCH, "starts from version 0"),
+        _member("trainer-verifier", "waiting", WaitReason.BASE_MODEL, "any words for people"),
+        _member("rollout-us-0", "silent"),
+        _member("rollout-eu-0", "working", WaitReason.NONE, "starts from version 0"),
+        _member("dataflow", "working", WaitReason.UNTRAINABLE, "64 groups held nothing"),
     ]
     status = _status().model_copy(update={"members": members})
     assert live_view.trouble_lines(status) == [
         "mirror-eu: waiting, solver is not mirrored: no route",
         "rollout-us-0: silent",
+        "dataflow: working, 64 groups held nothing",
     ]
     assert live_view.trouble_lines(status.model_copy(update={"state": "completed"})) == []

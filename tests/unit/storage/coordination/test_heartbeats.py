@@ -172,13 +172,12 @@ def test_a_failing_service_says_why(memory_store: ObjectStore) -> None:
 
 
 class Failing:
-    """A backend whose writes fail in turn."""
+    """A backend whose writes all fail."""
 
-    def __init__(self) -> None:
-        self.errors: list[Exception] = [TransientError("away"), *[ConfigError("disk full")] * 20]
+    error: Exception = TransientError("away")
 
     def write(self, key: str, body: bytes) -> None:
-        raise self.errors.pop(0) if self.errors else ConfigError("still full")
+        raise self.error
 
     def list(self, prefix: str, start_after: str) -> Keys:
         return []
@@ -187,9 +186,12 @@ class Failing:
 def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = ObjectStore(url="failing", backend=Failing(), patience_s=0.01)  # type: ignore[arg-type]  # the heartbeat only writes
+    backend = Failing()
+    store = ObjectStore(url="failing", backend=backend, patience_s=0.01)  # type: ignore[arg-type]  # the writer only writes
     caplog.set_level(logging.WARNING, logger="storage.coordination.heartbeats")
     with HeartbeatWriter(store, "trainer", "t", 0, interval_s=0.01) as heartbeat:
+        until(lambda: heartbeat.last.beats >= 3)
+        backend.error = ConfigError("disk full")
         until(lambda: heartbeat.last.beats >= 6)
     assert [
         record.getMessage()
@@ -212,7 +214,8 @@ def test_a_first_heartbeat_that_cannot_be_written_ends_the_service_with_the_reas
         raise AssertionError("the service began")
     assert re.fullmatch(
         rf"cannot write the heartbeat {KEY}: /.*/{KEY} cannot be an object \(.*\); "
-        "a file stands where a folder belongs, or the reverse",
+        "a file stands where a folder belongs, or the reverse; "
+        "correct that, then start the run again with the same run id",
         str(refused.value),
     )
 

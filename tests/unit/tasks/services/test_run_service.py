@@ -52,6 +52,24 @@ def test_what_only_a_person_can_mend_fails_the_run_at_once_with_the_sentence_tha
     )
 
 
+def test_a_folder_in_the_place_of_a_members_heartbeat_fails_the_run_at_once_and_is_named(
+    run: ObjectStore,
+) -> None:
+    run.put("heartbeats/evaluation/evaluation.json/x", b"")
+    with pytest.raises(ConfigError):
+        run_service.run_evaluation("r", "evaluation", 0)
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.state == "failed"
+    assert stop.reason.startswith(
+        "evaluation: cannot write the heartbeat heartbeats/evaluation/evaluation.json: /"
+    )
+    assert stop.reason.endswith(
+        "a file stands where a folder belongs, or the reverse; "
+        "correct that, then start the run again with the same run id"
+    )
+
+
 def test_a_service_of_a_stopped_run_returns_and_its_heartbeat_says_so(run: ObjectStore) -> None:
     runs.request_stop(run, Stop("cancelled", "enough", 1.0))
     assert run_service.run_evaluation("r", "evaluation", 3) is None

@@ -297,7 +297,7 @@ def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world:
     for member in world.launcher.runs:
         if member not in ("evaluation", "dataflow"):
             world.launcher.set(member, FlowRunPhase.ENDED)
-    assert not asyncio.run(world.supervisor._all_left(0.0))
+    assert not asyncio.run(world.supervisor.shutdown(Stop("completed", "over", 1.0)).all_left(0.0))
     last = world.supervisor.heartbeat.last
     assert (last.state, last.note) == ("leaving", "dataflow, evaluation")
 
@@ -325,7 +325,7 @@ def test_after_a_completed_run_a_member_that_works_is_given_more_time_to_leave(
 
     world.launcher.newest = leaves_late  # type: ignore[method-assign]  # for the end of the run
     world.supervisor.leave_within_s = 20.0
-    asyncio.run(world.supervisor._wind_down(Stop(state, "over", 1.0)))
+    asyncio.run(world.supervisor.shutdown(Stop(state, "over", 1.0)).run())
     assert world.launcher.cancelled == cancelled
 
 
@@ -396,7 +396,7 @@ def test_a_stop_that_cannot_be_read_ends_the_run_through_prefect(world: World) -
     assert stop is not None
     assert stop.state == "failed"
     assert layout.STOP in stop.reason
-    asyncio.run(world.supervisor._wind_down(stop))
+    asyncio.run(world.supervisor.shutdown(stop).run())
     assert len(world.launcher.cancelled) == len(world.launcher.launched)
 
 
