@@ -1,8 +1,7 @@
-"""Say which small mutations of the code the tests notice:
-`make mutants ARGS="--sample 200 --seed 0 storage/coordination"`.
+"""Measure which small mutations of the code the tests notice.
 
-It works in copies of the tree, in as many processes as there are CPUs. `docs/testing.md` says how
-to read what it prints.
+Example: `make mutants ARGS="--sample 200 --seed 0 storage/coordination"`. Trials run in copies of
+the tree, in as many processes as there are CPUs. `docs/testing.md` explains the output.
 """
 
 import argparse
@@ -27,11 +26,11 @@ from tests.mutants import trials
 from tests.mutants.mutations import Mutant, mutants
 from tests.mutants.trials import Tests
 
-ROOMS = ("storage", "data_ops", "trainer")
+PACKAGES = ("storage", "data_ops", "trainer")
 LISTED = Path(__file__).with_name("equivalent.toml")
 FATES = ("noticed", "survived", "not covered", "listed")
 _roots: list[Path] = []
-"""Of this worker process: its copy of the tree."""
+"""The copy of the tree of this worker process."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class Outcome:
     mutant: Mutant
     fate: str
     by: str = ""
-    """The test that noticed, or the reason why a listed one is not worth a test."""
+    """The test that noticed the mutant, or the reason of a listed one."""
     num_tests: int = 0
 
     def after(self, earlier: "Outcome") -> "Outcome":
-        """Of two trials with different tests."""
+        """Combine the outcomes of two trials with different tests."""
         fate = earlier.fate if self.fate == "not covered" else self.fate
         return replace(self, fate=fate, num_tests=earlier.num_tests + self.num_tests)
 
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "paths",
         nargs="*",
-        default=list(ROOMS),
+        default=list(PACKAGES),
         help="modules or folders (default: storage data_ops trainer)",
     )
     parser.add_argument(
@@ -137,9 +136,7 @@ def _files(paths: Iterable[str]) -> list[str]:
 
 
 def _tried(drawn: Sequence[Mutant], sources: dict[str, str], jobs: int) -> list[Outcome]:
-    """First with the test files that are named for a mutant's module, then, if it is not noticed,
-    with all others of its.
-    """
+    """Try mutants with the test files of their modules, and survivors with all other test files."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         context = multiprocessing.get_context("fork")
         roots: Queue[Path] = context.Queue()
@@ -192,8 +189,9 @@ def _baselines(pool: Pool, files: Sequence[str]) -> dict[str, Tests]:
 
 
 def _tests(file: str, names: set[str], path: str, near: bool) -> bool:
-    """Whether the test file, which reaches `names`, reaches the module `path`, and is (`near`) or
-    is not named for it.
+    """Whether the test file, which imports `names`, imports the module `path`.
+
+    `near` selects the module's own test files or the other ones.
     """
     return path.removesuffix(".py").replace("/", ".") in names and near == (
         file in trials.nearest(path)
@@ -271,7 +269,7 @@ def _row(outcome: Outcome, sources: dict[str, str]) -> dict[str, object]:
 
 
 def _table(outcomes: Iterable[Outcome]) -> str:
-    """One line a file, one a room, one for all."""
+    """A line for each file, for each package, and for all."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         for name in (outcome.mutant.path, f"{outcome.mutant.path.split('/')[0]}/", "all"):

@@ -1,12 +1,12 @@
-"""Trying a mutant: its nearest tests in a child process, forked after the slow imports, over a copy
-of the tree.
+"""Trials of mutants: the nearest tests in a forked child process, over a copy of the tree.
 
-    baseline   each test file once, unchanged ──▶ which functions each test calls, and the CPU time it takes
-    trial      mutated file in a copy ──fork──▶ pytest on the tests that call its function, to the first failure
+    baseline   each test file, unchanged ──▶ functions that each test calls, and its CPU time
+    trial      mutated file in a copy ──fork──▶ pytest on the tests that call its function,
+                                                until the first failure
 
-First a mutant meets the test files that are named for its module; one that survives them meets all
-others that import the module, or a module that imports it. A trial that uses far more CPU time than
-its tests did in the baseline, or none at all for a while, is noticed: it hangs.
+A mutant is tried with the test files of its module first. If it survives, it is tried with all
+other test files that import the module, or a module that imports it. A trial that uses far more CPU
+time than its tests in the baseline, or none for a while, counts as noticed: it hangs.
 """
 
 import ast
@@ -32,36 +32,33 @@ PRELOADED = (
     "numpy", "pyarrow.ipc", "pydantic", "fsspec", "xxhash", "tenacity", "yaml",
     "numba", "httpx", "s3fs", "boto3", "moto.server", "tokenizers", "torch", "transformers",
 )  # fmt: skip
-"""Imported once, before the forks: what tests and rooms import, and none of it of this project."""
+"""Packages of tests and sources that are imported once, before the forks."""
 PYTEST = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
 FOLDERS = ("tests/unit", "tests/contract", "tests/property")
 TRIAL_CPU_S = 60.0
-"""Most baseline CPU time of the tests of one trial: a function that half of the suite calls has its
-nearest tests only.
-"""
+"""Maximum CPU time (in the baseline) of the tests of one trial; the nearest tests come first."""
 CPU_FACTOR, CPU_MARGIN_S = 4.0, 30.0
-"""A trial may use so much of its tests' CPU time in the baseline, and so much more."""
+"""CPU limit of a trial: a factor of its tests' CPU time in the baseline, and a margin."""
 STALLED_S, STALLED_SHARE = 45.0, 0.01
-"""A trial that gets nearly no CPU time for so long waits for something that its mutation took away.
-"""
+"""A trial that uses less than this share of CPU time for this long hangs."""
 OUTPUT = ".output"
-"""In a copy of the tree: what the last child process printed."""
+"""File in a copy of the tree: the output of the last child process."""
 
 Function = tuple[str, str, int]
-"""File, name and first line, as a code object has them."""
+"""File, name and first line of a code object."""
 
 
 @dataclass
 class Tests:
-    """What the baseline found out about one test file."""
+    """Result of one test file in the baseline."""
 
     passed: bool
     output: str = ""
-    """Its end, of a file that did not pass."""
+    """End of the output of a file that did not pass."""
     cpu_s: dict[str, float] = field(default_factory=dict)
     """Test id → CPU time."""
     calls: dict[str, set[Function]] = field(default_factory=dict)
-    """Test id → functions of the rooms that it calls; "" for what fixtures of the whole file call.
+    """Test id → functions of the project that it calls; "" for what fixtures of the whole file call.
     """
 
     def calling(self, function: Function | None) -> list[str]:
