@@ -40,7 +40,7 @@ def test_without_a_gpu_it_says_what_to_do(
     with pytest.raises(SystemExit) as ended:
         gpu_scan.main()
     assert ended.value.code == 2
-    assert "torch finds no cuda here: run it on a machine with a GPU" in capsys.readouterr().err
+    assert "torch does not have cuda here: use a machine with a GPU" in capsys.readouterr().err
 
 
 def test_the_whole_command_runs_on_a_cpu(
