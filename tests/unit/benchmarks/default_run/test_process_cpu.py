@@ -19,11 +19,11 @@ GROWING = [(10.0, 0.0), (12.0, 4.0), (14.0, 5.0)]
         (0.0, 5.0, 0.0),
     ],
 )
-def test_growth_between_two_looks_is_even(start_s: float, end_s: float, grown: float) -> None:
+def test_growth_between_two_samples_is_linear(start_s: float, end_s: float, grown: float) -> None:
     assert process_cpu.between(GROWING, start_s, end_s) == pytest.approx(grown)
 
 
-def test_a_series_without_a_look_grew_by_nothing() -> None:
+def test_an_empty_series_has_no_growth() -> None:
     assert process_cpu.between([], 0.0, 10.0) == 0.0
 
 
@@ -67,7 +67,7 @@ def test_shares_add_up_to_one_or_are_zero() -> None:
     assert process_cpu.shares({"a": 0.0}) == {"a": 0.0}
 
 
-def test_a_meter_sees_the_processes_it_was_told_of_and_no_others() -> None:
+def test_a_meter_samples_the_given_processes_only() -> None:
     meter = Meter("/no/such/home", (os.getpid(),))
     meter.sample(2e9)
     assert [(process.pid, process.parent) for process in meter.processes.values()] == [
