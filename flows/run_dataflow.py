@@ -1,5 +1,5 @@
-"""The flow `dataflow`: prompts become orders, shards become batches; shards are taken in by
-parallel tasks.
+"""The flow `dataflow`: prompts become orders, shards become batches; parallel tasks ingest the
+shards.
 """
 
 from typing import Literal
@@ -15,16 +15,17 @@ from tasks.services.sigterm import drained
 def window_of_dataflow(
     run_id: str, member: str, attempt: int, window: int
 ) -> Literal["done", "full", "stopped"]:
-    """Serve for a bounded number of shards. A flow's memory grows with every task, so each window
-    is a flow run of its own and starts again from the store.
+    """Serve for a bounded number of tasks, because a flow run's memory grows with each of them.
+
+    Every window is another flow run, and restores its state from the store.
     """
     return run_service.run_dataflow_window(run_id, member, attempt)
 
 
 @flow(name="dataflow", flow_run_name="{member} · {run_id}")
 def dataflow(run_id: str, member: str = "dataflow", attempt: int = 0) -> State[None] | None:
-    """Decide which prompts are rolled out, and make every policy's batches until each has all of
-    its steps.
+    """Choose the prompts that are rolled out, and make batches until every policy has all of its
+    steps.
     """
     window = 0
     while (ended := window_of_dataflow(run_id, member, attempt, window)) == "full":

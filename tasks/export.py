@@ -1,6 +1,4 @@
-"""A version of a policy as a folder that `AutoModelForCausalLM.from_pretrained` loads. Verified on
-the way out.
-"""
+"""Export of a version as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
 
 from pathlib import Path
 
@@ -14,11 +12,16 @@ WEIGHTS_FILE = "model.safetensors"
 
 
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
-    """Writes the weights of `version` (None: the newest) and the base model's other files into
-    `folder`; returns the version.
+    """Write the weights of `version` and the base model's other files into `folder`.
 
-    Raises ConfigError when there is no such version or the folder cannot be written, CorruptError
-    when digests differ or the manifest lists a file that is no plain name of data.
+    Args:
+        version: None exports the newest version.
+
+    Returns the number of the exported version.
+
+    Raises:
+        ConfigError: the version does not exist, or the folder cannot be written.
+        CorruptError: a digest differs, or the manifest lists a file whose name is not plain.
     """
     newest = manifests.latest(run, policy)
     if newest is None:
@@ -34,13 +37,13 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
         why = (
             f"has no version {wanted}"
             if not 0 <= wanted <= newest
-            else f"cannot give version {wanted}: {error}"
+            else f"cannot export version {wanted}: {error}"
         )
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
     try:
         for name, body in files.items():
             write_inside(folder, name, body)
-        # transformers refuses a file that does not say which framework's tensors it holds
+        # transformers refuses a file whose metadata lacks the framework of its tensors
         write_inside(folder, WEIGHTS_FILE, to_safetensors(tensors, {"format": "pt"}))
     except OSError as error:
         raise ConfigError(

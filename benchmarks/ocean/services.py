@@ -119,7 +119,7 @@ class Worker:
         noticed_s, cpu_s = time.monotonic(), time.process_time()
         if isinstance(newest, Manifest):
             loaded = reader.read(
-                self._run, POLICY, newest.version, self._held, known=newest, spare=self._spare
+                self._run, POLICY, newest.version, self._held, manifest=newest, spare=self._spare
             )
             self._held, self._spare = loaded, self._held
         else:

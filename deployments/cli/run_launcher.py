@@ -26,6 +26,7 @@ from storage.verify.verify import Progress, verify
 from tasks.monitoring.status import Status
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
+from tasks.recipes.run_terms import run_terms
 from tasks.recipes.source import parse_assignments
 
 Say = Callable[[str], None]
@@ -138,7 +139,7 @@ def summarize(followed: Followed, last: Status, say: Say) -> None:
     say(f"{followed.run_id}: {last.state} after {live_view.clock(last.elapsed_s)}; {last.reason}")
     for line in tables.summary_lines(last):
         say(f"  {line}")
-    say(f"  verify: {tables.verdict_words(verify(run, _told(say)))}")
+    say(f"  verify: {tables.verdict_words(verify(run, run_terms(run), _told(say)))}")
     report = (
         f"{run.url}/{layout.REPORT}" if run.exists(layout.REPORT) else "`astraflow report` makes it"
     )
@@ -185,7 +186,7 @@ def _stack(home: Home, say: Say) -> Stack:
     known = state.load(home)
     if server and store and not (known and server == known.prefect_url):
         say(f"starting the run on {server}; its workers may be anywhere")
-        object_store.check(environment.open_store(home))
+        object_store.check_store(environment.open_store(home))
         tracking = environment.given("MLFLOW_TRACKING_URI") or ""
         return Stack(
             prefect_url=server,

@@ -16,8 +16,8 @@ from typing import TypeAlias
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import from_safetensors
-from storage.formats.tensor_set import OTHER_FILE_BYTES_MAX
-from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, shown
+from storage.formats.tensor_set import EXTRA_FILE_BYTES_MAX
+from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, quoted
 from storage.records.weights import HostTensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -94,7 +94,7 @@ def _other_files(folder: Path) -> Iterator[Path]:
         ):
             if reason := model_file_fault(path.name):
                 raise ConfigError(
-                    f"model.path: {shown(path.name)} in {folder} {reason}; rename it, or remove it"
+                    f"model.path: {quoted(path.name)} in {folder} {reason}; rename it, or remove it"
                 )
             yield path
 
@@ -102,10 +102,10 @@ def _other_files(folder: Path) -> Iterator[Path]:
 def _bounded(path: Path) -> bytes:
     """Read a file; ConfigError when it is larger than a file without tensors may be."""
     with path.open("rb") as file:
-        body = file.read(OTHER_FILE_BYTES_MAX + 1)
-    if len(body) > OTHER_FILE_BYTES_MAX:
+        body = file.read(EXTRA_FILE_BYTES_MAX + 1)
+    if len(body) > EXTRA_FILE_BYTES_MAX:
         raise ConfigError(
-            f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove files "
+            f"model.path: {path} is larger than {EXTRA_FILE_BYTES_MAX} bytes; remove files "
             "that are not part of the model"
         )
     return body
@@ -156,7 +156,7 @@ def _tensor_files(folder: Path) -> list[str]:
     for name in names:
         if fault(name) or not name.endswith(TENSOR_SUFFIX) or not (folder / name).is_file():
             raise ConfigError(
-                f"model.path: {index} lists {shown(name)}, which is not in the folder; fetch the "
+                f"model.path: {index} lists {quoted(name)}, which is not in the folder; fetch the "
                 "model again"
             )
     return names

@@ -374,7 +374,7 @@ def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: Objec
             if newest is None:
                 continue
             held, spare = (
-                reader.read(run, "solver", newest.version, held, known=newest, spare=spare),
+                reader.read(run, "solver", newest.version, held, manifest=newest, spare=spare),
                 held,
             )
             if weights_digest(held.tensors) != weights_digest(versions[newest.version]):

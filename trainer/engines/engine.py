@@ -8,7 +8,7 @@ not import torch, so that an error in a recipe is reported without delay.
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from storage.import_path import Kind, resolve
+from storage.import_path import PluginKind, resolve
 from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -50,7 +50,7 @@ ENGINES: dict[str, str] = {"torch": "trainer.engines.torch.engine:TorchTrainEngi
 """Import paths of the built-in engines, so that this table does not import torch."""
 
 
-ENGINE = Kind(
+ENGINE = PluginKind(
     "train engine",
     TrainEngine,
     "docs/train_engine.md",

@@ -19,6 +19,8 @@ from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import TrainerProgress
 from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
 from storage.run.checkpoints import Checkpoint
@@ -92,19 +94,23 @@ class _Trainer:
         if self._checkpointed < self._step:
             self._checkpoint()
         self._heartbeat.update(
-            state="draining",
+            state=ServiceState.DRAINING,
             note=f"leaves with version {max(self._step, self._published)} published",
         )
 
     def _begin(self, seed: int) -> bool:
         """Start from the newest checkpoint or version 0; return False when it must stop."""
-        self._heartbeat.update(state="waiting", note=f"waits for the base model of {self._policy}")
         while not self._lifetime.retry(
             "reading version 0", lambda: manifests.exists(self._run, self._policy, 0)
         ):
+            self._heartbeat.update(
+                state=ServiceState.WAITING,
+                wait_reason=WaitReason.BASE_MODEL,
+                note=f"waits for the base model of {self._policy}",
+            )
             if self._lifetime.wait(self._config.poll_interval_s):
                 return False
-        self._heartbeat.update(state="starting", note="builds the engine")
+        self._heartbeat.update(state=ServiceState.STARTING, note="builds the engine")
         files = self._lifetime.retry(
             "reading the model's files", lambda: reader.fetch_files(self._run, self._policy)
         )
@@ -161,13 +167,13 @@ class _Trainer:
             while (
                 batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
             ) is None:
-                self._heartbeat.update(state="waiting")
+                self._heartbeat.update(state=ServiceState.WAITING, wait_reason=WaitReason.BATCH)
                 # The batch may depend on the version whose publication failed.
                 self._publication.check()
                 if self._lifetime.wait(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s
-        self._heartbeat.update(state="working")
+        self._heartbeat.update(state=ServiceState.WORKING)
         return batch
 
     def _read_batch(self, step: int) -> Batch | None:
@@ -202,7 +208,7 @@ class _Trainer:
         }
         self._publish(metrics)
         self._version_at_s = time.monotonic()
-        self._beat("", tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
+        self._beat(tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
         if self._step % self._config.checkpoint_every == 0:
             self._checkpoint()
 
@@ -257,10 +263,17 @@ class _Trainer:
                 "pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep)
             )
 
-    def _beat(self, note: str, **rates: float) -> None:
+    def _beat(
+        self, note: str | None = None, *, tokens_per_s: float = 0.0, wait_fraction: float = 0.0
+    ) -> None:
+        """Put the progress into the heartbeat; the rates are those of the last step."""
         self._heartbeat.update(
-            state="working",
-            note=note or None,
-            progress={"step": self._step, "tokens_trained": self._tokens_trained},
-            rates=rates,
+            state=ServiceState.WORKING,
+            note=note,
+            progress=TrainerProgress(
+                step=self._step,
+                tokens_trained=int(self._tokens_trained),
+                tokens_per_s=tokens_per_s,
+                wait_fraction=wait_fraction,
+            ),
         )

@@ -15,7 +15,7 @@ from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor, Manifest
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
-from storage.weights.compaction import Merging
+from storage.weights.compaction import BackgroundMerger
 from storage.weights.manifests import LoadedWeights
 from trainer.config import TrainConfig
 
@@ -33,7 +33,7 @@ class WeightPublisher:
         self.base: LoadedWeights | None = None
         """Newest published version, the base of the next delta; without one, that is an anchor."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"publish-{policy}")
-        self._merging = Merging(run, config.publish_memory_mb * 2**20)
+        self._merger = BackgroundMerger(run, config.publish_memory_mb * 2**20)
         self._under_way: Future[LoadedWeights] | None = None
         self.seconds = 0.0
         """Duration of the last publication, from its start to its manifest."""
@@ -68,7 +68,7 @@ class WeightPublisher:
     def close(self) -> None:
         """Wait for the running publication; its errors are ignored."""
         self._pool.shutdown(wait=True)
-        self._merging.close()
+        self._merger.close()
 
     def _publish(
         self,
@@ -97,7 +97,7 @@ class WeightPublisher:
                 manifest = self._existing(version, weights_digest(tensors), error)
         self.seconds = time.monotonic() - start_s
         self._lifetime.heartbeat.update(versions={self._policy: version})
-        self._merging.after(self._policy, version)
+        self._merger.merge_up_to(self._policy, version)
         return LoadedWeights(manifest, tensors)
 
     def _existing(self, version: int, digest: str, error: ConflictError) -> Manifest:

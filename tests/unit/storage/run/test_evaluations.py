@@ -7,9 +7,9 @@ import pytest
 import xxhash
 
 from storage.errors import ConflictError, CorruptError
+from storage.run import evaluations
+from storage.run.evaluations import Accuracy, Evaluation
 from storage.store.object_store import open_store
-from tasks import evals
-from tasks.evals import Accuracy, Evaluation
 from tests.damaging_store import damages_first_reads
 
 
@@ -29,8 +29,8 @@ def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
 
 def test_an_evaluation_reads_back_as_it_was_written() -> None:
     run = open_store("memory://evals-roundtrip")
-    evals.commit(run, evaluation(20))
-    back = evals.read(run, {"verifier": 20, "solver": 20})
+    evaluations.create(run, evaluation(20))
+    back = evaluations.read(run, {"verifier": 20, "solver": 20})
     assert (back.versions, back.dataset, back.workflow) == (
         {"solver": 20, "verifier": 20},
         "chained_addition",
@@ -43,31 +43,31 @@ def test_an_evaluation_reads_back_as_it_was_written() -> None:
 
 
 def test_one_play_of_the_team_scores_the_solver_alone_first_and_a_failed_play_as_wrong() -> None:
-    assert evals.scores(evaluation(20)) == (
+    assert evaluations.scores(evaluation(20)) == (
         Accuracy("single_turn", 0.25, 4),
         Accuracy("actor_and_verify", 0.5, 4),
     )
 
 
 def test_a_play_of_one_policy_scores_once() -> None:
-    assert evals.scores(evaluation(20, "single_turn")) == (Accuracy("single_turn", 0.25, 4),)
+    assert evaluations.scores(evaluation(20, "single_turn")) == (Accuracy("single_turn", 0.25, 4),)
 
 
 def test_the_second_evaluation_of_the_same_versions_loses() -> None:
     run = open_store("memory://evals-twice")
-    evals.commit(run, evaluation(20))
+    evaluations.create(run, evaluation(20))
     with pytest.raises(ConflictError):
-        evals.commit(run, evaluation(20))
+        evaluations.create(run, evaluation(20))
 
 
 def test_evaluations_come_in_the_order_of_their_versions() -> None:
     run = open_store("memory://evals-order")
     for step in (100, 0, 20):
-        evals.commit(run, evaluation(step))
-    assert [one.versions["solver"] for one in evals.look(run).found] == [0, 20, 100]
-    assert evals.exists(run, {"solver": 20, "verifier": 20})
-    assert not evals.exists(run, {"solver": 40, "verifier": 40})
-    assert evals.keys(run, start_after=evals.keys(run)[0]) == [
+        evaluations.create(run, evaluation(step))
+    assert [one.versions["solver"] for one in evaluations.read_all(run).readable] == [0, 20, 100]
+    assert evaluations.exists(run, {"solver": 20, "verifier": 20})
+    assert not evaluations.exists(run, {"solver": 40, "verifier": 40})
+    assert evaluations.keys(run, start_after=evaluations.keys(run)[0]) == [
         "evals/solver-00000020_verifier-00000020.arrow",
         "evals/solver-00000100_verifier-00000100.arrow",
     ]
@@ -79,12 +79,12 @@ def test_other_bytes_are_corrupt_and_named() -> None:
     with pytest.raises(
         CorruptError, match=r"^evals/solver-00000000\.arrow: a evaluation file of 9 bytes"
     ):
-        evals.read(run, {"solver": 0})
+        evaluations.read(run, {"solver": 0})
 
 
 def crafted(old: bytes, new: bytes) -> bytes:
     """An evaluation in which `old` is replaced by `new`, of the same length, with a true digest."""
-    body = evals.encode(evaluation(20)).replace(old, new)
+    body = evaluations.encode(evaluation(20)).replace(old, new)
     digits: bytes = pa.ipc.open_file(body).schema.metadata[b"astraflow.digest"]
     return body.replace(digits, xxhash.xxh3_128_hexdigest(body.replace(digits, b"0" * 32)).encode())
 
@@ -95,22 +95,22 @@ def crafted(old: bytes, new: bytes) -> bytes:
 )
 def test_a_header_that_is_no_evaluations_is_corrupt(start: bytes, sentence: str) -> None:
     with pytest.raises(CorruptError, match=f"the header of an evaluation {sentence}"):
-        evals.decode(crafted(b'{"versions"', start))
+        evaluations.decode(crafted(b'{"versions"', start))
 
 
 def test_an_evaluation_of_other_versions_than_its_key_says_is_corrupt() -> None:
     run = open_store("memory://evals-misplaced")
-    run.put("evals/solver-00000040_verifier-00000040.arrow", evals.encode(evaluation(20)))
+    run.put("evals/solver-00000040_verifier-00000040.arrow", evaluations.encode(evaluation(20)))
     with pytest.raises(
         CorruptError, match=r"^evals/solver-00000040_.*arrow holds the evaluation of .*'solver': 20"
     ):
-        evals.read(run, {"solver": 40, "verifier": 40})
+        evaluations.read(run, {"solver": 40, "verifier": 40})
 
 
 def test_an_evaluation_that_arrives_damaged_once_is_read_again() -> None:
     run = open_store("memory://evals-damaged")
-    evals.commit(run, evaluation(20))
-    assert evals.read(damages_first_reads(run), {"solver": 20, "verifier": 20}).rows == (
+    evaluations.create(run, evaluation(20))
+    assert evaluations.read(damages_first_reads(run), {"solver": 20, "verifier": 20}).rows == (
         "a",
         "b",
         "c",
@@ -124,7 +124,7 @@ def test_an_evaluation_of_policies_that_cannot_be_is_corrupt() -> None:
     with pytest.raises(
         CorruptError, match=r"^evals/solver-00000020\.arrow: 'so/ver' cannot name a policy"
     ):
-        evals.read(run, {"solver": 20})
+        evaluations.read(run, {"solver": 20})
 
 
 @pytest.mark.parametrize("value", [2.0, -0.5, np.inf, -np.inf, 1e38])
@@ -135,7 +135,7 @@ def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(
     values = np.array([1, 0, value, np.nan], np.float32)
     changed: dict[str, Any] = {column: values}
     with pytest.raises(CorruptError, match=f"{column} of row 2 is"):
-        evals.decode(evals.encode(replace(evaluation(20), **changed)))
+        evaluations.decode(evaluations.encode(replace(evaluation(20), **changed)))
 
 
 @pytest.mark.parametrize(
@@ -154,20 +154,20 @@ def test_an_evaluation_with_an_absurd_number_in_its_header_is_corrupt(
     with pytest.raises(
         CorruptError, match=f"the header of an evaluation is not a _Header: {next(iter(change))}"
     ):
-        evals.decode(evals.encode(replace(evaluation(20), **change)))
+        evaluations.decode(evaluations.encode(replace(evaluation(20), **change)))
 
 
 def test_evaluations_that_cannot_be_read_are_told_with_their_reason_and_hide_no_other() -> None:
     run = open_store("memory://evals-look")
-    evals.commit(run, evaluation(20))
+    evaluations.create(run, evaluation(20))
     torn, moved = (
         "evals/solver-00000000_verifier-00000000.arrow",
         "evals/solver-00000040_verifier-00000040.arrow",
     )
     run.put(torn, b"not arrow")
     run.put(moved, run.get("evals/solver-00000020_verifier-00000020.arrow"))
-    seen = evals.look(run)
-    assert [one.versions["solver"] for one in seen.found] == [20]
+    seen = evaluations.read_all(run)
+    assert [one.versions["solver"] for one in seen.readable] == [20]
     assert list(seen.unreadable) == [torn, moved]
     assert "a evaluation file of 9 bytes" in seen.unreadable[torn]
     assert (

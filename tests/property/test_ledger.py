@@ -1,4 +1,4 @@
-"""Whatever arrives in whatever order, and whenever the dataflow dies: the books balance and nothing
+"""Whatever arrives in whatever order, and whenever the dataflow dies: the ledger balances and nothing
 is used twice.
 """
 
@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from data_ops.algorithms.samplers import Edf, Fifo
 from data_ops.dataflow.ledger import Ledger
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from tests.builders import row
 
 BATCH_SIZE = 3
@@ -24,21 +24,21 @@ class Answer:
     """What one shard holds for the policy."""
 
     rows: tuple[BatchRow, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
 
     @property
     def keys(self) -> list[SequenceKey]:
         return [kept.key for kept in self.rows] + [entry.key for entry in self.entries]
 
 
-class BooksMachine(RuleBasedStateMachine):
-    """`shards` and `committed` are the store; `books` is the memory that a crash takes away."""
+class LedgerMachine(RuleBasedStateMachine):
+    """`shards` and `committed` are the store; `ledger` is the memory that a crash takes away."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shards: dict[int, Answer] = {}
         self.committed: list[Batch] = []
-        self.books = Ledger("solver", BATCH_SIZE, MAX_STALENESS)
+        self.ledger = Ledger("solver", BATCH_SIZE, MAX_STALENESS)
 
     @rule(
         order=st.integers(0, ORDERS - 1),
@@ -54,34 +54,34 @@ class BooksMachine(RuleBasedStateMachine):
             for place, version in enumerate(versions)
         )
         entries = tuple(
-            Entry(SequenceKey(order, 1, n, 0), "filtered", "zero_advantage")
+            LedgerEntry(SequenceKey(order, 1, n, 0), "filtered", "zero_advantage")
             for n in range(num_filtered)
         )
         self.shards[order] = Answer(rows, entries)
 
     @rule(newest_first=st.booleans())
-    def it_is_taken_in(self, newest_first: bool) -> None:
-        waiting = [order for order in self.shards if not self.books.is_closed(order)]
+    def it_is_ingested(self, newest_first: bool) -> None:
+        waiting = [order for order in self.shards if not self.ledger.is_closed(order)]
         for order in sorted(waiting, reverse=newest_first)[:2]:
-            assert self.books.take_in(order, self.shards[order].rows, self.shards[order].entries)
+            assert self.ledger.ingest(order, self.shards[order].rows, self.shards[order].entries)
 
     @rule(dies=st.booleans(), fifo=st.booleans())
     def a_batch_is_made(self, dies: bool, fifo: bool) -> None:
-        batch = self.books.assemble([Fifo() if fifo else Edf()], 0, lambda count: ())
-        assert (batch is None) == (self.books.num_waiting < BATCH_SIZE)
+        batch = self.ledger.assemble([Fifo() if fifo else Edf()], 0, lambda count: ())
+        assert (batch is None) == (self.ledger.num_waiting < BATCH_SIZE)
         if batch is None:
             return
         self.committed.append(batch)
         if dies:
             self.it_dies()
         else:
-            self.books.advance(batch)
+            self.ledger.advance(batch)
 
     @precondition(lambda self: self.shards)
     @rule()
     def it_dies(self) -> None:
         newest = self.committed[-1] if self.committed else None
-        self.books = Ledger.restore("solver", BATCH_SIZE, MAX_STALENESS, newest, self._rows_of)
+        self.ledger = Ledger.restore("solver", BATCH_SIZE, MAX_STALENESS, newest, self._rows_of)
 
     def _rows_of(self, order: int) -> dict[SequenceKey, BatchRow]:
         return {kept.key: kept for kept in self.shards[order].rows}
@@ -97,12 +97,12 @@ class BooksMachine(RuleBasedStateMachine):
         closed = [
             key
             for order, answer in self.shards.items()
-            if self.books.is_closed(order)
+            if self.ledger.is_closed(order)
             for key in answer.keys
         ]
         places = self._settled()
-        places.update(kept.key for kept in self.books.waiting)
-        places.update(entry.key for entry in self.books.ledger)
+        places.update(kept.key for kept in self.ledger.waiting)
+        places.update(entry.key for entry in self.ledger.entries)
         assert places == Counter(closed)
 
     @invariant()
@@ -110,11 +110,11 @@ class BooksMachine(RuleBasedStateMachine):
         if not self.committed:
             return
         newest = self.committed[-1]
-        taken_in = [order for batch in self.committed for order in batch.shards]
-        assert sorted(taken_in) == sorted({*range(newest.closed_below), *newest.closed})
+        ingested = [order for batch in self.committed for order in batch.shards]
+        assert sorted(ingested) == sorted({*range(newest.closed_below), *newest.closed})
         places = self._settled()
         places.update(newest.waiting)
-        assert places == Counter(key for order in taken_in for key in self.shards[order].keys)
+        assert places == Counter(key for order in ingested for key in self.shards[order].keys)
 
     @invariant()
     def no_row_is_too_stale_and_every_batch_is_whole(self) -> None:
@@ -124,5 +124,5 @@ class BooksMachine(RuleBasedStateMachine):
             assert all(step - 1 - kept.min_version <= MAX_STALENESS for kept in batch.rows)
 
 
-BooksMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestBooks = BooksMachine.TestCase
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestLedger = LedgerMachine.TestCase
