@@ -149,14 +149,14 @@ def report(home: Home, observed: Observed) -> Json:
         "live_view_cpu_s": live_view_s,
         "wall_clock_s": figures.wall_clocks(observed.beats, start_s, end_s),
         "shard_to_batch": asdict(waits) if waits else None,
-        "take_in": _take_in(num_tasks, cost, len(finished_s), len(made)),
+        "ingest": _ingest_cost(num_tasks, cost, len(finished_s), len(made)),
     }
 
 
 def count_tasks(home: Home, stack: Stack, start_s: float, end_s: float) -> int:
     """Count the ingest tasks that started between two times, on the Prefect server."""
     between = {"after_": _iso(start_s), "before_": _iso(end_s)}
-    query = {"task_runs": {"name": {"like_": "take in"}, "start_time": between}}
+    query = {"task_runs": {"name": {"like_": "ingest"}, "start_time": between}}
     headers = {"Authorization": auth.basic(auth.known(home))}
     response = httpx.post(
         f"{stack.prefect_url}/task_runs/count", json=query, headers=headers, trust_env=False
@@ -175,7 +175,7 @@ def _finished_s(run: ObjectStore, made: Sequence[Batch]) -> dict[int, float]:
     return finished
 
 
-def _take_in(num_tasks: int, cost: TaskCost | None, num_shards: int, num_batches: int) -> Json:
+def _ingest_cost(num_tasks: int, cost: TaskCost | None, num_shards: int, num_batches: int) -> Json:
     counts = {
         "num_tasks": num_tasks,
         "num_shards": num_shards,
@@ -230,17 +230,17 @@ def show(found: Json) -> None:
             f"\nfinished shard to batch: p50 {waits['p50_s']:.2f} s, p99 {waits['p99_s']:.2f} s, "
             f"at most {waits['max_s']:.2f} s, of {waits['num_shards']} shards"
         )
-    take_in = found["take_in"]
+    ingest = found["ingest"]
     print(
-        f"ingest: {take_in['num_tasks']} tasks for {take_in['num_shards']} shards, "
-        f"{take_in['tasks_per_batch']:.2f} a batch"
+        f"ingest: {ingest['num_tasks']} tasks for {ingest['num_shards']} shards, "
+        f"{ingest['tasks_per_batch']:.2f} a batch"
     )
-    if "client_ms" in take_in:
+    if "client_ms" in ingest:
         print(
-            f"an empty task costs {take_in['client_ms']:.1f} ms of CPU in the dataflow and "
-            f"{take_in['server_ms']:.1f} ms in the server, "
-            f"{take_in['tasks_per_cpu_s']:.0f} tasks a CPU second; "
-            f"{take_in['cpu_ms_per_batch']:.1f} ms a batch"
+            f"an empty task costs {ingest['client_ms']:.1f} ms of CPU in the dataflow and "
+            f"{ingest['server_ms']:.1f} ms in the server, "
+            f"{ingest['tasks_per_cpu_s']:.0f} tasks a CPU second; "
+            f"{ingest['cpu_ms_per_batch']:.1f} ms a batch"
         )
 
 
