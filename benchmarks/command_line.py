@@ -1,13 +1,12 @@
-"""What the benchmarks' command lines have in common: their name, the module's own words as help,
-one example.
-"""
+"""The argument parser of a benchmark: its command, the module's docstring as help, an example."""
 
 import argparse
 
 
 def parser(name: str, words: str | None, example: str) -> argparse.ArgumentParser:
-    """Of `python -m benchmarks.NAME`. `words` is the module's docstring, printed as it stands;
-    `example` follows the name.
+    """Create the parser of `python -m benchmarks.{name}`.
+
+    `words` is the module's docstring, printed unchanged; `example` are arguments.
     """
     command = f"python -m benchmarks.{name}"
     return argparse.ArgumentParser(

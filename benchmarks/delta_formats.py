@@ -1,8 +1,7 @@
-"""What the delta codec is measured against: the formats of two papers, written anew from what the
-papers say, in NumPy, and what one of the programs does with such bytes.
+"""Formats of two papers in NumPy, with which the delta codec is compared, and one program's update.
 
-All take flat uint16 arrays of one tensor. `encode` returns the bytes that would travel, `apply`
-changes `bits` in place.
+All take flat uint16 arrays of one tensor. `encode` returns the transferred bytes, `apply` changes
+`bits` in place.
 """
 
 import hashlib
@@ -24,9 +23,7 @@ _ZSTD = pa.Codec("zstd", compression_level=1)
 
 
 class AstraFlowFormat:
-    """AstraFlow's own transfer (arXiv 2605.15565): u32 index and u16 value of every changed
-    element, as they are.
-    """
+    """Format of AstraFlow's paper (arXiv 2605.15565): u32 index, u16 value of every change."""
 
     def encode(self, old: Bits, new: Bits) -> list[bytes]:
         indices = np.flatnonzero(old != new).astype(np.uint32)
@@ -37,14 +34,14 @@ class AstraFlowFormat:
 
 
 class AstraFlowWorker:
-    """What AstraFlow's program does with its format, as its public code of 2026 has it
-    (raas/server/apply_delta_worker.py), written anew: the model is a safetensors file in memory;
-    indices and values come as one file, are cut out of its bytes, sorted, and scattered, two bytes
-    a change, into the mapped model.
+    """Update of AstraFlow's program, after its public code of 2026 (apply_delta_worker.py).
+
+    The model is a safetensors file in memory. Indices and values are read from one file, sorted and
+    scattered, two bytes a change, into the mapped model.
     """
 
     HEADER = struct.Struct("<QHHi")
-    """Number of changes, bytes of an element, flags, nothing."""
+    """Number of changes, bytes of an element, flags, padding."""
 
     def __init__(self, folder: Path) -> None:
         self._change, self._model = folder / "change.bin", folder / "model.safetensors"
@@ -58,12 +55,12 @@ class AstraFlowWorker:
         ]
 
     def store(self, bits: Bits, blob: list[bytes]) -> None:
-        """The state in which `update` finds the machine: the model as a file, and the change."""
+        """Write the model and the change as files, the input of `update`."""
         self._model.write_bytes(to_safetensors({"w": HostTensor("BF16", bits.shape, bits)}))
         self._change.write_bytes(blob[0])
 
     def update(self) -> None:
-        """What is measured."""
+        """Apply the change to the model's file; this is measured."""
         change = self._change.read_bytes()
         count, width, _, _ = self.HEADER.unpack_from(change)
         middle = self.HEADER.size + 4 * count
@@ -79,7 +76,7 @@ class AstraFlowWorker:
             del rows  # the file can be unmapped only then
 
     def updated(self) -> Bits:
-        """The model as the file has it then."""
+        """Read the model from its file."""
         return from_safetensors(self._model.read_bytes())["w"].bits
 
     def apply(self, bits: Bits, blob: list[bytes]) -> None:
@@ -89,9 +86,7 @@ class AstraFlowWorker:
 
 
 class PulseFormat:
-    """PULSE: index deltas within each row, u8 where a row allows it and u16 elsewhere, raw values,
-    all under zstd, and the SHA-256 of the resulting tensor.
-    """
+    """PULSE: index deltas within each row (u8 or u16 by row) and raw values under zstd, SHA-256."""
 
     def encode(self, old: Bits, new: Bits) -> list[bytes]:
         positions = np.flatnonzero(old != new)
@@ -136,4 +131,4 @@ class PulseFormat:
         before = np.append(0, summed)[starts]
         bits[rows * ROW + summed - before[rows]] = values
         if hashlib.sha256(bits.data).digest() != blob[5]:
-            raise ValueError("the tensor's SHA-256 is another")
+            raise ValueError("the tensor has another SHA-256")

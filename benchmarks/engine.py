@@ -1,17 +1,16 @@
-"""Tokens per second of the torch engine against `transformers.generate`: same model, prompts,
-output lengths, run and thread.
+"""Compare the tokens per second of the torch rollout engine with those of `transformers.generate`.
 
-What is compared. Both sample at temperature 1 from the same random-weight Qwen3 model in float32.
-Each request wants its own number of tokens (log-normal, as answers of a policy are), forced by
-disabling stop ids. The baseline is what a normal user writes: batches of `--concurrency`
-left-padded prompts through `generate` with its default dynamic cache. `generate` knows one length a
-batch, so it runs to the longest answer in it; only wanted tokens are counted, for both sides. The
-engine receives all requests at once and additionally returns the log-probability and version of
-every token; the baseline is not asked for them. A second table gives every request the same length,
-where batching brings nothing and only the cost of a step counts.
+Both sample at temperature 1 from the same Qwen3 model with random float32 weights, on one thread,
+for the same prompts. Each request has a number of tokens (log-normal, as the answers of a policy),
+forced by disabling stop ids. The baseline is ordinary use: batches of `--concurrency` left-padded
+prompts through `generate` with its default dynamic cache. `generate` has one length for a batch, so
+it runs to the longest answer; only requested tokens are counted, for both. The engine receives all
+requests at once and also returns the log-probability and version of every token. In a second table
+all requests have the same length: continuous batching has no advantage there, and only the cost of
+a decode step counts.
 
-CPU seconds are those of the whole process and robust on a busy machine; wall-clock seconds are not.
-The best of `--repeats` passes counts, the two sides taking turns.
+CPU seconds are those of the whole process, little affected by other load; wall-clock seconds are
+not. The best of `--repeats` passes counts; the two alternate.
 """
 
 import argparse
@@ -37,7 +36,7 @@ MEDIAN_ANSWER_TOKENS = 48
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """The best pass of one side."""
+    """The best pass of an engine."""
 
     tokens: int
     cpu_s: float
@@ -48,16 +47,14 @@ class Rate:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be generated: a prompt and a number of tokens for each request."""
+    """Requests: a prompt and a number of tokens each."""
 
     prompts: list[list[int]]
     lengths: list[int]
 
 
 def make_work(requests: int, vocab: int, spread: float, seed: int) -> Work:
-    """`spread` is the standard deviation of the logarithm of the answer length; 0 makes all
-    equal.
-    """
+    """Draw requests; `spread` is the standard deviation of the log of the answer length."""
     rng = np.random.default_rng(seed)
     prompts = [
         rng.integers(0, vocab, rng.integers(*PROMPT_TOKENS, endpoint=True)).tolist()
@@ -90,7 +87,7 @@ def make_model(hidden: int, layers: int, vocab: int, seed: int) -> Any:
 
 
 def with_transformers(model: Any, concurrency: int) -> Callable[[Work], None]:
-    """Generate everything in batches of `concurrency`, in the order given."""
+    """Return a function that generates all requests in batches of `concurrency`, in their order."""
     import torch
 
     def generate(work: Work) -> None:
@@ -101,7 +98,7 @@ def with_transformers(model: Any, concurrency: int) -> Callable[[Work], None]:
             mask = torch.tensor(
                 [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
             )
-            wanted = max(work.lengths[first : first + concurrency])
+            longest = max(work.lengths[first : first + concurrency])
             sampling = {
                 "do_sample": True,
                 "temperature": 1.0,
@@ -109,14 +106,14 @@ def with_transformers(model: Any, concurrency: int) -> Callable[[Work], None]:
                 "top_p": 1.0,
                 "pad_token_id": 0,
             }
-            answer = model.generate(tokens, attention_mask=mask, max_new_tokens=wanted, **sampling)
-            assert answer.shape[1] == width + wanted
+            answer = model.generate(tokens, attention_mask=mask, max_new_tokens=longest, **sampling)
+            assert answer.shape[1] == width + longest
 
     return generate
 
 
 def with_engine(model: Any, concurrency: int) -> tuple[Callable[[Work], None], Callable[[], None]]:
-    """The engine's pass over the work, and what closes it."""
+    """Return a function that generates all requests with the engine, and one that closes it."""
     from rollout.config import EngineConfig
     from rollout.engines.engine import SamplingParams, make_engine
 
@@ -130,10 +127,10 @@ def with_engine(model: Any, concurrency: int) -> tuple[Callable[[Work], None], C
     loop.run_until_complete(engine.load(0, tensors))
 
     async def all_of(work: Work) -> None:
-        asked = [
+        params = [
             SamplingParams(max_new_tokens=length, seed=i) for i, length in enumerate(work.lengths)
         ]
-        answers = await asyncio.gather(*map(engine.generate, work.prompts, asked))
+        answers = await asyncio.gather(*map(engine.generate, work.prompts, params))
         assert [len(answer.tokens) for answer in answers] == work.lengths
 
     def close() -> None:
@@ -159,9 +156,7 @@ def measure(generate: Callable[[Work], None], work: Work) -> Rate:
 
 
 def compare(arguments: argparse.Namespace, spread: float) -> Json:
-    """Both sides on the same work:
-    `{"transformers": Rate, "engine": Rate, "ratio_cpu": …, "ratio_wall": …}`.
-    """
+    """Measure both on the same work: `{"transformers": Rate, "engine": Rate, "ratio_cpu": …}`."""
     model = make_model(arguments.hidden, arguments.layers, arguments.vocab, arguments.seed)
     work = make_work(arguments.requests, arguments.vocab, spread, arguments.seed)
     baseline = with_transformers(model, arguments.concurrency)
@@ -211,12 +206,12 @@ def parse() -> argparse.Namespace:
     parser = command_line.parser("engine", __doc__, "--hidden 64 --layers 2 --vocab 360 --json")
     for name, default, meaning in (
         ("hidden", 128, "width of the model; a multiple of 8"),
-        ("layers", 4, "its layers"),
-        ("vocab", 512, "its vocabulary"),
-        ("requests", 256, "prompts, each with an answer length of its own"),
-        ("concurrency", 64, "sequences decoded together, on both sides"),
-        ("repeats", 3, "passes of each side; the best counts"),
-        ("seed", 0, "of the weights, prompts and lengths"),
+        ("layers", 4, "layers of the model"),
+        ("vocab", 512, "size of its vocabulary"),
+        ("requests", 256, "number of prompts"),
+        ("concurrency", 64, "sequences decoded together, by both"),
+        ("repeats", 3, "passes of each; the best counts"),
+        ("seed", 0, "random seed of weights, prompts and lengths"),
     ):
         parser.add_argument(
             f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})"

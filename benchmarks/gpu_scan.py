@@ -1,16 +1,15 @@
-"""The scan of a trainer on a GPU against a copy of all weights to the host, for models of 1.7 and 8
-billion weights.
+"""Compare a trainer's scan for changes on a GPU with a copy of all weights to the host.
 
-The weights are made up, fp32 masters on the device, normal with deviation 0.02; a step is one of
-Adam (as in benchmarks/weight_steps.py), so large that a wanted share of the bf16 weights changes.
-Both ways give the same host tensors:
+The weights are synthetic: fp32 masters on the device, normal with deviation 0.02. A step is one of
+Adam (benchmarks/weight_steps.py) that changes a given share of the bf16 weights. Both methods give
+the same host tensors:
 
-    whole   every tensor is rounded to bf16 on the device and copied to the host
-    scan    it is compared on the device with what was published last; only positions and steps cross
+    whole   each tensor is rounded to bf16 on the device and copied to the host
+    scan    it is compared on the device with the bits published last; only the changes cross
 
-Seconds are wall-clock, of the fastest of the repeats; `compare` is the device's part of the scan,
-in which nothing crosses. Memory is the device's peak beside the masters; `kept` of it stays between
-publications: the bits that were published last.
+Seconds are wall-clock, of the fastest repeat; `compare` is the part of the scan on the device.
+Memory is the device's peak without the masters; `kept` is its part that remains between
+publications: the bits published last.
 """
 
 import argparse
@@ -34,30 +33,26 @@ from trainer.engines.torch.host_tensors import to_host
 
 PUBLISHED, BYTES = "BF16", 2
 MODELS_GB = (3.4, 16.4)
-"""Qwen3's of 1.7 and of 8 billion weights, in bf16."""
+"""Qwen3 with 1.7 and with 8 billion weights, in bf16."""
 LAYERS = 32
 LAYER_PARTS = (("q", 8), ("k", 4), ("v", 4), ("o", 8), ("gate", 24), ("up", 24), ("down", 24))
-"""Matrices of a layer and their sizes among each other, those of Qwen3 1.7B; each layer has two
-norms, too.
-"""
+"""Matrices of a layer and their relative sizes, as in Qwen3 1.7B; each layer also has two norms."""
 EMBEDDING_SHARE = 0.1
 WARM_GB = 0.01
 DRAWN = 2**26
-"""Random numbers on the device at once."""
+"""Random numbers drawn on the device at once."""
 
 
 def sizes(elements: int) -> dict[str, int]:
-    """The tensors of a model of just so many weights: LAYERS layers, a norm, and an embedding that
-    takes what is left.
-    """
+    """Return the tensor sizes of a model of `elements` weights: LAYERS layers, norm, embedding."""
     layer = int(elements * (1 - EMBEDDING_SHARE)) // LAYERS
     unit = layer / (1.01 * sum(share for _, share in LAYER_PARTS))
     norm = max(1, int(layer**0.5) // 4)
-    found = {"norm": norm}
+    parts = {"norm": norm}
     for number in range(LAYERS):
-        found |= {f"layers.{number}.{name}": int(unit * share) for name, share in LAYER_PARTS}
-        found |= {f"layers.{number}.norm_{place}": norm for place in ("in", "out")}
-    return {"embedding": elements - sum(found.values())} | found
+        parts |= {f"layers.{number}.{name}": int(unit * share) for name, share in LAYER_PARTS}
+        parts |= {f"layers.{number}.norm_{place}": norm for place in ("in", "out")}
+    return {"embedding": elements - sum(parts.values())} | parts
 
 
 def model(elements: int, device: torch.device, draw: torch.Generator) -> dict[str, Tensor]:
@@ -83,7 +78,7 @@ def chunks(tensors: dict[str, Tensor]) -> Iterator[Tensor]:
 
 
 def measure(gb: float, device: torch.device, lr: float, repeats: int, seed: int) -> Json:
-    """Everything that is printed of one model."""
+    """Measure one model; return all printed numbers."""
     elements = int(gb * 1e9 / BYTES)
     draw = torch.Generator(device).manual_seed(seed)
     masters = model(elements, device, draw)
@@ -133,15 +128,16 @@ def measure(gb: float, device: torch.device, lr: float, repeats: int, seed: int)
 def compared(
     masters: dict[str, Tensor], lr: float, device: torch.device, draw: torch.Generator
 ) -> tuple[float, int]:
-    """Seconds in which the device alone compares all tensors with those a step before, and how many
-    elements differ.
+    """Compare all tensors with those of the step before, on the device alone.
+
+    Returns the seconds, and the number of changed elements.
     """
     seconds, num_changed = 0.0, 0
     for name, tensor in masters.items():
         bits = tensor.to(torch.bfloat16).view(torch.int16)
         step({name: tensor}, lr, draw)
-        found, spent_s, _ = timed(device, partial(compare, tensor, bits))
-        seconds, num_changed = seconds + spent_s, num_changed + found
+        count, spent_s, _ = timed(device, partial(compare, tensor, bits))
+        seconds, num_changed = seconds + spent_s, num_changed + count
     return seconds, num_changed
 
 
@@ -150,9 +146,7 @@ def compare(tensor: Tensor, bits: Tensor) -> int:
 
 
 def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float, int]:
-    """What it returns, its seconds, and the device's peak memory in it: 0 on a CPU, where nobody
-    counts.
-    """
+    """Return the result of a call, its seconds, and the peak memory of the device (0 on a CPU)."""
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)
@@ -171,25 +165,19 @@ def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float, in
 def show(found: Json) -> None:
     print(f"{found['device']}, torch {found['torch']}")
     for each in found["models"]:
-        crossed, seconds, taken = (
-            each["bytes_crossed"],
-            each["seconds"],
-            each["device_memory_bytes"],
-        )
+        crossed, seconds = each["bytes_crossed"], each["seconds"]
+        memory = each["device_memory_bytes"]
         print(
             f"\n{each['gb']:.2f} GB of bf16 weights in {each['tensors']} tensors, "
             f"{each['changed']:.3%} changed"
         )
-        print(
-            f"{'':12}{'MB crossed':>14}{'seconds':>12}{'peak MB on the device beside the masters':>44}"
-        )
+        print(f"{'':12}{'MB crossed':>14}{'seconds':>12}{'peak device MB without masters':>34}")
         for name in ("whole", "scan"):
-            print(
-                f"{name:12}{crossed[name] / 1e6:14.1f}{seconds[name]:12.3f}{taken[name] / 1e6:44.0f}"
-            )
+            sizes_mb = f"{crossed[name] / 1e6:14.1f}", f"{memory[name] / 1e6:34.0f}"
+            print(f"{name:12}{sizes_mb[0]}{seconds[name]:12.3f}{sizes_mb[1]}")
         print(
-            f"comparing alone {seconds['compare']:.3f} s; the first scan, which copies all, "
-            f"{seconds['first_scan']:.3f} s"
+            f"comparison alone {seconds['compare']:.3f} s; the first scan, which copies all "
+            f"tensors, {seconds['first_scan']:.3f} s"
         )
         print(f"bit exact: {each['bit_exact']}")
 
@@ -225,7 +213,7 @@ def parse() -> argparse.Namespace:
         "--changed",
         type=float,
         default=0.01,
-        help="share of them that a step changes (default: 0.01)",
+        help="share of the weights that a step changes (default: 0.01)",
     )
     parser.add_argument(
         "--repeats", type=int, default=3, help="steps that are measured (default: 3)"
@@ -233,9 +221,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--device",
         default="cuda",
-        help="cuda, cuda:1, …; cpu runs everything, but measures no bus (default: cuda)",
+        help="cuda, cuda:1, …; cpu runs without a bus to measure (default: cuda)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
@@ -243,11 +231,11 @@ def parse() -> argparse.Namespace:
     device = torch.device(arguments.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         parser.error(
-            f"torch finds no {device} here: run it on a machine with a GPU, or with --device cpu, "
-            "which measures no bus"
+            f"torch does not have {device} here: use a machine with a GPU, or --device cpu, which "
+            "measures no bus"
         )
     if not 0 < arguments.changed < 1:
-        parser.error(f"--changed {arguments.changed} is no share between 0 and 1")
+        parser.error(f"--changed {arguments.changed} is not between 0 and 1")
     if min(arguments.gb) < 1e-4 or arguments.repeats < 1:
         parser.error("--gb starts at 0.0001, --repeats at 1")
     return arguments

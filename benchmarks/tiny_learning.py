@@ -1,13 +1,14 @@
-"""Do the tiny models learn together? The parts of AstraFlow in one synchronous loop, without flows,
-services or processes.
+"""Measure learning in one synchronous loop, without flows, services or processes.
 
-    play (workflow, engines) ──▶ take in (filters, advantages) ──▶ step (train engines) ──▶ weights, `--lag` versions late
+    rollouts (workflow, engines) ──▶ ingest (filters, advantages) ──▶ step (train engines)
+           ▲                                                                 │
+           └──────────────── weights, `--lag` versions old ◀─────────────────┘
 
-Base models, workflow, engines, data algorithms and train engines are the product's own, configured
-by a recipe; only who runs when is simpler. A run of the product must reach what this prints; where
-it does not, the fault lies between the parts. `--batches exact` forms batches as the dataflow does:
-`batch_size` sequences in the order of arrival, each policy at its own pace. `--batches whole`
-trains on all that is kept of a round of 16 prompts, as its learning rates were found.
+Base models, workflow, engines, data algorithms and train engines are those of a run with the same
+recipe; only the scheduling is simpler. A run must reach the printed accuracy; if it does not, the
+error is in the services. `--batches exact` forms batches as the dataflow does: `batch_size`
+sequences in the order of arrival, each policy at its own rate. `--batches whole` trains on all kept
+sequences of a round of 16 prompts.
 
     python -m benchmarks.tiny_learning --steps 80 --seed 0 --lag 8
 """
@@ -43,33 +44,33 @@ from trainer.engines.engine import TrainEngine, make_engine
 WHOLE_ROUND_PROMPTS = 16
 EVALUATION_SEED = 20_260_515
 ROUNDS_MAX = 5_000
-"""A run that has not made its batches after so many rounds never will."""
+"""Limit of rounds, after which the recipe cannot fill its batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationScore:
-    """One evaluation, all values shares of 1."""
+    """One evaluation; all values are shares of 1, 0 without a verifier."""
 
     versions: dict[str, int]
     solver: float
-    """First attempts that are right."""
+    """Correct first attempts."""
     team: float
-    """Final attempts that are right."""
+    """Correct final attempts."""
     verifier: float
-    """Verdicts that are right."""
+    """Correct verdicts."""
     false_approvals: float
     """Wrong first attempts that were not rejected."""
 
 
 @dataclass(kw_only=True)
 class Learner:
-    """One policy: its train engine, what waits for it, and its last versions."""
+    """One policy: its train engine, its waiting rows and its last versions."""
 
     policy: str
     engine: TrainEngine
     batch_size: int
     kept: deque[dict[str, HostTensor]]
-    """The newest weights last; rollouts use the oldest."""
+    """Weights of the last versions, newest last; rollouts use the oldest."""
     version: int = 0
     waiting: list[BatchRow] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -78,17 +79,15 @@ class Learner:
         return self.version - len(self.kept) + 1
 
     def next_rows(self, steps: int, max_staleness: int, whole: bool) -> list[BatchRow]:
-        """Rows of the next batch, those that expire first; none when there are too few, or when all
-        steps are done.
-        """
+        """Take the rows of the next batch, those that expire first; none if there are too few."""
         fresh = [row for row in self.waiting if self.version - row.min_version <= max_staleness]
         self.counts["expired"] += len(self.waiting) - len(fresh)
         self.waiting = sorted(fresh, key=lambda row: row.min_version)
         size = len(fresh) if whole else self.batch_size
         if self.version == steps or not fresh or len(fresh) < size:
             return []
-        taken, self.waiting = self.waiting[:size], self.waiting[size:]
-        return taken
+        rows, self.waiting = self.waiting[:size], self.waiting[size:]
+        return rows
 
     def train(self, rows: Sequence[BatchRow]) -> None:
         self.counts["rows"] += len(rows)
@@ -109,7 +108,7 @@ class Learner:
 
 
 class Loop:
-    """One run of a recipe, everything in turn."""
+    """Trains the policies of a recipe, one round after the other."""
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class Loop:
         self.cursor: Json = {}
 
     async def play(self) -> list[EvaluationScore]:
-        """Train every policy for all its steps; the evaluations on the way."""
+        """Train every policy for all its steps; return the evaluations."""
         scores: list[EvaluationScore] = []
         stream = self.config.data.prompts.stream()
         while True:
@@ -230,8 +229,8 @@ def _score(versions: dict[str, int], episodes: Sequence[Episode]) -> EvaluationS
         versions=versions,
         solver=sum(each["first_attempt"] for each in metrics) / len(episodes),
         team=sum(each["final"] for each in metrics) / len(episodes),
-        verifier=sum(each["verdict_correct"] for each in metrics) / len(episodes),
-        false_approvals=sum(1 - each["rejected"] for each in wrong) / max(1, len(wrong)),
+        verifier=sum(each.get("verdict_correct", 0.0) for each in metrics) / len(episodes),
+        false_approvals=sum(1 - each.get("rejected", 1.0) for each in wrong) / max(1, len(wrong)),
     )
 
 
@@ -254,11 +253,10 @@ def _report(loop: Loop, scores: Sequence[EvaluationScore]) -> Json:
 
 
 def _line(score: EvaluationScore) -> str:
-    reached = "/".join(str(version) for version in score.versions.values())
+    versions = "/".join(str(version) for version in score.versions.values())
     return (
-        f"versions {reached}: solver {score.solver:.3f}  team {score.team:.3f}  verifier "
-        f"{score.verifier:.3f}  "
-        f"false approvals {score.false_approvals:.2f}"
+        f"versions {versions}: solver {score.solver:.3f}  team {score.team:.3f}  "
+        f"verifier {score.verifier:.3f}  false approvals {score.false_approvals:.2f}"
     )
 
 
@@ -273,7 +271,9 @@ def _summary(report: Json) -> Iterator[str]:
 
 def main() -> None:
     """Read the command line, run once, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tiny_learning", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--recipe", default="multi_policy_tiny")
     parser.add_argument(
         "--set",

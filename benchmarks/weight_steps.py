@@ -1,9 +1,8 @@
-"""Weights before and after one training step, for the benchmarks of deltas: made up in any size, or
-really trained.
+"""Weights before and after one training step, for the benchmarks of deltas: synthetic or trained.
 
-A made-up step is one of Adam on fp32 masters whose bf16 roundings are published: normal weights of
-deviation 0.02, updates of lr · clip(N(0, 0.6), ±1.5). The learning rate is chosen so that a wanted
-share of the elements changes.
+A synthetic step is one of Adam on fp32 masters, published in bf16: normal weights of deviation
+0.02, updates of lr · clip(N(0, 0.6), ±1.5). The learning rate is chosen so that a given share of
+the elements changes.
 """
 
 import math
@@ -13,12 +12,13 @@ import numpy as np
 
 CHUNK = 2**22
 DEVIATION, UPDATE_DEVIATION, UPDATE_MAX = 0.02, 0.6, 1.5
-"""The learning rate fits just these."""
+"""The learning rate is fitted to these values."""
 
 
 def synthetic(elements: int, changed: float, seed: int) -> tuple[Any, Any, float]:
-    """bf16 bits [elements] before and after, and the learning rate that changed about the share
-    `changed` of them.
+    """Return bf16 bits [elements] before and after a step, and its learning rate.
+
+    The step changes about the share `changed` of the elements.
     """
     lr = _lr_for(changed, seed)
     old, new = np.empty(elements, dtype=np.uint16), np.empty(elements, dtype=np.uint16)
@@ -29,7 +29,7 @@ def synthetic(elements: int, changed: float, seed: int) -> tuple[Any, Any, float
 
 
 def bf16(values: Any) -> Any:
-    """float32 → bits of bfloat16, rounded to nearest even."""
+    """Round float32 to nearest even; return the bits of bfloat16."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
@@ -37,9 +37,11 @@ def bf16(values: Any) -> Any:
 def trained(
     lr: float, seed: int, hidden: int = 512, layers: int = 6, steps: int = 24, batch: int = 32
 ) -> tuple[Any, Any]:
-    """bf16 bits of all parameters, one after the other, before and after the last of `steps` AdamW
-    steps of a Qwen3 model with fp32 masters on chained additions. The first half of the steps is at
-    3e-4, so that the model has left its random start.
+    """Train a Qwen3 model with fp32 masters on chained additions by AdamW.
+
+    Returns the bf16 bits of all parameters, concatenated, before and after the last of `steps`
+    steps. The first half of the steps has the learning rate 3e-4, so that the model is no longer
+    random.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -65,9 +67,9 @@ def trained(
         if step == steps // 2:
             for group in optimizer.param_groups:
                 group["lr"] = lr
-        texts = [torch.from_numpy(next(stream).tokens).long() for _ in range(batch)]
-        tokens = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
-        labels = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=-100)
+        examples = [torch.from_numpy(next(stream).tokens).long() for _ in range(batch)]
+        tokens = torch.nn.utils.rnn.pad_sequence(examples, batch_first=True)
+        labels = torch.nn.utils.rnn.pad_sequence(examples, batch_first=True, padding_value=-100)
         model(input_ids=tokens, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -75,7 +75,7 @@ def water_filled_bounds(tokens: list[Token], threshold: float) -> tuple[float, f
 
 
 def masked(tokens: list[Token], threshold: float) -> set[int]:
-    """Numbers of the tokens that are dropped."""
+    """Return the indices of the dropped tokens."""
     left = sorted(range(len(tokens)), key=lambda number: tokens[number].moment)
     while left and mean([tokens[number].moment for number in left]) > threshold:
         left.pop()
@@ -85,7 +85,7 @@ def masked(tokens: list[Token], threshold: float) -> set[int]:
 def token_loss(
     token: Token, bounds: tuple[float, float] | None, dual_clip: float | None
 ) -> tuple[Tensor, bool]:
-    """(loss, whether a bound took its gradient away)."""
+    """Return the loss of a token, and whether a bound sets its gradient to 0."""
     ratio, A = torch.exp(token.logprob - token.behaviour), token.advantage
     loss, silenced = -ratio * A, False
     if bounds:
@@ -98,7 +98,7 @@ def token_loss(
 
 
 class PlainTrainer:
-    """Adam, clipping, warm-up, minibatches and losses as the docs say them."""
+    """Adam, clipping, warm-up, minibatches and losses of docs/train_engine.md."""
 
     def __init__(self, config: TrainConfig, weights: Mapping[str, HostTensor], seed: int) -> None:
         self.config, self.seed = config, seed
@@ -197,7 +197,7 @@ class PlainTrainer:
         return found
 
     def _loss(self, tokens: list[Token]) -> tuple[Tensor, tuple[float, float] | None, int]:
-        """(the minibatch's loss, its bounds, how many tokens are silenced)."""
+        """Return the minibatch's loss, its bounds and the number of clipped tokens."""
         loss = self.config.loss
         bounds: tuple[float, float] | None = None
         dropped: set[int] = set()
@@ -234,7 +234,7 @@ class PlainTrainer:
 
 
 def _weight(loss: LossConfig, tokens: list[Token], token: Token) -> float:
-    """What the token counts; `tokens` are all of its minibatch."""
+    """Return the weight of a token; `tokens` are all of its minibatch."""
     if loss.aggregate == "token_mean":
         return 1 / len(tokens)
     num_rows = len({each.row for each in tokens})

@@ -1,7 +1,7 @@
-"""Figures of a run from what was seen of it: who used the CPU, where the wall-clock went, how long
-shards waited. Pure arithmetic: nothing is read, started or printed here.
+"""Compute CPU shares, wall-clock and shard delays of a run from its samples; pure functions.
 
-    stack's pids + heartbeats' pids ──▶ component of a process        heartbeats' `seconds` ──▶ wall-clock of each member
+stack's pids + heartbeats' pids ──▶ component of a process
+heartbeats' `seconds` ────────────▶ wall-clock of each member
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ CONTROL_PLANE = (
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds from a finished shard to the first batch that was made after it had been taken in."""
+    """Seconds from a finished shard to the first batch that lists it."""
 
     p50_s: float
     p99_s: float
@@ -46,8 +46,9 @@ class Latency:
 
 
 def latency(finished_s: Mapping[int, float], made: Sequence[Batch]) -> Latency | None:
-    """Of every shard that a batch says was taken in; None when there is none. `finished_s`: order →
-    end of its play.
+    """Compute the latency of all shards that a batch lists; None when there are none.
+
+    `finished_s`: order → end of its rollout.
     """
     first: dict[int, float] = {}
     for batch in sorted(made, key=lambda batch: batch.created_s):
@@ -64,29 +65,27 @@ def latency(finished_s: Mapping[int, float], made: Sequence[Batch]) -> Latency |
 
 
 def window(made: Sequence[Batch], last_versions_s: Sequence[float]) -> tuple[float, float]:
-    """(start, end): from the first batch of any policy to the last version of the last policy, Unix
-    seconds.
-    """
+    """Return (start, end) in Unix seconds: the first batch, the last version of any policy."""
     return min(batch.created_s for batch in made), max(last_versions_s)
 
 
-def wall_clock(said: Sequence[Heartbeat], start_s: float, end_s: float) -> dict[str, float]:
-    """Seconds between two times that one attempt of a member spent in each of its components."""
-    names = sorted({name for beat in said for name in beat.seconds if name != "cpu"})
-    if not said:
+def wall_clock(beats: Sequence[Heartbeat], start_s: float, end_s: float) -> dict[str, float]:
+    """Return the seconds of one attempt in each of its components between two times."""
+    names = sorted({name for beat in beats for name in beat.seconds if name != "cpu"})
+    if not beats:
         return {}
 
     def series(name: str) -> Series:
         return [
-            (said[0].started_s, 0.0),
-            *((beat.beat_s, beat.seconds.get(name, 0.0)) for beat in said),
+            (beats[0].started_s, 0.0),
+            *((beat.beat_s, beat.seconds.get(name, 0.0)) for beat in beats),
         ]
 
     return {name: process_cpu.between(series(name), start_s, end_s) for name in names}
 
 
 def control_plane_share(cpu_s: Mapping[str, float]) -> float:
-    """The part of the control plane in the CPU time of all components, as a fraction."""
+    """Return the control plane's share of the CPU time of all components."""
     whole = sum(cpu_s.values())
     return sum(cpu_s.get(name, 0.0) for name in CONTROL_PLANE) / whole if whole else 0.0
 
@@ -94,13 +93,11 @@ def control_plane_share(cpu_s: Mapping[str, float]) -> float:
 def wall_clocks(
     beats: Mapping[tuple[str, float], Sequence[Heartbeat]], start_s: float, end_s: float
 ) -> dict[str, dict[str, float]]:
-    """member → component → seconds between two times, over all attempts and windows of the
-    member.
-    """
+    """Return member → component → seconds between two times, summed over its attempts."""
     members: dict[str, dict[str, float]] = {}
-    for (member, _), said in sorted(beats.items()):
+    for (member, _), of_attempt in sorted(beats.items()):
         totals = members.setdefault(member, {})
-        for name, seconds in wall_clock(said, start_s, end_s).items():
+        for name, seconds in wall_clock(of_attempt, start_s, end_s).items():
             totals[name] = totals.get(name, 0.0) + seconds
     return {member: totals for member, totals in members.items() if any(totals.values())}
 
@@ -108,14 +105,12 @@ def wall_clocks(
 def names_of(
     stack_processes: Mapping[str, int], beats: Sequence[Heartbeat], live_view: int
 ) -> dict[int, str]:
-    """pid → component: of what the stack started, and of every flow's process by the pid in its
-    heartbeats.
-    """
+    """Return pid → component for the stack's processes and for members, by their heartbeats."""
     names = dict.fromkeys(stack_processes.values(), "Prefect workers")
     names |= {
-        stack_processes[known]: name
-        for known, name in ((SERVER, "Prefect server"), (MLFLOW, "MLflow server"))
-        if known in stack_processes
+        stack_processes[process]: name
+        for process, name in ((SERVER, "Prefect server"), (MLFLOW, "MLflow server"))
+        if process in stack_processes
     }
     names |= {beat.pid: OF_KIND[beat.kind] for beat in beats}
     return names | {live_view: LIVE_VIEW}

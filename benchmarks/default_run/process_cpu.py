@@ -1,9 +1,9 @@
-"""CPU seconds of the processes of a stack, told apart by what each of them is to the stack. Starts
-and stops nothing.
+"""CPU seconds of the processes of a stack, by component.
 
-    every second:  pid ─▶ (seconds since 1970, CPU seconds so far)      at the end:  pid ─▶ component, by name or by ancestor
+    every second:  pid ─▶ (Unix seconds, total CPU seconds)
+    at the end:    pid ─▶ component, by name or by ancestor
 
-A process that ends between two looks is counted as far as it was last seen.
+A process that ends between two samples is counted up to the last one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,18 +15,16 @@ import psutil
 from deployments.stack.processes import MARK
 
 Series: TypeAlias = list[tuple[float, float]]
-"""(Unix seconds, a total that only grows), ascending; begins with (time of birth, 0)."""
+"""(Unix seconds, growing total), ascending; begins with (creation time, 0)."""
 
 OTHER = "other"
 YOUNG_S = 2.0
-"""A process this young may still carry its parent's environment, and is looked at again."""
+"""A younger process may still have its parent's environment, and is sampled again."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One process. Example:
-    `Seen(pid=4711, parent=4700, series=[(1763690000.0, 0.0), (1763690001.0, 0.8)])`.
-    """
+class Sampled:
+    """One process: `Sampled(4711, parent=4700, series=[(1763690000, 0.0), (1763690001, 0.8)])`."""
 
     pid: int
     parent: int
@@ -35,79 +33,79 @@ class Seen:
 
 @dataclass
 class Meter:
-    """Watches every process that carries the stack's mark, and those that `pids` names besides."""
+    """Samples every process with the stack's mark in its environment, and those in `pids`."""
 
     mark: str
     pids: Sequence[int] = ()
-    seen: dict[tuple[int, float], Seen] = field(default_factory=dict)
-    """By pid and time of creation: the system gives ids to new processes again."""
+    processes: dict[tuple[int, float], Sampled] = field(default_factory=dict)
+    """By pid and creation time: the system uses pids again."""
     _strangers: set[tuple[int, float]] = field(default_factory=set)
 
-    def look(self, now_s: float) -> None:
+    def sample(self, now_s: float) -> None:
         for process in psutil.process_iter():
             try:
                 key = (process.pid, process.create_time())
                 if key in self._strangers:
                     continue
-                if key not in self.seen and not self._is_ours(process):
+                if key not in self.processes and not self._is_ours(process):
                     if now_s - key[1] > YOUNG_S:
                         self._strangers.add(key)
                     continue
                 cpu = process.cpu_times()
-                one = self.seen.setdefault(key, Seen(process.pid, process.ppid(), [(key[1], 0.0)]))
-                one.series.append((now_s, cpu.user + cpu.system))
+                first = Sampled(process.pid, process.ppid(), [(key[1], 0.0)])
+                sampled = self.processes.setdefault(key, first)
+                sampled.series.append((now_s, cpu.user + cpu.system))
             except (psutil.Error, OSError):
-                continue  # gone meanwhile, or another user's: not ours
+                continue  # ended meanwhile, or another user's process
 
     def _is_ours(self, process: psutil.Process) -> bool:
         return process.pid in self.pids or process.environ().get(MARK) == self.mark
 
 
 def between(series: Series, start_s: float, end_s: float) -> float:
-    """How much a growing total grew between two times. What lies between two looks is taken to grow
-    evenly.
+    """Return the growth of a total between two times, linear between two samples.
 
-    Example: `between([(0, 0), (2, 4)], 1, 9)` is 2.0: half of the growth came after second 1,
-    nothing after second 2.
+    Example: `between([(0, 0), (2, 4)], 1, 9)` is 2.0: half of the growth was after second 1, none
+    after second 2.
     """
     return max(0.0, _at(series, end_s) - _at(series, start_s))
 
 
-def components(seen: Iterable[Seen], names: Mapping[int, str]) -> dict[int, str]:
-    """pid → component. `names` names some pids; each other process belongs to its nearest named
-    ancestor, else to `OTHER`.
-    """
-    parents = {one.pid: one.parent for one in seen}
-    found: dict[int, str] = {}
+def components(processes: Iterable[Sampled], names: Mapping[int, str]) -> dict[int, str]:
+    """Return pid → component: its entry in `names`, that of its nearest ancestor, or `OTHER`."""
+    parents = {process.pid: process.parent for process in processes}
+    by_pid: dict[int, str] = {}
     for pid in parents:
         at, above = pid, {pid}
         while at not in names and parents.get(at, at) not in above:
             at = parents[at]
             above.add(at)
-        found[pid] = names.get(at, OTHER)
-    return found
+        by_pid[pid] = names.get(at, OTHER)
+    return by_pid
 
 
 def spent(
-    seen: Iterable[Seen], names: Mapping[int, str], start_s: float, end_s: float
+    processes: Iterable[Sampled], names: Mapping[int, str], start_s: float, end_s: float
 ) -> dict[str, float]:
-    """component → CPU seconds of all its processes between two times."""
-    seen = list(seen)
-    of = components(seen, names)
+    """Return component → CPU seconds of all its processes between two times."""
+    processes = list(processes)
+    by_pid = components(processes, names)
     totals: dict[str, float] = {}
-    for one in seen:
-        totals[of[one.pid]] = totals.get(of[one.pid], 0.0) + between(one.series, start_s, end_s)
+    for process in processes:
+        component = by_pid[process.pid]
+        growth = between(process.series, start_s, end_s)
+        totals[component] = totals.get(component, 0.0) + growth
     return totals
 
 
 def shares(totals: Mapping[str, float]) -> dict[str, float]:
-    """Each as a fraction of their sum; all 0 when the sum is 0."""
+    """Return each total as a share of their sum; all 0 when the sum is 0."""
     whole = sum(totals.values())
     return {name: total / whole if whole else 0.0 for name, total in totals.items()}
 
 
 def _at(series: Series, time_s: float) -> float:
-    """The total at a time; 0 before the first look, the last one known after the last."""
+    """Return the total at a time: 0 before the first sample, the last total after the last."""
     before: tuple[float, float] | None = None
     for at_s, total in series:
         if at_s > time_s:

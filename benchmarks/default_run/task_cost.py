@@ -1,8 +1,7 @@
-"""What one Prefect task costs in CPU: in the process that submits it, and in the server. Needs a
-server that runs nothing else.
+"""Measure the CPU time of a Prefect task, in the submitting process and in an idle server.
 
-Two flows run in turn, one with few tasks and one with many, and each is watched for the same time:
-the difference is the tasks' alone, since whatever server and flow do anyway cancels.
+Two flows run one after the other, with few tasks and with many, and are measured for the same time:
+the difference is the cost of the tasks, without that of flow and server.
 """
 
 import time
@@ -13,7 +12,7 @@ import psutil
 
 FEW, MANY = 20, 220
 SPAN_S = 25.0
-"""From the start of a flow until the server has written down all that it heard of it."""
+"""Time from the start of a flow until the server has recorded all its events."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class TaskCost:
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of a flow with so many tasks."""
+    """CPU seconds of a flow with `tasks` tasks."""
 
     tasks: int
     client_s: float
@@ -38,9 +37,7 @@ class Spent:
 
 
 def cost(few: Spent, many: Spent) -> TaskCost:
-    """Of one task, from two flows. Example: 10 tasks in 1 s and 110 tasks in 2 s make 10 ms a
-    task.
-    """
+    """Compute the cost of one task: 10 tasks in 1 s and 110 tasks in 2 s give 10 ms a task."""
     tasks = many.tasks - few.tasks
     return TaskCost(
         1000 * (many.client_s - few.client_s) / tasks, 1000 * (many.server_s - few.server_s) / tasks
@@ -48,16 +45,14 @@ def cost(few: Spent, many: Spent) -> TaskCost:
 
 
 def measure(server_pid: int) -> TaskCost:
-    """Runs the two flows. This process must already know the server's address
-    (`deployments.stack.environment.adopt`).
-    """
+    """Run the two flows, after `deployments.stack.environment.adopt` set the server's address."""
     run = _flow()
     run(FEW)  # imports, connections, caches
     time.sleep(SPAN_S / 5)
-    return cost(_watched(run, FEW, server_pid), _watched(run, MANY, server_pid))
+    return cost(_measured(run, FEW, server_pid), _measured(run, MANY, server_pid))
 
 
-def _watched(run: Callable[[int], None], tasks: int, server_pid: int) -> Spent:
+def _measured(run: Callable[[int], None], tasks: int, server_pid: int) -> Spent:
     client, server = psutil.Process(), psutil.Process(server_pid)
     before = _cpu_s(client), _cpu_s(server)
     end_s = time.monotonic() + SPAN_S

@@ -1,17 +1,15 @@
-"""How often the math judge is wrong, and how fast it is, beside plain math-verify on the same
-answers.
+"""Measure errors and speed of the math judge and of plain math-verify on the same answers.
 
-Answers with a known label are made out of the golds of real problem sets: rewritten so that they
-stay right (other spelling, units, thousands, scientific notation, equations, …), or changed so that
-they are wrong (off by one, other exponent, something left to compute, other order, …). `forms` are
-pairs in the forms that golds of MATH and of olympiads have. Both judges get each pair; a right
-answer that is refused is a false negative, a wrong one that is accepted a false positive, and a
-pair without a verdict counts as neither, but as a timeout.
+Labelled answers are made from the golds of real problem sets: rewritten so that they stay right
+(other spelling, units, thousands, scientific notation, equations, …), or changed so that they are
+wrong (off by one, other exponent, an uncomputed part, other order, …). `forms` are pairs in the
+forms of golds of MATH and of olympiads. A right answer that is refused is a false negative, a wrong
+one that is accepted a false positive; a pair without a verdict is a timeout.
 
-`judge` is what a worker does: a comparison at sight, and math-verify in a child process for what
-that leaves open. `math-verify` is the library as its users call it, gold and answer in a box, with
-its own timeouts. CPU seconds count, those of children too. A last line gives what a worker needs
-for groups of answers that are all the same.
+`judge` is the judge of a worker: a direct comparison, and math-verify in a child process where that
+has no result. `math-verify` is the library in ordinary use, gold and answer in a box, with its own
+timeouts. Times are CPU seconds, children included. The last line is the speed of a worker's reward
+for groups of equal answers.
 """
 
 import argparse
@@ -37,7 +35,7 @@ from storage.records.types import Json
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 TIMEOUT_S = 5.0
 EXAMPLES_MAX = 5
-"""Errors of each kind that are shown."""
+"""Examples shown of each kind of error."""
 
 Verdict = bool | None
 """None for a timeout."""
@@ -45,7 +43,7 @@ Verdict = bool | None
 
 @dataclass(kw_only=True)
 class Agreement:
-    """One judge on one set."""
+    """Errors and time of one judge on one set."""
 
     false_negatives: int = 0
     false_positives: int = 0
@@ -74,7 +72,7 @@ Row = Callable[[Json], str]
 
 
 def golds_of(data: Path) -> dict[str, list[str]]:
-    """The different golds of every problem set that is there."""
+    """Read the distinct golds of every problem set in the folder."""
     sources: dict[str, tuple[str, Row]] = {
         "svamp": ("math_eval/svamp/test.jsonl", lambda row: str(row["Answer"])),
         "aime24": ("math_eval/aime24/test.jsonl", lambda row: str(row["answer"])),
@@ -105,7 +103,7 @@ def forms() -> list[Labelled]:
 
 
 def with_judge(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
-    """The verdicts of this project, and how many of them were given at sight."""
+    """Return the verdicts of this project's judge, and how many are direct comparisons."""
     verdicts: list[Verdict] = []
     at_sight = 0
     child: Judge | None = None
@@ -126,7 +124,7 @@ def with_judge(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
 
 
 def with_math_verify(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
-    """The verdicts of math-verify alone."""
+    """Return the verdicts of math-verify alone."""
     from math_verify import LatexExtractionConfig, parse, verify
     from math_verify.errors import TimeoutException
 
@@ -141,7 +139,7 @@ def with_math_verify(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
             return bool(verify(gold, answer, raise_on_error=True))
         except TimeoutException:
             return None
-        except Exception:  # it raises anything at all; as a reward that is a wrong answer
+        except Exception:  # it raises any type; a reward counts that as wrong
             return False
 
     return [verdict(pair) for pair in pairs], 0
@@ -160,7 +158,7 @@ def measure(
 
 
 def _cpu_s() -> float:
-    """Of this process and of all children that have ended."""
+    """Return the CPU seconds of this process and of all its ended children."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
@@ -180,9 +178,7 @@ def compare(name: str, golds: int, pairs: Sequence[Labelled]) -> Json:
 
 
 def groups(golds: Iterable[str], samples: int) -> Json:
-    """A worker's reward for golds that need algebra, each answered `samples` times in the same
-    other spelling.
-    """
+    """Measure a worker's reward on golds that need algebra, with `samples` equal answers each."""
     texts = [
         (gold, f"so \\boxed{{{gold}+0}}") for gold in golds if equal(f"{gold}+0", gold) is None
     ]
@@ -214,13 +210,13 @@ def main() -> None:
     arguments = parse_arguments()
     random = Random(arguments.seed)
     sets = {"forms": (len({gold for _, gold in EQUAL + UNEQUAL}), forms())}
-    found = golds_of(Path(arguments.data))
-    for name, golds in found.items():
+    golds_by_set = golds_of(Path(arguments.data))
+    for name, golds in golds_by_set.items():
         drawn = random.sample(golds, min(arguments.golds, len(golds)))
         sets[name] = len(drawn), [pair for gold in drawn for pair in labelled(gold)]
     results = [compare(name, golds, pairs) for name, (golds, pairs) in sets.items() if pairs]
     same = groups(
-        [gold for gold in found["minerva_math"] if "\\frac" in gold][: arguments.golds],
+        [gold for gold in golds_by_set["minerva_math"] if "\\frac" in gold][: arguments.golds],
         arguments.samples,
     )
     if arguments.json:
@@ -260,12 +256,10 @@ def parse_arguments() -> argparse.Namespace:
         "--golds", type=int, default=150, help="golds drawn from each set (default: 150)"
     )
     parser.add_argument(
-        "--samples", type=int, default=8, help="same answers in a group (default: 8)"
+        "--samples", type=int, default=8, help="equal answers in a group (default: 8)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
-    parser.add_argument(
-        "--errors", action="store_true", help="show what math-verify gets wrong too"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the draw (default: 0)")
+    parser.add_argument("--errors", action="store_true", help="also show the errors of math-verify")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )

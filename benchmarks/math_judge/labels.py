@@ -1,6 +1,4 @@
-"""Answers with a known label, made out of golds: rewritten so that they stay right, or changed so
-that they are wrong.
-"""
+"""Make labelled answers from golds: rewritten so that they stay right, or changed to wrong ones."""
 
 import re
 from collections.abc import Iterator
@@ -19,11 +17,11 @@ class Labelled:
     gold: str
     right: bool
     change: str
-    """What was done to the gold."""
+    """Name of the change to the gold."""
 
 
 def labelled(gold: str) -> Iterator[Labelled]:
-    """All answers made out of one gold."""
+    """Yield all answers made from a gold."""
     number = NUMERAL.fullmatch(gold)
     right = {
         "as it is": [gold],

@@ -1,7 +1,6 @@
-"""Pairs of an answer and a reference in the forms that golds of MATH and of olympiads have, written
-for this project.
+"""Pairs (answer, gold) in the forms of golds of MATH and of olympiads, written for this project.
 
-Read by `benchmarks/math_judge/__main__.py` and by the tests of the judge. Each pair is (answer, reference).
+Used by the benchmark and by the tests of the judge.
 """
 
 from typing import Final

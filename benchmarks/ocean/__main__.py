@@ -1,30 +1,30 @@
-"""From publishing to serving over an emulated ocean: seconds until every worker of a region holds a
-new version, verified.
+"""Measure the time from publishing a version to serving it across an emulated ocean.
 
-    astra-home: trainer ─▶ S3 server ═══ 300 ms, 4 Gbit/s ═══▶ astra-far: workers, or S3 server of the mirror ─▶ workers
+    astra-home                                            astra-far
+    trainer ─▶ S3 server ═══════ 300 ms, 4 Gbit/s ═══════▶ workers
+                                                     ════▶ S3 server of the mirror ─▶ workers
 
-The clock starts when the trainer has the new tensors in hand and ends when the last worker holds
-the version in memory with every digest checked. In between, of the slowest worker of the median
-step:
+The time starts when the trainer has the new tensors in memory and ends when the last worker has the
+version in memory, with all digests verified. Its stages, of the slowest worker of the median step:
 
     publish   encode, upload, commit the manifest
-    mirror    until the region's mirror shows the version too (with a mirror only)
-    wait      until the look that finds it begins: the rest of a look in vain, and the pause of --interval-s after it, as in a
-              rollout worker's refresher
-    probe     that look, from the moment that the version is there
-    read      fetch the manifest and the files, apply, check
+    mirror    until the region's mirror has the version too (with a mirror only)
+    wait      until the poll that finds it starts: the rest of the poll before, and the pause of
+              --interval-s, as in a rollout worker
+    probe     that poll, from the time at which the version exists
+    read      fetch the manifest and the files, apply, verify
 
-`delta` is a step's changes, `anchor` the whole model, which is all there is without deltas; `plain`
-is what AstraFlow's paper sends, 6 bytes a change as two plain objects, by the same client. The
-first versions of each format in each setting are not measured: compiled loops are loaded,
-connections stand, memory is there to be reused. The client closes a connection that was idle for 12
-s; a worker's looks go over its connections in turn and keep some of them open, and --pause-s shows
-what a longer step leaves (`new`). The steps are made up (benchmarks/weight_steps.py), back and
-forth between two states of a model. The S3 servers are benchmarks/ocean/folder_s3.py.
+`delta` is the changes of a step, `anchor` the whole model, `plain` the format of AstraFlow's paper:
+6 bytes a change in two objects, by the same client. The first versions of each format are not
+measured: they load compiled loops, open connections and allocate memory. The client closes a
+connection after 12 s without a request; a worker's polls keep some of its connections open, and
+--pause-s shows the effect of longer steps (`new`). The steps are synthetic
+(benchmarks/weight_steps.py) and alternate between two states of a model. The S3 servers are
+benchmarks/ocean/folder_s3.py.
 
-Needs Linux, root and a way to delay packets: netem in the kernel, or a script (--wan) that makes
-the two namespaces. Servers, workers and the emulated link share this machine: where `busy` nears
-100 %, the machine is measured and not the ocean.
+Requires Linux, root and a way to delay packets: netem in the kernel, or a script (--wan) that makes
+the two namespaces. Servers, workers and the emulated link share this machine: if `busy` is near
+100 %, the machine is the limit and not the ocean.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """A termination unwinds like Ctrl-C, so that processes and namespaces go."""
+    """Convert SIGTERM to an exception, so that processes and namespaces are removed."""
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--changed",
         type=_positive,
         default=0.01,
-        help="share of its weights that a step changes (default: 0.01)",
+        help="share of the weights that a step changes (default: 0.01)",
     )
     parser.add_argument(
         "--workers",
@@ -91,7 +91,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--mirror",
         choices=MIRRORS,
         default="both",
-        help="whether the region has one (default: both)",
+        help="whether the region has a mirror (default: both)",
     )
     parser.add_argument(
         "--formats", type=_formats, default=",".join(FORMATS), help=f"default: {','.join(FORMATS)}"
@@ -100,13 +100,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--rtt-ms", type=_positive, default=300.0, help="round trip of the ocean (default: 300)"
     )
     parser.add_argument(
-        "--gbps", type=_positive, default=4.0, help="its width, each way (default: 4)"
+        "--gbps", type=_positive, default=4.0, help="bandwidth in each direction (default: 4)"
     )
     parser.add_argument(
         "--interval-s",
         type=_positive,
         default=0.2,
-        help="pause between a worker's looks (default: 0.2)",
+        help="pause between a worker's polls (default: 0.2)",
     )
     parser.add_argument(
         "--steps",
@@ -118,20 +118,23 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--pause-s",
         type=float,
         default=0.0,
-        help="time without a version before each one (default: 0)",
+        help="pause before each version (default: 0)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument(
-        "--wan", type=Path, default=Path("../shared/tools/wan/wan.sh"), metavar="PATH",
-        help="script that makes the namespaces where the kernel has no netem: `up ONEWAY_MS GBPS QUEUE_MB`, `down` "
-        "(default: ../shared/tools/wan/wan.sh)",
-    )  # fmt: skip
+        "--wan",
+        type=Path,
+        default=Path("../shared/tools/wan/wan.sh"),
+        metavar="PATH",
+        help="script that makes the namespaces where the kernel has no netem: "
+        "`up ONEWAY_MS GBPS QUEUE_MB`, `down` (default: ../shared/tools/wan/wan.sh)",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
     settings = parser.parse_args(arguments)
     if not settings.changed < 1:
-        parser.error(f"--changed {settings.changed} is no share below 1")
+        parser.error(f"--changed {settings.changed} is not below 1")
     if settings.steps < 1:
         parser.error("--steps must be at least 1")
     return settings

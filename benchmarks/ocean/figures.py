@@ -1,7 +1,7 @@
-"""Figures of the ocean from what its processes told: a step and its stages, a case, the table.
-Pure: nothing is run, read or printed here.
+"""Compute stages, cases and the table of the ocean benchmark from its measurements; pure functions.
 
-    S3 servers' requests + workers' times ──▶ Step, its stages      steps of one format in one setting ──▶ case ──▶ table
+S3 servers' requests + workers' times ──▶ times of a version, its stages
+versions of one format in one setting ──▶ case ──▶ table
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,38 +18,34 @@ STAGES = ("publish", "mirror", "wait", "probe", "read")
 
 @dataclass(frozen=True, kw_only=True)
 class VersionTimes:
-    """One version on its way to all workers. `seconds` are those of the slowest, `stages` their
-    parts.
-    """
+    """Times of one version; `seconds` are those of the slowest worker, `stages` their parts."""
 
     seconds: float
     stages: Mapping[str, float]
     bytes_crossed: int
     requests: int
-    """Over the ocean, from publishing on."""
+    """Requests over the ocean since the start of publishing."""
     connections: int
-    """Of these requests', the connections that were new."""
+    """New connections among them."""
     trainer_cpu_s: float
     worker_cpu_s: float
-    """From noticing to holding, of the slowest worker."""
+    """CPU seconds of the slowest worker from the end of its poll to the loaded version."""
     busy: float
-    """Share of the machine's CPU time that somebody used."""
+    """Share of the machine's CPU time that was used."""
     bit_exact: bool
 
 
 def stages(
     start_s: float, published_s: float, shown_s: float, worker: Mapping[str, float]
 ) -> dict[str, float]:
-    """The parts of the time until one worker holds a version that its region's store shows since
-    `shown_s`.
+    """Split the time until a worker has loaded a version, visible in its region since `shown_s`.
 
-    Example: published 1.0 s after the start, looked for at 1.25, noticed at 1.5, held at 2.0:
-    publish 1.0, wait 0.25, probe 0.25, read 0.5. A look that began before the version was there is
-    all probe.
+    Example: published 1.0 s after the start, polled at 1.25, found at 1.5, loaded at 2.0: publish
+    1.0, wait 0.25, probe 0.25, read 0.5. A poll that started before the version was visible is
+    probe only.
     """
-    shown_s = min(
-        max(shown_s, published_s), worker["noticed_s"]
-    )  # a mirror that lags is passed over
+    # The worker reads from home where the mirror is late.
+    shown_s = min(max(shown_s, published_s), worker["noticed_s"])
     looked_s = max(worker["looked_s"], shown_s)
     times = (start_s, published_s, shown_s, looked_s, worker["noticed_s"], worker["held_s"])
     return {name: end - start for name, (start, end) in zip(STAGES, pairwise(times), strict=True)}
@@ -58,8 +54,9 @@ def stages(
 def over_the_ocean(
     served: Iterable[Sequence[Any]], start_s: float, known: set[int]
 ) -> tuple[int, int]:
-    """How many of a server's requests came from the far side since `start_s`, and on how many
-    connections not yet `known`.
+    """Count the far side's requests since `start_s`, and their connections that are not `known`.
+
+    Adds all connections to `known`.
     """
     far = [entry for entry in served if entry[3] == ADDRESSES[FAR]]
     requests = [entry for entry in far if entry[1] >= start_s]
@@ -71,7 +68,7 @@ def over_the_ocean(
 
 
 def mirrored_s(served: Iterable[Sequence[Any]], version: int) -> float:
-    """When a version's manifest stood in the mirror; never, for one that is not there yet."""
+    """Return the time at which the mirror had a version's manifest; infinity if it does not."""
     end = f"/{version:08d}/manifest.json"
     return min(
         (entry[1] for entry in served if entry[4] == "PUT" and entry[5].endswith(end)),
@@ -80,7 +77,7 @@ def mirrored_s(served: Iterable[Sequence[Any]], version: int) -> float:
 
 
 def busy(before: Any, after: Any) -> float:
-    """The share of the machine's CPU time between two `psutil.cpu_times()` that somebody used."""
+    """Return the used share of the machine's CPU time between two `psutil.cpu_times()`."""
     spent = {
         name: getattr(after, name) - getattr(before, name)
         for name in ("user", "system", "nice", "softirq", "irq", "idle")
@@ -90,9 +87,7 @@ def busy(before: Any, after: Any) -> float:
 
 
 def case(settings: Mapping[str, Any], steps: Sequence[VersionTimes]) -> Json:
-    """What is printed of one format in one setting: all of the median step, and the seconds of
-    every step.
-    """
+    """Return the median step of one format in one setting, and the seconds of every step."""
     median = sorted(steps, key=lambda step: step.seconds)[(len(steps) - 1) // 2]
     whole = {
         "seconds": median.seconds,
@@ -110,12 +105,12 @@ def case(settings: Mapping[str, Any], steps: Sequence[VersionTimes]) -> Json:
 
 
 def table(found: Json) -> str:
-    """The cases as lines for a person."""
+    """Format the cases as a table."""
     settings, machine = found["settings"], found["machine"]
     lines = [
         f"{settings['model_gb']:g} GB of bf16, {settings['changed']:.2%} changed a step, "
         f"{settings['rtt_ms']:g} ms round trip, "
-        f"{settings['gbps']:g} Gbit/s, a look every {settings['interval_s']:g} s, median of "
+        f"{settings['gbps']:g} Gbit/s, a poll every {settings['interval_s']:g} s, median of "
         f"{settings['steps']}; "
         f"{machine['cpus']} cores of {machine['cpu']}, load average {machine['load_before']:.1f} "
         "before",
@@ -124,14 +119,15 @@ def table(found: Json) -> str:
         f"={' +'.join(f'{name:>8}' for name in STAGES)}"
         f"{'MB':>9}{'requests':>10}{'new':>5}{'CPU s':>7}{'busy':>6}",
     ]
-    for one in found["cases"]:
-        parts = " +".join(f"{one['stages'][name]:8.2f}" for name in STAGES)
+    for row in found["cases"]:
+        parts = " +".join(f"{row['stages'][name]:8.2f}" for name in STAGES)
         lines.append(
-            f"{one['format']:8}{one['workers']:8}{'yes' if one['mirror'] else 'no':>8}{one['seconds']:9.2f} ={parts}"
-            f"{one['bytes_crossed'] / 1e6:9.1f}{one['requests']:10}{one['connections_opened']:5}"
-            f"{one['worker_cpu_s']:7.2f}{one['machine_busy']:6.0%}"
+            f"{row['format']:8}{row['workers']:8}{'yes' if row['mirror'] else 'no':>8}"
+            f"{row['seconds']:9.2f} ={parts}"
+            f"{row['bytes_crossed'] / 1e6:9.1f}{row['requests']:10}{row['connections_opened']:5}"
+            f"{row['worker_cpu_s']:7.2f}{row['machine_busy']:6.0%}"
         )
-    deltas = [one["seconds"] for one in found["cases"] if one["format"] == "delta"]
+    deltas = [row["seconds"] for row in found["cases"] if row["format"] == "delta"]
     if deltas and settings["changed"] <= TARGET_CHANGED:
         met = sum(found["target"]["met"])
         lines += [
@@ -141,8 +137,8 @@ def table(found: Json) -> str:
         ]
     lines += [
         "",
-        "MB, requests and new connections: over the ocean; CPU s: of one worker, from noticing to "
-        "holding",
+        "MB, requests and new connections: over the ocean; CPU s: of one worker, from the end of "
+        "its poll to the loaded version",
         f"bit exact: {found['bit_exact']}",
     ]
     return "\n".join(lines)

@@ -1,15 +1,13 @@
-"""A server that speaks as much of S3 as a benchmark needs, on a folder. For benchmarks only: it
-trusts whoever reaches it.
+"""An S3 server on a folder, for benchmarks only: it does not authenticate its clients.
 
-GET (with Range), HEAD, PUT (with `If-None-Match: *`), DELETE and multipart uploads; no signatures
-are checked, nothing is listed, and every bucket exists. Connections stay open between requests and
-bodies go out by sendfile, so that a benchmark of a slow link measures the link: moto's server
-closes the connection after every answer. Needs aiohttp, which s3fs brings along.
+It supports GET (with Range), HEAD, PUT (with `If-None-Match: *`), DELETE and multipart uploads; it
+checks no signatures, lists nothing, and has every bucket. Connections stay open between requests;
+bodies are sent by sendfile, so that a benchmark of a slow link measures the link: moto's server
+closes the connection after every response. Requires aiohttp, a dependency of s3fs.
 
-It writes one line of JSON when it listens. For every line on its standard input it answers with the
-requests served since the line before,
-`[start_s, end_s, peer's port, peer, method, key, status, bytes]` on the monotonic clock; it ends
-with its input.
+It writes one line of JSON when it listens. To every line on its standard input it responds with the
+requests since the line before, `[start_s, end_s, peer's port, peer, method, key, status, bytes]` on
+the monotonic clock; it ends at the end of its input.
 """
 
 import asyncio
@@ -31,7 +29,7 @@ Served = tuple[float, float, int, str, str, str, int, int]
 
 
 class Log(AbstractAccessLogger):
-    """The requests since somebody last asked."""
+    """The requests since the last response on standard output."""
 
     served: list[Served] = []
 
@@ -44,9 +42,7 @@ class Log(AbstractAccessLogger):
 
 
 class Folder:
-    """Objects as files below a folder: `bucket/key` is the path, unfinished ones lie in
-    `.unfinished`.
-    """
+    """Objects as files: `bucket/key` is the path, unfinished uploads are in `.unfinished`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -1,11 +1,10 @@
-"""An emulated ocean: two network namespaces joined by a link that delays and paces. Needs Linux and
-root.
+"""An emulated ocean: two network namespaces joined by a slow link. Requires Linux and root.
 
     astra-far 10.99.0.1 ──────── half the round trip each way ──────── 10.99.0.2 astra-home
 
-Where the kernel has netem, the link is a veth pair with `tc … netem` at both ends; this way was
-written on a machine without netem and has not been run. Elsewhere a script makes the same two
-namespaces: `SCRIPT up ONEWAY_MS GBPS QUEUE_MB` and `SCRIPT down`. Knows nothing of what crosses.
+With netem in the kernel, the link is a veth pair with `tc … netem` at both ends; this has never
+been run, since it was written on a machine without netem. Otherwise a script makes the same
+namespaces: `SCRIPT up ONEWAY_MS GBPS QUEUE_MB` and `SCRIPT down`.
 """
 
 import json
@@ -25,22 +24,22 @@ COMMAND_TIMEOUT_S = 60.0
 
 
 class LinkError(Exception):
-    """There is no ocean to be had here; the message says why, and what to do."""
+    """The link cannot be emulated here; the message has the reason and a remedy."""
 
 
 @contextmanager
 def emulated(rtt_ms: float, gbps: float, script: Path) -> Iterator[None]:
-    """The two namespaces, for the length of the block."""
+    """Create the two namespaces, and remove them at the end of the block."""
     if os.geteuid() != 0:
         raise LinkError("network namespaces need root; run this as root")
-    _refuse_standing()
+    _refuse_existing()
     if _try_netem(rtt_ms / 2, gbps):
         down: Callable[[], object] = _remove
     elif script.is_file():
         down = _up_by_script(script, rtt_ms / 2, gbps)
     else:
         raise LinkError(
-            f"this kernel has no netem, and {script} is no file; name a script that makes the "
+            f"this kernel has no netem, and {script} is not a file; name a script that makes the "
             "namespaces with --wan"
         )
     try:
@@ -50,29 +49,29 @@ def emulated(rtt_ms: float, gbps: float, script: Path) -> Iterator[None]:
 
 
 def inside(namespace: str, command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` in a namespace, in the process that it starts itself."""
+    """Return the command line that executes `command` in a namespace."""
     return ["ip", "netns", "exec", namespace, *command]
 
 
 def bytes_arrived() -> int:
-    """All bytes that the far side has got over the link so far."""
-    found = _run(["ip", "-n", FAR, "-s", "-j", "link", "show", "dev", _DEVICES[FAR]])
-    return int(json.loads(found)[0]["stats64"]["rx"]["bytes"])
+    """Return the total bytes that the far side received over the link."""
+    output = _run(["ip", "-n", FAR, "-s", "-j", "link", "show", "dev", _DEVICES[FAR]])
+    return int(json.loads(output)[0]["stats64"]["rx"]["bytes"])
 
 
-def _refuse_standing() -> None:
-    standing = {
+def _refuse_existing() -> None:
+    existing = {
         line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line.strip()
     }
-    if taken := sorted(standing & {FAR, HOME}):
+    if clashes := sorted(existing & {FAR, HOME}):
         raise LinkError(
-            f"the namespace {taken[0]} exists already: another benchmark runs, or one was killed; "
-            f"`ip netns del {FAR}; ip netns del {HOME}` removes what it left"
+            f"the namespace {clashes[0]} exists already: another benchmark runs, or one was "
+            f"killed; `ip netns del {FAR}; ip netns del {HOME}` removes its namespaces"
         )
 
 
 def _try_netem(oneway_ms: float, gbps: float) -> bool:
-    """False, and nothing stays, where the kernel has no netem."""
+    """Create the link with netem; False, without a trace, where the kernel does not have it."""
     in_flight = int(gbps * 1e9 / 8 * oneway_ms / 1e3 + QUEUE_MB * 2**20)
     shape = [
         "netem",
@@ -114,7 +113,7 @@ def _try_netem(oneway_ms: float, gbps: float) -> bool:
 
 
 def _up_by_script(script: Path, oneway_ms: float, gbps: float) -> Callable[[], object]:
-    """What takes the link down again."""
+    """Create the link by the script; return a function that removes it."""
     down = partial(_run, [str(script), "down"])
     try:
         _run([str(script), "up", f"{oneway_ms:g}", f"{gbps:g}", str(QUEUE_MB)])
@@ -136,7 +135,7 @@ def _remove() -> None:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -146,6 +145,7 @@ def _run(command: list[str]) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LinkError(f"{' '.join(command)} cannot be run: {error}") from error
-    if done.returncode:
-        raise LinkError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    if completed.returncode:
+        output = completed.stderr.strip() or completed.stdout.strip()
+        raise LinkError(f"{' '.join(command)} failed: {output}")
+    return completed.stdout

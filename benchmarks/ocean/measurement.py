@@ -1,6 +1,4 @@
-"""Measures the ocean: every format in every setting, each in a run of its own, by processes on both
-sides of the link.
-"""
+"""Measure every format in every setting, with processes on both sides of the link."""
 
 import argparse
 import json
@@ -27,8 +25,8 @@ from storage.records.types import Json
 
 MIRRORS = {"no": (False,), "yes": (True,), "both": (False, True)}
 WARM_UPS = {"anchor": 0, "delta": 2, "plain": 1}
-"""Versions of each format that are not measured. Version 0 is one for the anchors; a worker has
-memory to reuse from the third delta on after an anchor.
+"""Versions of each format that are not measured. Version 0 is the one of the anchors; a worker can
+reuse memory from the third delta after an anchor.
 """
 PORT = 9000
 BUCKET = "ocean"
@@ -37,7 +35,7 @@ SERVICES = "benchmarks.ocean.services"
 
 @dataclass(kw_only=True)
 class Ocean:
-    """What all settings share: both servers, the trainer and its model."""
+    """The processes shared by all settings: both servers, and the trainer with its model."""
 
     settings: argparse.Namespace
     folder: Path
@@ -45,10 +43,10 @@ class Ocean:
     near: Process
     trainer: Process
     known: set[int]
-    """Connections seen so far, by the port at their far end."""
+    """All connections so far, by the port at their far end."""
 
     def cases(self, num_workers: int, has_mirror: bool) -> Iterator[Json]:
-        """Every format in one setting, in a run of its own."""
+        """Measure every format in one setting, as one run."""
         run = f"{num_workers}-workers{'-mirror' if has_mirror else ''}"
         spec = {"home": _url(HOME), "mirror": _url(FAR) if has_mirror else "", "run": run}
         worker = {**spec, "role": "worker", "interval_s": self.settings.interval_s}
@@ -61,8 +59,8 @@ class Ocean:
             ]
             version = 0
             self._step(workers, run, version, "anchor", has_mirror)
-            # Anchors first: version 0 has warmed them up. Plain last: what is held afterwards has
-            # no manifest.
+            # Anchors first: version 0 was their warm-up. Plain last: it leaves weights without a
+            # manifest in the workers.
             for format in ("anchor", "delta", "plain"):
                 if format not in self.settings.formats or (format == "plain" and has_mirror):
                     continue
@@ -70,23 +68,21 @@ class Ocean:
                 while len(steps) < self.settings.steps + WARM_UPS[format]:
                     version += 1
                     steps.append(self._step(workers, run, version, format, has_mirror))
-                    self._forget(run, version - 1)
+                    self._delete(run, version - 1)
                 yield figures.case(
                     {"format": format, "workers": num_workers, "mirror": has_mirror},
                     steps[-self.settings.steps :],
                 )
-        self._forget(run)
+        self._delete(run)
 
-    def _forget(self, run: str, version: int | None = None) -> None:
-        """Delete a version's data, which all workers hold, or all of a run: memory is short where
-        everybody shares it.
-        """
+    def _delete(self, run: str, version: int | None = None) -> None:
+        """Delete a version's data, which all workers have loaded, or a run, to free memory."""
         for server in ("home", "near"):
-            place = self.folder / server / BUCKET / run
+            folder = self.folder / server / BUCKET / run
             if version is None:
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
                 continue
-            for file in place.glob(f"weights/*/{version:08d}/*.safetensors"):
+            for file in folder.glob(f"weights/*/{version:08d}/*.safetensors"):
                 file.unlink()
 
     def _step(
@@ -124,16 +120,16 @@ class Ocean:
             bit_exact=digests == {published["digest"]},
         )
         parts = " + ".join(f"{name} {seconds:.2f}" for name, seconds in step.stages.items())
-        _say(f"{run}, version {version}, {format}: {step.seconds:.2f} s = {parts}")
+        _log(f"{run}, version {version}, {format}: {step.seconds:.2f} s = {parts}")
         return step
 
     def _served(self) -> tuple[list[Any], list[Any]]:
-        """Requests at home and at the mirror since the last time."""
+        """Return the requests at home and at the mirror since the last call."""
         return self.home.ask()["served"], self.near.ask()["served"]
 
 
 def measure(settings: argparse.Namespace) -> Json:
-    """Everything that is printed."""
+    """Measure all settings; return all printed numbers."""
     load_before = os.getloadavg()[0]
     with ExitStack() as stack:
         stack.enter_context(link.emulated(settings.rtt_ms, settings.gbps, settings.wan))
@@ -149,7 +145,7 @@ def measure(settings: argparse.Namespace) -> Json:
             for namespace, name in ((HOME, "home"), (FAR, "near"))
         )
         elements = int(settings.model_gb * 1e9 / 2)
-        _say(f"making a step of {elements:,} weights")
+        _log(f"making a step of {elements:,} weights")
         model = {"elements": elements, "changed": settings.changed, "seed": settings.seed}
         spec = {"role": "trainer", "home": _url(HOME), **model}
         trainer = stack.enter_context(running(HOME, SERVICES, json.dumps(spec)))
@@ -157,18 +153,18 @@ def measure(settings: argparse.Namespace) -> Json:
             settings=settings, folder=folder, home=home, near=near, trainer=trainer, known=set()
         )
         cases = [
-            found
+            case
             for has_mirror in MIRRORS[settings.mirror]
             for num_workers in settings.workers
-            for found in ocean.cases(num_workers, has_mirror)
+            for case in ocean.cases(num_workers, has_mirror)
         ]
     return {
         "cases": cases,
         "target": {
             "seconds": TARGET_S,
-            "met": [found["seconds"] <= TARGET_S for found in cases if found["format"] == "delta"],
+            "met": [case["seconds"] <= TARGET_S for case in cases if case["format"] == "delta"],
         },
-        "bit_exact": all(found["bit_exact"] for found in cases),
+        "bit_exact": all(case["bit_exact"] for case in cases),
         "settings": shown(settings),
         "machine": {
             "cpus": os.cpu_count(),
@@ -180,7 +176,7 @@ def measure(settings: argparse.Namespace) -> Json:
 
 
 def shown(settings: argparse.Namespace) -> Json:
-    """The settings as JSON has them."""
+    """Return the settings as JSON."""
     return {**vars(settings), "wan": str(settings.wan)}
 
 
@@ -189,9 +185,7 @@ def _url(namespace: str) -> str:
 
 
 def _in_memory() -> str | None:
-    """Where the servers keep their objects: a disk that cannot keep up would be measured in the
-    ocean's place.
-    """
+    """Return a folder in memory for the servers' objects, so that no disk is the limit."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -203,5 +197,5 @@ def _cpu_name() -> str:
     )
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

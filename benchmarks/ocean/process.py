@@ -1,6 +1,4 @@
-"""A process in one of the namespaces, asked and answering in lines of JSON. Knows nothing of what
-is asked.
-"""
+"""A process in one of the namespaces, with requests and responses as lines of JSON."""
 
 import json
 import os
@@ -21,7 +19,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class Process:
-    """Runs from its making until it is stopped."""
+    """A process that runs until `stop`."""
 
     def __init__(self, namespace: str, module: str, arguments: Sequence[str]) -> None:
         command = link.inside(namespace, [sys.executable, "-m", module, *arguments])
@@ -42,7 +40,7 @@ class Process:
         try:
             print(json.dumps(order), file=self._process.stdin, flush=True)
         except BrokenPipeError:
-            raise LinkError(f"{self._name} ended; what it said stands above") from None
+            raise LinkError(f"{self._name} ended; its output is above") from None
 
     def answer(self) -> Json:
         try:
@@ -52,7 +50,7 @@ class Process:
                 f"{self._name} did not answer within {ANSWER_TIMEOUT_S:.0f} s"
             ) from None
         if not line:
-            raise LinkError(f"{self._name} ended; what it said stands above")
+            raise LinkError(f"{self._name} ended; its output is above")
         answer: Json = json.loads(line)
         return answer
 
@@ -77,7 +75,7 @@ class Process:
 
 @contextmanager
 def running(namespace: str, module: str, *arguments: str) -> Iterator[Process]:
-    """A process that has said it is ready and is stopped with the block."""
+    """Start a process, wait until it is ready, and stop it at the end of the block."""
     process = Process(namespace, module, arguments)
     try:
         process.answer()
@@ -87,7 +85,7 @@ def running(namespace: str, module: str, *arguments: str) -> Iterator[Process]:
 
 
 def _environment() -> dict[str, str]:
-    """Keys that the servers do not check, and no proxy between the namespaces."""
+    """Return the environment with keys, which the servers do not check, and without a proxy."""
     keys = {
         "AWS_ACCESS_KEY_ID": "benchmark",
         "AWS_SECRET_ACCESS_KEY": "benchmark",

@@ -1,13 +1,12 @@
-"""The processes of the ocean benchmark that use the store: the trainer at home, a worker and the
-mirror in the region.
+"""The processes of the ocean benchmark: the trainer at home, a worker and the mirror in the region.
 
-`python -m benchmarks.ocean.services JSON` with `role`, `home`, `mirror` (store URLs) and `run`.
-Each answers every line of JSON on its standard input with one on its output, and ends with its
-input. Times are those of the monotonic clock, which the network namespaces of a machine share.
+`python -m benchmarks.ocean.services JSON` with `role`, `home`, `mirror` (store URLs) and `run`. It
+responds to every line of JSON on its standard input with one on its output, and ends at the end of
+its input. Times are those of the monotonic clock, which the network namespaces of a machine share.
 
-A made-up model has two states, before and after one step; version v is the state v mod 2, so that
-every version differs from the one before in the same share of its elements. `plain` is AstraFlow's
-way: 6 bytes a change as two plain objects.
+A synthetic model has two states, before and after one step; version v is the state v mod 2, so that
+every version differs from the one before in the same share of its elements. `plain` is the format
+of AstraFlow's paper: 6 bytes a change in two objects.
 """
 
 import json
@@ -56,7 +55,7 @@ class Service(Protocol):
 
 
 class Trainer:
-    """Publishes, from both states of the model in memory."""
+    """Publishes versions from both states of the model in memory."""
 
     def __init__(self, spec: Json) -> None:
         self._home = open_store(spec["home"])
@@ -68,7 +67,7 @@ class Trainer:
         self._bases: dict[str, LoadedWeights] = {}
 
     def handle(self, order: Json) -> Json:
-        """Publish the next version of a run; the tensors are in hand when the clock starts."""
+        """Publish the next version of a run; the tensors are in memory before the time starts."""
         version, run = order["version"], self._home.sub(order["run"])
         tensors = self._states[version % 2]
         cpu_s, start_s = time.process_time(), time.monotonic()
@@ -89,9 +88,7 @@ class Trainer:
 
 
 class Worker:
-    """Follows one run's versions as a rollout worker's refresher does, looking every
-    `interval_s`.
-    """
+    """Loads one run's versions as a rollout worker does, polling every `interval_s`."""
 
     def __init__(self, spec: Json) -> None:
         run = open_store(spec["home"]).sub(spec["run"])
@@ -106,9 +103,7 @@ class Worker:
         self._flat = np.zeros(0, dtype=np.uint16)
 
     def handle(self, order: Json) -> Json:
-        """Look until `version` is there, read it, and tell when what happened; or, for `digest`,
-        tell what is held.
-        """
+        """Poll until `version` exists, load it, return the times; `digest`: return the digest."""
         if order["do"] == "digest":
             held = self._held.tensors if self._held else as_tensors(self._flat)
             return {"digest": weights_digest(held), "peak_mb": peak_mb()}
@@ -117,16 +112,16 @@ class Worker:
             self._flat, self._held, self._spare = as_flat(self._held.tensors), None, None
         while True:
             looked_s = time.monotonic()
-            found = self._look(version, plain)
-            if found:
+            newest = self._poll(version, plain)
+            if newest:
                 break
             time.sleep(self._interval_s)
         noticed_s, cpu_s = time.monotonic(), time.process_time()
-        if isinstance(found, Manifest):
-            read = reader.read(
-                self._run, POLICY, found.version, self._held, manifest=found, spare=self._spare
+        if isinstance(newest, Manifest):
+            loaded = reader.read(
+                self._run, POLICY, newest.version, self._held, manifest=newest, spare=self._spare
             )
-            self._held, self._spare = read, self._held
+            self._held, self._spare = loaded, self._held
         else:
             _read_plain(self._run, version, self._flat)
         return {
@@ -136,8 +131,8 @@ class Worker:
             "cpu_s": time.process_time() - cpu_s,
         }
 
-    def _look(self, version: int, plain: bool) -> Manifest | bool:
-        """What is new; nothing, as long as `version` is not there."""
+    def _poll(self, version: int, plain: bool) -> Manifest | bool:
+        """Return the newest version, or False while `version` does not exist."""
         if plain:
             return self._run.exists(_plain(version, "complete"))
         return (
@@ -147,7 +142,7 @@ class Worker:
 
 
 class Mirror:
-    """Keeps the region's copy of one run."""
+    """Replicates one run to the region's mirror."""
 
     def __init__(self, spec: Json) -> None:
         run = open_store(spec["home"]).sub(spec["run"])
@@ -167,9 +162,7 @@ class Mirror:
 
 
 def as_tensors(bits: Any) -> dict[str, HostTensor]:
-    """A flat model [elements] as named tensors, cut as a small Qwen is; the last one takes what
-    rounding leaves.
-    """
+    """Cut a flat model [elements] into named tensors with the shares of a small Qwen."""
     tensors: dict[str, HostTensor] = {}
     start = 0
     for name, size in sizes(len(bits)).items():
@@ -179,23 +172,21 @@ def as_tensors(bits: Any) -> dict[str, HostTensor]:
 
 
 def as_flat(tensors: Mapping[str, HostTensor]) -> Any:
-    """The other way round, as new memory."""
+    """Concatenate the tensors in new memory."""
     elements = sum(tensor.bits.size for tensor in tensors.values())
     return np.concatenate([tensors[name].bits for name in sizes(elements)])
 
 
 def sizes(elements: int) -> dict[str, int]:
-    """Elements of each tensor, in their order: an embedding, LAYERS layers of seven matrices, and
-    the rest.
-    """
-    found = {"embedding": int(EMBEDDING * elements)}
-    layer = (elements - found["embedding"]) // LAYERS
-    found |= {
+    """Return the elements of each tensor: embedding, LAYERS layers of seven matrices, the rest."""
+    parts = {"embedding": int(EMBEDDING * elements)}
+    layer = (elements - parts["embedding"]) // LAYERS
+    parts |= {
         f"layers.{i:02d}.{name}": int(share * layer)
         for i in range(LAYERS)
         for name, share in MATRICES.items()
     }
-    return found | {"norm": elements - sum(found.values())}
+    return parts | {"norm": elements - sum(parts.values())}
 
 
 def _publish_plain(run: ObjectStore, version: int, old: Any, new: Any) -> None:
@@ -216,7 +207,7 @@ def _plain(version: int, name: str) -> str:
 
 
 def peak_mb() -> float:
-    """The most memory this process has held."""
+    """Return the peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -232,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
     orders = iter(sys.stdin.readline, "")
     for line in orders:
         print(json.dumps(service.handle(json.loads(line))), flush=True)
-    os._exit(0)  # the mirroring thread has no end of its own
+    os._exit(0)  # the replication thread does not end
 
 
 if __name__ == "__main__":

@@ -35,8 +35,9 @@ def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> No
         pending += value.values()
         for key, size in value.items():
             if _is_size(key) and isinstance(size, int | float) and size > limit:
+                digits = str(size)[:DIGITS_SHOWN_MAX]
                 raise CorruptError(
-                    f"{what}: {key} is {str(size)[:DIGITS_SHOWN_MAX]}, but the model's largest stored dimension is "
+                    f"{what}: {key} is {digits}, but the model's largest stored dimension is "
                     f"{limit}; publish the base model again with the config.json of its tensors"
                 )
 

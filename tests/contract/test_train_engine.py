@@ -1,4 +1,4 @@
-"""What every train engine must do. A new one subclasses `TrainEngineContract` and overrides
+"""The contract of all train engines. A new one subclasses `TrainEngineContract` and overrides
 `engine_name`.
 
 Steps are compared with `tests/plain_trainer.py`: weights and the value of every metric.
@@ -55,18 +55,18 @@ ADAM = TrainConfig(
     loss=M2po(m2_threshold=0.03), lr=1e-2, betas=(0.7, 0.9), eps=1e-3, weight_decay=0.3, warmup_steps=4,
     grad_clip=0.2, minibatches=2, micro_batch_tokens=15, publish_dtype="F32",
 )  # fmt: skip
-"""Every setting of the optimizer away from where it would not be noticed."""
+"""No setting of the optimizer has a value without effect."""
 
 
 def through_files(
     tensors: Mapping[str, HostTensor], state: Json
 ) -> tuple[dict[str, HostTensor], Json]:
-    """What a checkpoint's round trip makes of them."""
+    """Serialize and deserialize as a checkpoint does."""
     return from_safetensors(to_safetensors(tensors)), json.loads(json.dumps(state, allow_nan=False))
 
 
 def moves(engine: TrainEngine, before: Mapping[str, HostTensor]) -> torch.Tensor:
-    """How far each weight has moved, all in one vector; F32 published."""
+    """Return the change of each weight, in one vector; F32 published."""
     after = engine.weights()
     return torch.cat(
         [

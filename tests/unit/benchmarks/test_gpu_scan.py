@@ -7,7 +7,7 @@ from benchmarks import gpu_scan
 
 
 @pytest.mark.parametrize("elements", [50_000, 1_700_000_000, 8_200_000_000])
-def test_a_model_has_just_the_wanted_weights_in_tensors_of_a_model(elements: int) -> None:
+def test_a_model_has_exactly_the_requested_weights(elements: int) -> None:
     found = gpu_scan.sizes(elements)
     assert sum(found.values()) == elements
     assert len(found) == 32 * 9 + 2
@@ -15,7 +15,7 @@ def test_a_model_has_just_the_wanted_weights_in_tensors_of_a_model(elements: int
     assert 0.09 * elements < found["embedding"] < 0.2 * elements
 
 
-def test_a_measurement_on_the_cpu_runs_the_very_scan_and_is_exact() -> None:
+def test_a_measurement_on_the_cpu_uses_the_same_scan_and_is_exact() -> None:
     found = gpu_scan.measure(0.002, torch.device("cpu"), lr=1e-6, repeats=2, seed=0)
     assert found["bit_exact"]
     assert 0.01 < found["changed"] < 0.1
@@ -32,7 +32,7 @@ def test_a_measurement_on_the_cpu_runs_the_very_scan_and_is_exact() -> None:
     }
 
 
-def test_without_a_gpu_it_says_what_to_do(
+def test_without_a_gpu_the_error_has_a_remedy(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["gpu_scan"])
@@ -40,7 +40,7 @@ def test_without_a_gpu_it_says_what_to_do(
     with pytest.raises(SystemExit) as ended:
         gpu_scan.main()
     assert ended.value.code == 2
-    assert "torch finds no cuda here: run it on a machine with a GPU" in capsys.readouterr().err
+    assert "torch does not have cuda here: use a machine with a GPU" in capsys.readouterr().err
 
 
 def test_the_whole_command_runs_on_a_cpu(

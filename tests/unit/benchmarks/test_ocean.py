@@ -46,18 +46,18 @@ def found(changed: float = 0.01, seconds: float = 1.75) -> Any:
     }
 
 
-def test_the_stages_of_a_step_add_up_to_the_time_until_it_is_held() -> None:
+def test_the_stages_of_a_version_add_up_to_the_time_until_it_is_loaded() -> None:
     worker = {"looked_s": 11.25, "noticed_s": 11.5, "held_s": 12.0}
     parts = figures.stages(10.0, 11.0, 11.0, worker)
     assert parts == {"publish": 1.0, "mirror": 0.0, "wait": 0.25, "probe": 0.25, "read": 0.5}
 
 
-def test_a_look_that_began_before_the_version_was_there_is_all_probe() -> None:
+def test_a_poll_that_began_before_the_version_existed_is_all_probe() -> None:
     parts = figures.stages(10.0, 11.0, 11.0, {"looked_s": 10.9, "noticed_s": 11.5, "held_s": 12.0})
     assert parts == {"publish": 1.0, "mirror": 0.0, "wait": 0.0, "probe": 0.5, "read": 0.5}
 
 
-def test_the_time_that_a_mirror_took_is_a_stage_of_its_own() -> None:
+def test_the_time_of_a_mirror_is_a_separate_stage() -> None:
     worker = {"looked_s": 11.75, "noticed_s": 12.0, "held_s": 12.5}
     assert figures.stages(10.0, 11.0, 11.5, worker) == {
         "publish": 1.0,
@@ -68,20 +68,20 @@ def test_the_time_that_a_mirror_took_is_a_stage_of_its_own() -> None:
     }
 
 
-def test_a_worker_that_passes_a_mirror_over_has_waited_for_it_until_then() -> None:
+def test_a_worker_that_skips_a_late_mirror_waited_for_it_until_then() -> None:
     parts = figures.stages(
         10.0, 11.0, float("inf"), {"looked_s": 20.0, "noticed_s": 21.0, "held_s": 22.0}
     )
     assert parts == {"publish": 1.0, "mirror": 10.0, "wait": 0.0, "probe": 0.0, "read": 1.0}
 
 
-def test_a_case_tells_all_of_its_median_step_and_the_seconds_of_every_one() -> None:
+def test_a_case_has_all_figures_of_its_median_step_and_the_seconds_of_every_one() -> None:
     one = figures.case({"format": "delta"}, [step(3.0), step(1.0), step(2.0, publish_s=0.25)])
     assert (one["format"], one["seconds"], one["every_step_s"]) == ("delta", 2.0, [3.0, 1.0, 2.0])
     assert one["stages"]["publish"] == 0.25
 
 
-def test_one_step_that_is_not_exact_spoils_its_case() -> None:
+def test_a_case_with_a_step_that_is_not_exact_is_not_exact() -> None:
     assert not figures.case({}, [step(1.0), step(2.0, exact=False)])["bit_exact"]
 
 
@@ -147,7 +147,7 @@ def test_a_short_run_of_the_table_shows_every_figure_of_a_case() -> None:
     assert "bit exact: True" in lines
 
 
-def test_the_target_is_told_for_the_deltas_it_was_set_for_only() -> None:
+def test_the_target_is_shown_for_its_deltas_only() -> None:
     assert "a delta within 2 s: 1 of 1 settings, 1.75 to 1.75 s" in figures.table(found())
     assert "a delta within 2 s: 0 of 1 settings, 2.50 to 2.50 s" in figures.table(
         found(seconds=2.5)
@@ -192,7 +192,7 @@ def test_the_settings_of_a_run_can_be_printed_as_json() -> None:
     )
 
 
-def test_without_root_the_benchmark_says_so_and_ends_with_2(
+def test_without_root_the_benchmark_ends_with_2_and_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(link.os, "geteuid", lambda: 1000)
@@ -220,7 +220,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return run
 
 
-def test_without_netem_the_script_makes_the_link_and_takes_it_down(
+def test_without_netem_the_script_creates_and_removes_the_link(
     commands: list[list[str]], tmp_path: Path
 ) -> None:
     script = tmp_path / "wan.sh"
@@ -242,7 +242,7 @@ def test_without_netem_and_script_the_error_names_the_option(
     assert commands[-1] == ["removed"]
 
 
-def test_namespaces_of_somebody_else_are_left_alone(
+def test_existing_namespaces_are_not_removed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ran: list[list[str]] = []

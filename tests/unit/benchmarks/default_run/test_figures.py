@@ -32,7 +32,7 @@ def beat(
     )  # type: ignore[arg-type]  # a literal
 
 
-def test_a_shard_waits_until_the_first_batch_that_took_it_in() -> None:
+def test_a_shard_waits_until_the_first_batch_that_lists_it() -> None:
     made = [batch(2, 14.0, (2,)), batch(1, 12.0, (0, 1)), batch(1, 11.0, (1,), "verifier")]
     found = figures.latency({0: 10.0, 1: 10.5, 2: 10.0, 3: 10.0}, made)
     # 0 waits 2 s for the solver's first batch, 1 waits 0.5 s for the verifier's, 2 waits 4 s, 3 is
@@ -40,7 +40,7 @@ def test_a_shard_waits_until_the_first_batch_that_took_it_in() -> None:
     assert found == Latency(p50_s=2.0, p99_s=pytest.approx(3.96), max_s=4.0, num_shards=3)
 
 
-def test_a_run_whose_batches_took_nothing_in_has_no_latency() -> None:
+def test_a_run_whose_batches_list_no_shard_has_no_latency() -> None:
     assert figures.latency({0: 1.0}, [batch(1, 2.0, ())]) is None
 
 

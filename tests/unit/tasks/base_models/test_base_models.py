@@ -30,15 +30,15 @@ SMALL = TinyBase(
 TINY = TinyModel(tiny=SMALL)
 
 
-class Heard(list[tuple[str, float]]):
-    """What a progress callback was told."""
+class Reported(list[tuple[str, float]]):
+    """The calls of a progress callback."""
 
     def __call__(self, stage: str, share: float) -> None:
         self.append((stage, share))
 
 
 def test_the_first_use_builds_and_the_second_reads(local_store: ObjectStore):
-    first, second = Heard(), Heard()
+    first, second = Reported(), Reported()
     built = ensure_base_model(local_store, TINY, first)
     found = ensure_base_model(local_store, TINY, second)
     assert first[-1] == ("adding bad habits", 1.0)
@@ -59,9 +59,9 @@ def test_every_field_of_the_recipe_and_the_format_name_the_build(monkeypatch: py
     assert build_digest(base) not in digests
 
 
-def test_of_two_builders_the_first_stands(local_store: ObjectStore):
+def test_of_two_builders_the_first_wins(local_store: ObjectStore):
     """A rival stores its model while this one is still building: both then use the rival's."""
-    rival, _ = build(SMALL.model_copy(update={"seed": 9}), Heard())
+    rival, _ = build(SMALL.model_copy(update={"seed": 9}), Reported())
 
     def rival_finishes(stage: str, share: float) -> None:
         if (stage, share) == ("adding bad habits", 1.0):
@@ -76,43 +76,45 @@ def test_of_two_builders_the_first_stands(local_store: ObjectStore):
 
 
 def test_a_folder_is_read_as_it_is(local_store: ObjectStore, tmp_path: Path):
-    tensors, _ = build(SMALL, Heard())
+    tensors, _ = build(SMALL, Reported())
     folder = tmp_path / "model"
     folder.mkdir()
     for name, body in model_files(SMALL).items():
         (folder / name).write_bytes(body)
     (folder / "model.safetensors").write_bytes(to_safetensors(tensors))
-    model = ensure_base_model(local_store, FolderModel(path=str(folder)), Heard())
+    model = ensure_base_model(local_store, FolderModel(path=str(folder)), Reported())
     assert model.digest == weights_digest(tensors)
     assert model.files == model_files(SMALL)
 
 
 def test_version_0_of_every_policy_is_published_once(local_store: ObjectStore):
-    run, heard = local_store.sub("runs/r"), Heard()
+    run, reported = local_store.sub("runs/r"), Reported()
     other = TinyModel(tiny=SMALL.model_copy(update={"seed": 1}))
-    publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY, "judge": other}, heard)
-    assert [share for stage, share in heard if stage == "adding bad habits"] == [
+    publish_base_models(
+        local_store, run, {"solver": TINY, "verifier": TINY, "judge": other}, reported
+    )
+    assert [share for stage, share in reported if stage == "adding bad habits"] == [
         0.5,
         1.0,
     ]  # two recipes, two builds
-    assert heard == sorted(heard, key=lambda told: told[1])
+    assert reported == sorted(reported, key=lambda call: call[1])
     digests = [
         manifests.read_manifest(run, policy, 0).digest for policy in ("solver", "verifier", "judge")
     ]
     assert digests[0] == digests[1] != digests[2]
     assert reader.fetch_files(run, "verifier") == model_files(SMALL)
     written = manifests.read_manifest(run, "solver", 0).write_id
-    publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY}, heard)
+    publish_base_models(local_store, run, {"solver": TINY, "verifier": TINY}, reported)
     assert manifests.read_manifest(run, "solver", 0).write_id == written
 
 
-def test_a_rival_publisher_of_version_0_is_no_error(local_store: ObjectStore):
+def test_a_rival_publisher_of_version_0_is_accepted(local_store: ObjectStore):
     run = local_store.sub("runs/r")
 
     def rival_publishes(stage: str, share: float) -> None:
         if (stage, share) == ("adding bad habits", 1.0):
             publisher.publish(
-                run, "solver", 0, build(SMALL, Heard())[0], extra_files=model_files(SMALL)
+                run, "solver", 0, build(SMALL, Reported())[0], extra_files=model_files(SMALL)
             )
 
     publish_base_models(local_store, run, {"solver": TINY}, rival_publishes)
@@ -127,4 +129,4 @@ def test_a_folder_whose_config_has_sizes_beyond_its_tensors_is_refused(
     (tmp_path / "model.safetensors").write_bytes(to_safetensors({"norm": norm}))
     model = FolderModel(path=str(tmp_path))
     with pytest.raises(ConfigError, match=r"model: config\.json: hidden_size is 1099511627776"):
-        ensure_base_model(local_store, model, Heard())
+        ensure_base_model(local_store, model, Reported())

@@ -55,24 +55,24 @@ def test_weights_come_in_bf16_and_the_other_files_as_they_are(folder: Path):
     }
 
 
-def test_several_files_are_read_through_their_index_and_progress_is_told(folder: Path):
+def test_several_files_are_read_by_their_index_with_progress(folder: Path):
     (folder / "a.safetensors").write_bytes(to_safetensors({"x": bf16(1)}))
     (folder / "b.safetensors").write_bytes(to_safetensors({"y": bf16(2), "z": bf16(3)}))
     weight_map = {"x": "a.safetensors", "y": "b.safetensors", "z": "b.safetensors"}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    heard: list[tuple[str, float]] = []
-    tensors, files = read_model_folder(folder, lambda stage, share: heard.append((stage, share)))
+    reported: list[tuple[str, float]] = []
+    tensors, files = read_model_folder(folder, lambda stage, share: reported.append((stage, share)))
     assert {name: tensor.bits.tolist() for name, tensor in tensors.items()} == {
         "x": [1],
         "y": [2],
         "z": [3],
     }
-    assert heard[:2] == [("reading a.safetensors", 0.0), ("reading b.safetensors", 0.5)]
-    assert heard[-1][1] == 1.0
+    assert reported[:2] == [("reading a.safetensors", 0.0), ("reading b.safetensors", 0.5)]
+    assert reported[-1][1] == 1.0
     assert INDEX not in files
 
 
-def test_what_is_no_model_folder_is_named(tmp_path: Path):
+def test_a_folder_that_is_not_a_model_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match="nowhere is not a folder"):
         read_model_folder(tmp_path / "nowhere", silent)
     with pytest.raises(ConfigError, match=r"has no config\.json"):
@@ -86,7 +86,7 @@ def test_weights_in_another_format_say_how_to_save_them(folder: Path):
 
 
 @pytest.mark.parametrize("name", ["gone.safetensors", "../config.json"])
-def test_an_index_that_leads_elsewhere_is_refused(folder: Path, name: str):
+def test_an_index_of_files_outside_the_folder_is_refused(folder: Path, name: str):
     (folder / INDEX).write_text(json.dumps({"weight_map": {"x": name}}))
     with pytest.raises(ConfigError, match="which is not in the folder"):
         read_model_folder(folder, silent)
@@ -107,7 +107,7 @@ def test_truncated_weights_are_named(folder: Path):
         read_model_folder(folder, silent)
 
 
-def test_without_a_network_the_hub_is_a_sentence(tmp_path: Path):
+def test_without_a_network_the_hub_is_a_configuration_error(tmp_path: Path):
     """In a process of its own, because the hub's client reads its environment when it is
     imported.
     """
@@ -176,7 +176,7 @@ def test_a_link_to_itself_is_refused(folder: Path):
         read_model_folder(folder, silent)
 
 
-def test_what_is_not_read_may_be_a_link_and_so_may_the_folder_itself(
+def test_files_that_are_not_read_and_the_folder_itself_may_be_links(
     folder: Path, secret: Path, tmp_path: Path
 ):
     complete(folder)
@@ -257,7 +257,7 @@ def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_
         OSError(28, "disk full"),
     ],
 )
-def test_whatever_ends_a_download_from_the_hub_is_a_sentence(
+def test_every_failed_download_from_the_hub_is_a_configuration_error(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     def fails(repository: str, **options: object) -> str:
@@ -278,7 +278,7 @@ def test_whatever_ends_a_download_from_the_hub_is_a_sentence(
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX])
-def test_a_file_of_a_model_that_is_larger_than_any_is_refused_before_memory_is_full(
+def test_a_file_above_the_size_limit_is_refused_before_memory_is_full(
     folder: Path, name: str
 ) -> None:
     (folder / name).touch()
@@ -295,7 +295,7 @@ def test_a_file_of_a_model_that_is_larger_than_any_is_refused_before_memory_is_f
     ["[" * 500_000, "[" + "[]," * 3_000_000 + "1]", '{"weight_map": [1]}', "[1]"],
     ids=["nested", "many values", "no map", "a list"],
 )
-def test_an_index_that_would_fill_memory_or_is_none_is_refused(folder: Path, text: str) -> None:
+def test_an_index_above_the_size_limit_or_without_names_is_refused(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
     with pytest.raises(
         ConfigError, match=rf"{INDEX} is not an index of safetensors files; fetch the model again"

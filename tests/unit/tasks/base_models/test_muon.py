@@ -31,7 +31,7 @@ def test_a_zero_gradient_moves_nothing():
     assert torch.equal(orthogonalized(torch.zeros(1, 2, 3)), torch.zeros(1, 2, 3))
 
 
-def test_tall_matrices_are_refused_at_the_door():
+def test_tall_matrices_are_refused():
     with pytest.raises(ValueError, match="R <= C"):
         orthogonalized(torch.zeros(1, 3, 2))
 

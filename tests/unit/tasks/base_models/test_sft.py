@@ -48,7 +48,7 @@ def test_rates_rise_stay_and_fall():
     assert phase.factor(99) == pytest.approx(1 - 29 / 30 * 0.9)
 
 
-def test_rates_are_constant_unless_asked_otherwise():
+def test_rates_are_constant_by_default():
     phase = TrainingPhase(name="p", examples=no_examples(), iterations=10, lr=1.0)
     assert [phase.factor(i) for i in range(10)] == [1.0] * 10
 
@@ -193,12 +193,12 @@ def phases() -> list[TrainingPhase]:
     ]
 
 
-def test_a_model_learns_to_copy_and_progress_is_told():
-    model, heard = tiny_model(), []
-    last_loss = warm_up(model, phases(), 9, lambda name, share: heard.append((name, share)))
+def test_a_model_learns_to_copy_and_reports_progress():
+    model, reported = tiny_model(), []
+    last_loss = warm_up(model, phases(), 9, lambda name, share: reported.append((name, share)))
     assert last_loss["adamw"] < 0.1 < np.log(11)
-    assert heard[:2] == [("muon", 1 / 40), ("muon", 2 / 40)]
-    assert heard[-1] == ("adamw", 1.0)
+    assert reported[:2] == [("muon", 1 / 40), ("muon", 2 / 40)]
+    assert reported[-1] == ("adamw", 1.0)
     assert not model.training
 
 

@@ -52,15 +52,15 @@ def test_two_builds_have_the_same_bits_and_leave_the_callers_random_state_alone(
     assert set(losses) == {"teaching the skill", "adding bad habits"}
 
 
-def test_the_phases_are_told_with_the_share_of_all_of_them():
-    heard: list[tuple[str, float]] = []
-    build(SMALL, lambda stage, share: heard.append((stage, share)))
-    assert [stage for stage, _ in heard] == [
+def test_progress_is_the_finished_share_of_all_phases():
+    reported: list[tuple[str, float]] = []
+    build(SMALL, lambda stage, share: reported.append((stage, share)))
+    assert [stage for stage, _ in reported] == [
         "teaching the skill",
         "teaching the skill",
         "adding bad habits",
     ]
-    assert [share for _, share in heard] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert [share for _, share in reported] == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
 def test_the_skills_rates_fall_at_the_end_and_the_habits_all_along():

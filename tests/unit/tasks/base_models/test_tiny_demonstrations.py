@@ -38,7 +38,7 @@ def test_a_bare_box_is_rejected():
     assert review(None) == "<verify>reject</verify>"
 
 
-def test_a_wrong_step_is_carried_on():
+def test_an_error_is_propagated():
     for seed in range(50):
         chain = spoiled(steps("7+8-3+9=?"), 1.0, Random(seed))
         assert [left for left, *_ in chain[1:]] == [value for *_, value in chain[:-1]]
@@ -68,7 +68,7 @@ def test_demonstrations_are_the_same_for_a_seed_and_differ_between_seeds():
     assert first == again != other
 
 
-def test_the_skill_is_shown_without_a_mistake():
+def test_demonstrations_of_the_skill_have_no_error():
     for prompt, answer in exchanges(SKILL, 600):
         question, *_ = prompt.split("\n")
         good = {solution(steps(question)), verdict(False)}
@@ -94,7 +94,7 @@ def test_the_kinds_come_in_their_shares():
     assert abs(verifier / 2000 - 0.45) < 0.04
 
 
-def test_habits_are_as_frequent_as_they_say():
+def test_habits_have_their_probabilities():
     habits = Habits(bare_box=0.6, bare_verdict=0.5, approves=0.8)
     shown = list(exchanges(habits, 4000))
     first = [answer for prompt, answer in shown if "\n" not in prompt and "verify" not in prompt]

@@ -44,7 +44,7 @@ def test_the_table_has_each_loss_by_the_name_that_a_recipe_writes() -> None:
 
 
 @pytest.mark.parametrize("loss", [PpoClip, M2po])
-def test_every_loss_of_the_table_is_what_is_asked_of_others(loss: type) -> None:
+def test_every_loss_of_the_table_implements_the_contract(loss: type) -> None:
     assert resolve(f"{loss.__module__}:{loss.__name__}", {}, LOSS) is loss
     assert isinstance(loss.whole_minibatch, bool)
 

@@ -222,7 +222,7 @@ def test_the_token_mask_takes_its_threshold_from_the_recipe() -> None:
     assert kept == [[False, False, False], [False, True, True], [True, True, True]]
 
 
-def test_the_water_filled_clip_takes_its_threshold_from_the_recipe_and_has_a_default_of_its_own() -> (
+def test_the_water_filled_clip_takes_its_threshold_from_the_recipe_and_has_another_default() -> (
     None
 ):
     # m = 4, 1: mean(min(m, τ²)) = θ = 0.81 gives τ = 0.9.

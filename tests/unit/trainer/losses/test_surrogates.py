@@ -112,7 +112,7 @@ def test_the_clipped_ratio_of_no_tokens_is_empty() -> None:
     assert loss.clipped_N.tolist() == []
 
 
-def test_masked_ratio_is_free_where_kept_and_silent_where_dropped() -> None:
+def test_masked_ratio_has_no_bound_on_kept_tokens_and_no_gradient_on_dropped_ones() -> None:
     logprobs = log_ratios(30.0, 2.0)
     loss = masked_ratio(logprobs, zeros(2), vector(1.0, 0.5), torch.tensor([False, True]))
     loss.values_N.sum().backward()
@@ -122,7 +122,7 @@ def test_masked_ratio_is_free_where_kept_and_silent_where_dropped() -> None:
     assert loss.clipped_N.tolist() == [True, False]
 
 
-def test_a_dropped_token_with_an_infinite_ratio_leaves_no_trace() -> None:
+def test_a_dropped_token_with_an_infinite_ratio_has_no_effect() -> None:
     logprobs = torch.tensor([1000.0, 0.0], dtype=torch.float64, requires_grad=True)
     loss = masked_ratio(logprobs, zeros(2), vector(1.0, 1.0), torch.tensor([False, True]))
     loss.values_N.sum().backward()
@@ -142,7 +142,7 @@ def test_dual_clip_limits_kept_tokens_with_a_negative_advantage_only() -> None:
     assert loss.clipped_N.tolist() == [True, False, False, True]
 
 
-def test_tensors_of_another_rank_shape_or_dtype_are_refused_with_what_was_found() -> None:
+def test_tensors_of_another_rank_shape_or_dtype_are_refused_and_named() -> None:
     bounds = ClipBounds(0.2, 0.2)
     with pytest.raises(ValueError, match=r"float64 \[1, 1\]"):
         clipped_ratio(zeros(1)[None], zeros(1)[None], zeros(1)[None], bounds)
@@ -157,7 +157,7 @@ def test_tensors_of_another_rank_shape_or_dtype_are_refused_with_what_was_found(
 
 
 @pytest.mark.parametrize("dual_clip", [None, 3.0])
-def test_a_token_without_an_advantage_adds_nothing_however_large_its_ratio(
+def test_a_token_without_an_advantage_adds_nothing_for_any_ratio(
     dual_clip: float | None,
 ) -> None:
     logprobs_N = torch.tensor([0.0], requires_grad=True)

@@ -90,7 +90,7 @@ class WideEngine(CountingEngine):
 
 
 BEFORE_STEP: dict[int, Callable[[Batch], None]] = {}
-"""What an engine does before each step, by its seed: how a test reaches into a running trainer."""
+"""Called by the engine before each step, by its seed: the hook of a test into a running trainer."""
 
 
 class AwayBackend:
@@ -173,7 +173,7 @@ def test_every_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None
     assert pulse.last.seconds.keys() == {"wait", "step", "publish", "publish_wait", "checkpoint"}
 
 
-def test_a_manifest_tells_what_the_step_measured_and_took(run: ObjectStore) -> None:
+def test_a_manifest_has_the_metrics_and_the_times_of_its_step(run: ObjectStore) -> None:
     add_batches(run, 1)
     trained(run, steps=1)
     metrics = manifests.read_manifest(run, POLICY, 1).metrics
@@ -191,7 +191,7 @@ def test_a_manifest_tells_what_the_step_measured_and_took(run: ObjectStore) -> N
 
 
 class Clock:
-    """Stands for the module `time` of the service: passes only when a test says so."""
+    """Replaces the module `time` of the service: time passes only when a test advances it."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -237,7 +237,9 @@ def test_times_are_those_of_waiting_and_of_the_step(
     assert manifests.read_manifest(run, POLICY, 1).metrics["trainer/wait_s"] == 0.0
 
 
-def test_who_leaves_while_training_again_names_the_newest_version(run: ObjectStore) -> None:
+def test_a_trainer_that_stops_while_repeating_batches_names_the_newest_version(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2, 3)
     for version in (1, 2, 3):
         publisher.publish(run, POLICY, version, weight_of(version))
@@ -249,7 +251,7 @@ def test_who_leaves_while_training_again_names_the_newest_version(run: ObjectSto
     assert pulse.last.versions == {POLICY: 3}
 
 
-def test_checkpoints_come_at_their_interval_and_at_the_last_step_and_old_ones_go(
+def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_ones_deleted(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2, 3, 4, 5)
@@ -320,7 +322,7 @@ def test_a_checkpoint_waits_for_its_version(run: ObjectStore) -> None:
     assert any("checkpoints/" in key for key in slow.created)
 
 
-def test_a_resumed_trainer_goes_on_from_its_checkpoint_and_keeps_count(run: ObjectStore) -> None:
+def test_a_resumed_trainer_continues_from_its_checkpoint_and_keeps_count(run: ObjectStore) -> None:
     add_batches(run, 1, 2, 3)
     trained(run, steps=3)
     add_batches(run, 4)
@@ -329,7 +331,7 @@ def test_a_resumed_trainer_goes_on_from_its_checkpoint_and_keeps_count(run: Obje
     assert progress_of(pulse.last, TrainerProgress).tokens_trained == 12
 
 
-def test_versions_published_after_the_checkpoint_are_trained_through_again_and_stand(
+def test_versions_published_after_the_checkpoint_are_trained_again_and_kept(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2, 3, 4)
@@ -410,7 +412,7 @@ def test_a_trainer_that_was_never_resumed_publishes_deltas(memory_store: ObjectS
     assert kinds == ["delta", "delta", "anchor", "delta"]
 
 
-def test_where_training_again_gives_other_bits_the_published_versions_stand_and_it_says_so(
+def test_where_training_again_gives_other_bits_the_published_versions_are_kept_and_an_error_is_logged(
     run: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_batches(run, 1, 2, 3)
@@ -424,7 +426,7 @@ def test_where_training_again_gives_other_bits_the_published_versions_stand_and_
     assert "up to 2 are kept; version 3 is the first" in loud[0]
 
 
-def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(
+def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_a_remedy(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2)
@@ -441,7 +443,7 @@ def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(
     assert published(run) == [0, 1, 99]
 
 
-def test_a_version_with_its_own_weights_is_its_own_write_whose_answer_got_lost(
+def test_a_version_with_equal_weights_is_a_write_whose_response_was_lost(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2)
@@ -454,7 +456,7 @@ def test_a_version_with_its_own_weights_is_its_own_write_whose_answer_got_lost(
     assert published(run) == [0, 1, 2]
 
 
-def test_asked_to_leave_it_finishes_the_step_and_checkpoints(run: ObjectStore) -> None:
+def test_asked_to_stop_it_finishes_the_step_and_checkpoints(run: ObjectStore) -> None:
     add_batches(run, 1, 2, 3)
     stop = threading.Event()
     BEFORE_STEP[9] = lambda given: stop.set()
@@ -464,7 +466,7 @@ def test_asked_to_leave_it_finishes_the_step_and_checkpoints(run: ObjectStore) -
     assert pulse.last.state == "draining"
 
 
-def test_asked_to_leave_before_version_0_it_just_leaves(memory_store: ObjectStore) -> None:
+def test_asked_to_stop_before_version_0_it_ends_at_once(memory_store: ObjectStore) -> None:
     stop = threading.Event()
     stop.set()
     trained(memory_store, steps=3, stop=stop)
@@ -545,7 +547,7 @@ def test_a_store_that_is_away_only_delays_it(
     assert backend.refusals > 0
 
 
-def test_asked_to_leave_while_the_store_is_away_it_leaves_and_a_resumed_one_redoes_the_step(
+def test_asked_to_stop_while_the_store_is_away_it_ends_and_a_resumed_one_repeats_the_step(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
@@ -583,7 +585,7 @@ def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStor
     assert all(tensor.dtype == "BF16" for tensor in first.values())
 
 
-def test_a_publication_that_fails_is_heard_of_while_the_trainer_waits_for_a_batch(
+def test_a_publication_that_fails_ends_a_trainer_that_waits_for_a_batch(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1)  # the next one would need version 1

@@ -44,7 +44,7 @@ def masters(size: int, seed: int = 0) -> torch.Tensor:
     return 0.02 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def test_only_positions_and_steps_cross_after_the_first_time() -> None:
+def test_only_positions_and_bit_deltas_cross_after_the_first_time() -> None:
     scan, tensor = DeviceScan(), masters(1000).reshape(20, 50)
     first = scan.to_host("w", tensor, "BF16")
     assert scan.num_bytes == 2000
@@ -64,7 +64,7 @@ def test_only_positions_and_steps_cross_after_the_first_time() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
-def test_wherever_chunks_and_blocks_are_cut_the_host_has_the_rounded_masters(
+def test_for_any_chunk_and_block_size_the_host_has_the_rounded_masters(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changed_elements, "CHUNK_ELEMENTS", chunk)
@@ -162,7 +162,7 @@ def test_a_tensor_of_another_shape_dtype_or_name_is_copied_whole() -> None:
         assert same(host, to_host(each, dtype))
 
 
-def test_without_a_change_the_tensor_of_the_last_time_stands_and_nobody_can_write_to_it() -> None:
+def test_without_a_change_the_last_read_only_tensor_is_returned() -> None:
     scan, tensor = DeviceScan(), masters(24)
     first = scan.to_host("w", tensor, "BF16")
     tensor += 1e-9  # below what bf16 shows
@@ -174,7 +174,7 @@ def test_without_a_change_the_tensor_of_the_last_time_stands_and_nobody_can_writ
         scan.to_host("w", tensor, "BF16").bits[0] = 0
 
 
-def test_what_the_caller_does_to_its_tensor_reaches_no_published_one() -> None:
+def test_a_caller_that_changes_its_tensor_changes_no_published_one() -> None:
     scan, tensor = DeviceScan(), torch.ones(8)
     host = scan.to_host(
         "w", tensor
@@ -184,7 +184,7 @@ def test_what_the_caller_does_to_its_tensor_reaches_no_published_one() -> None:
     assert same(scan.to_host("w", tensor), to_host(torch.zeros(8)))
 
 
-def test_old_versions_are_let_go() -> None:
+def test_old_versions_are_freed() -> None:
     scan, tensor = DeviceScan(), masters(24)
     hosts = [weakref.ref(scan.to_host("w", tensor, "BF16"))]
     for _ in range(3):
@@ -194,7 +194,9 @@ def test_old_versions_are_let_go() -> None:
     assert [host() is None for host in hosts] == [True, True, True, False]
 
 
-def test_a_comparison_that_failed_halfway_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_comparison_that_failed_halfway_the_tensor_is_copied_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scan, tensor = DeviceScan(), masters(24)
     scan.to_host("w", tensor, "BF16")
     tensor[3] += 1
@@ -222,7 +224,7 @@ def started(given: Mapping[str, HostTensor]) -> TorchTrainEngine:
 
 @pytest.fixture
 def scanned(monkeypatch: pytest.MonkeyPatch) -> TorchTrainEngine:
-    """An engine that takes its device for one behind a bus."""
+    """An engine that scans as on a device behind a bus."""
     monkeypatch.setattr(engine, "_is_remote", lambda _: True)
     return started(base_weights())
 
@@ -273,7 +275,7 @@ def test_a_version_published_from_a_scan_is_read_bit_for_bit(
     assert held.manifest.kind == "delta"
 
 
-def test_an_engine_forgets_what_it_published_when_it_gets_other_weights(
+def test_an_engine_with_new_weights_copies_all_tensors_again(
     scanned: TorchTrainEngine,
 ) -> None:
     given = sampled_batch(reference_model(base_weights()), noise=0.3)
@@ -289,7 +291,7 @@ def test_an_engine_forgets_what_it_published_when_it_gets_other_weights(
 
 
 class TestScanningEngine(TrainEngineContract):
-    """All that is promised of an engine holds for one that scans."""
+    """An engine that scans satisfies the whole contract."""
 
     engine_name = "torch"
 

@@ -7,7 +7,7 @@ from storage.records.weights import HostTensor
 from trainer.engines.torch.host_tensors import to_host, to_torch
 
 
-def test_bf16_travels_as_its_bit_pattern() -> None:
+def test_bf16_is_stored_as_its_bit_pattern() -> None:
     host = to_host(torch.tensor([[1.0, -2.0, -0.0]]), "BF16")
     assert (host.dtype, host.shape, host.bits.dtype) == ("BF16", (1, 3), np.dtype(np.uint16))
     assert host.bits.tolist() == [[0x3F80, 0xC000, 0x8000]]
@@ -35,7 +35,7 @@ def test_every_pattern_of_nan_zero_and_infinity_survives_the_round_trip(dtype: s
         ("BOOL", np.array([True, False])),
     ],
 )
-def test_integers_travel_as_themselves(dtype: str, array: np.ndarray) -> None:
+def test_integers_are_stored_unchanged(dtype: str, array: np.ndarray) -> None:
     back = to_host(to_torch(HostTensor(dtype, array.shape, array)))
     assert (back.dtype, back.bits.tolist(), back.bits.dtype) == (dtype, array.tolist(), array.dtype)
 

@@ -48,7 +48,7 @@ def test_chunks_change_neither_values_nor_gradients(logits_max: int) -> None:
     ("logits_max", "rows"),
     [(1, [1] * 5), (10, [2, 2, 1]), (14, [2, 2, 1]), (15, [3, 2]), (25, [5])],
 )
-def test_no_more_logits_are_made_at_once_than_allowed(logits_max: int, rows: list[int]) -> None:
+def test_logits_in_memory_are_limited(logits_max: int, rows: list[int]) -> None:
     made: list[int] = []
 
     def counting_head(hidden: Tensor) -> Tensor:
@@ -75,6 +75,6 @@ def test_no_tokens_give_no_logprobs_and_still_a_gradient() -> None:
     assert torch.autograd.grad(logprobs.sum(), hidden)[0].shape == (0, 3)
 
 
-def test_other_shapes_are_refused_with_what_was_found() -> None:
+def test_other_shapes_are_refused_and_named() -> None:
     with pytest.raises(ValueError, match=r"\[2, 3\], \[1\], \[2\]"):
         token_logprobs(torch.zeros(2, 3), head, torch.zeros(1, dtype=torch.int64), torch.ones(2))

@@ -30,7 +30,7 @@ def with_array(name: str, *values: float) -> BatchRow:
         ),
     ],
 )
-def test_a_flawed_row_is_named_with_its_batch_sequence_and_flaw(
+def test_a_row_that_cannot_be_trained_on_is_named_with_batch_sequence_and_reason(
     flawed: BatchRow, reason: str
 ) -> None:
     with pytest.raises(CorruptError) as error:

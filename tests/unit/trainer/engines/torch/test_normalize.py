@@ -23,7 +23,7 @@ def test_a_single_value_and_equal_values_become_zero() -> None:
     assert normalize(np.array([3.5, 3.5, 3.5], dtype=np.float32)).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_nothing_stays_nothing() -> None:
+def test_no_values_stay_no_values() -> None:
     assert normalize(np.array([], dtype=np.float32)).tolist() == []
 
 

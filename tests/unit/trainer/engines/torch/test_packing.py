@@ -34,13 +34,13 @@ def test_a_block_holds_rows_side_by_side_with_where_each_loss_token_is_predicted
     assert block.weight_N.tolist() == [0.25, 0.25, 0.5]
 
 
-def test_tokens_in_the_middle_that_nobody_sampled_are_no_targets() -> None:
+def test_tokens_in_the_middle_that_were_not_sampled_are_no_targets() -> None:
     block = pack([example([1, 2, 3, 4], [False, True, False, True])])
     assert block.source_N.tolist() == [0, 2]
     assert block.target_N.tolist() == [2, 4]
 
 
-def test_a_row_without_loss_tokens_only_takes_room() -> None:
+def test_a_row_without_loss_tokens_takes_space_only() -> None:
     block = pack([example([1, 2], [False, False]), example([3, 4], [False, True])])
     assert block.target_N.tolist() == [4]
     assert block.source_N.tolist() == [2]
@@ -65,13 +65,13 @@ def test_a_micro_batch_holds_no_more_padded_tokens_than_it_may() -> None:
     assert plan([30] * 5, max_tokens=60) == [[[0]], [[1, 2]], [[3, 4]]]
 
 
-def test_blocks_share_a_micro_batch_while_there_is_room() -> None:
+def test_blocks_share_a_micro_batch_up_to_its_limit() -> None:
     lengths = [200, 200, 10, 10]
     assert plan(lengths, max_tokens=420) == [[[0, 1], [2, 3]]]
     assert plan(lengths, max_tokens=419) == [[[0, 1]], [[2, 3]]]
 
 
-def test_a_row_longer_than_the_limit_stands_alone() -> None:
+def test_a_row_longer_than_the_limit_is_a_micro_batch_by_itself() -> None:
     assert plan([50, 500, 50], max_tokens=100) == [[[1]], [[0, 2]]]
 
 
@@ -79,7 +79,7 @@ def test_no_rows_need_no_micro_batch() -> None:
     assert plan([], max_tokens=100) == []
 
 
-def test_every_row_is_planned_exactly_once_whatever_the_limit() -> None:
+def test_every_row_is_planned_exactly_once_for_any_limit() -> None:
     lengths = [int(length) for length in np.random.default_rng(0).integers(1, 80, 100)]
     for max_tokens in (1, 79, 160, 1000, 100_000):
         planned = plan(lengths, max_tokens)

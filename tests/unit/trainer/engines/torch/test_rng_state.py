@@ -20,7 +20,7 @@ def draws() -> list[float]:
     ]
 
 
-def test_restored_generators_draw_what_they_would_have_drawn() -> None:
+def test_restored_generators_continue_their_sequence() -> None:
     rng_state.seed_all(5)
     draws()
     tensors, state = rng_state.capture()
