@@ -62,7 +62,7 @@ def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the filter `meeting:Meeting`, whose module lies outside of AstraFlow."""
     (tmp_path / "meeting.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder = tmp_path / "processes"
+    folder = tmp_path / "pids"
     folder.mkdir()
     return folder
 
