@@ -1,22 +1,21 @@
-"""Compare the delta codec with the formats of two papers: size, CPU time, exactness on equal bits.
+"""The delta codec against two papers' formats: size, CPU time and exactness on the same bf16 bits,
+in one run.
 
-    ours               the project's codec
-    astraflow_format   u32 index and u16 value of every changed element
-    pulse_format       index deltas within rows, raw values, zstd and SHA-256
-    astraflow_worker   the update of AstraFlow's rollout worker with the bytes of its format
+`ours` is the project's codec; `astraflow_format` is u32 index and u16 value of every changed
+element; `pulse_format` is index deltas within rows, raw values, zstd and SHA-256
+(benchmarks/delta_formats.py). These two are formats, written anew in NumPy in the cheapest way:
+programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same
+bytes: it reads them from a file, sorts the indices, and scatters two bytes a change into the
+model's memory-mapped safetensors file (not counted: the process of its own in which it does so, and
+what the engine does with the file afterwards). The entropy bound is that of a code that does not
+use the weights: positions of independent changes plus the distribution of the steps. All run on one
+thread, tensor by tensor, the worker over the whole model; `ours` runs once more on two.
 
-The two formats are implemented in NumPy in the cheapest way (benchmarks/delta_formats.py). The
-worker reads a file, sorts the indices and scatters two bytes a change into the model's mapped
-safetensors file; its extra process, and the engine's reload of the file, are not counted. The
-entropy bound is that of a code that does not use the weights: positions of independent changes plus
-the distribution of the bit deltas. All run on one thread, tensor by tensor, the worker over the
-whole model; `ours` runs again on two threads.
-
-Times are CPU seconds (process time of all threads); GB are those of the model in bf16. `apply`
-changes the old bits in place without a check. `renew` is the work of a rollout worker, which
-generates with the old weights meanwhile: the new weights are written to other memory, used before,
-and digested. `scan` is the codec's first loop alone. `read_gb_per_s` is the machine's memory
-bandwidth on one thread: `scan` reads old and new bits, so it reaches half of it at most.
+CPU seconds count (process time of all threads); GB are those of the model in bf16. `apply` changes
+the old bits in place and proves nothing; `renew` is what a rollout worker does, who goes on
+generating with the old weights: the new ones are made beside them, in memory that was used before,
+and digested. `scan` is the codec's first loop alone, `read_gb_per_s` the machine's own speed at
+reading memory on one thread, so `scan`, which reads old and new bits, can at best reach half of it.
 """
 
 import argparse
@@ -45,14 +44,16 @@ from storage.weights.codec import delta_loops, deltas
 from storage.weights.codec.delta_blocks import BLOCK_ELEMENTS
 
 TENSOR_ELEMENTS = 2**26
-"""Size of a synthetic tensor: 134 MB of bf16, the embedding of a mid-sized model."""
+"""Made-up weights are cut into tensors of this size: 134 MB of bf16, an embedding of a mid-sized
+model.
+"""
 MEMORY_FOLDER = Path("/dev/shm")
-"""Folder in memory, as AstraFlow's worker uses for the model."""
+"""Where AstraFlow's worker keeps the model, too."""
 Pair = tuple[Any, Any]
 
 
 class Ours:
-    """The project's codec with the interface of the other formats."""
+    """The project's codec as a format like the others."""
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
@@ -74,14 +75,14 @@ class Ours:
     def renew(self, old: Any, new: Any, blobs: list[bytes]) -> list[str]:
         def renew(base: HostTensor, into: HostTensor, blob: bytes) -> str:
             digest = Digest()
-            deltas.apply(base, memoryview(blob), into=into.bits, tell=digest.update)
+            deltas.apply(base, memoryview(blob), into=into.bits, digest=digest)
             return str(digest)
 
         with ThreadPoolExecutor(self.threads) as pool:
             return list(pool.map(renew, self._cut(old).values(), self._cut(new).values(), blobs))
 
     def _cut(self, bits: Any) -> dict[str, HostTensor]:
-        """Cut the bits into a tensor for each thread; tensors are processed in parallel."""
+        """A tensor for each thread: what is applied side by side are tensors."""
         return {
             str(number): HostTensor("BF16", part.shape, part)
             for number, part in enumerate(np.array_split(bits, self.threads))
@@ -89,7 +90,7 @@ class Ours:
 
 
 def renew_in_turn(format: Any, old: Any, new: Any, blobs: list[bytes]) -> list[str]:
-    """Copy, apply and digest: `renew` for a format that does not have one."""
+    """The other formats' `renew`: a copy, the changes, the digest."""
     np.copyto(new, old)
     format.apply(new, blobs)
     return [digest(HostTensor("BF16", new.shape, new))]
@@ -107,7 +108,7 @@ class Measured:
 
 
 def measure(pairs: Mapping[str, Pair], format: Any, progress: Callable[[], None]) -> Measured:
-    """Measure a format over all tensors; copying the old bits is not counted."""
+    """One pass over all tensors. The applied bits are a copy, made outside the measured time."""
     found = Measured()
     for old, new in pairs.values():
         blob, cpu_s, wall_s = _timed(partial(format.encode, old, new))
@@ -130,7 +131,9 @@ def measure(pairs: Mapping[str, Pair], format: Any, progress: Callable[[], None]
 def measure_worker(
     pairs: Mapping[str, Pair], folder: Path, progress: Callable[[], None]
 ) -> Measured:
-    """Measure AstraFlow's worker, which updates the whole model in its file and does not encode."""
+    """AstraFlow's worker updates the whole model at once, in its file; there is no other `renew`.
+    Who encodes is another.
+    """
     worker, found = AstraFlowWorker(folder), Measured()
     old, new = (np.concatenate([pair[which] for pair in pairs.values()]) for which in (0, 1))
     blob = worker.encode(old, new)
@@ -144,7 +147,9 @@ def measure_worker(
 
 
 def report(pairs: Mapping[str, Pair], progress: Callable[[], None], folder: Path) -> Json:
-    """Measure all formats, after a warm-up of the compiled loops; `folder` is in memory."""
+    """Everything that is printed. The compiled loops are warm before anything is measured. `folder`
+    is in memory.
+    """
     elements = sum(old.size for old, _ in pairs.values())
     gb = 2 * elements / 1e9
     num_changes = sum(int(np.count_nonzero(old != new)) for old, new in pairs.values())
@@ -162,7 +167,7 @@ def report(pairs: Mapping[str, Pair], progress: Callable[[], None], folder: Path
     found = {name: measure(pairs, format, progress) for name, format in formats.items()}
     found["astraflow_worker"] = measure_worker(pairs, folder, progress)
     scan_cpu_s = sum(_timed(partial(_scan, old, new))[1] for old, new in pairs.values())
-    single, double = found["ours"], found["ours_2_threads"]
+    one, two = found["ours"], found["ours_2_threads"]
     return {
         "elements": elements,
         "tensors": len(pairs),
@@ -176,16 +181,13 @@ def report(pairs: Mapping[str, Pair], progress: Callable[[], None], folder: Path
         "renew_gb_per_cpu_s": {name: gb / each.renew_cpu_s for name, each in found.items()},
         "scan_gb_per_cpu_s": gb / scan_cpu_s,
         "read_gb_per_s": read_speed(),
-        "two_threads": {
-            "encode": single.encode_s / double.encode_s,
-            "apply": single.apply_s / double.apply_s,
-        },
+        "two_threads": {"encode": one.encode_s / two.encode_s, "apply": one.apply_s / two.apply_s},
         "bit_exact": all(each.bit_exact for each in found.values()),
     }
 
 
 def entropy_bound(pairs: Mapping[str, Pair], num_changes: int, elements: int) -> float:
-    """Return bytes per change: (H(changed) · elements + H(bit deltas) · changes) / changes / 8."""
+    """Bytes per change: (H(share changed) · elements + H(steps) · changes) / changes / 8."""
     share = num_changes / elements
     positions = -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) / share
     counts = np.zeros(2**16, dtype=np.int64)
@@ -198,7 +200,7 @@ def entropy_bound(pairs: Mapping[str, Pair], num_changes: int, elements: int) ->
 
 
 def read_speed() -> float:
-    """Return GB read per CPU second on one thread, the best of three passes over 512 MB."""
+    """GB of memory read per CPU second, one thread, best of three passes over 512 MB."""
     words = np.ones(2**26, dtype=np.uint64)
     _read(words)
     return max(words.nbytes / 1e9 / _timed(lambda: _read(words))[1] for _ in range(3))
@@ -224,7 +226,7 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def load(old: Path, new: Path) -> dict[str, Pair]:
-    """Load the 16-bit tensors of equal name and shape in two safetensors files, flattened."""
+    """The bf16 and fp16 tensors of the same name and shape in two safetensors files, flat."""
     before, after = from_safetensors(old.read_bytes()), from_safetensors(new.read_bytes())
     pairs = {
         name: (tensor.bits.reshape(-1), after[name].bits.reshape(-1))
@@ -235,7 +237,9 @@ def load(old: Path, new: Path) -> dict[str, Pair]:
         and tensor.bits.size
     }
     if not any((old != new).any() for old, new in pairs.values()):
-        sys.exit(f"{old} and {new} have no 16-bit tensor of equal shape and other bits to measure")
+        sys.exit(
+            f"{old} and {new} have no 16-bit tensor in common that differs: nothing to measure"
+        )
     return pairs
 
 
@@ -250,15 +254,19 @@ def cut(old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
 def show(found: Json) -> None:
     print(
         f"{found['elements']:,} elements in {found['tensors']} tensors, {found['changed']:.3%} "
-        f"changed ({found['made_by']}); entropy bound {found['entropy_bound']:.3f} bytes a change; "
+        "changed "
+        f"({found['made_by']}); entropy bound {found['entropy_bound']:.3f} bytes a change; "
         f"load average {found['load_before']:.1f} before, {found['load_after']:.1f} after"
     )
-    rates = ("encode", "apply", "renew")
-    columns = "".join(f"{f'{rate} GB/CPU s':>18}" for rate in rates)
-    print(f"\n{'':18}{'bytes/change':>14}{columns}")
-    for name, num_bytes in found["bytes_per_change"].items():
-        columns = "".join(f"{found[f'{r}_gb_per_cpu_s'].get(name, math.nan):18.2f}" for r in rates)
-        print(f"{name:18}{num_bytes:14.3f}{columns}")
+    print(
+        f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}{'apply GB/CPU s':>18}{'renew GB/CPU s':>18}"
+    )
+    for name in found["bytes_per_change"]:
+        print(
+            f"{name:18}{found['bytes_per_change'][name]:14.3f}"
+            f"{found['encode_gb_per_cpu_s'].get(name, math.nan):18.2f}{found['apply_gb_per_cpu_s'][name]:18.2f}"
+            f"{found['renew_gb_per_cpu_s'][name]:18.2f}"
+        )
     faster = found["two_threads"]
     print(
         f"\nscan alone {found['scan_gb_per_cpu_s']:.1f} GB per CPU s; memory is read at "
@@ -283,11 +291,11 @@ def main() -> None:
         old, new = weight_steps.trained(arguments.train, arguments.seed)
         pairs, made_by = (
             dict(cut(old, new)),
-            f"a trained step of AdamW at learning rate {arguments.train:g}",
+            f"a real step of AdamW at learning rate {arguments.train:g}",
         )
     else:
         old, new, lr = weight_steps.synthetic(arguments.elements, arguments.changed, arguments.seed)
-        pairs, made_by = dict(cut(old, new)), f"a synthetic step at learning rate {lr:.2g}"
+        pairs, made_by = dict(cut(old, new)), f"a made-up step at learning rate {lr:.2g}"
     with tempfile.TemporaryDirectory(
         dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     ) as folder:
@@ -308,25 +316,25 @@ def parse() -> argparse.Namespace:
         "--elements",
         type=int,
         default=500_000_000,
-        help="number of synthetic weights (default: 500000000, 1 GB)",
+        help="made-up weights (default: 500000000: 2 GB)",
     )
     parser.add_argument(
         "--changed",
         type=float,
         default=0.01,
-        help="share of the weights that a step changes (default: 0.01)",
+        help="share of them that a step changes (default: 0.01)",
     )
     parser.add_argument(
         "--train",
         type=float,
         metavar="LR",
-        help="train a model of 20 million weights at this learning rate instead",
+        help="really train a model of 20 million weights, at this rate",
     )
-    parser.add_argument("--old", metavar="FILE", help="safetensors file with your weights")
+    parser.add_argument("--old", metavar="FILE", help="safetensors file with weights of your own …")
     parser.add_argument(
-        "--new", metavar="FILE", help="safetensors file with the same weights after a step"
+        "--new", metavar="FILE", help="… and one with the same weights after a step"
     )
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
@@ -334,7 +342,7 @@ def parse() -> argparse.Namespace:
     if bool(arguments.old) != bool(arguments.new):
         parser.error("--old and --new go together")
     if not 0 < arguments.changed < 1:
-        parser.error(f"--changed {arguments.changed} is not between 0 and 1")
+        parser.error(f"--changed {arguments.changed} is no share between 0 and 1")
     return arguments
 
 

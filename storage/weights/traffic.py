@@ -1,8 +1,8 @@
-"""Traffic of a service: a `Backend` that counts the bytes of weights it reads and of shards it
-writes.
+"""How many bytes of weights a service reads and of shards it writes: a `Backend` that passes
+everything on and counts.
 
-Each store is counted separately, home and a mirror: bytes from home cross an ocean, those from a
-mirror do not.
+It goes around each store apart, home's and a mirror's: the bytes of the one cross an ocean, those
+of the other do not.
 """
 
 import threading
@@ -13,15 +13,12 @@ from storage import layout
 from storage.store.backend import Backend, Keys
 from storage.store.object_store import ObjectStore
 
-FROM_HOME, FROM_MIRROR = "weights_bytes_home_", "weights_bytes_mirror_"
-"""Prefixes of a worker's counters, before a policy's name: bytes read of the policy's weights."""
-SHARD_BYTES = "shard_bytes"
-"""A worker's counter: bytes written."""
-
 
 @dataclass(kw_only=True)
 class Counting:
-    """A `Backend` around `inner`, for the run whose keys begin with `prefix`. Thread-safe."""
+    """A `Backend` around `inner`, for the run whose keys begin with `prefix`. Safe in many
+    threads.
+    """
 
     inner: Backend
     prefix: str
@@ -30,12 +27,12 @@ class Counting:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def weights(self) -> dict[str, int]:
-        """Return policy → bytes read of its weights, manifests included."""
+        """policy → bytes that were read of its weights, manifests included."""
         with self._lock:
             return dict(self._weights)
 
     def shards(self) -> int:
-        """Return the bytes of the shards that were created."""
+        """Bytes of the shards that were made here."""
         with self._lock:
             return self._shards
 
@@ -46,11 +43,11 @@ class Counting:
         return self._counted(key, self.inner.read_part(key, start, end))
 
     def create(self, key: str, body: bytes) -> bool:
-        created = self.inner.create(key, body)
-        if created and layout.is_shard(key.removeprefix(self.prefix)):
+        made = self.inner.create(key, body)
+        if made and layout.is_shard(key.removeprefix(self.prefix)):
             with self._lock:
                 self._shards += len(body)
-        return created
+        return made
 
     def write(self, key: str, body: bytes) -> None:
         self.inner.write(key, body)
@@ -75,18 +72,6 @@ class Counting:
 
 
 def counted(run: ObjectStore) -> tuple[ObjectStore, Counting]:
-    """Return the run's store with a counting backend, and this backend."""
+    """The run's store, counting from now on, and what counts."""
     backend = Counting(inner=run.backend, prefix=run.prefix)
     return replace(run, backend=backend), backend
-
-
-def progress(home: Counting, mirror: Counting | None) -> dict[str, float]:
-    """Return the counters for a heartbeat. Example:
-    `{"weights_bytes_home_solver": 1024, "shard_bytes": 512}`.
-    """
-    from_mirror = mirror.weights() if mirror else {}
-    return {
-        **{f"{FROM_HOME}{policy}": num_bytes for policy, num_bytes in home.weights().items()},
-        **{f"{FROM_MIRROR}{policy}": num_bytes for policy, num_bytes in from_mirror.items()},
-        SHARD_BYTES: home.shards(),
-    }

@@ -124,7 +124,7 @@ def apply(
                 np.copyto(bits, old)
             bits += _from_planes(rest, bits)
             if digest:
-                digest.add(bits)
+                digest.update(bits)
         else:
             raise ValueError(f"unknown method {method}")
     except (ValueError, IndexError, OSError, struct.error, pa.ArrowException) as error:
@@ -138,7 +138,7 @@ def unchanged(bits: Bits, old: Bits | None, digest: Digest | None) -> None:
         if old is not None:
             np.copyto(bits[part], old[part])
         if digest:
-            digest.add(bits[part])
+            digest.update(bits[part])
 
 
 def _apply_steps(bits: Bits, body: memoryview, old: Bits | None, digest: Digest | None) -> None:
@@ -157,7 +157,7 @@ def _apply_steps(bits: Bits, body: memoryview, old: Bits | None, digest: Digest 
             np.copyto(bits[part], old[part])
         loops.add(bits, positions[first:end], steps[first:end])
         if digest:
-            digest.add(bits[part])
+            digest.update(bits[part])
 
 
 def _loops(num_elements: int) -> Any:

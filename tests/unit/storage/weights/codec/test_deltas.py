@@ -29,8 +29,8 @@ class Parts(Digest):
         super().__init__()
         self.parts: list[Any] = []
 
-    def add(self, bits: Any) -> None:
-        super().add(bits)
+    def update(self, bits: Any) -> None:
+        super().update(bits)
         self.parts.append(bits.copy())
 
 
