@@ -179,7 +179,11 @@ def _found(
     known: Difference | None, base: HostTensor, number: int
 ) -> tuple[Positions, Bits] | None:
     """What is known of a block; None when that is nothing, or when it is about another base."""
-    return _within(known.positions, known.steps, number) if known and known.base() is base else None
+    return (
+        _within(known.positions, known.bit_deltas, number)
+        if known and known.base() is base
+        else None
+    )
 
 
 def _within(positions: NDArray[np.uint64], steps: Bits, number: int) -> tuple[Positions, Bits]:
