@@ -1,13 +1,13 @@
-"""Discriminated unions of configuration models: one model per variant, one visible table per kind.
+"""Discriminated unions of configuration models: one model for each variant.
 
     LossConfig: TypeAlias = Annotated[
         Annotated[PpoClip, Tag("ppo_clip")] | Annotated[M2po, Tag("m2po")],
         Discriminator(ByName(default="m2po")),
     ]
 
-A section of a recipe selects one variant, and only the fields of this variant may be in it. A
-selector states how a section selects: by the value of its key `name`, by a name or an import path,
-or by which one of several keys it has.
+A section of a recipe selects one variant and may have only the fields of this variant. The selector
+defines how a section selects it: by the value of its key `name`, by a name or an import path, or by
+which one of several keys it has.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from pydantic import BaseModel, Discriminator, Tag
 
 @dataclass(frozen=True)
 class ByName:
-    """Select by the value of the key `name`: `loss: {name: ppo_clip, clip_low: 0.1}`."""
+    """Selects by the value of the key `name`: `loss: {name: ppo_clip, clip_low: 0.1}`."""
 
     default: str | None = None
     """The variant of a section without the key."""
@@ -29,53 +29,50 @@ class ByName:
     def __call__(self, value: Any) -> str | None:
         """Return the tag of a section or of a model; None where it selects none."""
         if isinstance(value, BaseModel):
-            return self.written({"name": getattr(value, "name", None)})
-        return (self.written(value) or self.default) if isinstance(value, Mapping) else None
+            return self.explicit_tag({"name": getattr(value, "name", None)})
+        return (self.explicit_tag(value) or self.default) if isinstance(value, Mapping) else None
 
-    def written(self, section: Mapping[str, Any]) -> str | None:
+    def explicit_tag(self, section: Mapping[str, Any]) -> str | None:
         """Return the tag that the section itself selects, without the default."""
         return None if section.get("name") is None else str(section["name"])
 
-    def words(self, tag: str) -> str:
-        """What to write in a recipe to select the variant."""
+    def setting_for(self, tag: str) -> str:
+        """Return the setting that selects a variant."""
         return f"name: {tag}"
 
-    def selected(self, section: Mapping[str, Any]) -> str:
-        """What selects the variant of a section, with its value."""
+    def setting_in(self, section: Mapping[str, Any]) -> str:
+        """Return the setting by which a section selects its variant."""
         return f"name: {self(section)}"
 
 
 @dataclass(frozen=True)
 class ByPath(ByName):
-    """Select by a name, or the variant `custom` by an import path:
-    `[edf, "my_package.my_module:Name"]`.
+    """Selects by a name, or the variant `custom` by an import path.
 
-    An entry may be the name alone.
+    A section may be the name alone. Example: `[edf, "my_package.my_module:Name"]`.
     """
 
     def __call__(self, value: Any) -> str | None:
-        """Return the tag of a name, a section or a model; None where it selects none."""
+        """Return the tag of a name, of a section or of a model; None where it selects none."""
         return super().__call__({"name": value} if isinstance(value, str) else value)
 
-    def written(self, section: Mapping[str, Any]) -> str | None:
+    def explicit_tag(self, section: Mapping[str, Any]) -> str | None:
         """Return the tag that the section itself selects."""
-        name = super().written(section)
+        name = super().explicit_tag(section)
         return "custom" if name is not None and ":" in name else name
 
-    def words(self, tag: str) -> str:
-        """What to write in a recipe to select the variant."""
-        return super().words("package.module:Name" if tag == "custom" else tag)
+    def setting_for(self, tag: str) -> str:
+        """Return the setting that selects a variant."""
+        return super().setting_for("package.module:Name" if tag == "custom" else tag)
 
-    def selected(self, section: Mapping[str, Any]) -> str:
-        """What selects the variant of a section, with its value."""
+    def setting_in(self, section: Mapping[str, Any]) -> str:
+        """Return the setting by which a section selects its variant."""
         return f"name: {section['name']}"
 
 
 @dataclass(frozen=True)
 class ByKey:
-    """Select by which one of several keys is there: `prompts: {path: train.jsonl}`. Null is no
-    value.
-    """
+    """Selects by which one of several keys is set and not null: `prompts: {path: train.jsonl}`."""
 
     keys: tuple[str, ...]
 
@@ -87,9 +84,9 @@ class ByKey:
         """Return the tag of a section or of a model; None where it selects none, or several."""
         if isinstance(value, BaseModel):
             return next((key for key in self.keys if key in type(value).model_fields), None)
-        return self.written(value) if isinstance(value, Mapping) else None
+        return self.explicit_tag(value) if isinstance(value, Mapping) else None
 
-    def written(self, section: Mapping[str, Any]) -> str | None:
+    def explicit_tag(self, section: Mapping[str, Any]) -> str | None:
         """Return the tag that the section selects; None where it selects none, or several."""
         keys = self.keys_in(section)
         return keys[0] if len(keys) == 1 else None
@@ -98,12 +95,12 @@ class ByKey:
         """Return the selecting keys of a section; a section must have exactly one."""
         return [key for key in self.keys if section.get(key) is not None]
 
-    def words(self, tag: str) -> str:
-        """What to write in a recipe to select the variant."""
+    def setting_for(self, tag: str) -> str:
+        """Return the setting that selects a variant."""
         return tag
 
-    def selected(self, section: Mapping[str, Any]) -> str:
-        """What selects the variant of a section, with its value."""
+    def setting_in(self, section: Mapping[str, Any]) -> str:
+        """Return the setting by which a section selects its variant."""
         return " and ".join(f"{key}: {section[key]}" for key in self.keys_in(section))
 
 
@@ -112,16 +109,14 @@ Selector: TypeAlias = ByName | ByKey
 
 @dataclass(frozen=True)
 class Choice:
-    """A discriminated union, as the code that reads recipes needs it."""
+    """A discriminated union: its variants and its selector."""
 
     variants: Mapping[str, type[BaseModel]]
     """Tag → configuration model."""
     selector: Selector
 
-    def foreign(self, tag: str) -> dict[str, list[str]]:
-        """Return the fields that the variant `tag` lacks: field → tags of the variants that have
-        it.
-        """
+    def foreign_fields(self, tag: str) -> dict[str, list[str]]:
+        """Return the fields that only other variants have: field → tags of those variants."""
         fields: dict[str, list[str]] = {}
         for other, model in self.variants.items():
             for name in model.model_fields.keys() - self.variants[tag].model_fields.keys():
@@ -130,9 +125,10 @@ class Choice:
 
 
 def choice_of(annotation: Any, metadata: tuple[Any, ...] = ()) -> Choice | None:
-    """Return the union that a type describes; None for any other type.
+    """Return the discriminated union of a type; None for any other type.
 
-    `metadata` is that of a field (`FieldInfo.metadata`), where pydantic keeps the discriminator.
+    Args:
+        metadata: `FieldInfo.metadata` of a field, where pydantic stores the discriminator.
     """
     if hasattr(annotation, "__metadata__"):
         return choice_of(get_args(annotation)[0], (*annotation.__metadata__, *metadata))

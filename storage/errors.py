@@ -1,29 +1,27 @@
-"""Every error of AstraFlow, sorted by what the one who catches it does.
+"""The exceptions of AstraFlow, by the reaction of their handler.
 
     AstraFlowError
-    ├── TransientError     retry: the store was away, slow or answered 5xx
+    ├── TransientError     retry: the store was unreachable, slow or answered 5xx
     ├── ConflictError      re-read: another writer created the object first
-    ├── NotFoundError      wait or go on: the object does not exist (yet)
-    ├── CorruptError       quarantine: the bytes are not what their name promises
-    └── ConfigError        stop, and tell the person what to change
+    ├── NotFoundError      wait or continue: the object does not exist (yet)
+    ├── CorruptError       quarantine: the bytes are not a valid object of their key
+    └── ConfigError        stop: a person must change something
 
-A rollout's own failure is none of these: it is data on the episode
-(`storage.records.Episode.error`).
+The failure of an episode is not an exception but data of the episode
+(`storage.records.rollouts.Episode.error`).
 """
 
 
 class AstraFlowError(Exception):
-    """Base of all errors this project raises on purpose; its message is a sentence for a person."""
+    """Base class. The message is a sentence for a person."""
 
 
 class TransientError(AstraFlowError):
-    """The store did not answer as it should; the same call may succeed later. The only kind that is
-    retried.
-    """
+    """A call to the store failed and may succeed later. The only kind that is retried."""
 
 
 class ConflictError(AstraFlowError):
-    """A created-once object exists with another body: somebody else was first."""
+    """A created-once object exists with another body: another writer was first."""
 
 
 class NotFoundError(AstraFlowError):
@@ -31,16 +29,12 @@ class NotFoundError(AstraFlowError):
 
 
 class CorruptError(AstraFlowError):
-    """Stored bytes cannot be read as what their name promises, or a digest differs."""
+    """Stored bytes are not a valid object of their key, or a digest differs."""
 
 
 class ConfigError(AstraFlowError):
-    """Something a person wrote, or the environment they set up, cannot work. Says what, where, and
-    the fix.
-    """
+    """A setting or the environment is wrong. The message names what, where, and the fix."""
 
 
 UNREADABLE = (CorruptError, ConfigError)
-"""What reading one object of a listing raises when it is damaged, or is not for this reader: named,
-and the others go on.
-"""
+"""Raised for a damaged or invalid object of a listing: it is reported, and the others are read."""

@@ -1,12 +1,10 @@
-"""How a recipe names code: a built-in's name from one visible table, or an import path
-`package.module:Name`.
+"""Resolution of the classes that a recipe names: built-in names, or paths `package.module:Name`.
 
-    name ──▶ is the module one that may be imported? ──▶ import ──▶ is it a class with the methods of its kind? ──▶ the class
+    name ──▶ module allowed? ──▶ import ──▶ class with the methods of its kind? ──▶ class
 
-Importing a module runs it, and so does building what it defines: whoever writes a recipe, or a
-`run.json` into the store, chooses among the modules that are installed where the services run.
-ASTRAFLOW_IMPORT_ALLOW limits the choice. What was found is called only after it was proved to be a
-class of its kind, and nothing here calls it.
+Importing a module runs its code: a person who writes a recipe, or a `run.json` into the store,
+selects among the modules that are installed where the services run. ASTRAFLOW_IMPORT_ALLOW limits
+the selection. Nothing that was imported is called here.
 """
 
 import importlib
@@ -22,9 +20,7 @@ from storage.errors import ConfigError
 from storage.plain_names import quoted
 
 ALLOW_VARIABLE = "ASTRAFLOW_IMPORT_ALLOW"
-"""Packages and modules, joined by commas, whose classes a recipe may name; any that is installed
-where it is not set.
-"""
+"""Packages and modules, joined by commas, whose classes a recipe may name; unset: all installed."""
 _PATH = re.compile(r"((?:[A-Za-z]\w*\.)*[A-Za-z]\w*):([A-Za-z]\w*)", re.ASCII)
 
 T = TypeVar("T")
@@ -32,63 +28,67 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PluginKind:
-    """What a recipe may name at one place. Example:
-    `Kind("filter", Filter, page="docs/data_algorithms.md")`.
+    """A kind of class that a recipe may name.
+
+    Example: `PluginKind("filter", Filter, page="docs/data_algorithms.md")`.
     """
 
     noun: str
     protocol: type
-    """The class that is named must have its public methods, with as many arguments, and coroutines
-    where it has them.
+    """A class must have its public methods, with the same number of arguments, and coroutines for
+    its coroutines.
     """
     page: str
-    """Where its contract is written down."""
-    made_with: tuple[str, ...] = ()
-    """What its constructor is given by position, before the arguments that the recipe names."""
+    """Documentation of its contract."""
+    constructor_args: tuple[str, ...] = ()
+    """Positional arguments of the constructor, before the keyword arguments of the recipe."""
 
     @property
-    def wanted(self) -> str:
+    def contract(self) -> str:
+        """The contract in one clause, for errors: the methods and the documentation."""
         methods = [
-            f"{name}({', '.join(taken.parameters)})"
-            for name, taken in _methods(self.protocol).items()
+            f"{name}({', '.join(signature.parameters)})"
+            for name, signature in _methods(self.protocol).items()
         ]
         last = " and ".join(methods[-2:])
         return f"a {self.noun} is a class with {', '.join([*methods[:-2], last])} ({self.page})"
 
 
 def resolve(name: str, builtins: Mapping[str, T | str], kind: PluginKind, key: str = "") -> T:
-    """The class that `name` means, not yet called. A table's value may itself be an import path, so
-    that heavy modules load only when they are used.
+    """Return the class that a recipe names.
 
-    ConfigError, beginning with the recipe's `key`, lists the known names, or says why the import
-    failed, or what was found where which class is wanted.
+    Args:
+        builtins: name → class, or its import path, so that a heavy module loads only if it is used.
+        key: of the recipe, with which an error begins.
+
+    Raises:
+        ConfigError: the name is unknown, the import fails, or it is not a class of the kind.
     """
     try:
-        return cast(T, _resolved(name, builtins, kind))
+        return cast(T, _resolve(name, builtins, kind))
     except ConfigError as error:
         if not key:
             raise
         raise ConfigError(f"{key}: {error}") from error
 
 
-def constructor_fault(made: Any, kind: PluginKind, arguments: Mapping[str, Any]) -> str:
-    """Why the class `made` cannot be built with these arguments; empty where it can, or where it
-    does not tell.
-    """
+def constructor_fault(cls: Any, kind: PluginKind, arguments: Mapping[str, Any]) -> str:
+    """Return why a class cannot be built with the arguments; empty if it can, or if unknown."""
     try:
-        taken = inspect.signature(made)
+        signature = inspect.signature(cls)
     except (TypeError, ValueError):
         return ""  # a class written in C
     try:
-        taken.bind(*kind.made_with, **arguments)
+        signature.bind(*kind.constructor_args, **arguments)
     except TypeError as error:
         return str(error)
     return ""
 
 
 def check_name(name: str, builtins: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a name that is neither in the table nor an import path that may be
-    imported here. Imports nothing: its package may be installed on other machines only.
+    """Raise ConfigError for a name that is neither built in nor an allowed import path.
+
+    Imports nothing: the package may be installed on other machines only.
     """
     if name in builtins:
         return
@@ -98,38 +98,38 @@ def check_name(name: str, builtins: Mapping[str, Any]) -> None:
             f"{quoted(name)} is not known; use one of {names}, or an import path like "
             "package.module:Name"
         )
-    _refuse_module(name)
+    _check_module(name)
 
 
-def _resolved(name: str, builtins: Mapping[str, Any], kind: PluginKind) -> Any:
+def _resolve(name: str, builtins: Mapping[str, Any], kind: PluginKind) -> Any:
     check_name(name, builtins)
     if name in builtins:
-        known = builtins[name]
-        return _load(known) if isinstance(known, str) else known
-    found = _load(name)
+        builtin = builtins[name]
+        return _load(builtin) if isinstance(builtin, str) else builtin
+    value = _load(name)
     try:
-        wrong = _fault(found, kind)
-    except Exception as error:  # a class of somebody else, whose attributes may be computed
+        fault = _fault(value, kind)
+    except Exception as error:  # foreign code, whose attributes may be computed
         raise ConfigError(
             f"{name} cannot be used: it raised {type(error).__name__}: {str(error).strip()}"
         ) from error
-    if wrong:
-        raise ConfigError(f"{name} {wrong}; {kind.wanted}")
-    return found
+    if fault:
+        raise ConfigError(f"{name} {fault}; {kind.contract}")
+    return value
 
 
-def _refuse_module(path: str) -> None:
-    """ConfigError for an import path whose module may not be imported. Looks at the path alone."""
+def _check_module(path: str) -> None:
+    """Raise ConfigError for an import path whose module may not be imported, by its name alone."""
     module = _split(path)[0]
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(
-            f"{path} is part of Python's standard library, which has nothing that a recipe names"
+            f"{path} is part of Python's standard library, which has no class for a recipe"
         )
     allowed = os.environ.get(ALLOW_VARIABLE)
     if allowed is not None and not any(
-        module == one or module.startswith(f"{one}.")
-        for one in map(str.strip, allowed.split(","))
-        if one
+        module == package or module.startswith(f"{package}.")
+        for package in map(str.strip, allowed.split(","))
+        if package
     ):
         raise ConfigError(
             f"{path} is not imported: {ALLOW_VARIABLE} allows {allowed or 'nothing'} here; "
@@ -138,12 +138,12 @@ def _refuse_module(path: str) -> None:
 
 
 def _split(path: str) -> tuple[str, str]:
-    if (found := _PATH.fullmatch(path)) is None:
+    if (match := _PATH.fullmatch(path)) is None:
         raise ConfigError(
-            f"{quoted(path)} is not an import path; write package.module:Name, where no part begins "
-            "with an underscore"
+            f"{quoted(path)} is not an import path; write package.module:Name, where no part "
+            "begins with an underscore"
         )
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 def _load(path: str) -> Any:
@@ -154,10 +154,7 @@ def _load(path: str) -> Any:
         raise ConfigError(
             f"{path} cannot be imported: {error}; is its package installed, or on PYTHONPATH?"
         ) from error
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the module is somebody else's program, which may end in any way
+    except (Exception, SystemExit) as error:  # foreign code may raise anything
         raise ConfigError(
             f"{path} cannot be imported: its module raised {type(error).__name__}: {error}"
         ) from error
@@ -167,72 +164,61 @@ def _load(path: str) -> Any:
         raise ConfigError(
             f"the module {module_name} has no {attribute!r} (from {path!r})"
         ) from None
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # a module may import its parts when they are first asked for
+    except (Exception, SystemExit) as error:  # a module may import its parts lazily
         raise ConfigError(
             f"{path} cannot be imported: its module raised {type(error).__name__}: {error}"
         ) from error
 
 
-def _fault(found: Any, kind: PluginKind) -> str:
-    """What is wrong with what a path leads to; empty for a class of the kind."""
-    if not isinstance(found, type):
-        what = (
-            "function"
-            if inspect.isroutine(found)
-            else "module"
-            if inspect.ismodule(found)
-            else type(found).__name__
-        )
-        return f"is a {what} and no class"
+def _fault(value: Any, kind: PluginKind) -> str:
+    """Return why an imported value is not a class of the kind; empty if it is one."""
+    if inspect.isroutine(value):
+        return "is a function and no class"
+    if inspect.ismodule(value):
+        return "is a module and no class"
+    if not isinstance(value, type):
+        return f"is a {type(value).__name__} and no class"
     methods = _methods(kind.protocol)
-    if missing := [name for name in methods if not callable(getattr(found, name, None))]:
+    if missing := [name for name in methods if not callable(getattr(value, name, None))]:
         return f"has no {' and no '.join(missing)}"
-    if inspect.isabstract(found) or getattr(found, "_is_protocol", False):
+    if inspect.isabstract(value) or getattr(value, "_is_protocol", False):
         return "is abstract"
-    for name, wanted in methods.items():
-        if wrong := _wrong_arguments(found, name, wanted) or _wrong_way(
-            found, name, getattr(kind.protocol, name)
+    for name, signature in methods.items():
+        if fault := _arguments_fault(value, name, signature) or _coroutine_fault(
+            value, name, getattr(kind.protocol, name)
         ):
-            return wrong
-    return _wrong_constructor(found, kind)
+            return fault
+    return _positional_fault(value, kind)
 
 
 def _methods(protocol: type) -> dict[str, inspect.Signature]:
-    """The protocol's public methods, their arguments without `self`."""
-    found: dict[str, inspect.Signature] = {}
+    """Return the signatures of the protocol's public methods, without `self`."""
+    methods: dict[str, inspect.Signature] = {}
     for name, member in vars(protocol).items():
         if inspect.isfunction(member) and not name.startswith("_"):
-            taken = inspect.signature(member)
-            found[name] = taken.replace(parameters=list(taken.parameters.values())[1:])
-    return found
+            signature = inspect.signature(member)
+            methods[name] = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return methods
 
 
-def _wrong_arguments(found: type, name: str, wanted: inspect.Signature) -> str:
-    own = (
-        []
-        if isinstance(inspect.getattr_static(found, name), staticmethod | classmethod)
-        else ["self"]
-    )
+def _arguments_fault(cls: type, name: str, expected: inspect.Signature) -> str:
+    """Return why a method does not accept the expected arguments; empty if it does."""
+    is_bound = isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
     try:
-        taken = inspect.signature(getattr(found, name))
+        signature = inspect.signature(getattr(cls, name))
     except (TypeError, ValueError):
         return ""  # a method written in C
     try:
-        taken.bind(*own, *wanted.parameters)
+        signature.bind(*([] if is_bound else ["self"]), *expected.parameters)
     except TypeError:
-        return f"has a {name} that does not take ({', '.join(wanted.parameters)})"
+        return f"has a {name} that does not take ({', '.join(expected.parameters)})"
     return ""
 
 
-def _wrong_way(found: type, name: str, wanted: Any) -> str:
-    """What is wrong with how a method gives its result: awaited or not. One that is no Python
-    function does not tell.
-    """
-    method = getattr(getattr(found, name), "__func__", getattr(found, name))
-    if inspect.iscoroutinefunction(wanted):
+def _coroutine_fault(cls: type, name: str, expected: Any) -> str:
+    """Return why a method must, or must not, be a coroutine; empty if it is right or unknown."""
+    method = getattr(getattr(cls, name), "__func__", getattr(cls, name))
+    if inspect.iscoroutinefunction(expected):
         if not inspect.isfunction(method) or inspect.iscoroutinefunction(inspect.unwrap(method)):
             return ""  # a decorator may hide a coroutine behind a function that returns it
         return f"has a {name} that cannot be awaited: write async def {name}"
@@ -245,16 +231,14 @@ def _wrong_way(found: type, name: str, wanted: Any) -> str:
     )
 
 
-def _wrong_constructor(found: type, kind: PluginKind) -> str:
-    """What is wrong with the arguments by position; those that a recipe names are judged by
-    `unfit`.
-    """
+def _positional_fault(cls: type, kind: PluginKind) -> str:
+    """Return why the constructor does not accept the positional arguments; empty if it does."""
     try:
-        taken = inspect.signature(found)
+        signature = inspect.signature(cls)
     except (TypeError, ValueError):
         return ""  # a class written in C
     try:
-        taken.bind_partial(*kind.made_with)
+        signature.bind_partial(*kind.constructor_args)
     except TypeError:
-        return f"cannot be built as {found.__name__}({', '.join(kind.made_with)})"
+        return f"cannot be built as {cls.__name__}({', '.join(kind.constructor_args)})"
     return ""

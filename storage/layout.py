@@ -1,5 +1,4 @@
-"""Where the objects of a run lie. The only module that spells a key; everything is relative to the
-run's prefix.
+"""Keys of the objects of a run, relative to its prefix. No other module builds a key.
 
 runs/{run id}/                       models/{build digest}/          (shared by runs)
   run.json  stop.json                  manifest.json  model.safetensors  config.json  …
@@ -36,17 +35,17 @@ LEASES, CHECKPOINTS, EVALS, HEARTBEATS, QUARANTINE = (
 TAGS = "tags"
 REPORT = "report.html"
 FROZEN = "frozen.json"
-"""While it stands, nothing of the run is retired."""
+"""While it exists, no version of the run is retired."""
 RETIRED = "retired.json"
 NAME = plain_names.NAME
-"""What policies, members and tags may be called, because their names are parts of keys."""
+"""Pattern of the names of policies, members and tags, which are parts of keys."""
 _NUMBER = re.compile(r"\d{8,19}")
-"""Numbers lie below 2^63. A server that nobody controls may list keys with thousands of digits."""
+"""Numbers are below 2^63. A listing may have keys with thousands of digits."""
 _MERGED = re.compile(r"/(\d{8,19})/since-(\d{8,19})\.json")
 
 
 def run_prefix(run_id: str) -> str:
-    """ConfigError for what cannot be a run id."""
+    """Return the prefix of a run; ConfigError for an invalid run id."""
     if not plain_names.RUN_ID.fullmatch(run_id):
         raise ConfigError(
             f"{plain_names.quoted(run_id)} cannot be a run id; use up to 100 letters, digits, '.', "
@@ -65,9 +64,7 @@ def order(number: int) -> str:
 
 
 def orders_end() -> str:
-    """Created once by the dataflow when it needs no further shard; workers leave when they see
-    it.
-    """
+    """Created once by the dataflow when it needs no further shard; workers stop when it exists."""
     return f"{ORDERS}/end.json"
 
 
@@ -80,16 +77,16 @@ def shard(number: int) -> str:
 
 
 def batch(policy: str, step: int) -> str:
-    return f"{BATCHES}/{_named(policy)}/{step:08d}.arrow"
+    return f"{BATCHES}/{_checked_name(policy)}/{step:08d}.arrow"
 
 
 def weights(policy: str, version: int) -> str:
-    """The folder of one version; its files and `manifest.json` lie below."""
-    return f"{WEIGHTS}/{_named(policy)}/{version:08d}"
+    """Return the folder of one version, which contains its files and `manifest.json`."""
+    return f"{WEIGHTS}/{_checked_name(policy)}/{version:08d}"
 
 
 def policy_of_weights(key: str) -> str:
-    """The policy to whose weights the key belongs; empty when it belongs to none's."""
+    """Return the policy to whose weights the key belongs; empty for another key."""
     parts = key.split("/")
     return parts[1] if parts[0] == WEIGHTS and len(parts) > 2 else ""
 
@@ -99,37 +96,35 @@ def is_shard(key: str) -> bool:
 
 
 def version_of(folder: str, policy: str) -> int | None:
-    """The version of the policy whose folder this is; None when it is none's."""
-    number = folder.rpartition("/")[2]
-    return (
-        int(number)
-        if _NUMBER.fullmatch(number) and folder == weights(policy, int(number))
-        else None
-    )
+    """Return the version of the policy to which the folder belongs; None for another folder."""
+    digits = folder.rpartition("/")[2]
+    if _NUMBER.fullmatch(digits) and folder == weights(policy, int(digits)):
+        return int(digits)
+    return None
 
 
 def retired(policy: str, version: int) -> str:
-    """Created once, before the version's data files are deleted on purpose; its manifest stays."""
+    """Created once, before the data files of the version are deleted; its manifest stays."""
     return f"{weights(policy, version)}/{RETIRED}"
 
 
 def merged_delta(policy: str, version: int, base: int) -> str:
-    """Created once, after the version: how it comes from `base`, some versions before."""
+    """Created once, after the version: its changes since `base`, several versions before."""
     return f"{weights(policy, version)}/since-{base:08d}.json"
 
 
 def merged_deltas(keys: Iterable[str], policy: str) -> dict[int, list[int]]:
-    """version → bases, ascending, of the policy's merged changes among `keys`."""
-    found: dict[int, list[int]] = {}
+    """Return version → bases, ascending, of the policy's merged deltas among `keys`."""
+    bases: dict[int, list[int]] = {}
     for key in sorted(keys):
         for version, base in _MERGED.findall(key):
             if key == merged_delta(policy, int(version), int(base)):
-                found.setdefault(int(version), []).append(int(base))
-    return found
+                bases.setdefault(int(version), []).append(int(base))
+    return bases
 
 
 def checkpoint(policy: str, step: int) -> str:
-    return f"{CHECKPOINTS}/{_named(policy)}/{step:08d}"
+    return f"{CHECKPOINTS}/{_checked_name(policy)}/{step:08d}"
 
 
 def manifest(folder: str) -> str:
@@ -137,27 +132,27 @@ def manifest(folder: str) -> str:
 
 
 def evaluation(versions: Mapping[str, int]) -> str:
-    vector = "_".join(f"{_named(policy)}-{versions[policy]:08d}" for policy in sorted(versions))
+    vector = "_".join(
+        f"{_checked_name(policy)}-{versions[policy]:08d}" for policy in sorted(versions)
+    )
     return f"{EVALS}/{vector}.arrow"
 
 
 def heartbeat(kind: str, member: str) -> str:
-    return f"{HEARTBEATS}/{kind}/{_named(member)}.json"
+    return f"{HEARTBEATS}/{kind}/{_checked_name(member)}.json"
 
 
 def tag(name: str) -> str:
-    return f"{TAGS}/{_named(name)}.json"
+    return f"{TAGS}/{_checked_name(name)}.json"
 
 
 def quarantine(key: str) -> str:
-    """Where a copy of the unreadable object `key` goes; its reason stands beside it in
-    `{this}.json`.
-    """
+    """Return the key of the copy of the unreadable object `key`; the reason is at `{copy}.json`."""
     return f"{QUARANTINE}/{key}"
 
 
-def _named(name: str) -> str:
-    """The name, fit to be a part of a key; ConfigError when it is not."""
+def _checked_name(name: str) -> str:
+    """Return the name; ConfigError when it cannot be a part of a key."""
     if not NAME.fullmatch(name):
         raise ConfigError(
             f"{plain_names.quoted(name)} cannot name a policy, a member or a tag; use up to 100 "
@@ -166,15 +161,13 @@ def _named(name: str) -> str:
     return name
 
 
-def numbers(keys: Iterable[str], spell: Callable[[int], str]) -> list[int]:
-    """The numbers n, ascending, whose key `spell(n)` is among `keys`; whatever else lies there is
-    no object of the run.
-    """
+def numbers(keys: Iterable[str], key_of: Callable[[int], str]) -> list[int]:
+    """Return the numbers n, ascending, whose key `key_of(n)` is among `keys`."""
     return sorted(
         {
             number
             for key in keys
             for number in map(int, _NUMBER.findall(key))
-            if spell(number) == key
+            if key_of(number) == key
         }
     )

@@ -1,14 +1,12 @@
-"""Names in stored objects that become parts of keys or of local paths. They are checked where an
-object is parsed.
+"""Types of the names in stored objects that become parts of keys or of local paths.
 
     PartName       a policy, a member, a tag     letters, digits, '-' and '_'
     RunId          a run                         the same and '.'
-    DataFileName   a file of a tensor folder     {write id}.{name}, the name a plain file name of a kind that is data
+    DataFileName   a file of a tensor folder     {write id}.{name}; no kind of file that is code
 
-Each is a type of a record's field, so that no record with another name is ever built:
-`json_objects.unseal` raises CorruptError for it. Whoever writes one raises ConfigError. All other
-text of stored objects (ids of prompts, names of tensors, notes, regions) is free, and never becomes
-a part of a path.
+They are types of fields, so that no record with an invalid name is built: `json_objects.unseal`
+raises CorruptError. Writers raise ConfigError. All other text of stored objects (ids of prompts,
+names of tensors, notes, regions) is arbitrary, and never becomes a part of a path.
 """
 
 import re
@@ -22,11 +20,9 @@ from pydantic import AfterValidator
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 BYTES_MAX = 255
-"""Longest name of a file on the usual file systems, as UTF-8."""
+"""Longest file name on the usual file systems, in UTF-8."""
 MODEL_SUFFIXES = (".json", ".jinja", ".txt", ".model")
-"""Kinds of files that belong to a model beside its tensors: configuration, chat template,
-tokenizer. None of them is code.
-"""
+"""Suffixes of the extra files of a model: configuration, chat template, tokenizer. None is code."""
 TENSOR_SUFFIX = ".safetensors"
 _DATA_FILE = re.compile(r"[0-9a-f]{32}\.(.+)", re.DOTALL)
 _SEPARATORS = frozenset("/\\")
@@ -40,17 +36,17 @@ _DEVICES = frozenset(
         *(f"{port}{number}" for port in ("COM", "LPT") for number in range(1, 10)),
     }
 )
-"""Windows opens a device for such a name, whatever its suffix."""
+"""Names of devices on Windows, with any suffix."""
 _SHOWN_MAX = 80
 
 
 def new_write_id() -> str:
-    """32 hex digits that make the body of a created-once object unlike any rival's."""
+    """Return 32 random hex digits, which make the body of a created-once object unique."""
     return uuid4().hex
 
 
 def fault(name: str) -> str:
-    """Why `name` cannot be the plain name of one file in any folder; empty where it can."""
+    """Return why `name` is not a plain file name; empty for a valid one."""
     if not name:
         return "is empty"
     if _SEPARATORS & set(name):
@@ -71,7 +67,7 @@ def fault(name: str) -> str:
 
 
 def model_file_fault(name: str) -> str:
-    """Why a file beside a model's tensors cannot be called `name`; empty where it can."""
+    """Return why `name` is not valid for an extra file of a model; empty for a valid one."""
     if PurePosixPath(name).suffix not in MODEL_SUFFIXES:
         return (
             fault(name) or f"is of no kind that is data; those end with {', '.join(MODEL_SUFFIXES)}"
@@ -80,28 +76,28 @@ def model_file_fault(name: str) -> str:
 
 
 def without_write_id(data_file: str) -> str:
-    """The name of a data file without its writer's id: `0123….config.json` → `config.json`."""
+    """Return the name of a data file without its write id: `0123….config.json` → `config.json`."""
     return data_file.partition(".")[2]
 
 
 def quoted(name: str) -> str:
-    """The name for a message: escaped, and cut where it is long."""
+    """Return the name for a message: quoted, escaped, and truncated if it is long."""
     return repr(name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…")
 
 
 @lru_cache(maxsize=2**16)  # every tensor of a manifest names its file
 def _data_file(name: str) -> str:
-    if (found := _DATA_FILE.fullmatch(name)) is None:
+    if (match := _DATA_FILE.fullmatch(name)) is None:
         raise ValueError(
             f"{quoted(name)} is not the name of a data file, which begins with 32 hex digits and a "
             "dot"
         )
-    own = found[1]
-    wrong = fault(own) if own.endswith(TENSOR_SUFFIX) else model_file_fault(own)
-    if wrong := wrong or (
-        f"is longer than {BYTES_MAX} bytes" if len(name.encode()) > BYTES_MAX else ""
-    ):
-        raise ValueError(f"{quoted(name)} is not the name of a data file: {quoted(own)} {wrong}")
+    plain = match[1]
+    reason = fault(plain) if plain.endswith(TENSOR_SUFFIX) else model_file_fault(plain)
+    if not reason and len(name.encode()) > BYTES_MAX:
+        reason = f"is longer than {BYTES_MAX} bytes"
+    if reason:
+        raise ValueError(f"{quoted(name)} is not the name of a data file: {quoted(plain)} {reason}")
     return name
 
 
@@ -127,4 +123,4 @@ PartName: TypeAlias = Annotated[str, AfterValidator(_part)]
 RunId: TypeAlias = Annotated[str, AfterValidator(_run_id)]
 DataFileName: TypeAlias = Annotated[str, AfterValidator(_data_file)]
 DataFileNameOrNone: TypeAlias = Annotated[str, AfterValidator(_data_file_or_none)]
-"""Empty for none."""
+"""The empty string for none."""

@@ -146,7 +146,7 @@ ENGINES: dict[str, MakesEngine | str] = {"torch": "rollout.engines.torch.engine:
 
 
 ENGINE = PluginKind(
-    "rollout engine", Engine, "docs/rollout_engine.md", made_with=("config", "model_config")
+    "rollout engine", Engine, "docs/rollout_engine.md", constructor_args=("config", "model_config")
 )
 
 

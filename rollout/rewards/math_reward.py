@@ -99,7 +99,7 @@ REWARDS: Final[Mapping[str, Callable[[float], Reward]]] = {"math": MathReward}
 """The built-in rewards; any other is named by its import path."""
 
 
-REWARD: Final = PluginKind("reward", Reward, "docs/workflows.md", made_with=("timeout_s",))
+REWARD: Final = PluginKind("reward", Reward, "docs/workflows.md", constructor_args=("timeout_s",))
 
 
 def find_reward(name: str) -> Callable[[float], Reward]:

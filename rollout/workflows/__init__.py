@@ -19,7 +19,9 @@ WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {
 """The built-in workflows; any other is named by its import path."""
 
 
-WORKFLOW: Final = PluginKind("workflow", Workflow, "docs/workflows.md", made_with=("reward",))
+WORKFLOW: Final = PluginKind(
+    "workflow", Workflow, "docs/workflows.md", constructor_args=("reward",)
+)
 
 
 def find_workflow(config: WorkflowConfig, key: str = "") -> type[Workflow]:

@@ -1,9 +1,8 @@
-"""Records of batches: the sequences that one policy trains on in one step, and the fate of all
-others.
+"""Records of batches: the sequences of one training step, and the fates of all other sequences.
 
-    Sequence ──▶ Batch ⊃ Row, Entry
+    Sequence ──▶ Batch ⊃ BatchRow, LedgerEntry
 
-Shape legend: L tokens of one sequence. `run/batches.py` stores them.
+Shape legend: L tokens of one sequence. `run/batches.py` stores these records.
 """
 
 from collections.abc import Mapping
@@ -13,14 +12,15 @@ from typing import Literal, NamedTuple
 from storage.records.types import Bool, Float32, Int32
 
 Fate = Literal["trained", "replayed", "filtered", "expired", "waiting"]
-"""What became of a sequence for one policy. `waiting` is not final; a batch lists what still waits
-after it.
+"""The state of a sequence for one policy. All but `waiting` are final; a batch lists the sequences
+that wait after it.
 """
 
 
 class SequenceKey(NamedTuple):
-    """Where a sequence stands in the run: its provenance. Example: order 7, prompt 2 of it, sample
-    5, second sequence.
+    """The provenance of a sequence: its order, and indices in it.
+
+    Example: order 7, its third prompt, sixth sample, second sequence: `SequenceKey(7, 2, 5, 1)`.
     """
 
     order: int
@@ -31,63 +31,63 @@ class SequenceKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BatchRow:
-    """One sequence of a batch, already masked to the batch's policy."""
+    """One sequence of a batch, masked to the batch's policy."""
 
     key: SequenceKey
     prompt_id: str
     tokens: Int32
     """[L]"""
     loss_mask: Bool
-    """[L] True on the policy's own tokens that are trained on."""
+    """[L] True on the policy's tokens that are trained on."""
     logprobs: Float32
     """[L] behaviour log-probabilities; 0 where `loss_mask` is False."""
     versions: Int32
-    """[L] version that sampled the token; NOBODY where `loss_mask` is False."""
+    """[L] version that sampled the token; NOT_SAMPLED where `loss_mask` is False."""
     advantages: Float32
     """[L] 0 where `loss_mask` is False."""
     reward: float
     temperature: float
     min_version: int
-    """Oldest version over the policy's own tokens."""
+    """Oldest version that sampled a token of the policy, masked tokens included."""
     replay: bool = False
-    """A replay algorithm asked for the sequence again."""
+    """True if a replay algorithm selected the sequence again."""
 
 
 class LedgerEntry(NamedTuple):
-    """A line of the books: what became of one sequence for one policy. Example:
-    `Entry(key, "filtered", "zero_advantage")`.
+    """An entry of the ledger: the final fate of one sequence for one policy.
+
+    Example: `LedgerEntry(key, "filtered", "zero_advantage")`.
     """
 
     key: SequenceKey
     fate: Fate
     reason: str
-    """Of `filtered`: the filter's name, or the dataflow's own `failed_episode`, `not_finite`,
-    `outside_vocabulary`, `untrainable`, `partial_group`, `no_trained_token` or `unreadable_shard`.
-    Of `expired`: `max_staleness`. Never empty.
+    """Never empty. Of `filtered`: the name of the filter, or of the dataflow's checks
+    `failed_episode`, `not_finite`, `untrainable`, `partial_group`, `no_trained_token`,
+    `unreadable_shard`. Of `expired`: `max_staleness`.
     """
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
-    """What one policy trains on in one step, and the books since the batch before."""
+    """The sequences of one training step of a policy, and the ledger since the batch before."""
 
     policy: str
     step: int
     """1, 2, 3, …: batch n turns version n−1 into version n."""
     rows: tuple[BatchRow, ...]
     ledger: tuple[LedgerEntry, ...]
-    """Final fates since the batch before, other than `trained` and `replayed` (those are the rows).
-    """
+    """Final fates since the batch before, except `trained` and `replayed`, which are the rows."""
     waiting: tuple[SequenceKey, ...]
-    """What still waits after this batch, in arrival order: with `closed_below` and `closed` all a
-    restart needs.
+    """Sequences that wait after this batch, in arrival order. A restarted dataflow needs this,
+    `closed_below` and `closed`.
     """
     shards: tuple[int, ...]
-    """Orders taken in for this policy since the batch before, in the order they were taken in."""
+    """Orders ingested for this policy since the batch before, in that sequence."""
     closed_below: int
-    """Every order below this one has been taken in."""
+    """All orders below this one are ingested."""
     closed: tuple[int, ...]
-    """Orders at or above `closed_below` that have been taken in too."""
+    """Ingested orders at or above `closed_below`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """`dataflow/…` metrics of this batch."""
     created_s: float = 0.0

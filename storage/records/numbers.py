@@ -1,35 +1,31 @@
-"""Numbers in JSON objects: words for those that JSON cannot write, and bounds for those that a
-reader computes with.
+"""Types of the numbers in JSON objects: strings for NaN and infinity, and bounds for the others.
 
-`Number` is any float, for measurements that may well be infinite. The others are for what is added
-up, compared with a clock or shown: a stored object that holds anything else under such a name
-cannot be read.
+`Number` is any float, for measurements that may be infinite. The other types are for numbers that
+are added up, compared with a clock or shown: an object with another value is invalid.
 """
 
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-_WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_STRINGS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 INTEGER_BITS = 128
-"""Of any integer in a stored object; states of random generators have so many."""
+"""Limit of any integer in a stored object: states of random generators have 128 bits."""
 QUANTITY_MAX = 2**53
-"""Up to here whole numbers and floats are the same."""
+"""Up to here a float represents every integer."""
 TIME_MAX_S = 253_402_300_799.0
-"""The end of the year 9999, which is as far as calendars go."""
+"""The end of the year 9999, the last of `datetime`."""
 
 
-def _of_word(value: Any) -> Any:
-    return _WORDS.get(value, value) if isinstance(value, str) else value
+def _from_string(value: Any) -> Any:
+    return _STRINGS.get(value, value) if isinstance(value, str) else value
 
 
-Number: TypeAlias = Annotated[float, BeforeValidator(_of_word)]
-"""A float of a record that is stored as JSON, where it may also be "NaN", "Infinity" or
-"-Infinity".
-"""
+Number: TypeAlias = Annotated[float, BeforeValidator(_from_string)]
+"""A float, which in JSON may be the string "NaN", "Infinity" or "-Infinity"."""
 Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**63)]
-"""A whole number: of things, or the place of one in a row. Computed with in 64 bits."""
+"""A number of things, or an index; fits a signed 64-bit integer."""
 Quantity: TypeAlias = Annotated[float, Field(ge=0, le=QUANTITY_MAX, allow_inf_nan=False)]
-"""A finite float from 0 to 2^53: a counter, a rate, a time that was spent."""
+"""A finite float from 0 to 2^53: a counter, a rate, a duration."""
 UnixTime: TypeAlias = Annotated[float, Field(ge=0, le=TIME_MAX_S, allow_inf_nan=False)]
 """Seconds since 1970, up to the year 9999."""

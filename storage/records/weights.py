@@ -1,7 +1,6 @@
-"""Records of weights: tensors as bits, and the manifest that lists the files and digests of one
-version.
+"""Records of weights: tensors as bits, and manifests with the files and digests of a version.
 
-`weights/` stores them.
+Shape legend: N changed elements of a tensor. `storage/weights` stores these records.
 """
 
 from collections.abc import Mapping
@@ -17,67 +16,71 @@ from storage.plain_names import DataFileName, DataFileNameOrNone, PartName
 from storage.records.numbers import Count, Number, UnixTime
 
 DIMENSIONS_MAX = 64
-"""NumPy's own bound."""
+"""NumPy's limit."""
 Dtype: TypeAlias = Annotated[
     str, Field(pattern=r"\A(BF16|F(16|32|64)|F8_E4M3|F8_E5M2|[IU](8|16|32|64)|BOOL)\z")
 ]
-"""safetensors' name, in an object that is read."""
+"""A dtype by its name in safetensors, in an object that is read."""
 Shape: TypeAlias = Annotated[tuple[Count, ...], Field(max_length=DIMENSIONS_MAX)]
 
 
 @dataclass(frozen=True, eq=False)
 class HostTensor:
-    """A tensor as bits in host memory, free of torch. Example: bf16 [2, 3] →
-    `HostTensor("BF16", (2, 3), uint16 [2, 3])`.
+    """A tensor as bits in host memory.
+
+    Example: bf16 [2, 3] → `HostTensor("BF16", (2, 3), bits=uint16 [2, 3])`.
     """
 
     dtype: str
-    """safetensors' name: BF16, F16, F32, I64, U8, …"""
+    """Name in safetensors: BF16, F16, F32, I64, U8, …"""
     shape: tuple[int, ...]
     bits: NDArray[Any]
-    """C-contiguous, of `shape`; unsigned integer of the element's width for BF16/F16/F32 (the bit
-    pattern), else its own dtype.
+    """C-contiguous, of `shape`. Unsigned integers of the element's width for BF16, F16, F32 and F8
+    (the bit patterns), else the NumPy dtype of the same name.
     """
     difference: "Difference | None" = field(default=None, repr=False)
-    """What its maker knows of how it differs from an older tensor. It saves a comparison; the bits
-    alone are the truth.
-    """
+    """The difference from an older tensor, if it was computed already; saves a comparison."""
 
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """How a tensor differs from `base`. Example: bits [5, 7, 9], before [5, 8, 9] → `positions`
-    [1], `steps` [65535].
+    """The changed elements of a tensor, compared with `base`.
+
+    Example: base bits [5, 8, 9], new bits [5, 7, 9] → `positions` [1], `bit_deltas` [65535].
     """
 
     base: "ReferenceType[HostTensor]"
-    """Weak, so that a tensor keeps none of those before it alive."""
+    """Weak, so that a tensor does not keep older ones in memory."""
     positions: NDArray[np.uint64]
-    """[n] of all elements that differ and of no others, in the flat tensor, ascending."""
-    steps: NDArray[Any]
-    """[n] new − old, wrapping; unsigned, of the element's width."""
+    """[N] indices of exactly the changed elements in the flat tensor, ascending."""
+    bit_deltas: NDArray[Any]
+    """[N] new − old bits, wrapping; unsigned, of the element's width."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
+    """One tensor in a manifest."""
+
     dtype: Dtype
     shape: Shape
     digest: str
     """`xxh3_128:` + hex over the tensor's little-endian bytes."""
     file: DataFileNameOrNone
-    """Where its bytes, or its change, lie; empty when its bits are those of `source`."""
+    """The file with its bytes or its delta; empty when its bits equal those of `source`."""
     entry: str = ""
-    """Its name in that file, when that is not its own: tied tensors share one entry."""
+    """Its name in the file, if that is another one: tied tensors share an entry."""
     source: str = ""
-    """In a delta: the base's tensor that it comes from. Empty for a tensor that is there as a
-    whole.
+    """In a delta: the tensor of the base version to which the delta is applied. Empty for a tensor
+    that is stored whole.
     """
 
 
 @dataclass(frozen=True)
 class FileInfo:
+    """One file in a manifest."""
+
     name: DataFileName
-    """With the id of its writer: `{write id}.config.json`."""
+    """With the write id: `{write id}.config.json`."""
     num_bytes: Count
     digest: str
     """`sha256:` + hex over the whole file."""
@@ -85,20 +88,18 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class StoredDelta:
-    """How a version's tensors come from those of an older one."""
+    """A delta: the changes of a version's tensors since an older version."""
 
     base: int
     """The older version."""
     tensors: Mapping[str, TensorInfo]
-    """As in the version's manifest, but `file`, `entry` and `source` tell the way from `base`."""
+    """As in the version's manifest, but `file`, `entry` and `source` are those of the delta."""
     files: tuple[FileInfo, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MergedDelta:
-    """`weights/{policy}/{version}/since-{base}.json`: a way that passes over the versions in
-    between. Created once.
-    """
+    """A merged delta over several versions: `weights/{policy}/{version}/since-{base}.json`."""
 
     policy: PartName
     version: int
@@ -109,14 +110,14 @@ class MergedDelta:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One version of one policy's weights; the last object written of it, created once."""
+    """The manifest of one version of a policy's weights; written last, created once."""
 
     policy: PartName
     version: int
     parent: int | None
     """version − 1; None for version 0."""
     batch: int | None
-    """The batch that made it (= version); None for version 0."""
+    """The batch of its training step (= version); None for version 0."""
     kind: Literal["anchor", "delta"]
     base: int | None
     """The version a delta is applied to; None for an anchor."""
@@ -128,8 +129,8 @@ class Manifest:
     files: tuple[FileInfo, ...]
     """Tensor files. Version 0 lists the model's other files too (`config.json`, tokenizer, …)."""
     step: StoredDelta | None = None
-    """Of an anchor: how it also comes from the version before, for those who hold that."""
+    """Of an anchor: its delta to the version before, for readers that have loaded that version."""
     metrics: Mapping[str, Number] = field(default_factory=dict)
-    """`trainer/…` metrics of the step that made it."""
+    """`trainer/…` metrics of its training step."""
     created_s: UnixTime = 0.0
     write_id: str = ""

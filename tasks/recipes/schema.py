@@ -51,12 +51,12 @@ def foreign(data: Mapping[str, Any]) -> list[Foreign]:
     Example: `clip_low` of `loss: {name: m2po, clip_low: 0.2}`.
     """
     return [
-        Foreign((*path, key), section, key, _no_effect(kind.selector.selected(section), wanted))
+        Foreign((*path, key), section, key, _no_effect(kind.selector.setting_in(section), wanted))
         for path, kind, section in _sections(data, RunConfig, ())
         if isinstance(kind, Choice) and (tag := kind.selector(section)) in kind.variants
-        for key, tags in kind.foreign(str(tag)).items()
+        for key, tags in kind.foreign_fields(str(tag)).items()
         if key in section
-        for wanted in [" or ".join(map(kind.selector.words, tags))]
+        for wanted in [" or ".join(map(kind.selector.setting_for, tags))]
     ]
 
 
@@ -67,8 +67,10 @@ def without_effect(data: Mapping[str, Any]) -> dict[KeyPath, str]:
         for model in _models(kind, section)[:1]:
             for key, condition in _conditions(model).items():
                 value = section.get(condition.key, model.model_fields[condition.key].default)
-                if section.get(key) is not None and not condition.holds({condition.key: value}):
-                    problems[*path, key] = _no_effect(f"{condition.key}: {value}", condition.words)
+                if section.get(key) is not None and not condition.is_met({condition.key: value}):
+                    problems[*path, key] = _no_effect(
+                        f"{condition.key}: {value}", condition.setting
+                    )
     return problems
 
 
@@ -82,13 +84,13 @@ def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) 
     kind, below = kind_at(path, data), _at(data, path)
     keys: set[str] = set()
     if isinstance(kind, Choice):
-        tag = kind.selector.written(above)
+        tag = kind.selector.explicit_tag(above)
         if tag is not None and tag in kind.variants:
-            keys |= kind.foreign(tag).keys()
-    merged = {key: value for key, value in below.items() if key not in keys} | dict(above)
-    for model in _models(kind, merged)[:1]:
+            keys |= kind.foreign_fields(tag).keys()
+    left = {key: value for key, value in below.items() if key not in keys} | dict(above)
+    for model in _models(kind, left)[:1]:
         for key, condition in _conditions(model).items():
-            if condition.key in above and not condition.holds(merged):
+            if condition.key in above and not condition.is_met(left):
                 keys.add(key)
     return keys & below.keys()
 

@@ -54,7 +54,7 @@ ENGINE = PluginKind(
     "train engine",
     TrainEngine,
     "docs/train_engine.md",
-    made_with=("config", "model_config", "seed"),
+    constructor_args=("config", "model_config", "seed"),
 )
 
 

@@ -130,8 +130,8 @@ def test_the_table_of_a_union_is_in_its_order() -> None:
 def test_fields_that_only_other_variants_have_are_found_with_their_variants() -> None:
     choice = choice_of(Colour)
     assert choice is not None
-    assert choice.foreign("red") == {"depth": ["blue"]}
-    assert choice.foreign("blue") == {"shade": ["red"]}
+    assert choice.foreign_fields("red") == {"depth": ["blue"]}
+    assert choice.foreign_fields("blue") == {"shade": ["red"]}
 
 
 @pytest.mark.parametrize(
@@ -149,32 +149,32 @@ def test_fields_that_only_other_variants_have_are_found_with_their_variants() ->
 def test_a_selector_tells_what_a_section_selects(
     selector: ByName | ByKey, section: dict[str, object], written: str | None, selected: str
 ) -> None:
-    assert selector.written(section) == written
-    assert selector.selected(section) == selected
+    assert selector.explicit_tag(section) == written
+    assert selector.setting_in(section) == selected
 
 
 def test_a_selector_tells_what_to_write() -> None:
-    assert ByName().words("red") == "name: red"
-    assert [ByPath().words(tag) for tag in ("red", "custom")] == [
+    assert ByName().setting_for("red") == "name: red"
+    assert [ByPath().setting_for(tag) for tag in ("red", "custom")] == [
         "name: red",
         "name: package.module:Name",
     ]
-    assert ByKey(("path", "url")).words("url") == "url"
+    assert ByKey(("path", "url")).setting_for("url") == "url"
 
 
 def test_a_marked_field_has_an_effect_with_one_value_or_with_any() -> None:
     constant, tokens = OnlyWith("aggregate", "constant"), OnlyWith("tokens")
-    assert [constant.holds({"aggregate": value}) for value in ("constant", "mean", None)] == [
+    assert [constant.is_met({"aggregate": value}) for value in ("constant", "mean", None)] == [
         True,
         False,
         False,
     ]
-    assert [tokens.holds({"tokens": value}) for value in (3, 0, "", None)] == [
+    assert [tokens.is_met({"tokens": value}) for value in (3, 0, "", None)] == [
         True,
         False,
         False,
         False,
     ]
-    assert not constant.holds({})
-    assert not tokens.holds({})
-    assert (constant.words, tokens.words) == ("aggregate: constant", "tokens")
+    assert not constant.is_met({})
+    assert not tokens.is_met({})
+    assert (constant.setting, tokens.setting) == ("aggregate: constant", "tokens")

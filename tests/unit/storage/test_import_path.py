@@ -134,7 +134,7 @@ def function(*args: Any, **kwargs: Any) -> None:
 
 
 instance = Half()
-KIND = PluginKind("chooser", Chooses, "docs/choosers.md", made_with=("seed",))
+KIND = PluginKind("chooser", Chooses, "docs/choosers.md", constructor_args=("seed",))
 WANTED = r"a chooser is a class with choose\(rows, count\) and close\(\) \(docs/choosers\.md\)"
 TABLE: dict[str, type | str] = {"greedy": Greedy, "late": f"{HERE}:Lenient"}
 

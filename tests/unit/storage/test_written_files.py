@@ -22,7 +22,7 @@ WRITERS = {
     "storage/store/local.py _temporary os.open": "the same",
     "storage/store/local.py create os.link": "the same",
     "storage/store/local.py write os.replace": "the same",
-    "storage/store/local.py _reading os.open": "opens for reading, by the flags it is given",
+    "storage/store/local.py _open_file os.open": "opens for reading, by the flags it is given",
     "rollout/rewards/math_judge.py main os.fdopen": "the judge's pipe",
 }
 """Every call that may write a file → why its name cannot come from a stored object."""

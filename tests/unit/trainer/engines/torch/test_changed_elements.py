@@ -56,8 +56,11 @@ def test_only_positions_and_bit_deltas_cross_after_the_first_time() -> None:
     assert second.difference is not None
     assert second.difference.base() is first
     assert second.difference.positions.tolist() == [3 * 50 + 7, 19 * 50 + 49]
-    assert second.difference.steps.tolist() == [1 << 7, 1 << 15]  # the exponent plus one; the sign
-    assert (second.difference.positions.dtype, second.difference.steps.dtype) == (
+    assert second.difference.bit_deltas.tolist() == [
+        1 << 7,
+        1 << 15,
+    ]  # the exponent plus one; the sign
+    assert (second.difference.positions.dtype, second.difference.bit_deltas.dtype) == (
         np.uint64,
         np.uint16,
     )
