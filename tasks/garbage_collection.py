@@ -203,7 +203,7 @@ def collect(
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryRow:
-    """A row of the summary: one policy's weights in one store, or what killed writers left there."""
+    """A row of the summary: a policy's weights in one store, or what killed writers left there."""
 
     run_id: str
     what: str
@@ -219,8 +219,8 @@ class SummaryRow:
         return sizes.spelled(self.num_bytes)
 
     def words(self, applied: bool) -> str:
-        """Return the row as a line of text. Example: `tiny-1 solver: keeps 0 (the base model), 76–80
-        (one of the newest 5); deletes 1–75, 3.2 MB`.
+        """Return the row as a line of text. Example: `tiny-1 solver: keeps 0 (the base model),
+        76–80 (one of the newest 5); deletes 1–75, 3.2 MB`.
         """
         keeps = ", ".join(f"{versions} ({why})" for versions, why in self.keeps)
         goes = (
@@ -232,7 +232,7 @@ class SummaryRow:
 
 
 def rows(surveyed: Survey) -> Iterator[SummaryRow]:
-    """Return a row of every policy at home, and of mirrors and leftovers where anything is deleted."""
+    """Return a row of every policy at home, and rows of mirrors and leftovers to delete."""
     for store in surveyed.stores:
         is_home = store is surveyed.home
         where = "" if is_home else f", mirror in {store.name}"

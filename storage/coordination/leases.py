@@ -1,7 +1,7 @@
 """Leases: a worker's claim on an order, so that other workers leave the order of a live worker
 alone and take over that of a dead one.
 
-    attempt 0 ──renewed by its owner──▶ … not renewed for ttl_s, or released ──▶ attempt 1, created once
+    attempt 0 ──renewed──▶ ──renewed──▶ … not renewed for ttl_s, or released ──▶ attempt 1
 
 A lease saves double work and decides nothing: two workers may hold one order for a while, and the
 shard's put-if-absent keeps one result. Expiry is measured on the observer's own monotonic clock, so
@@ -51,7 +51,7 @@ class LeaseWatch:
         self._sightings: dict[int, _Sighting] = {}
 
     def expired(self, lease: Lease) -> bool:
-        """Return whether the lease was not renewed for `ttl_s`, as far as this observer has read it.
+        """Return whether the lease was not renewed for `ttl_s`, by the reads of this observer.
 
         Call it with every read of the lease.
         """
@@ -66,7 +66,7 @@ class LeaseWatch:
         return now_s - sighting.since_s >= self.ttl_s
 
     def attempt_of(self, order: int) -> int:
-        """Return the newest attempt read of an order, from which the search for a newer one starts."""
+        """Return the newest attempt of an order that was read: searches start from it."""
         sighting = self._sightings.get(order)
         return sighting.attempt if sighting else 0
 

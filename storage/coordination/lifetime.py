@@ -6,8 +6,8 @@
         ...
         lifetime.wait(poll_interval_s)
 
-A service must stop when `stop` is set (by SIGTERM, or because a newer attempt of the same service is
-alive), or when the service is over: nothing more of it is needed, in most cases because the run
+A service must stop when `stop` is set (by SIGTERM, or because a newer attempt of the same service
+is alive), or when the service is over: nothing more of it is needed, in most cases because the run
 ended. A store that does not answer delays a service and never stops it.
 """
 
@@ -52,7 +52,7 @@ def stop_reason(run: ObjectStore) -> str:
 
 
 def backoff_s(failures: int, first_s: float = BACKOFF_S, longest_s: float = BACKOFF_MAX_S) -> float:
-    """Return the pause after `failures` failures in a row: 0, `first_s`, doubled up to `longest_s`."""
+    """Return the pause after consecutive failures: 0, `first_s`, then doubled up to `longest_s`."""
     return min(first_s * 2.0 ** min(failures - 1, 32), longest_s) if failures else 0.0
 
 

@@ -1,8 +1,8 @@
 """Audit of one policy's batches: a fold that compares every entry of the ledger with the shards.
 
 waiting ─┬─ + sequences of the shards that batch n ingests
-         ├─ − trained (rows), filtered, expired (ledger)      ⇒  must equal what batch n lists as waiting
-         └─ a fate for a sequence that does not wait is a violation: twice, too early, or not in a shard
+         ├─ − trained (rows), filtered, expired (ledger)    ⇒  must equal what batch n lists
+         └─ a fate for a sequence that does not wait is a violation: a second one, one too early
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Verification of a run: its invariants, checked from its stored objects alone.
 
-    orders ─ shards ─┬─▶ ShardAudit      1 contiguous, 4 every token names weights that were published
-    batches ─────────┼─▶ LedgerAudit     1 contiguous, 2 trained once, 5 staleness, 6 ledger, 7 tokens
+    orders ─ shards ─┬─▶ ShardAudit      1 contiguous, 4 tokens name published weights
+    batches ─────────┼─▶ LedgerAudit     1 contiguous, 2 trained once, 5 stale, 6 ledger, 7 tokens
     weights ─────────┼─▶ WeightsAudit    1 contiguous, 3 parents, batches and digests
     evals ─ tags ────┴─▶ named_versions  4 readable, and names versions that exist
 

@@ -131,9 +131,9 @@ class WeightsAudit:
             if delta.base is None or delta.base in self._loaded
         ]
         reads: list[Callable[[], LoadedWeights | None]] = [
-            partial(self._apply, manifest, delta) for delta in usable
+            *(partial(self._apply, manifest, delta) for delta in usable),
+            *(partial(self._apply_merged, manifest, base) for base in merged_bases),
         ]
-        reads += [partial(self._apply_merged, manifest, base) for base in merged_bases]
         if not usable:  # its base cannot be read
             reads.append(partial(reader.read, self._run, self._policy, manifest.version))
         loaded: LoadedWeights | None = None

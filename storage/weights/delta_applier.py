@@ -1,7 +1,7 @@
 """Application of stored deltas to the tensors of a version.
 
-    tensors of version 13 ──delta 14──▶ 14 ──delta 15──▶ 15      DeltaApplier.tensors, after each delta
-    buffers of version 12 ──▶ BufferPool ──▶ memory of what a delta changes
+    tensors of version 13 ──delta 14──▶ 14 ──delta 15──▶ 15     `DeltaApplier.tensors`
+    buffers of version 12 ──▶ BufferPool ──▶ memory of changed tensors
 
 The tensors that the path starts from are never written: other threads generate with them. Tensors
 that a delta of the same path made are changed in place.

@@ -4,8 +4,8 @@
     {write id}.whole-00000.safetensors   tensors that have no source in the base, as a whole
 
 The `__metadata__` of a delta file names the codec. A tensor that is bit-equal to some tensor of the
-base, of whatever name, needs no file; tied tensors share one entry. An anchor has the same form: all
-of its tensors are whole. `delta_applier` applies what is read here.
+base, of whatever name, needs no file; tied tensors share one entry. An anchor has the same form,
+with whole tensors only. `delta_applier` applies what is read here.
 """
 
 import os

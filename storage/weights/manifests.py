@@ -167,7 +167,7 @@ def chain_from_anchor(
 
     Raises:
         NotFoundError: there is no such version.
-        CorruptError: a manifest in between is missing or damaged, or no delta to the version before.
+        CorruptError: a manifest in between is missing, damaged, or no delta to the version before.
     """
     chain = [read_manifest(run, policy, version)]
     while chain[0].kind == "delta" or chain[0].version in damaged:

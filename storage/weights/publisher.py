@@ -37,8 +37,8 @@ def publish(
     """Store a version and return its manifest: data files first, the manifest last.
 
     Stored is a delta to `base`, or an anchor: without `base`, with `anchor` or `extra_files`, and
-    where the delta would have more than DELTA_SHARE_MAX of the tensors' bytes. An anchor carries the
-    delta, too, unless that would be so large. An interrupted publication leaves files that no
+    where the delta would have more than DELTA_SHARE_MAX of the tensors' bytes. An anchor carries
+    the delta, too, unless it is that large. An interrupted publication leaves files that no
     manifest lists; publishing again is safe.
 
     Args:

@@ -118,7 +118,7 @@ class ReadThrough:
             return self.clock() < self._away_until_s
 
     def _set_away(self, key: str, error: AstraFlowError) -> None:
-        """Use home alone for a while: each call to a mirror that does not answer costs a timeout."""
+        """Use home alone for a while: each call to a failing mirror may cost a timeout."""
         log.warning(
             "the mirror fails, %s and what follows is read from home for %.0f s: %s",
             key,

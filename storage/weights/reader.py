@@ -56,8 +56,8 @@ def read(
 ) -> LoadedWeights:
     """Read a version by the cheapest path from `loaded`, else from the nearest anchor.
 
-    Every file and every resulting tensor is verified. Where the path from `loaded` gives wrong bits,
-    the version is read again from an anchor.
+    Every file and every resulting tensor is verified. Where the path from `loaded` gives wrong
+    bits, the version is read again from an anchor.
 
     Args:
         loaded: a version in memory. Unchanged tensors are shared with it.

@@ -5,8 +5,8 @@ workers a region has.
          ──2. whole tensors of anchors ▶        what the mirror lacks or has wrong is read from home
 
 A mirror holds the same keys as home. It shows an anchor as soon as it has the anchor's delta, which
-is all that readers of the version before need. The anchor's whole tensors, which take a minute where
-the model is large, follow file by file while there is no newer version. `read_through` reads from a
+is all that readers of the version before need. The anchor's whole tensors, which take a minute
+for a large model, follow file by file while there is no newer version. `read_through` reads from a
 mirror.
 """
 

@@ -22,7 +22,7 @@ from functools import partial
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
-from storage.formats.json_objects import seal, unseal
+from storage.formats.json_objects import seal
 from storage.formats.tensor_set import MANIFEST
 from storage.records.numbers import Number
 from storage.records.weights import FileInfo, Manifest
@@ -85,7 +85,7 @@ class RetirementPlan:
     tags: tuple[Tag, ...] = ()
     """Tags that were taken into account."""
     returned: tuple[int, ...] = ()
-    """Kept versions that an interrupted retirement recorded as retired, all of whose data exists."""
+    """Kept versions that an interrupted gc recorded as retired, and all of whose data exists."""
 
 
 def named(versions: Iterable[str], policies: Collection[str]) -> dict[str, set[int]]:
@@ -111,14 +111,13 @@ def check_versions_exist(run: ObjectStore, versions: Mapping[str, Collection[int
     for policy, numbers in versions.items():
         newest = manifests.latest(run, policy)
         for version in sorted(numbers):
-            if newest is None:
-                raise ConfigError(
-                    f"there is no {policy}@{version} to keep; {policy} has no version yet"
+            if newest is None or version > newest:
+                has = (
+                    f"{policy} has no version yet"
+                    if newest is None
+                    else f"the newest is {policy}@{newest}"
                 )
-            if version > newest:
-                raise ConfigError(
-                    f"there is no {policy}@{version} to keep; the newest is {policy}@{newest}"
-                )
+                raise ConfigError(f"there is no {policy}@{version} to keep; {has}")
 
 
 def freeze(run: ObjectStore) -> None:
@@ -284,15 +283,6 @@ def retire_mirror(home: ObjectStore, mirror: ObjectStore, planned: RetirementPla
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
         list(pool.map(retire_one, planned.retired))
-
-
-def read_retired(run: ObjectStore, policy: str, version: int) -> Retired | None:
-    """Read the record of a version's retirement; None where it was not retired."""
-    key = layout.retired(policy, version)
-    try:
-        return unseal(Retired, run.get(key), key)
-    except NotFoundError:
-        return None
 
 
 def _kept_versions(

@@ -154,7 +154,7 @@ def apply_path(
 def check(
     manifest: Manifest, tensors: Mapping[str, HostTensor], digests: Mapping[str, str]
 ) -> None:
-    """Raise CorruptError unless the tensors, with these digests, are those that `manifest` lists."""
+    """Raise CorruptError unless the tensors and their digests are those that `manifest` lists."""
     where = layout.weights(manifest.policy, manifest.version)
     for name, info in manifest.tensors.items():
         tensor = tensors.get(name)

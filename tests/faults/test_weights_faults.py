@@ -69,10 +69,10 @@ from storage.weights import reader
 from tests.lifetimes import lifetime_of
 from tests.unit.storage.weights.test_update_path import models
 from trainer.config import TrainConfig
-from trainer.service.weight_publisher import Publication
+from trainer.service.weight_publisher import WeightPublisher
 run, name = open_store(sys.argv[1]), sys.argv[2]
-publication = Publication(lifetime_of(run, "trainer"), run, "solver", TrainConfig())
-publication.base = reader.read(run, "solver", 0)
+publication = WeightPublisher(lifetime_of(run, "trainer"), run, "solver", TrainConfig())
+publication.held = reader.read(run, "solver", 0)
 print("ready", flush=True)
 sys.stdin.readline()
 publication.start(1, models(2 + int(name), size=3000)[-1], {})

@@ -54,7 +54,7 @@ class Streams:
 
 
 def find(old: Bits, new: Bits) -> tuple[Positions, Bits]:
-    """Return the positions of the elements that differ, ascending, and new − old there, wrapping."""
+    """Return the ascending positions of elements that differ, and new − old there, wrapping."""
     positions = np.flatnonzero(old != new)
     return positions.astype(np.uint32), new[positions] - old[positions]
 

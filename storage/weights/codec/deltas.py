@@ -4,9 +4,9 @@
     base tensor, blob ──apply──▶ new tensor
 
 Tensors are cut into blocks, which are encoded on as many threads as there are cores, a bounded
-number at once. The blocks of a tensor are applied one after the other, so that its digest is computed
-while they are in the cache; tensors are applied in parallel, by the caller. `delta_blocks` defines
-the bytes of a block.
+number at once. The blocks of a tensor are applied one after the other, so that its digest is
+computed while they are in the cache; the caller may apply several tensors in parallel.
+`delta_blocks` defines the bytes of a block.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -150,8 +150,8 @@ def merge(
 ) -> tuple[bytes, int]:
     """Merge changes that are applied one after the other; return the blob and its changed elements.
 
-    Steps add up, whatever they are added to: the blocks are applied to zeros, and the sum is encoded
-    as a change from zeros. The blob is empty when the changes cancel.
+    Steps add up, whatever they are added to: the blocks are applied to zeros, and the sum is
+    encoded as a change from zeros. The blob is empty when the changes cancel.
 
     Raises:
         CorruptError: a blob is no change of a tensor with `num_elements`.

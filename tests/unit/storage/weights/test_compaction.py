@@ -86,10 +86,10 @@ def test_tensors_that_swap_their_names_again_and_again_are_merged(
         [{**tensors, **pairs[version % 3 % 2]} for version, tensors in enumerate(models(9))],
     )
     assert compaction.merge(memory_store, "solver", 8, 0)
-    leg = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
+    delta = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
     assert (
         weights_digest(
-            update_path.apply_path(memory_store, held[8].manifest, [leg], held[0]).tensors
+            update_path.apply_path(memory_store, held[8].manifest, [delta], held[0]).tensors
         )
         == held[8].manifest.digest
     )
@@ -212,7 +212,9 @@ def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = publish(memory_store, models(9))
-    single = sum(leg.num_bytes for one in held[1:] for leg in update_path.path_deltas(one.manifest))
+    single = sum(
+        delta.num_bytes for one in held[1:] for delta in update_path.path_deltas(one.manifest)
+    )
     monkeypatch.setattr(compaction, "BYTES_MIN", single + 1)
     assert not compaction.merge(memory_store, "solver", 8, 0)
     monkeypatch.setattr(compaction, "BYTES_MIN", single)
@@ -262,7 +264,9 @@ def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(
         for v, one in enumerate(versions)
     ]
     held = publish(memory_store, versions)
-    single = sum(leg.num_bytes for one in held[1:] for leg in update_path.path_deltas(one.manifest))
+    single = sum(
+        delta.num_bytes for one in held[1:] for delta in update_path.path_deltas(one.manifest)
+    )
     assert single > 60_000
     merges_with = compaction.merge(memory_store, "solver", 8, 0, memory_bytes=single)
     assert merges_with == memory_store.exists(layout.merged_delta("solver", 8, 0))

@@ -516,8 +516,8 @@ def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_not
     def on_wait(seconds: float) -> bool:
         nonlocal looks
         looks += 1
-        if manifests.latest(world.mirror, "solver") == 5 and not retention.read_retired(
-            world.home, "solver", 3
+        if manifests.latest(world.mirror, "solver") == 5 and not world.home.exists(
+            layout.retired("solver", 3)
         ):
             wanted = Retention(last=1, every=0, grace_s=0.0)
             retention.retire(world.home, retention.plan(world.home, "solver", wanted, 4e9))

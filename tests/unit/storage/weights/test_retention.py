@@ -10,7 +10,7 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, NotFoundError
-from storage.formats.json_objects import seal
+from storage.formats.json_objects import seal, unseal
 from storage.formats.safetensors import weights_digest
 from storage.records.control import ServiceState
 from storage.records.progress import ServiceKind
@@ -20,7 +20,7 @@ from storage.verify.violations import Findings
 from storage.verify.weights import WeightsAudit
 from storage.weights import manifests, publisher, reader, retention
 from storage.weights.manifests import LoadedWeights
-from storage.weights.retention import Retention
+from storage.weights.retention import Retention, Retired
 from tests import builders
 from tests.killed_store import Killed, killed_at
 
@@ -407,7 +407,12 @@ def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(
     keep_last, now_s = Retention(last=1, every=0, grace_s=0.0), float(held.manifest.created_s) + 1.0
     retention.retire(memory_store, retention.plan(memory_store, "solver", keep_last, now_s))
     for version in range(1, 10):
-        assert retention.read_retired(memory_store, "solver", version) is not None
+        record = unseal(
+            Retired,
+            memory_store.get(layout.retired("solver", version)),
+            layout.retired("solver", version),
+        )
+        assert (record.policy, record.version) == ("solver", version)
     assert audited(memory_store) == []
     assert retention.plan(memory_store, "solver", keep_last, now_s).retired == {}
 

@@ -1,5 +1,5 @@
-"""Which way a reader takes from the version it holds to the one it wants, and that every way ends
-at the same bits.
+"""The update path that a reader chooses from its loaded version to another one; every path gives the
+same bits.
 """
 
 from collections.abc import Mapping
@@ -96,7 +96,7 @@ def audited(run: ObjectStore) -> list[tuple[int, str]]:
     ]
 
 
-def leg(version: int, base: int | None, num_bytes: int) -> PathDelta:
+def path_delta(version: int, base: int | None, num_bytes: int) -> PathDelta:
     tensors = {
         "w": TensorInfo(
             dtype="BF16",
@@ -115,23 +115,23 @@ def leg(version: int, base: int | None, num_bytes: int) -> PathDelta:
     )
 
 
-def test_the_way_with_the_fewest_bytes_is_taken() -> None:
-    deltas = [leg(version, version - 1, 10) for version in range(1, 21)]
-    anchors = [leg(0, None, 400), leg(20, None, 400)]
-    merged = [leg(8, 0, 50), leg(16, 8, 75)]
+def test_the_path_with_the_fewest_bytes_is_taken() -> None:
+    deltas = [path_delta(version, version - 1, 10) for version in range(1, 21)]
+    anchors = [path_delta(0, None, 400), path_delta(20, None, 400)]
+    merged = [path_delta(8, 0, 50), path_delta(16, 8, 75)]
 
-    def way(start: int | None, version: int, *given: PathDelta) -> list[tuple[int | None, int]]:
+    def path(start: int | None, version: int, *given: PathDelta) -> list[tuple[int | None, int]]:
         found = update_path.cheapest(given, start, version)
         assert found is not None
         return [(each.base, each.version) for each in found]
 
-    assert way(3, 6, *deltas, *anchors) == [(3, 4), (4, 5), (5, 6)]
-    assert way(6, 17, *deltas, *anchors, *merged) == [(6, 7), (7, 8), (8, 16), (16, 17)]
-    assert way(None, 2, *deltas, *anchors) == [(None, 0), (0, 1), (1, 2)]
-    assert way(None, 20, *deltas, *anchors) == [(None, 20)]
-    assert way(0, 20, *(leg(version, version - 1, 30) for version in range(1, 21)), *anchors) == [
-        (None, 20)
-    ]
+    assert path(3, 6, *deltas, *anchors) == [(3, 4), (4, 5), (5, 6)]
+    assert path(6, 17, *deltas, *anchors, *merged) == [(6, 7), (7, 8), (8, 16), (16, 17)]
+    assert path(None, 2, *deltas, *anchors) == [(None, 0), (0, 1), (1, 2)]
+    assert path(None, 20, *deltas, *anchors) == [(None, 20)]
+    assert path(
+        0, 20, *(path_delta(version, version - 1, 30) for version in range(1, 21)), *anchors
+    ) == [(None, 20)]
     assert update_path.cheapest(deltas, None, 5) is None
     assert update_path.cheapest([*deltas[:3], *deltas[4:]], 1, 6) is None
 
@@ -248,10 +248,10 @@ def test_deltas_of_most_elements_are_merged(memory_store: ObjectStore) -> None:
     held = publish(memory_store, crowded)
     assert [one.manifest.kind for one in held[1:]] == ["delta"] * 8
     assert compaction.merge(memory_store, "solver", 8, 0)
-    leg = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
+    delta = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
     assert (
         weights_digest(
-            update_path.apply_path(memory_store, held[8].manifest, [leg], held[0]).tensors
+            update_path.apply_path(memory_store, held[8].manifest, [delta], held[0]).tensors
         )
         == held[8].manifest.digest
     )
