@@ -141,9 +141,9 @@ class PrefectLauncher:
     async def cancel(self, launched: Launched) -> None:
         """Cancel the flow run: its process is ended; one that waits for a worker is never started.
 
-        While a process is starting no worker would end it, and its flow run would stay in Cancelling
-        for ever, so it is set to Cancelled. Prefect runs such a process all the same once it has
-        started; it then ends at the run's stop.
+        While a process is starting no worker would end it, and its flow run would stay in
+        Cancelling for ever, so it is set to Cancelled. Prefect runs such a process all the same
+        once it has started; it then ends at the run's stop.
         """
         state = Cancelling if launched.phase is FlowRunPhase.RUNNING else Cancelled
         await _set_state(

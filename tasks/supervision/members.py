@@ -153,7 +153,7 @@ class Seen:
 def decide(
     seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, stop_timeout_s: float
 ) -> Decision:
-    """Decide about a member: by its finished work, then by Prefect's state, then by its heartbeat."""
+    """Decide about a member: by its finished work, else Prefect's state, else its heartbeat."""
     slowness = SLOW_FACTOR if seen.works else 1
     if seen.done:
         active = seen.phase in (FlowRunPhase.SCHEDULED, FlowRunPhase.PENDING, FlowRunPhase.RUNNING)
