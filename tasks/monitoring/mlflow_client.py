@@ -82,8 +82,8 @@ class Board:
                 self._client.update_run(mlflow_id, status="RUNNING")
 
     def log(self, who: str, points: Sequence[Point], tags: Mapping[str, str] | None = None) -> None:
-        """Log points of the policy `who` (or PARENT), then `tags`: where a tag is stored, so are the
-        points before it.
+        """Log points of the policy `who` (or PARENT), then `tags`: where a tag is stored, so are
+        the points before it.
 
         One request for each `METRICS_PER_CALL_MAX` points; MLflow stores the tags of a request
         after its metrics.
