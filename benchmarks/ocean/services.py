@@ -156,8 +156,8 @@ class Mirror:
     def _keep(self, run: ObjectStore, mirror: ObjectStore) -> None:
         with HeartbeatWriter(
             run, "mirror", "mirror", attempt=0, interval_s=BEAT_INTERVAL_S
-        ) as pulse:
-            lifetime = Lifetime(run, pulse, threading.Event(), why_over=lambda run: "")
+        ) as heartbeat:
+            lifetime = Lifetime(run, heartbeat, threading.Event(), why_over=lambda run: "")
             replication.replicate(lifetime, mirror, [POLICY])
 
 

@@ -1,8 +1,8 @@
 """Follows one run from a terminal until it has ended: gathers what is shown, asks on Ctrl-C, and
-tells the end.
+prints the end.
 
-The run does not depend on this: it goes on when its watcher leaves. What is shown of training comes
-from the store; only whether the supervisor's own flow run still lives is Prefect's to say.
+The run does not depend on this process. The view of the training comes from the store, and the
+state of the supervisor's flow run from Prefect.
 """
 
 import math
@@ -33,17 +33,17 @@ LINE_INTERVAL_S = 5.0
 """Between two lines where there is no terminal to draw on."""
 FLOW_POLL_S = 3.0
 FINISH_TIMEOUT_S = 180.0
-"""A supervisor that gave no sign of life for so long after the run's end is not waited for."""
+"""A supervisor without a sign of life for this time after the run's end is not waited for."""
 AWAY_LIMIT_S = 60.0
-"""A supervisor without a heartbeat has died when Prefect, too, does not answer for so long; either
-alone may be slow.
+"""A supervisor without a heartbeat is dead if Prefect does not answer for this time either; one of
+the two alone may be slow.
 """
 ENDED = ("completed", "cancelled", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """A run, and where its supervisor can be asked after."""
+    """A run, and the addresses of its supervisor's flow run."""
 
     store: ObjectStore
     run_id: str
@@ -52,13 +52,14 @@ class Followed:
     links: dict[str, str]
     home: Home
     stood: Stop | None = None
-    """How an earlier start of the run ended; until the new supervisor lifts that, it has not begun.
+    """The stop of an earlier start of the run; until the new supervisor deletes it, this start has
+    not begun.
     """
 
 
 class Follower:
-    """Looks at a run again and again. `ask` answers a question; `read_flow` asks Prefect after a
-    flow run.
+    """Polls a run until it has ended. `ask` asks the person a question; `read_flow` reads a flow
+    run from Prefect.
     """
 
     def __init__(
@@ -81,9 +82,10 @@ class Follower:
         self.asked = False
 
     def follow(self) -> Status | None:
-        """Returns the run's last status, or None when the person left it running.
+        """Follow the run to its end; returns its last status, None when the person left it running.
 
-        Raises AstraFlowError when the supervisor died, with the end of what it said.
+        Raises:
+            AstraFlowError: the supervisor died; the message has the end of its log.
         """
         while True:
             try:
@@ -138,7 +140,7 @@ class Follower:
 
     def _is_over(self, seen: Status | None) -> bool:
         """Whether the supervisor has ended: its flow run is final, or neither it nor Prefect
-        answers, or it gave no sign of life since the run's end.
+        answers, or it has shown no sign of life since the run's end.
         """
         now = time.monotonic()
         lost = self.prefect_away and seen is not None and seen.state == "interrupted"
@@ -158,8 +160,8 @@ class Follower:
         )
 
     def _last(self, seen: Status | None) -> Status:
-        """How the run ended. Raises AstraFlowError when only its supervisor did, with what that
-        said.
+        """Return the run's last status; AstraFlowError with the end of the supervisor's log when
+        only the supervisor has ended.
         """
         if seen is not None and seen.state in ENDED:
             return seen
@@ -179,7 +181,7 @@ class Follower:
         )
 
     def _shall_leave(self) -> bool:
-        """Asked once: the answer, or another Ctrl-C, decides."""
+        """Ask once whether to leave the run going; another Ctrl-C leaves it."""
         if not self.console.is_terminal or self.asked:
             return True
         self.asked = True
@@ -203,13 +205,13 @@ class Follower:
 
 
 def cancel(run: ObjectStore) -> Stop:
-    """Ends a run; returns the stop that stands, which is an older one where somebody was faster."""
+    """Request the end of a run; returns the stored stop, which may be an earlier one."""
     return runs.request_stop(run, Stop("cancelled", "cancelled from the command line", time.time()))
 
 
 def cancel_before_it_began(home: Home, run_id: str, stood: Stop | None = None) -> bool:
-    """Ends a start of the run whose supervisor has not lifted the stop `stood` yet, or not made the
-    run; whether Prefect knows of one.
+    """Cancel a start of the run whose supervisor has not created the run yet, or not deleted the
+    stop `stood` of an earlier start; returns whether Prefect has one.
     """
     up = up_down.running(home)
     server = environment.given("PREFECT_API_URL") or (up.prefect_url if up else None)
@@ -225,19 +227,19 @@ def cancel_before_it_began(home: Home, run_id: str, stood: Stop | None = None) -
 
 
 def last_words(followed: Followed) -> str:
-    """What the supervisor's flow run said last, and where all of it stands."""
+    """Return the end of the supervisor's log, and where the whole log is."""
     try:
-        said = flow_runs.logs(followed.api_url, followed.flow_run_id)
+        messages = flow_runs.logs(followed.api_url, followed.flow_run_id)
     except ConfigError as error:
-        said = [str(error)]
+        messages = [str(error)]
     file = followed.home.flow_logs / f"{followed.flow_run_id}.log"
     where = str(file) if file.exists() else followed.links.get("Prefect", "")
-    lines = [line for message in said for line in message.splitlines() if line.strip()]
+    lines = [line for message in messages for line in message.splitlines() if line.strip()]
     return f"The end of its log {where}:\n" + "\n".join(lines[-12:])
 
 
 def _base_model(run: ObjectStore) -> tuple[float | None, str]:
-    """How far the base models are, from the one who builds them."""
+    """Return the completed share of the base models and the note of their service."""
     for beat in heartbeats.read_all(run):
         if isinstance(beat.progress, BaseModelProgress) and not beat.has_ended:
             return beat.progress.base_model, beat.note
@@ -245,8 +247,8 @@ def _base_model(run: ObjectStore) -> tuple[float | None, str]:
 
 
 def _lines(console: Console) -> Callable[[View], None]:
-    """Prints the addresses once, then a line every few seconds and whenever the state changes, or
-    the step after the end.
+    """Return a function that prints the addresses once, then a line every LINE_INTERVAL_S and
+    whenever the state or the closing step changes.
     """
     shown_at, shown_state = -math.inf, ("", "")
 

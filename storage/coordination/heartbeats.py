@@ -190,7 +190,7 @@ def _progress_fields(stored: _StoredHeartbeat) -> dict[str, Any]:
 class HeartbeatWriter:
     """Writes a member's heartbeat every `interval_s`, from the start to the end of a `with` block.
 
-        with HeartbeatWriter(run, "trainer", "trainer-solver", attempt=0, interval_s=2.0) as heartbeat:
+        with HeartbeatWriter(run, "trainer", "trainer-solver", 0, interval_s=2.0) as heartbeat:
             with heartbeat.span("wait"):
                 batch = next_batch()
             heartbeat.update(

@@ -129,7 +129,7 @@ class HeartbeatHeader:
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(HeartbeatHeader):
     """State of a service, which it writes every few seconds. A hint: overwritten, never the base
-    of a correctness decision. Stored as docs/format.md describes (`storage.coordination.heartbeats`).
+    of a correctness decision. Its stored form is that of `storage.coordination.heartbeats`.
     """
 
     progress: Progress

@@ -3,7 +3,7 @@
 A count goes on from 0 when the service is launched again. A field with a mapping holds one number
 per policy. Every field has a default, which stands for "nothing measured yet".
 
-Example of a worker: `RolloutProgress(orders_done=7, tokens_per_s=512.0, refresh_s={"solver": 1.2})`.
+Example: `RolloutProgress(orders_done=7, tokens_per_s=512.0, refresh_s={"solver": 1.2})`.
 """
 
 from collections.abc import Mapping

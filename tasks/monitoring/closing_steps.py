@@ -1,4 +1,4 @@
-"""Records the closing steps of a run, which follow its `stop.json`, in the supervisor's heartbeat."""
+"""Records the closing steps of a run, after its `stop.json`, in the supervisor's heartbeat."""
 
 from dataclasses import replace
 

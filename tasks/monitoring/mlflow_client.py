@@ -1,12 +1,11 @@
-"""The MLflow side of one training run: a parent run, a child for each policy, found again by their
-tags.
+"""One training run in MLflow: a parent run and a child for each policy, identified by tags.
 
-    experiment ── parent (tag astraflow.run_id = R) ─┬─ child "solver"   (… and astraflow.policy = solver)
-                                                     └─ child "verifier"
+    experiment ── parent (astraflow.run_id = R) ─┬─ child "solver"   (astraflow.policy = solver)
+                                                 └─ child "verifier"
 
-Everything here may raise MlflowError, which means "later": what is logged twice is stored once.
-MLflow is imported when a `Board` is opened (2 s), never with this module. What is logged, and when,
-is `tracking.py`'s business.
+Every call may raise MlflowError and can then be repeated: what is logged twice is stored once.
+MLflow is imported when a `Board` is opened (2 s), never with this module. `mlflow_sync.py` decides
+what is logged, and when.
 """
 
 import os
@@ -22,30 +21,26 @@ from storage.store.addresses import without_credentials
 
 REQUEST_TIMEOUT_S = 5
 REQUEST_TRIES_MAX = 1
-"""Requests are not repeated by MLflow's client: the next sync repeats them, and nobody waits."""
+"""MLflow's client does not repeat requests: the next sync does, without delaying the run."""
 METRICS_PER_CALL_MAX = 1000
 PARAMS_PER_CALL_MAX = 100
 PARAM_CHARACTERS_MAX = 6000
 RUN_TAG, POLICY_TAG, VERSION_TAG = "astraflow.run_id", "astraflow.policy", "astraflow.version"
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
-"""Lets MLflow's page open on runs and curves; otherwise it guesses an application of language
-models, and shows traces.
-"""
+"""Makes MLflow's page open with runs and curves; its default for such an experiment is traces."""
 PARENT = ""
-"""The name under which the parent stands among the policies' children."""
+"""Name of the parent run where a policy names a child."""
 
 T = TypeVar("T")
 
 
 class MlflowError(TransientError):
-    """MLflow could not be reached, or refused; the same call may succeed later."""
+    """MLflow did not answer, or refused the request; the same call may succeed later."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value of one metric. Example:
-    `Point("trainer/kl/mean", 0.01, step=3, time_s=1700000000.0)`.
-    """
+    """One value of one metric. Example: `Point("trainer/kl/mean", 0.01, 3, 1700000000.0)`."""
 
     key: str
     value: float
@@ -58,8 +53,10 @@ class Board:
     """The MLflow runs of one training run. Not for use from two threads at once."""
 
     def __init__(self, uri: str, experiment: str, run_id: str, policies: Sequence[str]) -> None:
-        """Attaches to the runs that carry the tags of `run_id`, creating what is missing;
-        MlflowError when it cannot.
+        """Find the MLflow runs with the tags of `run_id`, and create those that are missing.
+
+        Raises:
+            MlflowError: MLflow did not answer.
         """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -72,21 +69,21 @@ class Board:
         with _translated():
             self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             self.experiment_id = self._experiment_id()
-            found = self._find(run_id)
-            self.is_new = PARENT not in found
-            parent = found.get(PARENT) or self._create(run_id, {}, run_id)
+            existing = self._find(run_id)
+            self.is_new = PARENT not in existing
+            parent = existing.get(PARENT) or self._create(run_id, {}, run_id)
             self._ids = {PARENT: parent}
             for policy in policies:
                 tags = {POLICY_TAG: policy, "mlflow.parentRunId": parent}
-                self._ids[policy] = found.get(policy) or self._create(
+                self._ids[policy] = existing.get(policy) or self._create(
                     f"{run_id} {policy}", tags, run_id
                 )
             for mlflow_id in self._ids.values():
                 self._client.update_run(mlflow_id, status="RUNNING")
 
     def log(self, who: str, points: Sequence[Point], tags: Mapping[str, str] | None = None) -> None:
-        """Points of the policy `who` (or PARENT), then `tags`: a tag that stands says that the
-        points before it do.
+        """Log points of the policy `who` (or PARENT), then `tags`: where a tag is stored, so are
+        the points before it.
 
         One request for each `METRICS_PER_CALL_MAX` points; MLflow stores the tags of a request
         after its metrics.
@@ -122,9 +119,8 @@ class Board:
             self._client.log_text(self._ids[who], text, name)
 
     def register(self, policy: str, version: int, model: Path) -> str:
-        """The folder `model` as an artifact and as a version of the registered model
-        `{experiment}-{policy}`; returns that version's number. Registering the same version of the
-        same run again changes nothing.
+        """Log the folder `model` as an artifact and register it as a version of the model
+        `{experiment}-{policy}`; returns that version's number. A repeated call changes nothing.
         """
         from mlflow.exceptions import MlflowException
 
@@ -137,11 +133,10 @@ class Board:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            # The name is no part of the search: a quotation mark in the experiment's name would end
-            # the search's own.
-            for known in self._client.search_model_versions(f"run_id='{mlflow_id}'"):
-                if known.name == name and known.tags.get(VERSION_TAG) == str(version):
-                    return str(known.version)
+            # The search leaves out the name, whose quotation marks would end the search's string.
+            for registered in self._client.search_model_versions(f"run_id='{mlflow_id}'"):
+                if registered.name == name and registered.tags.get(VERSION_TAG) == str(version):
+                    return str(registered.version)
             self._client.log_artifacts(mlflow_id, str(model), "model")
             source = f"{self._client.get_run(mlflow_id).info.artifact_uri}/model"
             created = self._client.create_model_version(
@@ -150,7 +145,7 @@ class Board:
             return str(created.version)
 
     def end(self, status: str) -> None:
-        """`status` is MLflow's: FINISHED, FAILED or KILLED."""
+        """Set the state of the MLflow runs: FINISHED, FAILED or KILLED."""
         with _translated():
             for mlflow_id in self._ids.values():
                 self._client.set_terminated(mlflow_id, status)
@@ -160,30 +155,28 @@ class Board:
         """The parent's page; None where MLflow is a file and has no pages."""
         if not self.uri.startswith("http"):
             return None
-        return f"{without_credentials(self.uri).rstrip('/')}/#/experiments/{self.experiment_id}/runs/{self._ids[PARENT]}"
+        page = f"#/experiments/{self.experiment_id}/runs/{self._ids[PARENT]}"
+        return f"{without_credentials(self.uri).rstrip('/')}/{page}"
 
     def _experiment_id(self) -> str:
         from mlflow.exceptions import MlflowException
 
-        known = self._client.get_experiment_by_name(self.experiment)
-        if known is None:
+        existing = self._client.get_experiment_by_name(self.experiment)
+        if existing is None:
             try:
                 created: str = self._client.create_experiment(
                     self.experiment, artifact_location=_artifacts_of(self.uri), tags=EXPERIMENT_TAGS
                 )
                 return created
             except MlflowException as error:
-                if (
-                    error.error_code != "RESOURCE_ALREADY_EXISTS"
-                ):  # else another run's tracker was first
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
+                # Another run's tracker was first.
                 return self._experiment_id()
-        return str(known.experiment_id)
+        return str(existing.experiment_id)
 
     def _find(self, run_id: str) -> dict[str, str]:
-        """Policy (PARENT for the parent) → MLflow's id, of the runs that this training run has made
-        before.
-        """
+        """Find this training run's MLflow runs: policy (PARENT for the parent) → MLflow's id."""
         runs = self._client.search_runs([self.experiment_id], f"tags.`{RUN_TAG}` = '{run_id}'")
         return {run.data.tags.get(POLICY_TAG, PARENT): run.info.run_id for run in reversed(runs)}
 
@@ -195,8 +188,8 @@ class Board:
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as dotted ones. Example: `{"a": {"b": 1}}` → `{"a.b": 1}`; lists stay
-    whole.
+    """Flatten nested settings into dotted ones. Example: `{"a": {"b": 1}}` → `{"a.b": 1}`; lists
+    stay whole.
     """
     flat: dict[str, Any] = {}
     for key, item in value.items():
@@ -209,7 +202,7 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _artifacts_of(uri: str) -> str | None:
-    """A database file has its artifacts in a folder beside it; a server decides by itself."""
+    """Return the artifact folder, which is beside a database file; None lets a server choose."""
     if not uri.startswith("sqlite:///"):
         return None
     return (Path(uri.removeprefix("sqlite:///")).resolve().parent / "artifacts").as_uri()
@@ -217,7 +210,7 @@ def _artifacts_of(uri: str) -> str | None:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """MLflow's, its HTTP client's and its database's errors as one of ours."""
+    """Turn errors of MLflow, its HTTP client and its database into MlflowError."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 

@@ -1,8 +1,10 @@
-"""What MLflow is told of a run. The store is the truth and the backlog: a `Tracker` reads what is
-new since its cursor and passes it on; while MLflow is away it passes nothing, and the next sync
-that reaches it catches up.
+"""Tracking of a run in MLflow. The store holds everything, so it is the backlog, too: a `Tracker`
+reads what is new since its cursor and logs it; the first sync after MLflow did not answer catches
+up.
 
-    store (manifests, batches, evaluations, heartbeats) ──sync──▶ MLflow (parent: evaluation, throughput; children: steps)
+    store (manifests, batches, evaluations, heartbeats) ──sync──▶ MLflow
+
+The parent run in MLflow has evaluations and throughput; its children have the policies' steps.
 """
 
 import logging
@@ -33,22 +35,24 @@ log = logging.getLogger(__name__)
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 STEPS_PER_SYNC_MAX = 500
-"""Steps of one policy that one sync passes on; a longer backlog takes several syncs."""
+"""Steps of one policy that one sync logs; a longer backlog takes several syncs."""
 STEPS_PER_CALL = 25
 CATCH_UP_S = 60.0
-"""How long the end of a run passes on a backlog before it goes on to the report and the models."""
+"""Time limit for the backlog at the end of a run, before the report and the models."""
 THROUGHPUT_POINTS_MAX = 5000
-"""Throughput is sampled, not stored; so many samples are kept while MLflow is away."""
+"""Samples of throughput that are kept while MLflow does not answer; they are not in the store."""
 STATUS = {"completed": "FINISHED", "cancelled": "KILLED", "failed": "FAILED"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./ -]{0,249}")
-"""A metric's name, as MLflow takes it."""
+"""A metric's name that MLflow accepts."""
 CURSOR_TAG = "astraflow.next_step"
 """Of a child: every step below it has been logged."""
 
 
 def tracking_uri() -> str | None:
-    """Where MLflow is: the environment variable MLFLOW_TRACKING_URI; None when it is not set.
-    ConfigError for an address that holds a credential, since it is stored with the run.
+    """Return MLflow's address, from the environment variable MLFLOW_TRACKING_URI; None when unset.
+
+    Raises:
+        ConfigError: the address holds a credential, which would be stored with the run.
     """
     uri = os.environ.get(URI_VARIABLE) or None
     if uri is not None:
@@ -57,8 +61,8 @@ def tracking_uri() -> str | None:
 
 
 class Tracker:
-    """Tells MLflow of one run. One thread at a time; made again after a crash, it goes on where
-    MLflow's tags say.
+    """Tracks one run in MLflow, whose tags hold the cursors: after a crash a new tracker goes on
+    from there. Used by one thread at a time.
     """
 
     def __init__(
@@ -69,18 +73,18 @@ class Tracker:
         uri: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Touches neither the store nor MLflow yet."""
+        """Reads neither the store nor MLflow yet."""
         self.uri = uri
         self._run, self._run_id, self._config, self._clock = run, run_id, config, clock
         self._board: Board | None = None
         self._next: dict[str, int] = {}
         self._evaluated = ""
         self._throughput: deque[Point] = deque(maxlen=THROUGHPUT_POINTS_MAX)
-        self._complained = False
+        self._logged_failure = False
 
     def sync(self) -> bool:
-        """Pass on what is new. False when MLflow or the store could not be reached: nothing is
-        lost, sync again later.
+        """Log what is new; False when MLflow or the store did not answer, and a later sync has to
+        catch up.
         """
         try:
             self._sample_throughput()
@@ -90,17 +94,21 @@ class Tracker:
             self._send_evaluations(board)
             self._send_throughput(board)
         except AstraFlowError as error:
-            if not self._complained:
-                log.warning("tracking waits, the run does not: %s", error)
-            self._complained = True
+            if not self._logged_failure:
+                log.warning("tracking is delayed, the run is not: %s", error)
+            self._logged_failure = True
             return False
-        self._complained = False
+        self._logged_failure = False
         return True
 
     def finish(self, status: str) -> str | None:
-        """The rest: last metrics, report, final weights as model versions. `status` is the run's
-        (`completed`, …). Returns the address of MLflow's page, None when there is none or when
-        MLflow stayed away.
+        """Log the last metrics, the report and the final weights as model versions.
+
+        Args:
+            status: the run's: `completed`, `cancelled` or `failed`.
+
+        Returns:
+            The address of MLflow's page; None when there is none or MLflow did not answer.
         """
         try:
             board = self._attached()
@@ -138,8 +146,8 @@ class Tracker:
         return self._board
 
     def _send_steps(self, board: Board, policy: str) -> None:
-        """The metrics of every new version and of the batch that made it; the cursor follows each
-        handful of steps.
+        """Log the metrics of every new version and of its batch; the cursor is moved after every
+        STEPS_PER_CALL steps.
         """
         end = self._next[policy] + STEPS_PER_SYNC_MAX
         while (first := self._next[policy]) < end:
@@ -163,7 +171,7 @@ class Tracker:
             self._evaluated = key
 
     def _sample_throughput(self) -> None:
-        """Tokens per second of each region, as its workers' fresh beats say."""
+        """Sample the tokens per second of each region from its workers' fresh heartbeats."""
         seen = heartbeats.read_all(self._run)
         now_s = self._clock()
         step = max((version for beat in seen for version in beat.versions.values()), default=0)
@@ -179,7 +187,7 @@ class Tracker:
             self._throughput.popleft()
 
     def _behind(self) -> bool:
-        """Whether the store holds a step that was not passed on."""
+        """Whether the store holds a step that was not logged."""
         return any(manifests.exists(self._run, policy, step) for policy, step in self._next.items())
 
     def _send_report(self, board: Board) -> None:
@@ -206,8 +214,8 @@ class Tracker:
 
 
 def _evaluation_points(evaluation: Evaluation) -> list[Point]:
-    """`eval/{policy}/accuracy` of the policy that answers alone, `eval/team/accuracy` of all
-    together.
+    """Return `eval/{policy}/accuracy` of the answering policy alone, `eval/team/accuracy` of the
+    team.
     """
     step = max(evaluation.versions.values(), default=0)
     names = {evaluations.SOLO_WORKFLOW: "solver"}
@@ -223,7 +231,7 @@ def _evaluation_points(evaluation: Evaluation) -> list[Point]:
 
 
 def _finite(points: Iterable[Point]) -> list[Point]:
-    """MLflow keeps infinities as other numbers, which would spoil every curve's scale; and it
-    refuses a whole request for one name that it does not allow.
+    """Drop infinities, which MLflow would store as other numbers that spoil a curve's scale, and
+    names for which it would refuse the whole request.
     """
     return [point for point in points if math.isfinite(point.value) and _NAME.fullmatch(point.key)]

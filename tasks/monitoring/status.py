@@ -1,9 +1,8 @@
-"""What a run is doing, read from its stored objects alone: the model behind `astraflow status` and
-`astraflow runs`.
+"""Status of a run, read from its stored objects alone, for `astraflow status` and `astraflow runs`.
 
-Cheap enough to be asked every second of a run with 10,000 steps: the newest version is found from
-the trainer's heartbeat, and only the newest batch of a policy is read. What is told stands in
-`status_schema.py`, whole curves in `history.py`.
+Cheap enough for a poll every second of a run with 10,000 steps: the search for the newest version
+starts at the trainer's heartbeat, and only the newest batch of a policy is read. The fields are
+described in `status_schema.py`; whole curves are read by `training_curves.py`.
 """
 
 import time
@@ -73,14 +72,16 @@ class _Newest:
 
 
 def status(store: ObjectStore, run_id: str, now_s: float | None = None) -> Status:
-    """The run as its store shows it at this moment (`now_s`, Unix time). ConfigError when there is
-    no such run.
+    """Read the status of a run at `now_s` (Unix time, default: now).
+
+    Raises:
+        ConfigError: there is no such run.
     """
     return status_of(stored_runs.open_run(store, run_id), now_s)
 
 
 def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
-    """`status` of a run's own sub-store."""
+    """Read the status of the run in this sub-store, as `status` does."""
     record = stored_runs.read_run(run)
     config = config_of(record.config, run)
     problems: list[str] = []
@@ -88,14 +89,14 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     now = time.time() if now_s is None else now_s
     limit_s = config.supervise.heartbeat_limit_s
     newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
-    has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
+    has_begun = any(each.batches for each in newest.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now, limit_s, has_begun)
     played, tagged = evaluations.read_all(run), tags.read_all(run)
     problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
-        EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
-        for one in played.readable
-        for score in evaluations.scores(one)
+        EvalStatus(versions=dict(each.versions), dataset=each.dataset, **vars(score))
+        for each in played.found
+        for score in evals.scores(each)
     ]
     return Status(
         run_id=record.run_id,
@@ -107,17 +108,17 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
         elapsed_s=max(0.0, _end_s(state, stop, beats, now) - record.created_s),
         steps=config.steps,
         policies={
-            name: _policy(one, config.steps, _beat(beats, f"trainer-{name}"))
-            for name, one in newest.items()
+            name: _policy(each, config.steps, _beat(beats, f"trainer-{name}"))
+            for name, each in newest.items()
         },
         regions={name: _region(name, beats, now, limit_s) for name in _regions(config, beats)},
         evals=scores,
         members=[_member(beat, now, limit_s) for beat in beats],
         counts={
             "orders": orders.next_number(
-                run, max((_closed_below(one) for one in newest.values()), default=0)
+                run, max((_closed_below(each) for each in newest.values()), default=0)
             ),
-            "orders_done": max((_orders_done(one) for one in newest.values()), default=0),
+            "orders_done": max((_orders_done(each) for each in newest.values()), default=0),
             "evaluations": len({layout.evaluation(score.versions) for score in scores}),
         },
         problems=problems,
@@ -125,9 +126,7 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
 
 
 def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
-    """Every run of the store: first those that cannot be read, whose age is not known, then the
-    others, oldest first.
-    """
+    """Read a summary of every run: first those that are unreadable, then the others by age."""
     now = time.time() if now_s is None else now_s
     seen = stored_runs.read_all(store)
     unreadable = dict(seen.unreadable)
@@ -143,7 +142,7 @@ def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
 
 
 def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> dict[str, float]:
-    """Sampled tokens per second of every region, as its workers' fresh heartbeats say."""
+    """Add up the sampled tokens per second of every region over its workers' fresh heartbeats."""
     rates: dict[str, float] = {}
     for beat in beats:
         if isinstance(beat.progress, RolloutProgress):
@@ -153,11 +152,11 @@ def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> di
 
 
 def newest_version(run: ObjectStore, policy: str, hint: int = 0) -> int | None:
-    """The newest published version; a good `hint` (any number, right or wrong) makes it three
-    requests.
+    """Find the newest published version; a right `hint` makes it two requests, a wrong one does no
+    harm.
     """
-    found = manifests.latest(run, policy, hint) if hint > 0 else None
-    return manifests.latest(run, policy) if found is None else found
+    latest = manifests.latest(run, policy, hint) if hint > 0 else None
+    return manifests.latest(run, policy) if latest is None else latest
 
 
 def _summary(store: ObjectStore, run_id: str, now_s: float) -> RunSummary:
@@ -198,9 +197,7 @@ def _unreadable_run(run_id: str, why: str) -> RunSummary:
 
 
 def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
-    """The stop that stands; one that cannot be read is a problem, and leaves the state to the
-    heartbeats.
-    """
+    """Read the run's stop. One that cannot be read is a problem; heartbeats then give the state."""
     try:
         return stored_runs.read_stop(run)
     except UNREADABLE as error:
@@ -215,9 +212,7 @@ def _beats(run: ObjectStore, problems: list[str]) -> list[Heartbeat]:
 
 
 def _unreadable(what: str, found: Mapping[str, str]) -> list[str]:
-    """`1 evaluation cannot be read: evals/…: …` for the objects of one kind; nothing when there are
-    none.
-    """
+    """Describe the unreadable objects of one kind: `1 evaluation cannot be read: evals/…: …`."""
     if not found:
         return []
     count = f"1 {what}" if len(found) == 1 else f"{len(found)} {what}s"
@@ -255,9 +250,7 @@ def _is_alive(beat: Heartbeat, now_s: float, limit_s: float) -> bool:
 def _state(
     stop: Stop | None, beats: Iterable[Heartbeat], now_s: float, limit_s: float, has_begun: bool
 ) -> State:
-    """What was decided stands in `stop.json`; else somebody is at work as long as the supervisor
-    beats.
-    """
+    """The state in `stop.json`; before that, the run goes on as long as its supervisor is alive."""
     if stop is not None:
         return stop.state
     supervisor = _beat(beats, "supervisor")
@@ -271,7 +264,7 @@ def _reason(state: State, stop: Stop | None, beats: Iterable[Heartbeat]) -> str:
         return stop.reason
     supervisor = _beat(beats, "supervisor")
     if state == "interrupted":
-        last = f"; the last it said: {supervisor.note}" if supervisor and supervisor.note else ""
+        last = f"; its last note: {supervisor.note}" if supervisor and supervisor.note else ""
         return f"its supervisor is gone; start the run again with the same run id to go on{last}"
     return supervisor.note if supervisor else ""
 
@@ -289,7 +282,7 @@ def _closing(
 
 
 def _end_s(state: State, stop: Stop | None, beats: Iterable[Heartbeat], now_s: float) -> float:
-    """When the run ended, as far as anybody knows; now while it goes on."""
+    """Unix time of the run's end; its last heartbeat if it is interrupted; now if it goes on."""
     if stop is not None:
         return stop.at_s
     return max((beat.beat_s for beat in beats), default=now_s) if state == "interrupted" else now_s
@@ -321,9 +314,7 @@ def _tokens_trained(trainer: Heartbeat | None) -> int:
 
 
 def _wait_fraction(trainer: Heartbeat | None) -> float | None:
-    """Of the wall-clock that the trainer's loop accounts for; before its first step there is
-    nothing to divide.
-    """
+    """Share of the trainer's measured wall-clock spent waiting; None before its first step."""
     if trainer is None or not trainer.seconds.get("step"):
         return None
     spent_s = {name: spent for name, spent in trainer.seconds.items() if name != "cpu"}
@@ -331,7 +322,7 @@ def _wait_fraction(trainer: Heartbeat | None) -> float | None:
 
 
 def _regions(config: RunConfig, beats: Iterable[Heartbeat]) -> list[str]:
-    """The regions of the recipe, then any other that workers report from."""
+    """Return the regions of the recipe, then any other of a worker's heartbeat."""
     return list(
         dict.fromkeys(
             [*config.rollout.regions, *(beat.region for beat in beats if beat.kind == "rollout")]

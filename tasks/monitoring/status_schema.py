@@ -1,7 +1,5 @@
-"""The JSON of `astraflow status` and `astraflow runs`, documented in `docs/schemas.md`. Stable:
-keys are added, never renamed.
-
-Filled by `status.py`.
+"""Schema of the JSON of `astraflow status` and `astraflow runs`, documented in `docs/schemas.md`
+and filled by `status.py`. Stable: keys are added, never renamed.
 """
 
 from typing import Literal
@@ -34,9 +32,7 @@ class PolicyStatus(Frozen):
     reward_mean: float | None
     """Mean reward of the policy's own sequences played lately, before any filter."""
     accuracy: float | None
-    """Share of the episodes played lately whose final answer was right: the policies' work
-    together, in training.
-    """
+    """Share of recent episodes whose final answer was right, of all policies together."""
     staleness_mean: float | None
     staleness_max: float | None
     """Versions between the trainer and the oldest token of a sequence, over the newest batch."""
@@ -50,7 +46,7 @@ class RegionStatus(Frozen):
     tokens_per_s: float
     """Sampled tokens per second of these workers."""
     orders_done: int
-    """Orders that the region's workers say they have finished."""
+    """Orders that the region's workers have finished, by their own count."""
     weights_in_home: dict[str, int] = {}
     """Policy → bytes of its weights that the region's workers read from the run's own store."""
     weights_in_mirror: dict[str, int] = {}
@@ -77,7 +73,7 @@ class MemberStatus(Frozen):
     id: str
     kind: str
     state: str
-    """As the member said; `silent` when its heartbeat is too old for that to mean anything."""
+    """State in its heartbeat; `silent` when that is too old."""
     age_s: float
     """Since its last heartbeat."""
     attempt: int
@@ -89,13 +85,13 @@ class MemberStatus(Frozen):
 
 
 class Closing(Frozen):
-    """What the supervisor does after the run's end."""
+    """The supervisor's work after the run's end."""
 
     step: ClosingStep
     part: str
     """Of the step, for people; may be empty."""
     share: float
-    """How much of the part is done, 0–1."""
+    """Completed share (0-1) of the part."""
 
 
 class Status(Frozen):
@@ -104,7 +100,7 @@ class Status(Frozen):
     reason: str
     """Why the run ended, or what it waits for."""
     closing: Closing | None = None
-    """Null while the run goes on, and once its supervisor has left."""
+    """Null before the run's end, and after its supervisor has left."""
     deployment: str
     started: float
     """Unix time of its creation."""
@@ -114,15 +110,12 @@ class Status(Frozen):
     policies: dict[str, PolicyStatus]
     regions: dict[str, RegionStatus]
     evals: list[EvalStatus]
-    """In the order of their versions; for each play of a team the solver alone first, then the
-    team.
-    """
+    """In the order of their versions; for each, the answering policy alone, then the team."""
     members: list[MemberStatus]
     counts: dict[str, int]
-    """`orders` written, `orders_done` taken in by the dataflow, `evaluations`."""
+    """`orders` written, `orders_done` ingested by the dataflow, `evaluations`."""
     problems: list[str] = []
-    """Which objects of the run cannot be read, and why; everything else here is computed without
-    them.
+    """Objects of the run that cannot be read, and why; the other fields are computed without them.
     """
 
 

@@ -1,14 +1,14 @@
-"""A policy's curves over its steps: what the manifests and batches of a run measured. For reports
-and MLflow.
+"""A policy's metrics over its steps, from the run's manifests and batches. For reports and MLflow.
 
 manifest of version n  (`trainer/…`)  ┐
-batch n                (`dataflow/…`) ┴─▶ Step n ─▶ History: one array per metric
+batch n                (`dataflow/…`) ┴─▶ CurvePoint n ─▶ History: one array per metric
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ READERS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """What is known of one training step. Number 0 is the base model."""
+    """Metrics of one training step. Number 0 is the base model."""
 
     number: int
     created_s: float
@@ -77,9 +77,7 @@ class History:
 def read_history(
     run: ObjectStore, policy: str, newest: int, steps_max: int = STEPS_READ_MAX
 ) -> History:
-    """Steps 0 to `newest`, at most `steps_max` of them, evenly spread, the first and the last among
-    them.
-    """
+    """Read steps 0 to `newest`; of more than `steps_max`, an even sample with both ends."""
     numbers = sample(newest + 1, steps_max)
     with ThreadPoolExecutor(READERS, thread_name_prefix="history") as pool:
         steps = list(pool.map(lambda number: read_step(run, policy, number), numbers))
@@ -87,46 +85,36 @@ def read_history(
 
 
 def read_steps(run: ObjectStore, policy: str, numbers: Sequence[int]) -> list[CurvePoint]:
-    """The published steps among `numbers`, up to the first that is not published yet."""
-    found = []
+    """Read the published steps among `numbers`, up to the first that is not published yet."""
+    points = []
     for number in numbers:
         if not manifests.exists(run, policy, number):
             break
         step = read_step(run, policy, number)
-        found.append(CurvePoint(number=number, created_s=0.0, metrics={}) if step is None else step)
-    return found
+        points.append(step or CurvePoint(number=number, created_s=0.0, metrics={}))
+    return points
 
 
 def read_step(run: ObjectStore, policy: str, number: int) -> CurvePoint | None:
-    """One step from whichever of its objects exist and can be read (`verify` reports the others);
-    None when none can.
+    """Read one step from those of its objects that can be read (`verify` reports the others); None
+    when none can.
     """
-    found = CurvePoint(number=number, created_s=0.0, metrics={})
-    known = False
+    of_batch: CurvePoint | None = None
     if number > 0:
-        try:
-            batch = batches.read(run, policy, number)
-            found, known = _of_batch(batch), True
-        except (NotFoundError, *UNREADABLE):
-            pass
+        with suppress(NotFoundError, *UNREADABLE):
+            of_batch = _of_batch(batches.read(run, policy, number))
     try:
         manifest = manifests.read_manifest(run, policy, number)
     except (NotFoundError, *UNREADABLE):
-        return found if known else None
-    metrics = {**found.metrics, **manifest.metrics}
-    return CurvePoint(
-        number=number,
-        created_s=manifest.created_s,
-        metrics=metrics,
-        staleness=found.staleness,
-        fates=found.fates,
-        waiting=found.waiting,
-    )
+        return of_batch
+    point = of_batch or CurvePoint(number=number, created_s=0.0, metrics={})
+    metrics = {**point.metrics, **manifest.metrics}
+    return replace(point, created_s=manifest.created_s, metrics=metrics)
 
 
 def sample(count: int, limit: int) -> list[int]:
-    """At most `limit` of the numbers below `count`, evenly spread, with both ends. Example: (10, 4)
-    → [0, 3, 6, 9].
+    """Return at most `limit` of the numbers below `count`, evenly spread, with both ends. Example:
+    (10, 4) → [0, 3, 6, 9].
     """
     if count <= limit:
         return list(range(count))
@@ -152,6 +140,6 @@ def _of_batch(batch: Batch) -> CurvePoint:
 
 def _summed(counts: Iterable[Mapping[K, int]]) -> Counter[K]:
     total: Counter[K] = Counter()
-    for one in counts:
-        total.update(one)
+    for each in counts:
+        total.update(each)
     return total

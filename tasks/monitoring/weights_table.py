@@ -1,8 +1,8 @@
-"""The versions of a run's policies, as `astraflow weights` shows them: their size, their making,
-and who serves them.
+"""Table of a run's versions for `astraflow weights`: size, publication, and the workers that serve
+each.
 
-A manifest is let go as soon as its row is made: ten thousand of a large model would not fit into
-memory.
+A manifest is dropped as soon as its row is complete: ten thousand of a large model would not fit
+into memory.
 """
 
 import math
@@ -38,43 +38,43 @@ class Version(BaseModel):
     num_bytes: int
     """Of its files, those of an anchor's delta included."""
     delta_bytes: int | None
-    """What a worker fetches that holds the version before; null where it fetches an anchor."""
+    """Bytes that a worker with the version before fetches; null where it fetches an anchor."""
     ratio: float | None
-    """Bytes of all tensors over `delta_bytes`; null where there is nothing to fetch, too."""
+    """Bytes of all tensors over `delta_bytes`; null where that is null or 0."""
     changed: float | None
-    """Share of the elements that differ from the version before; null where nobody looked."""
+    """Share of the elements that differ from the version before; null where it was not measured."""
     encode_s: float | None
     """Until the last change was encoded; what had been encoded was on its way by then."""
     upload_s: float | None
     """From then until every file was stored."""
     publish_s: float | None
-    """From the start of its encoding to its manifest, beside the next step. The version after it
-    tells: the newest has none.
+    """From the start of its encoding to its manifest, beside the next step. Stored with the version
+    after it, so the newest has none.
     """
     publish_wait_s: float | None
     """How long the trainer waited for that after its next step."""
     created_s: float
     held_by: dict[str, float | None]
-    """Workers that serve it, and how long each took from seeing it to serving it: fetched, applied,
-    verified, swapped. Null for one that began with it.
+    """Worker that serves it → seconds of the change to it: fetched, applied, verified, swapped.
+    Null for a worker that started with it.
     """
     retired: bool
     tags: list[str]
-    """Its names."""
+    """Names given by `astraflow tag`."""
 
 
 class _Read(NamedTuple):
-    """What one manifest tells."""
+    """The contents of one manifest."""
 
     version: Version
     publish_s: float | None
-    """Of the version before, and so is the next."""
+    """Of the version before, as is the next field."""
     publish_wait_s: float | None
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What `history` found."""
+    """Result of `history`."""
 
     found: tuple[Version, ...]
     """Oldest first."""
@@ -83,16 +83,16 @@ class Versions:
 
 
 def history(run: ObjectStore, policy: str) -> Versions:
-    """Every version of the policy whose manifest can be read. They are listed, not searched: one
-    may be missing.
+    """Read every version of the policy whose manifest can be read. Keys are listed instead of
+    searched, since one may be missing.
     """
     numbers = layout.numbers(run.list(f"{layout.WEIGHTS}/{policy}"), partial(_key, policy))
     missing = gaps(numbers, 0, max(numbers, default=-1) + 1)
     seen = heartbeats.look(run)
-    tagged = tags.read_all(run)
-    own = [tag for tag in tagged.found if tag.policy == policy]
+    tagged = tags.look(run)
+    tags_of_policy = [tag for tag in tagged.found if tag.policy == policy]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        read = list(pool.map(partial(_try, run, policy, seen.beats, own), numbers))
+        read = list(pool.map(partial(_try, run, policy, seen.beats, tags_of_policy), numbers))
     for before, after in pairwise(read):
         if (
             isinstance(before, _Read)
@@ -104,9 +104,9 @@ def history(run: ObjectStore, policy: str) -> Versions:
                 after.publish_wait_s,
             )
     damaged = {
-        _key(policy, number): one
-        for number, one in zip(numbers, read, strict=True)
-        if isinstance(one, str)
+        _key(policy, number): result
+        for number, result in zip(numbers, read, strict=True)
+        if isinstance(result, str)
     }
     damaged |= {
         _key(policy, number): f"{_key(policy, number)} is missing" for number in missing.first
@@ -116,7 +116,7 @@ def history(run: ObjectStore, policy: str) -> Versions:
             f"and {missing.more:,} more versions of {policy} are missing"
         )
     return Versions(
-        tuple(one.version for one in read if isinstance(one, _Read)),
+        tuple(result.version for result in read if isinstance(result, _Read)),
         {**damaged, **tagged.unreadable, **seen.unreadable},
     )
 
@@ -128,7 +128,7 @@ def _key(policy: str, version: int) -> str:
 def _try(
     run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int
 ) -> _Read | str:
-    """The version, or why its manifest cannot be read."""
+    """Return the version, or why its manifest cannot be read."""
     try:
         return _read(run, policy, beats, tagged, number)
     except (*UNREADABLE, NotFoundError) as error:
@@ -142,7 +142,7 @@ def _read(
     deltas = update_path.path_deltas(manifest)
     delta_bytes = next((delta.num_bytes for delta in deltas if delta.base is not None), None)
     whole = sum(safetensors.num_bytes(info) for info in manifest.tensors.values())
-    told = {name: value for name, value in manifest.metrics.items() if math.isfinite(value)}
+    metrics = {name: value for name, value in manifest.metrics.items() if math.isfinite(value)}
     version = Version(
         policy=policy,
         version=number,
@@ -150,9 +150,9 @@ def _read(
         num_bytes=sum(delta.num_bytes for delta in deltas),
         delta_bytes=delta_bytes,
         ratio=whole / delta_bytes if delta_bytes else None,
-        changed=told.get("weights/changed"),
-        encode_s=told.get("weights/encode_s"),
-        upload_s=told.get("weights/upload_s"),
+        changed=metrics.get("weights/changed"),
+        encode_s=metrics.get("weights/encode_s"),
+        upload_s=metrics.get("weights/upload_s"),
         publish_s=None,
         publish_wait_s=None,
         created_s=manifest.created_s,
@@ -164,4 +164,4 @@ def _read(
         retired=run.exists(layout.retired(policy, number)),
         tags=[tag.name for tag in tagged if tag.version == number],
     )
-    return _Read(version, told.get("trainer/publish_s"), told.get("trainer/publish_wait_s"))
+    return _Read(version, metrics.get("trainer/publish_s"), metrics.get("trainer/publish_wait_s"))

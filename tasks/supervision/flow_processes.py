@@ -1,10 +1,8 @@
-"""The processes of flow runs on this machine: how long they have been idle, by the CPU time they
-use.
+"""Idle time of flow runs' processes on this machine, by the CPU time that they use.
 
-A silent member may be dead, or slow on a busy machine. Where its process runs beside the
-supervisor, as in the local stack, its CPU time shows which. A process is recognised by the id of
-its flow run, which Prefect puts into its environment, so that neither an id that was given again
-nor another machine of the same name is mistaken for it.
+A silent member may be dead, or slow on a busy machine. If its process runs beside the supervisor,
+as in the local stack, its CPU time shows which. A process is identified by the id of its flow run,
+which Prefect puts into its environment; a process id may be reused, and machines may share a name.
 """
 
 import os
@@ -22,8 +20,8 @@ inherit.
 WINDOW_S = 5.0
 """Least time over which CPU time is measured."""
 SHARE_MIN = 0.03
-"""Of the CPU time that the process could have had, used by one that works; one that waits for data
-uses less.
+"""A process that uses this share of the CPU time that it could have had works; one that waits for
+data uses less.
 """
 
 
@@ -32,13 +30,12 @@ class _Sample:
     at_s: float
     cpu_s: float
     active_at_s: float
-    """When the process was last seen to work."""
+    """When the process last worked."""
 
 
 def cpu_seconds(flow_run_id: str) -> float | None:
-    """CPU time of the processes of a flow run on this machine and of their finished children, so
-    that it does not fall when one of them ends; None when there are none, or nobody may look at
-    them.
+    """Measure the CPU time of a flow run's processes on this machine; None when there are none, or
+    none that may be inspected. Finished children count, so that it does not fall when one ends.
     """
     total, is_here = 0.0, False
     for process in _processes(flow_run_id):
@@ -53,20 +50,19 @@ def cpu_seconds(flow_run_id: str) -> float | None:
 
 
 def terminate(flow_run_id: str) -> None:
-    """Send SIGTERM to the flow run's process on this machine, if there is one. Its descendants are
-    its own to end.
+    """Send SIGTERM to the flow run's process on this machine, if there is one. It ends its
+    descendants itself.
     """
     processes = {process.pid: process for process in _processes(flow_run_id)}
+    # Listed before the first signal: the children of an ended process get another parent.
     roots = [process for process in processes.values() if _parent(process) not in processes]
-    for (
-        process
-    ) in roots:  # found before the first signal: the child of one that has ended has another parent
+    for process in roots:
         with suppress(psutil.Error, OSError):
             process.terminate()
 
 
 def _parent(process: psutil.Process) -> int:
-    """The id of the process's parent; 0 when the process has ended."""
+    """Return the id of the process's parent; 0 when the process has ended."""
     try:
         return int(process.ppid())
     except (psutil.Error, OSError):
@@ -74,15 +70,15 @@ def _parent(process: psutil.Process) -> int:
 
 
 def fair_share() -> float:
-    """Share of a core that each of the processes which want to run now can have: 1 on an idle
-    machine, 0.05 for 40 processes on two cores.
+    """Estimate the share of a core that each running process gets: 1 on an idle machine, 0.05 for
+    40 processes on two cores.
     """
     cores = os.cpu_count() or 1
     return min(1.0, cores / max(1.0, os.getloadavg()[0]))
 
 
 class FlowProcesses:
-    """Remembers the CPU time of flow runs' processes from one look to the next."""
+    """Measures the idle time of flow runs' processes from one poll to the next."""
 
     def __init__(
         self,
@@ -96,12 +92,11 @@ class FlowProcesses:
         self._samples: dict[str, _Sample] = {}
 
     def idle_s(self, flow_run_id: str) -> float | None:
-        """Seconds since the flow run's process was last seen to work; None when it has no process
-        here.
+        """Seconds since the flow run's process last worked; None when it has no process here.
 
-        The first look counts as work. Looks at shorter intervals than WINDOW_S measure nothing. A
-        process works that used SHARE_MIN of its fair share since the look before, so that a machine
-        with many busy processes makes nobody idle.
+        The first poll counts as work. Polls at shorter intervals than WINDOW_S measure nothing. A
+        process works if it used SHARE_MIN of its fair share since the poll before, so that many
+        busy processes on a machine do not make one idle.
         """
         now_s = self._clock()
         last = self._samples.get(flow_run_id)
@@ -119,12 +114,12 @@ class FlowProcesses:
         return now_s - active_at_s
 
     def forget(self, flow_run_id: str) -> None:
-        """The next look at it is the first."""
+        """Delete the measurement: the next poll of the flow run is the first."""
         self._samples.pop(flow_run_id, None)
 
 
 def _processes(flow_run_id: str) -> Iterator[psutil.Process]:
-    """The living processes of the flow run on this machine that this user may look at."""
+    """Yield the living processes of the flow run that this user may inspect."""
     for process in psutil.process_iter():
         try:
             if (

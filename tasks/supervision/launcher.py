@@ -1,9 +1,7 @@
-"""The few words the supervisor speaks to Prefect: launch a member, read its newest flow run,
-cancel. Nothing is decided here.
+"""Flow runs of members in Prefect: launch, read the newest, cancel. No decisions are made here.
 
-A member's flow runs carry the tags `run:{run id}` and `member:{member id}`; a restarted supervisor
-finds them by these, so nothing about a run is lost with the supervisor's process. Prefect being
-away is normal: the answer is None, and logged.
+A member's flow runs have the tags `run:{run id}` and `member:{member id}`, by which a restarted
+supervisor finds them. While Prefect does not answer, the calls return None and log it.
 """
 
 import logging
@@ -36,8 +34,7 @@ log = logging.getLogger(__name__)
 
 _UNANSWERED = (httpx.TransportError, PrefectHTTPStatusError, TimeoutError)
 _ASK_AGAIN = (408, 429)
-"""The answers below 500 that only mean "later": a request that came in too slowly, and too many of
-them.
+"""Status codes below 500 after which the request is repeated: request timeout, too many requests.
 """
 _CREATED_TWICE = "Data integrity conflict"
 """Begin of the server's answer when two requests create one row at the same time, such as the work
@@ -74,8 +71,8 @@ class PrefectLauncher:
         self._tags = ["astraflow", f"run:{run_id}"]
 
     async def launch(self, member: Member, attempt: int) -> Launched | None:
-        """Ask Prefect to start an attempt; None when Prefect is away. Asking again is harmless:
-        same key, same flow run.
+        """Have Prefect start an attempt; None when Prefect does not answer. A repeated call returns
+        the same flow run, by its idempotency key.
 
         Prefect creates the member's work queue when the deployment's pool has none of this name.
 
@@ -102,10 +99,7 @@ class PrefectLauncher:
                 f"the Prefect server has no deployment {member.deployment!r}; register the "
                 "deployments: astraflow deploy"
             ) from error
-        except (
-            *_UNANSWERED,
-            ValueError,
-        ) as error:  # a name that is not FLOW/DEPLOYMENT is a ValueError
+        except (*_UNANSWERED, ValueError) as error:  # ValueError: a name other than FLOW/DEPLOYMENT
             if not _is_away(error):
                 raise ConfigError(
                     f"the deployment {member.deployment!r} cannot be run: {error}"
@@ -115,8 +109,8 @@ class PrefectLauncher:
         return _launched(flow_run)
 
     async def newest(self) -> Mapping[str, Launched] | None:
-        """member id → its newest flow run, for every member ever launched; None when Prefect does
-        not say.
+        """Read member id → newest flow run, for every member ever launched; None when Prefect does
+        not answer.
         """
         newest: dict[str, Launched] = {}
         try:
@@ -125,28 +119,31 @@ class PrefectLauncher:
                     client, FlowRunFilter(tags=FlowRunFilterTags(all_=self._tags))
                 )
         except _UNANSWERED as error:
-            log.warning("Prefect does not say how the members are: %s", error)
+            log.warning("cannot read the members' flow runs from Prefect: %s", error)
             return None
         for flow_run in flow_runs:
-            found = _launched(flow_run)
+            launched = _launched(flow_run)
             for member in (
                 tag.partition(":")[2] for tag in flow_run.tags if tag.startswith("member:")
             ):
-                if member not in newest or newest[member].attempt < found.attempt:
-                    newest[member] = found
+                if member not in newest or newest[member].attempt < launched.attempt:
+                    newest[member] = launched
         return newest
 
     async def declare_crashed(self, launched: Launched, reason: str) -> None:
-        """Prefect alone never notices a lost machine. The process, should it live, leaves when its
-        successor beats; until then created-once writes keep the two apart.
+        """Set the flow run's state to Crashed; Prefect alone never notices a lost machine.
+
+        If the process still lives, it leaves at its successor's first heartbeat; until then objects
+        that are created once keep the two apart.
         """
         await _set_state(UUID(launched.flow_run_id), Crashed(message=reason), force=True)
 
     async def cancel(self, launched: Launched) -> None:
-        """Ends its process; one that waits for a worker is never started. A process that is
-        starting has nobody yet who would end it, and its flow run would be about to be cancelled
-        for ever: it is declared cancelled. Prefect lets such a process, should it come up, run all
-        the same: what ends that is the run's stop.
+        """Cancel the flow run: its process is ended; one that waits for a worker is never started.
+
+        While a process is starting no worker would end it, and its flow run would stay in
+        Cancelling for ever, so it is set to Cancelled. Prefect runs such a process all the same
+        once it has started; it then ends at the run's stop.
         """
         state = Cancelling if launched.phase is FlowRunPhase.RUNNING else Cancelled
         await _set_state(
@@ -154,29 +151,29 @@ class PrefectLauncher:
         )
 
     async def bury(self, ended: Sequence[Launched]) -> None:
-        """Flow runs inside a process that was killed have nobody to end them: Prefect would show
-        them running for ever.
+        """Set the unfinished child flow runs of ended ones to Crashed; when their process was
+        killed, Prefect would show them as running for ever.
         """
-        parents = FlowRunFilterParentFlowRunId(any_=[UUID(one.flow_run_id) for one in ended])
+        parents = FlowRunFilterParentFlowRunId(
+            any_=[UUID(launched.flow_run_id) for launched in ended]
+        )
         unfinished = FlowRunFilterState(type=FlowRunFilterStateType(not_any_=list(TERMINAL_STATES)))
         try:
             async with get_client() as client:
-                left = await _read_all(
+                children = await _read_all(
                     client, FlowRunFilter(parent_flow_run_id=parents, state=unfinished)
                 )
         except _UNANSWERED as error:
-            log.warning("Prefect does not say what they left unfinished: %s", error)
+            log.warning("cannot read unfinished child flow runs from Prefect: %s", error)
             return
-        for flow_run in left:
+        for flow_run in children:
             await _set_state(
                 flow_run.id, Crashed(message="the process it ran in has ended"), force=True
             )
 
 
 async def introduce(run_id: str) -> None:
-    """Shows the current flow run under the name of its training run, and finds it by the tag of
-    that run.
-    """
+    """Give the current flow run the name of its training run, and the run's tag."""
     flow_run_id = UUID(str(runtime.flow_run.get_id()))
     try:
         async with get_client() as client:
@@ -187,8 +184,8 @@ async def introduce(run_id: str) -> None:
 
 
 async def rival(run_id: str) -> str | None:
-    """The id of a flow run that began to supervise the training run before the current one, and has
-    not ended; None where there is none, or Prefect does not say.
+    """Return the id of an earlier flow run that supervises the training run and has not ended; None
+    when there is none, or Prefect does not answer.
     """
     own_id = UUID(str(runtime.flow_run.get_id()))
     living = FlowRunFilterState(
@@ -202,20 +199,20 @@ async def rival(run_id: str) -> str | None:
     try:
         async with get_client() as client:
             own = await client.read_flow_run(own_id)
-            found = await _read_all(client, named)
+            candidates = await _read_all(client, named)
     except _UNANSWERED as error:
-        log.warning("Prefect does not say who else supervises %s: %s", run_id, error)
+        log.warning("cannot read from Prefect which flow runs supervise %s: %s", run_id, error)
         return None
     earlier = [
-        one
-        for one in found
-        if one.start_time and own.start_time and one.start_time < own.start_time
+        each
+        for each in candidates
+        if each.start_time and own.start_time and each.start_time < own.start_time
     ]
     return str(earlier[0].id) if earlier else None
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether the same call may succeed later, although nobody changes anything."""
+    """Whether the same call may succeed later without any correction."""
     if isinstance(error, PrefectHTTPStatusError):
         status = error.response.status_code
         return status >= 500 or status in _ASK_AGAIN or _CREATED_TWICE in error.response.text

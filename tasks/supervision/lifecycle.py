@@ -1,6 +1,6 @@
-"""One run from its recipe to its report: what the flow `astraflow` does, in order.
+"""One run from its recipe to its report: the body of the flow `astraflow`.
 
-recipe ─▶ run.json ─▶ supervise … until every member is done or somebody stops it ─▶ verify, report, final tracking
+recipe ─▶ run.json ─▶ supervise, until all members are done or a stop ─▶ verify, report, track
 """
 
 import asyncio
@@ -37,8 +37,8 @@ from tasks.supervision.launcher import PrefectLauncher, introduce, rival
 log = logging.getLogger(__name__)
 
 CANCEL_PATIENCE_S = 12.0
-"""Prefect kills a cancelled flow run after 30 s. So long may its members take to leave by
-themselves; what is left of the time goes to the report.
+"""Time for the members of a cancelled run to leave by themselves. Prefect kills a cancelled flow
+run after 30 s; the rest of that time is for the report.
 """
 
 
@@ -55,9 +55,9 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     """Run the recipe to its end.
 
     Raises:
-        AstraFlowError: the run failed, is supervised already, or cannot begin, with the reason in a
-        sentence. TerminationSignal: this process was told to leave, by somebody else than Prefect.
-        The run goes on without it.
+        AstraFlowError: the run failed, is supervised already, or cannot begin.
+        TerminationSignal: this process got SIGTERM, and not because Prefect cancelled its flow run.
+            The members of the run go on without it.
     """
     config = loader.load(recipe, overrides)
     name = run_id or made_up_run_id(config.name)
@@ -65,7 +65,7 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     await asyncio.to_thread(store_credentials.load)
     store = object_store.default_store()
     await asyncio.to_thread(object_store.check_store, store)
-    await _refuse_beside_a_living_one(store.sub(layout.run_prefix(name)), name, config)
+    await _refuse_second_supervisor(store.sub(layout.run_prefix(name)), name, config)
     run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
     await introduce(name)
     attempt = int(flow_run.get_run_count() or 1) - 1
@@ -86,36 +86,37 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
 
 
 def made_up_run_id(name: str) -> str:
-    """`{name}-{date}-{time}-{4 hex digits of the flow run}`: the same for every retry of one flow
-    run.
+    """Return `{name}-{date}-{time}-{4 hex digits of the flow run}`, the same for every retry of one
+    flow run.
     """
     started = flow_run.get_scheduled_start_time()
     return f"{name}-{started:%Y%m%d-%H%M%S}-{str(flow_run.get_id() or 'x' * 4)[-4:]}"
 
 
-async def _refuse_beside_a_living_one(run: ObjectStore, run_id: str, config: RunConfig) -> None:
-    """One run, one supervisor. One that Prefect still shows, but whose process is not on this
-    machine and whose heartbeat does not change for the time after which a member counts as lost,
-    has died with its machine. ConfigError where another one lives.
+async def _refuse_second_supervisor(run: ObjectStore, run_id: str, config: RunConfig) -> None:
+    """Refuse to supervise a run whose supervisor is alive.
+
+    A flow run that Prefect still shows is dead if its process is not on this machine and its
+    heartbeat does not change for the time after which a member counts as lost.
+
+    Raises:
+        ConfigError: another supervisor is alive.
     """
     other = await rival(run_id)
     if other is None:
         return
-    before = await asyncio.to_thread(_last_beat, run)
-    for _ in range(
-        math.ceil(config.supervise.heartbeat_limit_s / config.supervise.heartbeat_interval_s)
-    ):
-        await asyncio.sleep(config.supervise.heartbeat_interval_s)
-        now = await asyncio.to_thread(_last_beat, run)
+    interval_s = config.supervise.heartbeat_interval_s
+    before = await asyncio.to_thread(_last_heartbeat, run)
+    for _ in range(math.ceil(config.supervise.heartbeat_limit_s / interval_s)):
+        await asyncio.sleep(interval_s)
+        now = await asyncio.to_thread(_last_heartbeat, run)
         if now is not None and now != before:
-            raise _supervised(run_id, other)
-    if (
-        await asyncio.to_thread(flow_processes.cpu_seconds, other) is not None
-    ):  # it lives, and is slow
-        raise _supervised(run_id, other)
+            raise _second_supervisor(run_id, other)
+    if await asyncio.to_thread(flow_processes.cpu_seconds, other) is not None:
+        raise _second_supervisor(run_id, other)  # it is alive, and slow
 
 
-def _supervised(run_id: str, flow_run_id: str) -> ConfigError:
+def _second_supervisor(run_id: str, flow_run_id: str) -> ConfigError:
     return ConfigError(
         f"run {run_id} is supervised already, by the flow run {flow_run_id}; `astraflow status "
         f"{run_id}` shows it, "
@@ -123,9 +124,9 @@ def _supervised(run_id: str, flow_run_id: str) -> ConfigError:
     )
 
 
-def _last_beat(run: ObjectStore) -> tuple[float, int] | None:
-    """When the supervisor that is heard began to beat, and how often it has; None where none is, or
-    it has left.
+def _last_heartbeat(run: ObjectStore) -> tuple[float, int] | None:
+    """Return (start, number of heartbeats) of the run's supervisor; None without one, or when it
+    has left.
     """
     beats = (
         beat
@@ -136,24 +137,26 @@ def _last_beat(run: ObjectStore) -> tuple[float, int] | None:
 
 
 def _deployment() -> str:
-    """`astraflow/multi-policy`; empty for a flow that was called as a function."""
+    """Return the deployment, such as `astraflow/multi-policy`; empty for a flow that was called as
+    a function.
+    """
     return f"{flow_run.get_flow_name()}/{deployment.get_name()}" if deployment.get_name() else ""
 
 
 async def _supervise(watcher: supervisor.Supervisor) -> Stop:
-    """Supervise until the run is over. A cancelled flow run cancels the training run, which its
-    members then leave.
+    """Supervise until the run is over. A cancelled flow run cancels the training run, whose members
+    then leave.
     """
-    async with sigterm_as_event() as told:
+    async with sigterm_as_event() as sigterm:
         supervising = asyncio.create_task(watcher.supervise())
-        hearing = asyncio.create_task(told.wait())
+        terminated = asyncio.create_task(sigterm.wait())
         try:
-            await asyncio.wait({supervising, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({supervising, terminated}, return_when=asyncio.FIRST_COMPLETED)
             if not supervising.done():
                 if not await asyncio.to_thread(is_being_cancelled):
                     log.warning(
-                        "told to leave; the run's members go on, and the same run id takes them up "
-                        "again"
+                        "SIGTERM: the run's members go on; start the run again with the same run "
+                        "id to supervise them"
                     )
                     raise TerminationSignal(signal=signal.SIGTERM)
                 watcher.leave_within_s = min(watcher.leave_within_s, CANCEL_PATIENCE_S)
@@ -163,13 +166,14 @@ async def _supervise(watcher: supervisor.Supervisor) -> Stop:
             return await supervising
         finally:
             supervising.cancel()
-            hearing.cancel()
+            terminated.cancel()
 
 
 @contextlib.asynccontextmanager
 async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[None]:
-    """Sync MLflow in the background; a dead MLflow server slows nothing, the store remembers for
-    it. Left when the sync in flight is through, since a tracker works on one thread at a time.
+    """Sync MLflow in the background, so that an MLflow server that does not answer slows nothing.
+
+    The block ends after the sync in flight, since a tracker is used by one thread at a time.
     """
     if tracker is None:
         yield
@@ -182,9 +186,8 @@ async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(over.wait(), interval_s)
 
-    logging.getLogger("urllib3.connectionpool").setLevel(
-        logging.ERROR
-    )  # it tells every retry; the tracker tells it once
+    # urllib3 logs every retry; the tracker logs that MLflow does not answer once.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
     syncing = asyncio.create_task(sync())
     try:
         yield
@@ -199,8 +202,8 @@ async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[
 async def _close(
     run_id: str, tracker: Tracker | None, stop: Stop, heartbeat: HeartbeatWriter
 ) -> None:
-    """Verify, report, last tracking. Each may fail without failing the run, whose results are in
-    the store.
+    """Verify the run, write its report and track its end. Each may fail without failing the run,
+    whose results are in the store.
     """
 
     def verifying(part: str, share: float) -> None:
@@ -218,8 +221,8 @@ async def _close(
             await acreate_link_artifact(
                 link=link, key="mlflow", description="MLflow: metrics, models, report"
             )
-    found = await verdict.aresult(raise_on_failure=False)
-    markdown = prefect_tasks.summary(run_id, stop, found if isinstance(found, Verdict) else None)
+    result = await verdict.aresult(raise_on_failure=False)
+    markdown = prefect_tasks.summary(run_id, stop, result if isinstance(result, Verdict) else None)
     await acreate_markdown_artifact(
         key="run-summary", markdown=markdown, description=f"Run {run_id}"
     )

@@ -1,10 +1,10 @@
-"""Who takes part in a run, and what the supervisor does about each of them. Knows nothing of
-Prefect: pure data and one pure function, so that every case can be tested as a table.
+"""The members of a run, and what the supervisor does about each. Pure data and one pure function
+without Prefect, so that every case can be tested as a table.
 
-    member  ─ is its work done? (the store says)          ┐
-            ─ its newest flow run (Prefect says)          ├─▶ decide ─▶ launch | lost | retire | keep
-            ─ how long has its heartbeat been silent?     │
-            ─ does its process work? (this machine says)  ┘
+    member  ─ is its work done? (store)                ┐
+            ─ state of its newest flow run (Prefect)   ├─▶ decide ─▶ launch | lost | retire | keep
+            ─ time since its heartbeat changed (store) │
+            ─ does its process work? (this machine)    ┘
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation", "mi
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One service of a run. Example:
-    `Member("trainer-solver", "trainer", "train/trainer", {"policy": "solver"})`.
+    """One service of a run. Example: `Member(id="trainer-solver", kind="trainer",
+    deployment="train/trainer", parameters={"policy": "solver"})`.
     """
 
     id: str
@@ -38,7 +38,7 @@ class Member:
 
 
 def members_of(config: RunConfig) -> tuple[Member, ...]:
-    """Every service the run needs, in the order they are launched."""
+    """Return every service that the run needs, in the order in which they are launched."""
     rollout = [
         Member(
             id=f"rollout-{region}-{index}",
@@ -90,9 +90,7 @@ def members_of(config: RunConfig) -> tuple[Member, ...]:
 
 
 def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
-    """Whether the member's work is complete, judged by the objects it was to write and by nothing
-    else.
-    """
+    """Whether the member's work is complete, judged only by the objects that it has to write."""
     match member.kind:
         case "base_model":
             return all(manifests.exists(run, policy, 0) for policy in config.policies)
@@ -100,9 +98,8 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
             return manifests.exists(run, member.parameters["policy"], config.steps)
         case "dataflow" | "rollout":
             return orders.has_ended(run)
-        case (
-            "mirror"
-        ):  # it then has the time to stop to copy what is left: one that is away holds up no run
+        case "mirror":
+            # It may copy the rest within the time to stop: a slow mirror does not delay the run.
             return all(manifests.exists(run, policy, config.steps) for policy in config.policies)
         case "evaluation":
             return evaluations.exists(run, config.evaluated_versions()[-1])
@@ -121,9 +118,8 @@ class FlowRunPhase(Enum):
 
 
 SLOW_FACTOR = 10
-"""A silent member whose process works is given so many times the limit of silence: on a machine
-with ten times the work that it has cores for, everything takes ten times as long. One whose process
-is gone or idle is not.
+"""Factor on the limits of a silent member whose process works: on a machine with ten times the work
+that it has cores for, everything takes ten times as long.
 """
 
 
@@ -132,13 +128,13 @@ class Decision(Enum):
     LOST = "lost"
     """Declare the flow run crashed and launch the next attempt."""
     RETIRE = "retire"
-    """Its work is done but it does not leave: cancel it."""
+    """Its work is done but its flow run goes on: cancel it."""
     KEEP = "keep"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What the supervisor knows of a member at one look."""
+    """A member's state at one poll."""
 
     done: bool
     phase: FlowRunPhase
@@ -156,9 +152,7 @@ class Seen:
 def decide(
     seen: Seen, *, launch_timeout_s: float, heartbeat_limit_s: float, stop_timeout_s: float
 ) -> Decision:
-    """What to do about a member. The order of truth: its finished work, then Prefect's word, then
-    its heartbeat.
-    """
+    """Decide about a member: by its finished work, else Prefect's state, else its heartbeat."""
     slowness = SLOW_FACTOR if seen.works else 1
     if seen.done:
         active = seen.phase in (FlowRunPhase.SCHEDULED, FlowRunPhase.PENDING, FlowRunPhase.RUNNING)

@@ -1,6 +1,6 @@
 """The end of a run's members, after its `stop.json`.
 
-stop.json ─▶ members leave by themselves ─▶ those that did not are cancelled ─▶ Prefect ends their processes
+stop.json ─▶ members leave by themselves ─▶ those that did not are cancelled, ended by Prefect
 """
 
 import asyncio

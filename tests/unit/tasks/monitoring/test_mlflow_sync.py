@@ -122,7 +122,7 @@ def test_a_server_that_is_away_costs_little_and_loses_nothing(
     with caplog.at_level("WARNING", logger="tasks.monitoring.mlflow_sync"):
         assert not tracker.sync()
         assert not tracker.sync()
-    assert caplog.text.count("tracking waits, the run does not") == 1
+    assert caplog.text.count("tracking is delayed, the run is not") == 1
     one_step(made, "solver", 3)
     tracker.uri = uri
     assert tracker.sync()

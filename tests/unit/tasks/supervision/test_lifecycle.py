@@ -132,7 +132,7 @@ def _beside_another(
         "rollout.lease_ttl_s": 1.0,
     }
     config = loader.load("multi_policy_tiny", limits)
-    last_beat = lifecycle._last_beat
+    last_beat = lifecycle._last_heartbeat
 
     async def shown(run_id: str) -> str:
         return "f-1"
@@ -143,10 +143,8 @@ def _beside_another(
 
     with monkeypatch.context() as patch:
         patch.setattr(lifecycle, "rival", shown)
-        patch.setattr(lifecycle, "_last_beat", look)
-        asyncio.run(
-            lifecycle._refuse_beside_a_living_one(store.sub("runs/tiny-1"), "tiny-1", config)
-        )
+        patch.setattr(lifecycle, "_last_heartbeat", look)
+        asyncio.run(lifecycle._refuse_second_supervisor(store.sub("runs/tiny-1"), "tiny-1", config))
 
 
 def test_a_second_supervisor_is_refused_beside_one_that_is_heard(
