@@ -95,8 +95,8 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
         EvalStatus(versions=dict(each.versions), dataset=each.dataset, **vars(score))
-        for each in played.found
-        for score in evals.scores(each)
+        for each in played.readable
+        for score in evaluations.scores(each)
     ]
     return Status(
         run_id=record.run_id,

@@ -72,7 +72,7 @@ from trainer.config import TrainConfig
 from trainer.service.weight_publisher import WeightPublisher
 run, name = open_store(sys.argv[1]), sys.argv[2]
 publication = WeightPublisher(lifetime_of(run, "trainer"), run, "solver", TrainConfig())
-publication.held = reader.read(run, "solver", 0)
+publication.base = reader.read(run, "solver", 0)
 print("ready", flush=True)
 sys.stdin.readline()
 publication.start(1, models(2 + int(name), size=3000)[-1], {})

@@ -184,12 +184,10 @@ def _block(bits: Bits, number: int) -> Bits:
 def _known_changes(
     difference: Difference | None, base: HostTensor, number: int
 ) -> tuple[Positions, Bits] | None:
-    """What is known of a block; None when that is nothing, or when it is about another base."""
-    return (
-        _within(known.positions, known.bit_deltas, number)
-        if known and known.base() is base
-        else None
-    )
+    """The changes of a block by a known difference; None where there is none to this base."""
+    if difference is None or difference.base() is not base:
+        return None
+    return _within(difference.positions, difference.bit_deltas, number)
 
 
 def _within(positions: NDArray[np.uint64], steps: Bits, number: int) -> tuple[Positions, Bits]:
