@@ -38,7 +38,7 @@ class Killed(BaseException):
 
 @dataclass(kw_only=True)
 class DyingBackend:
-    """Passes everything on, until the `dies_at`-th write (from 1), which dies before or after it
+    """Forwards every call, until the `dies_at`-th write (from 1), which raises before or after it
     takes effect.
     """
 
@@ -86,7 +86,7 @@ class World:
         return [number for number in range(end) if not shards.exists(self.run, number)]
 
     def play(self, numbers: Iterable[int], behind: int = 0) -> None:
-        """Answer the orders with the newest weights, or with weights so many versions `behind`."""
+        """Write the orders' shards, played with the newest weights or `behind` versions older ones."""
         for number in numbers:
             order = orders.read(self.run, number)
             versions = {policy: max(0, self.version(policy) - behind) for policy in self.policies}
@@ -98,11 +98,11 @@ class World:
                 )
                 for prompt in order.prompts
             ]
-            held = {
+            weights = {
                 policy: {version: self.digests[policy][version]}
                 for policy, version in versions.items()
             }
-            shards.commit(self.run, shard(*groups, order=number, weights=held))
+            shards.commit(self.run, shard(*groups, order=number, weights=weights))
 
     def train(self, policy: str) -> bool:
         """Take the next batch, if it is there, and publish the version it makes."""
@@ -134,7 +134,7 @@ class World:
         return [orders.read(self.run, number) for number in range(orders.next_number(self.run))]
 
     def check(self) -> None:
-        """Every invariant that the stored objects can show, and that batches are whole."""
+        """Check every invariant of the stored objects, and that no batch is incomplete."""
         verdict = verify(self.run)
         assert verdict.violations == ()
         for policy, data in self.policies.items():
@@ -186,7 +186,7 @@ def torn(run: ObjectStore, number: int) -> None:
 
 @dataclass
 class AwayBackend:
-    """Fails transiently on reading every key that contains `key`, while that is not empty."""
+    """Raises TransientError on reading a key that contains `key`, while that is not empty."""
 
     backend: Backend
     key: str = ""
@@ -201,7 +201,7 @@ class AwayBackend:
 
 
 class Flicker:
-    """A backend that fails transiently, whatever is asked, while `down` is set."""
+    """A backend of which every call raises TransientError while `down` is set."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.down = backend, threading.Event()
