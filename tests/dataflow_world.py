@@ -39,7 +39,7 @@ class Killed(BaseException):
 
 @dataclass(kw_only=True)
 class DyingBackend:
-    """Passes everything on, until the `dies_at`-th write (from 1), which dies before or after it
+    """Forwards every call, until the `dies_at`-th write (from 1), which raises before or after it
     takes effect.
     """
 
@@ -87,7 +87,7 @@ class World:
         return [number for number in range(end) if not shards.exists(self.run, number)]
 
     def play(self, numbers: Iterable[int], behind: int = 0) -> None:
-        """Answer the orders with the newest weights, or with weights so many versions `behind`."""
+        """Write the orders' shards, played with the newest weights or `behind` versions older ones."""
         for number in numbers:
             order = orders.read(self.run, number)
             versions = {policy: max(0, self.version(policy) - behind) for policy in self.policies}
@@ -99,11 +99,11 @@ class World:
                 )
                 for prompt in order.prompts
             ]
-            held = {
+            weights = {
                 policy: {version: self.digests[policy][version]}
                 for policy, version in versions.items()
             }
-            shards.create(self.run, shard(*groups, order=number, weights=held))
+            shards.create(self.run, shard(*groups, order=number, weights=weights))
 
     def train(self, policy: str) -> bool:
         """Take the next batch, if it is there, and publish the version it makes."""
@@ -135,8 +135,8 @@ class World:
         return [orders.read(self.run, number) for number in range(orders.next_number(self.run))]
 
     def check(self) -> None:
-        """Every invariant that the stored objects can show, and that batches are whole."""
-        verdict = verify(self.run, run_terms(self.run))
+        """Check every invariant of the stored objects, and that no batch is incomplete."""
+        verdict = verify(self.run)
         assert verdict.violations == ()
         for policy, data in self.policies.items():
             assert [batch.step for batch in self.batches(policy)] == list(range(1, data.steps + 1))
@@ -187,7 +187,7 @@ def torn(run: ObjectStore, number: int) -> None:
 
 @dataclass
 class AwayBackend:
-    """Fails transiently on reading every key that contains `key`, while that is not empty."""
+    """Raises TransientError on reading a key that contains `key`, while that is not empty."""
 
     backend: Backend
     key: str = ""
@@ -202,7 +202,7 @@ class AwayBackend:
 
 
 class Flicker:
-    """A backend that fails transiently, whatever is asked, while `down` is set."""
+    """A backend of which every call raises TransientError while `down` is set."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend, self.down = backend, threading.Event()

@@ -153,7 +153,7 @@ def test_fates_are_counted_as_batches_are_made(
     assert made.totals == {"trained": 2, "replayed": 2, "filtered": 2, "expired": 1}
 
 
-def test_a_batch_says_how_long_its_shards_waited_for_it(memory_store: ObjectStore) -> None:
+def test_a_batch_has_metrics_of_how_long_its_shards_waited(memory_store: ObjectStore) -> None:
     made = assembly_of(memory_store, size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
     made.poll_version()
@@ -180,7 +180,7 @@ def test_a_shard_that_holds_nothing_for_the_policy_closes_its_order(
     assert made.ledger.num_waiting == 0
 
 
-def test_a_batch_tells_of_the_shards_since_the_batch_before_alone(
+def test_metrics_of_a_batch_are_over_the_shards_since_the_batch_before(
     memory_store: ObjectStore,
 ) -> None:
     made = assembly_of(memory_store, size=1)

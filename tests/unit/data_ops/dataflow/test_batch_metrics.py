@@ -54,7 +54,7 @@ def test_a_batch_without_new_shards_repeats_the_last_values() -> None:
     assert sums.metrics()["dataflow/reward/mean"] == 0.25
 
 
-def test_a_restart_knows_the_last_values_from_the_newest_batch() -> None:
+def test_a_restart_reads_the_last_values_from_the_newest_batch() -> None:
     sums = IngestMetrics(
         {"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75, "dataflow/waiting": 3.0}
     )

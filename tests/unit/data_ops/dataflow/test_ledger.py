@@ -17,7 +17,7 @@ def rows(order: int, *versions: int) -> tuple[BatchRow, ...]:
     return tuple(row(key(order, place), version=version) for place, version in enumerate(versions))
 
 
-def books(max_staleness: int = 8) -> Ledger:
+def new_ledger(max_staleness: int = 8) -> Ledger:
     return Ledger("solver", batch_size=2, max_staleness=max_staleness)
 
 
@@ -38,7 +38,7 @@ def made(ledger: Ledger) -> Batch:
 
 
 def test_a_batch_has_exactly_its_size_and_the_rest_waits() -> None:
-    ledger = books()
+    ledger = new_ledger()
     ledger.ingest(0, rows(0, 0))
     assert assemble(ledger) is None
     ledger.ingest(1, rows(1, 0, 0))
@@ -49,8 +49,8 @@ def test_a_batch_has_exactly_its_size_and_the_rest_waits() -> None:
 
 
 def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
-    ledger = books()
-    ledger.ingest(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
+    ledger = new_ledger()
+    ledger.ingest(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
     first, second = assemble(ledger), assemble(ledger)
     assert first is not None
     assert second is not None
@@ -59,8 +59,8 @@ def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
 
 
 def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> None:
-    ledger = books()
-    ledger.ingest(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
+    ledger = new_ledger()
+    ledger.ingest(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
     made(ledger)
     ledger.ingest(1, rows(1, 1, 1))
     second = made(ledger)
@@ -68,7 +68,7 @@ def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> 
 
 
 def test_closed_orders_are_a_bound_and_the_few_above_it() -> None:
-    ledger = books()
+    ledger = new_ledger()
     for order in (3, 0, 5):
         ledger.ingest(order, rows(order, 0))
     batch = made(ledger)
@@ -86,15 +86,15 @@ def test_closed_orders_are_a_bound_and_the_few_above_it() -> None:
     assert ledger.closed_below == 4
 
 
-def test_an_order_is_taken_in_once() -> None:
-    ledger = books()
+def test_an_order_is_ingested_once() -> None:
+    ledger = new_ledger()
     assert ledger.ingest(0, rows(0, 0))
     assert not ledger.ingest(0, rows(0, 0, 0))
     assert ledger.num_waiting == 1
 
 
 def test_staleness_equal_to_the_bound_is_used_and_one_more_expires() -> None:
-    ledger = books(max_staleness=2)
+    ledger = new_ledger(max_staleness=2)
     ledger.ingest(0, rows(0, 0, 0, 0, 0, 0, 0, 0))
     for step in (1, 2, 3):  # staleness 0, 1, 2
         assert made(ledger).step == step
@@ -103,8 +103,8 @@ def test_staleness_equal_to_the_bound_is_used_and_one_more_expires() -> None:
     assert made(ledger).ledger == (LedgerEntry(key(0, 6), "expired", "max_staleness"),)
 
 
-def test_synchronous_books_use_only_rows_of_the_newest_version() -> None:
-    ledger = books(max_staleness=0)
+def test_a_synchronous_ledger_uses_only_rows_of_the_newest_version() -> None:
+    ledger = new_ledger(max_staleness=0)
     ledger.ingest(0, rows(0, 0, 0, 0))
     made(ledger)
     ledger.ingest(1, rows(1, 0, 1, 1))
@@ -112,7 +112,7 @@ def test_synchronous_books_use_only_rows_of_the_newest_version() -> None:
 
 
 def test_a_ledger_is_restored_from_the_newest_batch_and_reads_only_the_shards_that_wait() -> None:
-    ledger = books()
+    ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0))
     ledger.ingest(4, rows(4, 0))
     ledger.ingest(2, rows(2, 0))
@@ -132,7 +132,7 @@ def test_a_ledger_is_restored_from_the_newest_batch_and_reads_only_the_shards_th
 
 
 def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_that_reason() -> None:
-    ledger = books()
+    ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0, 0))
     restored = Ledger.restore("solver", 2, 8, made(ledger), lambda order: {})
     assert restored.num_waiting == 0
@@ -146,7 +146,7 @@ def test_samplers_compose_with_the_last_deciding_ties_last() -> None:
                 draft, rows=tuple(sorted(draft.rows, key=lambda waiting: -waiting.key.episode))
             )
 
-    ledger = books()
+    ledger = new_ledger()
     ledger.ingest(0, rows(0, 1, 0, 0, 1))
     batch = ledger.assemble([Edf(), ByPlace()], 0, no_rows)
     assert batch is not None
@@ -158,7 +158,7 @@ def test_replays_are_marked_take_their_places_and_use_up_nothing() -> None:
         def arrange(self, draft: Draft) -> Draft:
             return replace(draft, replays=draft.trained(1))
 
-    ledger = books()
+    ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0))
     first = made(ledger)
     ledger.ingest(1, rows(1, 1))
@@ -179,14 +179,14 @@ def test_a_sampler_cannot_use_a_row_twice_nor_one_that_does_not_wait(fault: str)
                 return replace(draft, rows=rows(99, 0, 0))
             return replace(draft, replays=draft.rows[:1])
 
-    ledger = books()
+    ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0, 0))
     with pytest.raises(ConfigError, match=r"data\.sample"):
         ledger.assemble([Cheat()], 0, no_rows)
 
 
 def test_a_batch_that_does_not_follow_is_refused() -> None:
-    ledger = books()
+    ledger = new_ledger()
     ledger.ingest(0, rows(0, 0, 0))
     batch = made(ledger)
     with pytest.raises(ValueError, match="does not follow"):
@@ -194,9 +194,13 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
 
 
 def test_the_random_numbers_of_a_draft_depend_on_policy_and_step_alone() -> None:
-    assert books().draft(7, no_rows).draw.random() == books().draft(7, no_rows).draw.random()
-    assert books().draft(7, no_rows).draw.random() != books().draft(8, no_rows).draw.random()
     assert (
-        books().draft(7, no_rows).draw.random()
+        new_ledger().draft(7, no_rows).draw.random() == new_ledger().draft(7, no_rows).draw.random()
+    )
+    assert (
+        new_ledger().draft(7, no_rows).draw.random() != new_ledger().draft(8, no_rows).draw.random()
+    )
+    assert (
+        new_ledger().draft(7, no_rows).draw.random()
         != Ledger("verifier", 2, 8).draft(7, no_rows).draw.random()
     )

@@ -36,7 +36,7 @@ def rounds(dataflow: Dataflow, count: int = 3) -> None:
         dataflow.round()
 
 
-def test_a_run_ends_with_every_batch_and_balanced_books(memory_store: ObjectStore) -> None:
+def test_a_run_ends_with_every_batch_and_a_balanced_ledger(memory_store: ObjectStore) -> None:
     made = world(memory_store)
     dataflow = made.dataflow()
     made.finish(dataflow)
@@ -227,7 +227,7 @@ def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: Obje
         made.dataflow()
 
 
-def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(
+def test_shards_that_one_policy_closed_are_ingested_again_for_the_other_alone(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store, policies={**ONE, "verifier": PolicyData(batch_size=64, steps=1)})
@@ -253,7 +253,7 @@ def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(
     made.check()
 
 
-def test_shards_may_be_taken_in_anywhere_and_in_any_order(memory_store: ObjectStore) -> None:
+def test_shards_may_be_ingested_anywhere_and_in_any_order(memory_store: ObjectStore) -> None:
     made = world(memory_store.sub("a"))
     inline = world(memory_store.sub("b"))
 
@@ -413,7 +413,7 @@ def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectS
     assert progress_of(pulse.last, DataflowProgress).orders == len(made.orders())
 
 
-def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(
+def test_the_service_returns_when_the_run_or_the_service_is_stopped(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store)
@@ -487,7 +487,7 @@ def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(
     assert [numbers for numbers in found if numbers] == [[0]]
 
 
-def test_a_round_takes_in_a_bounded_number_of_shards_and_the_next_one_goes_on_behind_them(
+def test_a_round_ingests_a_bounded_number_of_shards_and_the_next_one_goes_on_behind_them(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "SHARDS_PER_ROUND_MAX", 2)
@@ -527,7 +527,9 @@ def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
     )
 
 
-def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: ObjectStore) -> None:
+def test_a_run_whose_groups_have_no_row_to_train_on_has_a_stall_reason(
+    memory_store: ObjectStore,
+) -> None:
     assembly = _assembly(memory_store)
     for order in range(UNTRAINABLE_GROUPS // 4):
         assert stall_reason([assembly]) == ""
@@ -547,7 +549,7 @@ def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: O
     assert stall_reason([assembly]) == ""
 
 
-def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_all_policies(
+def test_when_episodes_fail_the_stall_reason_has_their_number_and_commonest_error_once(
     memory_store: ObjectStore,
 ) -> None:
     """A workflow that raises at once leaves no sequence, and so no group of any policy."""

@@ -56,7 +56,7 @@ def test_a_group_with_equal_rewards_is_filtered_by_name_and_still_counts_in_the_
     assert (ingested.num_groups, ingested.num_groups_kept) == (2, 1)
 
 
-def test_the_rest_of_a_group_with_a_failed_episode_is_kept_unless_the_config_says_no(
+def test_the_rest_of_a_group_with_a_failed_episode_is_kept_unless_the_config_drops_it(
     run: ObjectStore,
 ) -> None:
     answer = shard(group(episode(error="ValueError: no"), episode(), episode(reward=0.0)))

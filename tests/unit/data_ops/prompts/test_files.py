@@ -135,7 +135,7 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
         read_parquet(FilePrompts(path=str(tmp_path / "a.parquet")))
 
 
-def test_without_the_package_datasets_the_message_says_how_to_get_it(
+def test_without_the_package_datasets_the_message_names_the_installation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` an ImportError

@@ -1,6 +1,4 @@
-"""What surrounds a service: its heartbeat, and what becomes of a run that only a person can
-mend.
-"""
+"""A service as the body of a flow: its heartbeat, how it stops, and errors that fail the run."""
 
 import threading
 from collections.abc import Callable
@@ -34,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     )
 
 
-def test_what_only_a_person_can_mend_fails_the_run_at_once_with_the_sentence_that_says_how(
+def test_a_config_error_fails_the_run_at_once_with_its_message(
     run: ObjectStore,
 ) -> None:
     with pytest.raises(ConfigError):
@@ -52,25 +50,9 @@ def test_what_only_a_person_can_mend_fails_the_run_at_once_with_the_sentence_tha
     )
 
 
-def test_a_folder_in_the_place_of_a_members_heartbeat_fails_the_run_at_once_and_is_named(
+def test_a_service_of_a_stopped_run_returns_with_a_heartbeat_of_state_done(
     run: ObjectStore,
 ) -> None:
-    run.put("heartbeats/evaluation/evaluation.json/x", b"")
-    with pytest.raises(ConfigError):
-        run_service.run_evaluation("r", "evaluation", 0)
-    stop = runs.read_stop(run)
-    assert stop is not None
-    assert stop.state == "failed"
-    assert stop.reason.startswith(
-        "evaluation: cannot write the heartbeat heartbeats/evaluation/evaluation.json: /"
-    )
-    assert stop.reason.endswith(
-        "a file stands where a folder belongs, or the reverse; "
-        "correct that, then start the run again with the same run id"
-    )
-
-
-def test_a_service_of_a_stopped_run_returns_and_its_heartbeat_says_so(run: ObjectStore) -> None:
     runs.request_stop(run, Stop("cancelled", "enough", 1.0))
     assert run_service.run_evaluation("r", "evaluation", 3) is None
     (beat,) = heartbeats.read_all(run)

@@ -31,7 +31,7 @@ def test_sigterm_may_come_at_any_moment_of_a_wait() -> None:
         assert stop.wait(PATIENCE_S)
 
 
-def test_an_event_loop_hears_sigterm_as_an_event() -> None:
+def test_sigterm_sets_the_event_of_an_event_loop() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     async def hear() -> None:

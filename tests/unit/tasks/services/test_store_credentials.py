@@ -1,4 +1,4 @@
-"""Credentials from a Prefect block, against a server that knows nothing but blocks."""
+"""Credentials from a Prefect block, against a server that serves only blocks."""
 
 import json
 import os
@@ -135,7 +135,7 @@ def test_a_block_that_holds_no_object_is_refused(blocks: Blocks, value: Any) -> 
     )
 
 
-def test_a_block_that_is_not_there_is_told_with_how_to_make_it(blocks: Blocks) -> None:
+def test_an_error_for_a_missing_block_shows_how_to_make_it(blocks: Blocks) -> None:
     with pytest.raises(
         ConfigError, match=rf"{blocks.url} has no Secret block other, .*\.save\(\"other\"\)$"
     ):
