@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rollout.service.agent_pool import open_agent_pool
-from rollout.service.episode_runner import play_prompts
+from rollout.service.episode_runner import run_prompts
 from storage.coordination.lifetime import Lifetime, StoppedError
 from storage.errors import ConflictError
 from storage.records.rollouts import Episode, Group
@@ -156,7 +156,7 @@ async def _play(
     cast = open_agent_pool(run, rollout, sampling)
     try:
         await cast.load(run, {policy: versions[policy] for policy in cast.engines})
-        return await play_prompts(cast, prompts, 1, EVALUATION_SEED, seen)
+        return await run_prompts(cast, prompts, 1, EVALUATION_SEED, seen)
     finally:
         await cast.close()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 
 from storage.records.batches import Batch, BatchRow, Entry, Fate, SequenceKey
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import NOBODY, Episode, FailureKind, Group, Prompt, Sequence, Shard
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication
@@ -45,13 +45,24 @@ def sequence(
 
 
 def episode(
-    *sequences: Sequence, reward: float = 1.0, error: str | None = None, **metrics: float
+    *sequences: Sequence,
+    reward: float = 1.0,
+    error: str | None = None,
+    failure_kind: FailureKind | None = None,
+    **metrics: float,
 ) -> Episode:
     """One play of `sequences` (one default sequence when there is neither a sequence nor an
     error).
     """
     own = sequences or (() if error else (sequence(reward=reward),))
-    return Episode(sequences=own, reward=reward, metrics=metrics, error=error, seconds=0.25)
+    return Episode(
+        sequences=own,
+        reward=reward,
+        metrics=metrics,
+        error=error,
+        failure_kind=failure_kind,
+        seconds=0.25,
+    )
 
 
 def group(*episodes: Episode, prompt_id: str = "chained_addition/train/17") -> Group:

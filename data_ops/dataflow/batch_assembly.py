@@ -24,7 +24,7 @@ from data_ops.dataflow.shard_ingest import IngestedShard, PolicyIntake, all_rows
 from storage import layout
 from storage.errors import CorruptError
 from storage.records.batches import Batch, BatchRow, SequenceKey
-from storage.records.rollouts import Shard
+from storage.records.rollouts import Shard, failures_by_kind
 from storage.run import batches
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
@@ -105,7 +105,8 @@ class BatchAssembly:
         self._episodes = 0
         """Episodes of those groups."""
         self._failures: Counter[str] = Counter()
-        """What those of them that failed said."""
+        """Errors of the failed episodes among them."""
+        self._failure_kinds: Counter[str] = Counter()
         self._finished_s: dict[int, float] = {}
         newest = self._newest_batch()
         self._intake = Intake(newest.metrics if newest else None)
@@ -140,7 +141,11 @@ class BatchAssembly:
         if not failed:
             return self._barren, EQUAL_REWARDS
         error, count = self._failures.most_common(1)[0]
-        why = f"{failed} of {self._episodes} episodes failed, {count} of them with {shorten(error, ERROR_CHARACTERS_MAX)}"
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self._failure_kinds.most_common())
+        why = (
+            f"{failed} of {self._episodes} episodes failed ({kinds}), "
+            f"{count} of them with {shorten(error, ERROR_CHARACTERS_MAX)}"
+        )
         return self._barren, why if failed == self._episodes else f"{why}; {LEFT_OUT}"
 
     def look_for_version(self) -> None:
@@ -193,11 +198,13 @@ class BatchAssembly:
         if intake.rows:
             self._barren, self._episodes = 0, 0
             self._failures.clear()
+            self._failure_kinds.clear()
             return
         episodes = [episode for group in shard.groups for episode in group.episodes]
         self._barren += len(shard.groups)
         self._episodes += len(episodes)
         self._failures.update(episode.error for episode in episodes if episode.error is not None)
+        self._failure_kinds.update(failures_by_kind(episodes))
 
     def _may_make_batch(self) -> bool:
         if self.version is None or self.done:

@@ -14,9 +14,15 @@ from typing import Protocol
 
 from rollout.agents.chat import Chat, Message
 from rollout.agents.context import Context
+from rollout.agents.failures import ModelFailedError
 from rollout.agents.seeds import derived_seed
 from rollout.config import SamplingConfig
-from rollout.engines.engine import Engine, SamplingParams
+from rollout.engines.engine import (
+    ContextFullError,
+    Engine,
+    GenerationAbortedError,
+    SamplingParams,
+)
 from storage.errors import ConfigError
 from storage.records.rollouts import Episode, FinishReason, Prompt
 
@@ -49,7 +55,7 @@ class Player:
 class Agent:
     """A policy in one role of one episode."""
 
-    def __init__(self, player: Player, episode_seed: int, calls: "Calls") -> None:
+    def __init__(self, player: Player, episode_seed: int, calls: "CallCounter") -> None:
         self._player = player
         self._seed = episode_seed
         self._calls = calls
@@ -64,7 +70,10 @@ class Agent:
         """Answers `messages`: in a context of its own called `name`, or as the next turn of
         `context`.
 
-        Raises what the engine raises; RuntimeError when the engine gave the request up.
+        Raises:
+            ModelFailedError: the episode's answers so far fill the longest context.
+            GenerationAbortedError: the engine ended the request.
+            ConfigError, EngineFailedError: as `Engine.generate`.
         """
         player = self._player
         if context is None:
@@ -77,16 +86,22 @@ class Agent:
             )
         else:
             context.extend(messages)
-        asked = tuple(context.tokens)
-        generation = await player.engine.generate(
-            asked, self._params(derived_seed(self._seed, self._calls.next()))
-        )
+        tokens = tuple(context.tokens)
+        call = self._calls.next()
+        try:
+            generation = await player.engine.generate(
+                tokens, self._params(derived_seed(self._seed, call))
+            )
+        except ContextFullError as error:
+            if call == 0:
+                raise  # the prompt alone is too long: a matter of the recipe
+            raise ModelFailedError(str(error)) from error
         if generation.finish_reason == "abort":
-            raise RuntimeError(
-                f"the engine of policy {player.policy} gave up the request after "
+            raise GenerationAbortedError(
+                f"the engine of policy {player.policy} ended the request after "
                 f"{len(generation.tokens)} tokens"
             )
-        if len(context.tokens) != len(asked):
+        if len(context.tokens) != len(tokens):
             raise RuntimeError(
                 f"context {context.name!r} was answered twice at once; its turns follow one another"
             )
@@ -106,7 +121,7 @@ class Agent:
         )
 
 
-class Calls:
+class CallCounter:
     """Numbers the calls of one episode 0, 1, 2, …, over all its agents, so that each has random
     numbers of its own.
     """

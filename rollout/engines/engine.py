@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollout.config import EngineConfig
+from storage.errors import ConfigError
 from storage.import_path import Kind, resolve
 from storage.records.rollouts import FinishReason
 from storage.records.types import Float32, Int32, Json
@@ -110,9 +111,11 @@ class Engine(Protocol):
     async def generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
         """Continue `tokens` [L]. Cancelling the await frees the request's place.
 
-        Raises ConfigError when the prompt is empty, holds an unknown id or leaves no room in the
-        longest context, when a stop id is no token, or when no weights were loaded yet;
-        EngineFailedError when the engine broke or was closed.
+        Raises:
+            ContextFullError: `tokens` leave no space in the longest context.
+            ConfigError: `tokens` are empty, an id is outside the vocabulary, or no weights are
+                loaded yet.
+            EngineFailedError: the engine broke or was closed.
         """
 
     async def load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
@@ -126,6 +129,14 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """End what runs with `finish_reason="abort"` and free everything. May be called twice."""
+
+
+class ContextFullError(ConfigError):
+    """The longest context has no space for an answer to the tokens of a request."""
+
+
+class GenerationAbortedError(RuntimeError):
+    """An engine ended a request before its answer was complete."""
 
 
 class EngineFailedError(RuntimeError):

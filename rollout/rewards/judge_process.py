@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import psutil
 
+from rollout.agents.failures import RewardFailedError
 from storage.errors import ConfigError
 
 STALL_S: Final = 120.0
@@ -39,11 +40,11 @@ ASTRAFLOW_STACK marks it for `astraflow down`.
 """
 
 
-class JudgeTimeoutError(Exception):
-    """A comparison used more CPU time than it may. The answer is neither right nor wrong."""
+class JudgeTimeoutError(RewardFailedError):
+    """A comparison exceeded its CPU time. The answer is neither right nor wrong."""
 
 
-class JudgeFailedError(Exception):
+class JudgeFailedError(RewardFailedError):
     """No child could judge the answer. It is neither right nor wrong."""
 
 

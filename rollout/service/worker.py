@@ -23,7 +23,7 @@ from typing import Any
 
 from rollout.config import RolloutConfig, SamplingConfig
 from rollout.service.agent_pool import AgentPool, check_agent_pool, open_agent_pool
-from rollout.service.episode_runner import play_prompts
+from rollout.service.episode_runner import run_prompts
 from rollout.service.order_leasing import LeasedOrder, OrderLeasing
 from rollout.service.throughput import Throughput
 from rollout.service.weight_sync import WeightSync
@@ -35,7 +35,7 @@ from storage.errors import (
     NotFoundError,
     TransientError,
 )
-from storage.records.rollouts import Episode, Group, Order, Shard
+from storage.records.rollouts import Episode, FailureKind, Group, Order, Shard
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication, traffic
@@ -260,7 +260,7 @@ class Worker:
             )
         else:
             samples = order.samples_per_prompt
-            groups = await play_prompts(
+            groups = await run_prompts(
                 self._cast, order.prompts, samples, order.seed, self._tally.episode
             )
         shard = Shard(
@@ -380,5 +380,10 @@ class Worker:
 
 def _given_up(order: Order, lost: int) -> tuple[Group, ...]:
     """Failed episodes for an order that took one worker after the other with it."""
-    failed = Episode(sequences=(), reward=0.0, error=f"gave up after {lost} lost leases")
+    failed = Episode(
+        sequences=(),
+        reward=0.0,
+        error=f"gave up after {lost} lost leases",
+        failure_kind=FailureKind.INFRASTRUCTURE,
+    )
     return tuple(Group(prompt, (failed,) * order.samples_per_prompt) for prompt in order.prompts)

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 from rollout.agents.workflow import Workflow
 from rollout.config import WorkflowConfig
-from rollout.rewards.math_reward import Reward
+from rollout.rewards.reward import Reward
 from rollout.workflows.actor_and_verify import ActorAndVerify
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from rollout.agents.chat import user
 from rollout.agents.workflow import Agent
-from rollout.rewards.math_reward import Reward
+from rollout.rewards.reward import Reward
 from rollout.workflows.templates import checked_template
 from storage.records.rollouts import Episode, Prompt
 

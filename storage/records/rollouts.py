@@ -6,8 +6,10 @@ Shape legend: L tokens of one sequence. Frozen records without files or schemas:
 `run/shards.py` store them.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
 from storage.records.numbers import Count, UnixTime
@@ -19,6 +21,27 @@ sampled.
 """
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+class FailureKind(StrEnum):
+    """Cause of a failed episode. `docs/workflows.md` lists the exceptions of each kind."""
+
+    MODEL = "model"
+    """The policy's own output: it filled the longest context, or nothing can be made of it."""
+    ENVIRONMENT = "environment"
+    TOOL = "tool"
+    REWARD = "reward"
+    """The reward gave no verdict for a reason other than the answer."""
+    TIMEOUT = "timeout"
+    """A time limit was exceeded: of the episode, of the judge, or one that the workflow set."""
+    INFRASTRUCTURE = "infrastructure"
+    """The engine, the store, the network, or workers that were lost."""
+    WORKFLOW_BUG = "workflow_bug"
+    """Any other error: the workflow's code or its settings."""
+
+
+NOT_RECORDED = "not_recorded"
+"""Stands for the kind in counts of failed episodes whose shard has none."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +124,7 @@ class Sequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One play of the workflow. A failed one carries `error` and usually no sequences."""
+    """One execution of a workflow on a prompt. A failed one has `error`, and usually no sequences."""
 
     sequences: tuple[Sequence, ...]
     reward: float
@@ -110,9 +133,18 @@ class Episode:
     (correct or not).
     """
     error: str | None = None
-    """`Kind: message` of what the play raised, or `timeout after 60 s`."""
+    """`Class: message` of the exception, or `timeout after 60 s`; None for a success."""
+    failure_kind: FailureKind | None = None
+    """Kind of `error`; None for a success, and in shards that were stored without it."""
     seconds: float = 0.0
-    """Wall-clock from start to end of the play."""
+    """Wall-clock time from start to end."""
+
+
+def failures_by_kind(episodes: Iterable[Episode]) -> Counter[str]:
+    """Count failed episodes by kind; those without one count as NOT_RECORDED."""
+    return Counter(
+        episode.failure_kind or NOT_RECORDED for episode in episodes if episode.error is not None
+    )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 header.
 
     row      group episode sequence | tokens loss_mask logprobs owners versions | policy_set reward temperature …
-    header   order attempt worker region weights policy_sets | groups: prompt, episodes: reward metrics error seconds
+    header   order attempt worker region weights policy_sets | groups: prompt, episodes
+    episode  reward metrics error failure_kind seconds
 
 So episodes that failed without a sequence survive too. `decode` believes nothing: whatever it
 returns fulfils every promise of `storage.records.Sequence`. Bits of log-probabilities and rewards
@@ -26,7 +27,7 @@ from storage.formats.json_objects import build
 from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
 from storage.records.numbers import Count, Number, UnixTime
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import NOBODY, Episode, FailureKind, Group, Prompt, Sequence, Shard
 from storage.records.types import Bool, Int8, Int32
 from storage.store.object_store import ObjectStore, read_twice
 
@@ -63,6 +64,8 @@ class _EpisodeHeader:
     error: str | None
     seconds: Number
     num_sequences: Count
+    failure_kind: FailureKind | None = None
+    """Absent in shards of earlier releases."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,7 @@ def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
                     error=play.error,
                     seconds=play.seconds,
                     num_sequences=len(play.sequences),
+                    failure_kind=play.failure_kind,
                 )
                 for play in group.episodes
             ),
@@ -209,11 +213,17 @@ def _episode(header: _EpisodeHeader, sequences: Iterator[Sequence]) -> Episode:
         reward=header.reward,
         metrics=header.metrics,
         error=header.error,
+        failure_kind=header.failure_kind,
         seconds=header.seconds,
     )
 
 
 def _check_header(header: _Header) -> None:
+    for episode in (episode for group in header.groups for episode in group.episodes):
+        if episode.failure_kind is not None and episode.error is None:
+            raise CorruptError(
+                f"an episode of a shard has the failure kind {episode.failure_kind} and no error"
+            )
     for policies in header.policy_sets:
         if len(set(policies)) < len(policies):
             raise CorruptError(f"a shard's policy set {list(policies)} names a policy twice")

@@ -117,7 +117,7 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:
-    from rollout.rewards.math_reward import find_reward
+    from rollout.rewards.reward import find_reward
 
     try:
         find_reward(config.rollout.workflow.reward)

@@ -197,7 +197,7 @@ def worker_timeline(
                 shades[one.region],
                 f"order {one.order}: {one.episodes} episodes, {one.tokens} tokens in "
                 f"{one.finished_s - one.started_s:.1f} s"
-                + (f", {one.failed} failed" if one.failed else "")
+                + "".join(f", {count} failed ({kind})" for kind, count in one.failed.items())
                 + "".join(f", {policy} ≤ v{version}" for policy, version in one.newest.items()),
             )
             for one in played[:: max(1, len(played) // LANE_BARS_MAX)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.records.rollouts import NOBODY, Episode, Shard
+from storage.records.rollouts import NOBODY, Episode, Shard, failures_by_kind
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.training_curves import READERS, sample
@@ -32,7 +32,8 @@ class Played:
     tokens: int
     """Sampled tokens."""
     episodes: int
-    failed: int
+    failed: Mapping[str, int]
+    """Kind of failure → episodes."""
     newest: Mapping[str, int]
     """policy → newest version that sampled a token."""
 
@@ -110,7 +111,7 @@ def _played(run: ObjectStore, number: int) -> Played | None:
             int((s.owners != NOBODY).sum()) for episode in episodes for s in episode.sequences
         ),
         episodes=len(episodes),
-        failed=sum(episode.error is not None for episode in episodes),
+        failed=failures_by_kind(episodes),
         newest={policy: max(versions) for policy, versions in shard.weights.items() if versions},
     )
 

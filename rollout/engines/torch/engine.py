@@ -17,7 +17,13 @@ import numpy as np
 import torch
 
 from rollout.config import EngineConfig
-from rollout.engines.engine import NO_VERSION, EngineFailedError, Generation, SamplingParams
+from rollout.engines.engine import (
+    NO_VERSION,
+    ContextFullError,
+    EngineFailedError,
+    Generation,
+    SamplingParams,
+)
 from rollout.engines.torch.architecture import read_architecture
 from rollout.engines.torch.batch import ContinuousBatch, Request
 from rollout.engines.torch.decoder import Decoder
@@ -149,10 +155,9 @@ class TorchRolloutEngine:
                 f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}"
             )
         if len(prompt) >= max_tokens:
-            raise ConfigError(
-                f"a prompt of {len(prompt)} tokens leaves no room for an answer; raise "
-                "rollout.engine.max_tokens "
-                f"(now {max_tokens}) or use shorter prompts"
+            raise ContextFullError(
+                f"a prompt of {len(prompt)} tokens leaves no space for an answer; raise "
+                f"rollout.engine.max_tokens (now {max_tokens}) or use shorter prompts"
             )
         if not self._digests:
             raise ConfigError(

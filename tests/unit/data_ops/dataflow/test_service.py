@@ -18,7 +18,7 @@ from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import SequenceKey
 from storage.records.control import Stop
-from storage.records.rollouts import Order, Prompt, Shard
+from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
 from storage.run.quarantine import quarantined
 from storage.store.object_store import ObjectStore
@@ -545,7 +545,11 @@ def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_a
 ) -> None:
     """A workflow that raises at once leaves no sequence, and so no group of any policy."""
     assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
-    plays = [episode(error="KeyError: 'answer'")] * 3 + [episode(error="TimeoutError: ")]
+    plays = [
+        *[episode(error="KeyError: 'answer'", failure_kind=FailureKind.WORKFLOW_BUG)] * 2,
+        episode(error="KeyError: 'answer'"),
+        episode(error="TimeoutError: ", failure_kind=FailureKind.TIMEOUT),
+    ]
     for order in range(BARREN_GROUPS):
         for assembly in assemblies:
             assembly.take_in(
@@ -556,5 +560,7 @@ def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_a
     assert complaint(assemblies) == (
         f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: "
         f"{4 * BARREN_GROUPS} of "
-        f"{4 * BARREN_GROUPS} episodes failed, {3 * BARREN_GROUPS} of them with KeyError: 'answer'"
+        f"{4 * BARREN_GROUPS} episodes failed ({2 * BARREN_GROUPS} workflow_bug, "
+        f"{BARREN_GROUPS} not_recorded, {BARREN_GROUPS} timeout), "
+        f"{3 * BARREN_GROUPS} of them with KeyError: 'answer'"
     )
