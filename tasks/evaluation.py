@@ -16,6 +16,8 @@ from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import run_prompts
 from storage.coordination.lifetime import Lifetime, StoppedError
 from storage.errors import ConflictError
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode, Group
 from storage.records.types import Float32
 from storage.store.object_store import ObjectStore
@@ -91,7 +93,7 @@ def follow(
         if evals.exists(run, versions):
             continue
         note = f"evaluating {_spelled(versions)}"
-        heartbeat.update(state="working", versions=dict(versions), note=note)
+        heartbeat.update(state=ServiceState.WORKING, versions=dict(versions), note=note)
         with heartbeat.span("evaluate"):
             if not as_task(evaluate)(versions):
                 return
@@ -113,7 +115,7 @@ class _Progress:
 
     def __call__(self, episode: Episode) -> None:
         self._episodes += 1
-        self._lifetime.heartbeat.update(progress={"episodes": float(self._episodes)})
+        self._lifetime.heartbeat.update(progress=EvaluationProgress(episodes=self._episodes))
         self._lifetime.check()
 
 
@@ -133,7 +135,9 @@ def _wait_for(lifetime: Lifetime, versions: Mapping[str, int]) -> None:
         newest = max(versions.values())
         what = f"version {newest}" if newest else "the base model"
         lifetime.heartbeat.update(
-            state="waiting", note=f"waits for {what} of {', '.join(policies)}"
+            state=ServiceState.WAITING,
+            wait_reason=WaitReason.VERSION if newest else WaitReason.BASE_MODEL,
+            note=f"waits for {what} of {', '.join(policies)}",
         )
         lifetime.wait(POLL_INTERVAL_S)
         lifetime.check()

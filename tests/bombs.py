@@ -25,12 +25,13 @@ from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.service import Dataflow
 from data_ops.prompts import BuiltinPrompts
 from storage import layout
+from storage.coordination import heartbeats
 from storage.errors import CorruptError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import schema_of
-from storage.formats.json_objects import decode, seal, unseal
+from storage.formats.json_objects import seal, unseal
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
-from storage.records.control import Heartbeat, OrdersEnd
+from storage.records.control import OrdersEnd
 from storage.records.rollouts import Order, Prompt
 from storage.records.types import Json
 from storage.records.weights import HostTensor, Manifest
@@ -274,7 +275,7 @@ def json_that_claims() -> Iterator[tuple[str, Read]]:
     beat = (
         f'{{"format":1,"write_id":"{ZEROS}","progress":{{"closed_below":{"9" * 4000}}}}}'.encode()
     )
-    yield "a heartbeat of a long number", partial(decode, Heartbeat, beat, "heartbeats/x")
+    yield "a heartbeat of a long number", partial(heartbeats.parse, beat, "heartbeats/x")
     run = store()
     run.put(
         layout.order(0),

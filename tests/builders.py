@@ -2,11 +2,16 @@
 about.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 import numpy as np
 
+from storage import layout
+from storage.coordination import heartbeats
 from storage.records.batches import Batch, BatchRow, Entry, Fate, SequenceKey
+from storage.records.control import Heartbeat, ServiceState, WaitReason
+from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
 from storage.records.rollouts import NOBODY, Episode, FailureKind, Group, Prompt, Sequence, Shard
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
@@ -153,6 +158,47 @@ def tensors(value: int = 0) -> dict[str, HostTensor]:
         ),
         "model.scale": HostTensor("F32", (), np.array(value, dtype=np.uint32)),
     }
+
+
+def heartbeat(
+    kind: ServiceKind,
+    id: str,
+    *,
+    attempt: int = 0,
+    beats: int = 1,
+    beat_s: float = 1.0,
+    started_s: float = 1.0,
+    pid: int = 1,
+    host: str = "here",
+    state: str = ServiceState.WORKING,
+    wait_reason: WaitReason = WaitReason.NONE,
+    region: str = "",
+    seconds: Mapping[str, float] | None = None,
+    versions: Mapping[str, int] | None = None,
+    note: str = "",
+    progress: Progress | None = None,
+) -> Heartbeat:
+    return Heartbeat(
+        kind=kind,
+        id=id,
+        attempt=attempt,
+        beats=beats,
+        beat_s=beat_s,
+        started_s=started_s,
+        pid=pid,
+        host=host,
+        state=state,
+        wait_reason=wait_reason,
+        region=region,
+        seconds=seconds or {},
+        versions=versions or {},
+        note=note,
+        progress=progress or PROGRESS_OF[kind](),
+    )
+
+
+def put_heartbeat(run: ObjectStore, beat: Heartbeat) -> None:
+    run.put(layout.heartbeat(beat.kind, beat.id), heartbeats.encode(beat))
 
 
 def mirror_next(

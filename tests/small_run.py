@@ -7,9 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from storage import layout
-from storage.formats.json_objects import FORMAT, dump
-from storage.records.control import Heartbeat, Stop
+from storage.records.control import ServiceState, Stop
+from storage.records.progress import Progress, ServiceKind
 from storage.records.rollouts import Order, Prompt
 from storage.records.weights import HostTensor
 from storage.run import batches, orders, runs, shards
@@ -101,23 +100,22 @@ class SmallRun:
 
     def beat(
         self,
-        kind: Literal["supervisor", "dataflow", "rollout", "trainer", "evaluation", "mirror"],
+        kind: ServiceKind,
         member: str,
         at_s: float,
         *,
-        state: str = "working",
+        state: str = ServiceState.WORKING,
         region: str = "",
         note: str = "",
-        progress: Mapping[str, float] | None = None,
-        rates: Mapping[str, float] | None = None,
+        progress: Progress | None = None,
         seconds: Mapping[str, float] | None = None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
-        beat = Heartbeat(
-            kind=kind, id=member, attempt=0, beats=9, beat_s=at_s, started_s=at_s - 60, pid=1, host="host", state=state, region=region, progress=progress or {}, rates=rates or {}, seconds=seconds or {},
-            versions=versions or {}, note=note,
+        beat = builders.heartbeat(
+            kind, member, beat_s=at_s, started_s=at_s - 60, state=state, region=region, note=note, progress=progress,
+            seconds=seconds, versions=versions,
         )  # fmt: skip
-        self.run.put(layout.heartbeat(kind, member), dump({"format": FORMAT, **vars(beat)}))
+        builders.put_heartbeat(self.run, beat)
 
     def stop(
         self, state: Literal["completed", "cancelled", "failed"], reason: str, at_s: float

@@ -25,6 +25,9 @@ from data_ops.dataflow.shard_ingest import IngestedShard, prepare
 from storage import layout
 from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.errors import ConflictError, CorruptError, TransientError
+from storage.records.batches import Fate
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Shard
 from storage.run import orders, shards
 from storage.run.quarantine import quarantine
@@ -140,19 +143,23 @@ class Dataflow:
         """What a person should know about a run that makes no headway; empty otherwise."""
         return complaint(self._unfinished())
 
-    def progress(self) -> dict[str, float]:
-        """What a heartbeat says of it; totals count since the dataflow was started or rebuilt."""
-        counts: dict[str, float] = {
-            "closed_below": min(assembly.books.closed_below for assembly in self._assemblies),
-            "orders": self._ordering.next_number,
-        }
-        for assembly in self._assemblies:
-            counts[f"batches/{assembly.policy}"] = assembly.books.last_step
-            counts[f"waiting/{assembly.policy}"] = assembly.books.num_waiting
-            counts.update(
-                (f"{fate}/{assembly.policy}", total) for fate, total in assembly.totals.items()
-            )
-        return counts
+    def progress(self) -> DataflowProgress:
+        """Counts for the heartbeat; fates count since the dataflow was started or rebuilt."""
+        policies = {assembly.policy: assembly for assembly in self._assemblies}
+
+        def total(fate: Fate) -> dict[str, int]:
+            return {policy: each.totals[fate] for policy, each in policies.items()}
+
+        return DataflowProgress(
+            closed_below=min(each.books.closed_below for each in policies.values()),
+            orders=self._ordering.next_number,
+            batches={policy: each.books.last_step for policy, each in policies.items()},
+            waiting={policy: each.books.num_waiting for policy, each in policies.items()},
+            trained=total("trained"),
+            replayed=total("replayed"),
+            filtered=total("filtered"),
+            expired=total("expired"),
+        )
 
     def versions(self) -> dict[str, int]:
         """The newest weights known of each policy."""
@@ -265,8 +272,10 @@ def serve(
             )
             busy = dataflow.round()
             failures = 0
+            state, wait_reason = _state(dataflow, busy)
             heartbeat.update(
-                state="working" if busy else "waiting",
+                state=state,
+                wait_reason=wait_reason,
                 note=dataflow.complaint,
                 progress=dataflow.progress(),
                 versions=dataflow.versions(),
@@ -277,10 +286,21 @@ def serve(
         except TransientError as error:
             failures += 1
             log.warning("the store does not answer (%d times in a row): %s", failures, error)
-            heartbeat.update(state="waiting", note=f"the store does not answer: {error}")
+            heartbeat.update(
+                state=ServiceState.WAITING,
+                wait_reason=WaitReason.STORE,
+                note=f"the store does not answer: {error}",
+            )
         if failures or not busy:
             with heartbeat.span("wait"):
                 lifetime.wait(max(config.poll_interval_s, backoff_s(failures)))
+
+
+def _state(dataflow: Dataflow, busy: bool) -> tuple[ServiceState, WaitReason]:
+    """State and wait reason for the heartbeat after a round."""
+    idle = WaitReason.NONE if busy else WaitReason.SHARDS
+    reason = WaitReason.UNTRAINABLE if dataflow.complaint else idle
+    return ServiceState.WORKING if busy else ServiceState.WAITING, reason
 
 
 def _gather(dataflow: Dataflow, config: DataConfig, lifetime: Lifetime) -> bool:

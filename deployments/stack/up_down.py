@@ -231,17 +231,13 @@ def _works_here(store: ObjectStore, run: RunSummary) -> bool:
     """Whether the supervisor of a run that seems interrupted lives on this machine: one that gets
     too little CPU time to beat is slow, and not gone.
     """
-    from tasks.monitoring import status
-
     if run.state != "interrupted":
         return False
     beats = heartbeats.read_all(store.sub(layout.run_prefix(run.run_id)))
     return any(
         processes.lives_since(beat.pid, beat.beat_s)
         for beat in beats
-        if beat.kind == "supervisor"
-        and beat.state not in status.ENDED
-        and beat.host == socket.gethostname()
+        if beat.kind == "supervisor" and not beat.has_ended and beat.host == socket.gethostname()
     )
 
 

@@ -15,6 +15,7 @@ from storage import layout
 from storage.coordination import heartbeats, leases
 from storage.errors import CorruptError, NotFoundError
 from storage.records.control import Lease
+from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
@@ -148,12 +149,14 @@ class OrderLeasing:
         The report is a hint that shortens the first search. One beyond the newest order counts as
         0, since it would hide all orders.
         """
-        reports = [
-            beat.progress.get("closed_below", 0)
-            for beat in heartbeats.read_all(self._run)
-            if beat.kind == "dataflow"
-        ]
-        floor = int(max(reports, default=0))
+        floor = max(
+            (
+                beat.progress.closed_below
+                for beat in heartbeats.read_all(self._run)
+                if isinstance(beat.progress, DataflowProgress)
+            ),
+            default=0,
+        )
         return floor if floor and self._run.exists(layout.order(floor - 1)) else 0
 
     def _check_report(self, unchecked_below: int) -> None:

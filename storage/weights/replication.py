@@ -19,7 +19,16 @@ from typing import NamedTuple
 
 from storage import layout
 from storage.coordination.lifetime import Lifetime, backoff_s
-from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.errors import (
+    AstraFlowError,
+    ConfigError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import MirrorProgress
 from storage.records.weights import FileInfo, Manifest
 from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore, open_store
@@ -95,25 +104,35 @@ def replicate(
                         raise
                     failed = True
                     note = f"{copy.policy} is not mirrored: {error}"
-                    heartbeat.update(state="waiting", note=note)
+                    reason = _wait_reason(error)
+                    heartbeat.update(state=ServiceState.WAITING, wait_reason=reason, note=note)
                     log.warning("%s", note)
                     continue
                 if num_bytes is None:
                     continue
                 copied = True
-                crossed[f"mirrored_bytes_{copy.policy}"] += num_bytes
+                crossed[copy.policy] += num_bytes
                 heartbeat.update(
-                    state="working", note="", progress=crossed, versions={copy.policy: copy.newest}
+                    state=ServiceState.WORKING,
+                    note="",
+                    progress=MirrorProgress(mirrored_bytes=dict(crossed)),
+                    versions={copy.policy: copy.newest},
                 )
                 merging.after(copy.policy, copy.newest)
             missing = [copy.policy for copy in copies if copy.newest < 0]
             if missing and not failed:
                 note = f"waits for the base model of {', '.join(missing)}"
-                heartbeat.update(state="waiting", note=note)
+                reason = WaitReason.BASE_MODEL
+                heartbeat.update(state=ServiceState.WAITING, wait_reason=reason, note=note)
             if last is not None and all(copy.newest >= last and not copy.left for copy in copies):
                 return
             failures = failures + 1 if failed else 0
             pause_s = 0.0 if copied else max(POLL_INTERVAL_S, backoff_s(failures))
+
+
+def _wait_reason(error: AstraFlowError) -> WaitReason:
+    damaged = isinstance(error, (CorruptError, NotFoundError))
+    return WaitReason.DAMAGED_OBJECT if damaged else WaitReason.STORE
 
 
 class _Copy:

@@ -331,7 +331,7 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
         beat.versions[policy]
         for beat in seen.beats
         if beat.kind in READERS
-        and beat.state not in ("done", "failed")
+        and not beat.has_ended
         and policy in beat.versions
         and now_s - beat.beat_s < ALIVE_S
     ]

@@ -17,11 +17,11 @@ from typing import Literal, TypeAlias
 from prefect.client.schemas.objects import State
 
 from data_ops.config import PolicyData
-from storage.coordination import heartbeats
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime, StoppedError, stop_reason
 from storage.errors import ConfigError
-from storage.records.control import Stop
+from storage.records.control import ServiceState, Stop
+from storage.records.progress import BaseModelProgress, ServiceKind
 from storage.run import runs
 from storage.store import object_store
 from storage.store.object_store import ObjectStore
@@ -56,7 +56,7 @@ class _Service:
 
 @contextmanager
 def _serving(
-    run_id: str, kind: heartbeats.Kind, member: str, attempt: int, region: str = ""
+    run_id: str, kind: ServiceKind, member: str, attempt: int, region: str = ""
 ) -> Iterator[_Service]:
     """Open the run and write its member's heartbeats.
 
@@ -67,14 +67,13 @@ def _serving(
     run = runs.open_run(object_store.default_store(), run_id)
     config = read_config(run)
     interval_s = config.supervise.heartbeat_interval_s
-    with (
-        stop_on_sigterm() as stop,
-        HeartbeatWriter(
+    with stop_on_sigterm() as stop:
+        writer = HeartbeatWriter(
             run, kind, member, attempt, interval_s, region=region, leave=stop.set
-        ) as heartbeat,
-    ):
+        )
         try:
-            yield _Service(run, config, heartbeat, stop)
+            with writer as heartbeat:
+                yield _Service(run, config, heartbeat, stop)
         except ConfigError as error:
             log.error("the run cannot go on: %s", error)
             runs.request_stop(run, Stop("failed", f"{member}: {error}", time.time()))
@@ -88,7 +87,8 @@ def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
         lifetime = service.lifetime()
 
         def report(stage: str, fraction: float) -> None:
-            service.heartbeat.update(state="working", note=stage, progress={"base_model": fraction})
+            progress = BaseModelProgress(base_model=fraction)
+            service.heartbeat.update(state=ServiceState.WORKING, note=stage, progress=progress)
             lifetime.check()
 
         models = {policy: spec.model for policy, spec in service.config.policies.items()}

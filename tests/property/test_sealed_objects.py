@@ -22,6 +22,7 @@ from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.safetensors import file_digest
 from storage.records.control import Stop
+from storage.records.progress import TrainerProgress
 from storage.records.weights import HostTensor
 from storage.run import (
     base_models,
@@ -62,7 +63,7 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     runs.request_stop(run, Stop("completed", "every policy reached version 4", 0.0))
     leases.take(run, 0, "rollout-us-east-0", "us-east", leases.LeaseWatch(1.0))
     with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
-        pulse.update(progress={"step": 3}, versions={"solver": 2})
+        pulse.update(progress=TrainerProgress(step=3), versions={"solver": 2})
     tags.create(run, "best", "solver", 2)
     checkpoints.save(
         run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0}

@@ -20,6 +20,8 @@ from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import TrainerProgress
 from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
 from storage.run.checkpoints import Checkpoint
@@ -63,7 +65,7 @@ class _Trainer:
         self._policy = policy
         self._config = config
         self._steps = steps
-        self._pulse = lifetime.heartbeat
+        self._heartbeat = lifetime.heartbeat
         self._engine: TrainEngine
         self._publication = WeightPublisher(lifetime, self._run, policy, config)
         self._step = 0
@@ -95,8 +97,8 @@ class _Trainer:
             self._advance(batch)
         if self._checkpointed < self._step:
             self._checkpoint()
-        self._pulse.update(
-            state="draining",
+        self._heartbeat.update(
+            state=ServiceState.DRAINING,
             note=f"leaves with version {max(self._step, self._standing)} published",
         )
 
@@ -105,13 +107,17 @@ class _Trainer:
 
         Returns False when it must stop before version 0 exists.
         """
-        self._pulse.update(state="waiting", note=f"waits for the base model of {self._policy}")
         while not self._lifetime.retry(
             "reading version 0", lambda: manifests.exists(self._run, self._policy, 0)
         ):
+            self._heartbeat.update(
+                state=ServiceState.WAITING,
+                wait_reason=WaitReason.BASE_MODEL,
+                note=f"waits for the base model of {self._policy}",
+            )
             if self._lifetime.wait(self._config.poll_interval_s):
                 return False
-        self._pulse.update(state="starting", note="builds the engine")
+        self._heartbeat.update(state=ServiceState.STARTING, note="builds the engine")
         files = self._lifetime.retry(
             "reading the model's files", lambda: reader.fetch_files(self._run, self._policy)
         )
@@ -146,8 +152,8 @@ class _Trainer:
         self._standing = standing
         if newest is not None and standing == self._step:
             self._compare(self._engine.weights())
-        self._pulse.update(versions={self._policy: standing})
-        self._beat(
+        self._heartbeat.update(versions={self._policy: standing})
+        self._report(
             "starts from "
             + ("version 0" if newest is None else f"the checkpoint of step {newest.step}")
         )
@@ -167,16 +173,16 @@ class _Trainer:
         step = self._step + 1
         start_s = time.monotonic()
         batch: Batch | None = None
-        with self._pulse.span("wait"):
+        with self._heartbeat.span("wait"):
             while (
                 batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
             ) is None:
-                self._pulse.update(state="waiting")
+                self._heartbeat.update(state=ServiceState.WAITING, wait_reason=WaitReason.BATCH)
                 self._publication.check()  # the batch may need the very version whose publication failed
                 if self._lifetime.wait(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s
-        self._pulse.update(state="working")
+        self._heartbeat.update(state=ServiceState.WORKING)
         return batch
 
     def _read_batch(self, step: int) -> Batch | None:
@@ -194,7 +200,7 @@ class _Trainer:
     def _advance(self, batch: Batch) -> None:
         """From version n−1 to version n, published."""
         start_s = time.monotonic()
-        with self._pulse.span("step"):
+        with self._heartbeat.span("step"):
             metrics = self._engine.step(batch)
         step_s = time.monotonic() - start_s
         self._step = batch.step
@@ -212,7 +218,7 @@ class _Trainer:
         }
         self._publish(metrics)
         self._version_at_s = time.monotonic()
-        self._beat("", tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
+        self._report(tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
         if self._step % self._config.checkpoint_every == 0:
             self._checkpoint()
 
@@ -246,13 +252,13 @@ class _Trainer:
                 f"{self._standing + 1} is the first "
                 "from this trainer's weights. On one CPU thread this should not happen"
             )
-            self._pulse.update(note=note)
+            self._heartbeat.update(note=note)
             log.error("%s: %s", self._policy, note)
 
     def _checkpoint(self) -> None:
         step = self._step
         self._publication.settle()  # a checkpoint without its version could not be gone on from
-        with self._pulse.span("checkpoint"):
+        with self._heartbeat.span("checkpoint"):
             tensors, engine_state = self._engine.save()
             state = {"engine": engine_state, "tokens_trained": self._tokens_trained}
             try:
@@ -270,10 +276,17 @@ class _Trainer:
                 "pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep)
             )
 
-    def _beat(self, note: str, **rates: float) -> None:
-        self._pulse.update(
-            state="working",
-            note=note or None,
-            progress={"step": self._step, "tokens_trained": self._tokens_trained},
-            rates=rates,
+    def _report(
+        self, note: str | None = None, *, tokens_per_s: float = 0.0, wait_fraction: float = 0.0
+    ) -> None:
+        """Put the progress into the heartbeat; the rates are those of the last step."""
+        self._heartbeat.update(
+            state=ServiceState.WORKING,
+            note=note,
+            progress=TrainerProgress(
+                step=self._step,
+                tokens_trained=int(self._tokens_trained),
+                tokens_per_s=tokens_per_s,
+                wait_fraction=wait_fraction,
+            ),
         )

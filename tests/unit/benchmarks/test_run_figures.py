@@ -4,9 +4,10 @@ import pytest
 
 from benchmarks import run_figures
 from benchmarks.run_figures import Latency
-from storage.coordination import heartbeats
 from storage.records.batches import Batch
 from storage.records.control import Heartbeat
+from storage.records.progress import ServiceKind
+from tests import builders
 
 
 def batch(step: int, created_s: float, shards: tuple[int, ...], policy: str = "solver") -> Batch:
@@ -26,17 +27,8 @@ def batch(step: int, created_s: float, shards: tuple[int, ...], policy: str = "s
 def beat(
     beat_s: float, beats: int = 1, kind: str = "trainer", pid: int = 7, **seconds: float
 ) -> Heartbeat:
-    return Heartbeat(
-        kind=kind,
-        id="member",
-        attempt=0,
-        beats=beats,
-        beat_s=beat_s,
-        started_s=100.0,
-        pid=pid,
-        host="host",
-        state="working",
-        seconds=seconds,
+    return builders.heartbeat(
+        kind, "member", beats=beats, beat_s=beat_s, started_s=100.0, pid=pid, seconds=seconds
     )  # type: ignore[arg-type]  # a literal
 
 
@@ -106,4 +98,4 @@ def test_a_flow_is_named_by_its_heartbeat_even_where_its_pool_has_a_worker() -> 
 
 
 def test_every_kind_of_heartbeat_has_a_component() -> None:
-    assert set(run_figures.OF_KIND) == set(get_args(heartbeats.Kind))
+    assert set(run_figures.OF_KIND) == set(get_args(ServiceKind))

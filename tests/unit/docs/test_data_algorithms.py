@@ -69,8 +69,8 @@ def test_a_filter_of_the_example_is_named_in_the_books(
     dataflow.round()
     made.play(made.open_orders()[:1])
     dataflow.round()
-    assert dataflow.progress()["closed_below"] == 1
-    assert dataflow.progress()["waiting/solver"] == 0
+    assert dataflow.progress().closed_below == 1
+    assert dataflow.progress().waiting["solver"] == 0
     (solver, _) = dataflow._assemblies
     reasons = [entry.reason for entry in solver.books.ledger]
     assert (

@@ -22,6 +22,7 @@ from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.records.control import Stop
+from storage.records.progress import TrainerProgress
 from storage.run import base_models, checkpoints, quarantine, shards
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
@@ -50,7 +51,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base_models.save_model(store, "8c1f", tensors(0), {"config.json": b"{}"}, {"accuracy": 0.3})
     request_stop(run, Stop("completed", "every policy reached version 4", 1700000900.0))
     with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
-        pulse.update(progress={"step": 4.0}, rates={"tokens_per_s": 9.5}, versions={"solver": 4})
+        progress = TrainerProgress(step=4, tokens_per_s=9.5)
+        pulse.update(progress=progress, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
     evals.commit(

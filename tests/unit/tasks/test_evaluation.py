@@ -15,6 +15,7 @@ from rollout.config import EngineConfig
 from storage.coordination.lifetime import CHECK_INTERVAL_S, Lifetime
 from storage.errors import CorruptError, NotFoundError
 from storage.records.control import Stop
+from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -31,7 +32,7 @@ from tests.builders import tensors
 from tests.dataflow_world import Flicker
 from tests.evaluations import evaluation
 from tests.fakes import ScriptedEngine, base_files, total
-from tests.lifetimes import ScriptedLifetime, lifetime_of, pulse_of
+from tests.lifetimes import ScriptedLifetime, lifetime_of, progress_of, pulse_of
 
 
 @pytest.fixture
@@ -310,7 +311,7 @@ def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
         False,
         False,
     ]
-    assert MANY < lifetime.heartbeat.last.progress["episodes"] < 2 * MANY
+    assert MANY < progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes < 2 * MANY
 
 
 def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
@@ -327,7 +328,7 @@ def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
 
     follow(lifetime, played_in_turn, as_task)
     assert evals.keys(memory_store) == []
-    assert 0 < lifetime.heartbeat.last.progress["episodes"] < MANY
+    assert 0 < progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes < MANY
     assert CHECK_INTERVAL_S < 5.0  # a long evaluation hears of it soon
 
 
@@ -352,7 +353,7 @@ def test_the_heartbeat_says_which_versions_are_evaluated(
         )
         for version in range(3)
     ]
-    assert lifetime.heartbeat.last.progress["episodes"] == 3 * PROMPTS
+    assert progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes == 3 * PROMPTS
 
 
 def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(

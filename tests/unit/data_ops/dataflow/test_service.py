@@ -18,13 +18,14 @@ from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import SequenceKey
 from storage.records.control import Stop
+from storage.records.progress import DataflowProgress
 from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
 from storage.run.quarantine import quarantined
 from storage.store.object_store import ObjectStore
 from tests.builders import episode, group, row, sequence, shard
 from tests.dataflow_world import POLICIES, Flicker, World, torn, world
-from tests.lifetimes import ScriptedLifetime, lifetime_of
+from tests.lifetimes import ScriptedLifetime, lifetime_of, progress_of
 from tests.strange_objects import STRANGE, take_place
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
@@ -41,8 +42,8 @@ def test_a_run_ends_with_every_batch_and_balanced_books(memory_store: ObjectStor
     made.finish(dataflow)
     made.check()
     assert made.run.exists(layout.orders_end())
-    assert dataflow.progress()["batches/solver"] == 4
-    assert dataflow.progress()["trained/solver"] == 24
+    assert dataflow.progress().batches["solver"] == 4
+    assert dataflow.progress().trained["solver"] == 24
 
 
 def test_two_runs_of_the_same_world_make_the_same_batches(memory_store: ObjectStore) -> None:
@@ -134,7 +135,7 @@ def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(
         dataflow.round()
         made.play(made.open_orders())
     dataflow.round()
-    assert dataflow.progress()["waiting/solver"] == dataflow.progress()["waiting/verifier"] == 0
+    assert dataflow.progress().waiting == {"solver": 0, "verifier": 0}
 
 
 def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
@@ -404,8 +405,8 @@ def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectS
     made = world(memory_store)
     made.finish(made.dataflow())
     pulse = service(made, made.run, threading.Event())
-    assert pulse.last.progress["batches/verifier"] == 4
-    assert pulse.last.progress["orders"] == len(made.orders())
+    assert progress_of(pulse.last, DataflowProgress).batches["verifier"] == 4
+    assert progress_of(pulse.last, DataflowProgress).orders == len(made.orders())
 
 
 def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(
@@ -437,7 +438,7 @@ def test_a_store_that_is_away_is_waited_for(
     ends.join()
     assert "the store is away" in caplog.text
     assert pulse.last.note == ""
-    assert pulse.last.progress["batches/solver"] == 4
+    assert progress_of(pulse.last, DataflowProgress).batches["solver"] == 4
 
 
 def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again_when_it_answers(

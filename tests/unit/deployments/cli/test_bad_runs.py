@@ -335,7 +335,6 @@ def hostile_run(name: str) -> SmallRun:
         region="us-east",
         note=HOSTILE,
         seconds={HOSTILE: 3.0},
-        progress={HOSTILE: 1},
     )
     made.run.put(
         "heartbeats/rollout/rollout-1.json", json.dumps({"format": 1, "kind": HOSTILE}).encode()

@@ -8,6 +8,7 @@ from rollout.service.order_leasing import OrderLeasing
 from storage.coordination import heartbeats, leases
 from storage.errors import ConflictError
 from storage.records.control import Lease
+from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders, shards
 from storage.store.backend import Backend
@@ -176,7 +177,7 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
     ) as pulse:
-        pulse.update(progress={"closed_below": 4})
+        pulse.update(progress=DataflowProgress(closed_below=4))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [4, 5]
     assert claims._floor == 4
@@ -188,7 +189,7 @@ def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
     ) as pulse:
-        pulse.update(progress={"closed_below": 3})
+        pulse.update(progress=DataflowProgress(closed_below=3))
     claims = claims_of(memory_store, Clock())
     found = [number for number in numbers(*[claims] * 10) if number is not None]
     assert found == [3, 1, 0]
@@ -199,6 +200,6 @@ def test_a_hint_beyond_every_order_is_no_hint(memory_store: ObjectStore) -> None
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
     ) as pulse:
-        pulse.update(progress={"closed_below": 2**53})
+        pulse.update(progress=DataflowProgress(closed_below=2**53))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [0, 1]

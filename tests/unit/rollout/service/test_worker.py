@@ -16,14 +16,16 @@ from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop
+from storage.records.progress import RolloutProgress
 from storage.records.rollouts import NOBODY, Episode, FailureKind, Prompt
 from storage.run import orders, runs, shards
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
-from storage.weights import manifests, publisher, replication
+from storage.weights import manifests, publisher, replication, traffic
 from tests import builders
 from tests.builders import mirror_next
-from tests.fakes import pool_of, publish_base
+from tests.fakes import cast_of, pool_of, publish_base
+from tests.lifetimes import progress_of
 from tests.patience import PATIENCE_S, until
 from tests.workers import RunningWorker, answered, config, write_orders
 
@@ -53,7 +55,7 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
     write_orders(memory_store, 3)
     with RunningWorker(memory_store, config("actor_and_verify")) as worker:
         until(answered(memory_store, 3))
-        until(lambda: worker.beat.progress.get("orders_done") == 3)
+        until(lambda: progress_of(worker.beat, RolloutProgress).orders_done == 3)
         runs.request_stop(memory_store, OVER)
         beat = worker.join()
     digest = manifests.read_manifest(memory_store, "solver", 0).digest
@@ -81,14 +83,15 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
         for episode in group.episodes
         for sequence in episode.sequences
     )
-    assert beat.progress == {
-        **{"orders_done": 3, "episodes": 12, "episodes_failed": 0, "tokens": sampled},
-        **{
-            f"weights_bytes_home_{policy}": version_bytes(memory_store, policy)
-            for policy in ("solver", "verifier")
-        },
-        "shard_bytes": sum(len(memory_store.get(layout.shard(number))) for number in range(3)),
-    }
+    policies = ("solver", "verifier")
+    assert beat.progress == RolloutProgress(
+        orders_done=3,
+        episodes=12,
+        tokens=sampled,
+        shard_bytes=sum(len(memory_store.get(layout.shard(number))) for number in range(3)),
+        weights_bytes_home={policy: version_bytes(memory_store, policy) for policy in policies},
+        refresh_failures=dict.fromkeys(policies, 0),
+    )
     assert beat.versions == {"solver": 0, "verifier": 0}
     assert {"wait", "generate", "store"} <= set(beat.seconds)
 
@@ -101,12 +104,12 @@ def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: Obje
     with RunningWorker(run, config(regions={"us-east": RegionConfig(mirror=url)})) as worker:
         until(answered(run, 1))
         worker.stop()
-        progress = worker.join().progress
+        progress = progress_of(worker.join(), RolloutProgress)
     manifest_bytes = len(run.get(layout.manifest(layout.weights("solver", 0))))
     assert copied is not None
-    assert progress["weights_bytes_mirror_solver"] == copied.num_bytes - manifest_bytes
-    assert progress["weights_bytes_home_solver"] == 2 * manifest_bytes
-    assert progress["shard_bytes"] == len(run.get(layout.shard(0)))
+    assert progress.weights_bytes_mirror["solver"] == copied.num_bytes - manifest_bytes
+    assert progress.weights_bytes_home["solver"] == 2 * manifest_bytes
+    assert progress.shard_bytes == len(run.get(layout.shard(0)))
 
 
 def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> None:
@@ -120,8 +123,8 @@ def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> No
         until(answered(local_store, 20))
         runs.request_stop(local_store, OVER)
         beats = [a.join(), b.join()]
-    assert sum(beat.progress["orders_done"] for beat in beats) == 20
-    assert all(beat.progress["orders_done"] > 0 for beat in beats)
+    assert sum(progress_of(beat, RolloutProgress).orders_done for beat in beats) == 20
+    assert all(progress_of(beat, RolloutProgress).orders_done > 0 for beat in beats)
     assert [held(local_store, number).attempt for number in range(20)] == [0] * 20
     assert {shards.read(local_store, number).worker for number in range(20)} == {"a", "b"}
 
@@ -151,7 +154,7 @@ def test_a_late_twin_is_discarded(memory_store: ObjectStore) -> None:
         assert shards.commit(memory_store, builders.shard(order=0))
         until(lambda: "answered by another worker" in worker.beat.note)
         worker.stop()
-        assert worker.join().progress["orders_done"] == 0
+        assert progress_of(worker.join(), RolloutProgress).orders_done == 0
     assert shards.read(memory_store, 0).groups[0].prompt.id == "chained_addition/train/17"
 
 
@@ -165,7 +168,7 @@ def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> N
         )
         memory_store.create(layout.lease(0, 1), encode(rival))
         until(lambda: "order 0 is another worker's now" in worker.beat.note)
-        until(lambda: worker.beat.rates["running"] == 0)
+        until(lambda: progress_of(worker.beat, RolloutProgress).running == 0)
         worker.stop()
         worker.join()
     assert held(memory_store, 0) == rival
@@ -208,6 +211,8 @@ async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_tim
     )
     lifetime = Lifetime(memory_store, pulse, threading.Event())
     settings = config(lease_ttl_s=36.0)
+    run, at_home = traffic.counted(memory_store)
+    worker = Worker(run, lifetime, settings, cast_of(_NeverPlays()), [], "us-east", at_home, None)
     worker = Worker(memory_store, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", dict)
     played = asyncio.get_running_loop().create_future()
     for _ in range(2):
@@ -326,7 +331,10 @@ def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectS
         until(answered(memory_store, 1))
         worker.stop()
         beat = worker.join()
-    assert (beat.progress["episodes"], beat.progress["episodes_failed"]) == (4, 4)
+    assert (
+        progress_of(beat, RolloutProgress).episodes,
+        progress_of(beat, RolloutProgress).episodes_failed,
+    ) == (4, 4)
     assert (
         shards.read(memory_store, 0).groups[0].episodes[0].error
         == "ValueError: the script has no answer"

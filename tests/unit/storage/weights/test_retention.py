@@ -8,18 +8,19 @@ import pytest
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import HeartbeatWriter, Kind
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, NotFoundError
-from storage.formats import json_objects
 from storage.formats.json_objects import seal
 from storage.formats.safetensors import weights_digest
-from storage.records.control import Heartbeat
+from storage.records.control import ServiceState
+from storage.records.progress import ServiceKind
 from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.verify.weights import audit_weights
 from storage.weights import manifests, publisher, reader, retention
 from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
+from tests import builders
 from tests.killed_store import Killed, killed_at
 
 DAY_S = 86400.0
@@ -156,10 +157,7 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
     beat_s = beat.beat_s
     left = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert 15 in left.retired  # who has left needs nothing
-    run.put(
-        layout.heartbeat("rollout", "rollout-a-0"),
-        json_objects.encode(replace(beat, state="working")),
-    )
+    builders.put_heartbeat(run, replace(beat, state=ServiceState.WORKING))
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert held.kept[14] == held.kept[15] == "a living worker or evaluation holds version 14"
     assert sorted(held.retired) == list(range(1, 10))  # 10 to 13 lead to 14
@@ -173,7 +171,7 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
     assert 15 in barely.kept
 
 
-READERS: list[tuple[Kind, str, dict[str, int], bool]] = [
+READERS: list[tuple[ServiceKind, str, dict[str, int], bool]] = [
     ("rollout", "working", {"solver": 14}, True),
     ("rollout", "draining", {"solver": 14}, True),
     ("evaluation", "working", {"solver": 14}, True),
@@ -192,19 +190,10 @@ def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does
 ) -> None:
     found, beat_s = [], later_s(run)
     for kind, state, versions, _ in READERS:
-        beat = Heartbeat(
-            kind=kind,
-            id="one",
-            attempt=0,
-            beats=1,
-            beat_s=beat_s,
-            started_s=beat_s,
-            pid=1,
-            host="here",
-            state=state,
-            versions=versions,
+        beat = builders.heartbeat(
+            kind, "one", beat_s=beat_s, started_s=beat_s, state=state, versions=versions
         )
-        run.put(layout.heartbeat(kind, "one"), json_objects.encode(beat))
+        builders.put_heartbeat(run, beat)
         kept = retention.plan(
             run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
         ).kept
@@ -238,19 +227,10 @@ def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(
 def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectStore) -> None:
     beat_s = later_s(run)
     for name, version in (("a", 27), ("b", 23), ("c", 25)):
-        beat = Heartbeat(
-            kind="evaluation",
-            id=name,
-            attempt=0,
-            beats=1,
-            beat_s=beat_s,
-            started_s=beat_s,
-            pid=1,
-            host="here",
-            state="working",
-            versions={"solver": version},
+        beat = builders.heartbeat(
+            "evaluation", name, beat_s=beat_s, started_s=beat_s, versions={"solver": version}
         )
-        run.put(layout.heartbeat("evaluation", name), json_objects.encode(beat))
+        builders.put_heartbeat(run, beat)
     kept = retention.plan(
         run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
     ).kept
