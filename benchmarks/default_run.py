@@ -112,7 +112,7 @@ def play(home: Home, steps: int, seed: int) -> Observed:
 def report(home: Home, observed: Observed) -> Json:
     """Everything that is printed, as JSON. The stack must still run."""
     run = runs.open_run(object_store.open_store(home.store.as_uri()), RUN_ID)
-    config = RunConfig.model_validate(runs.run_config(run))
+    config = RunConfig.model_validate(runs.read_run_config(run))
     made = [
         batches.read(run, policy, step)
         for policy in config.policies

@@ -14,13 +14,13 @@ from storage.records.types import Float32
 from storage.run.evaluations import (
     Evaluation,
     Evaluations,
-    commit,
+    create,
     decode,
     encode,
     exists,
     keys,
-    look,
     read,
+    read_all,
 )
 from storage.store.object_store import ObjectStore
 from tasks.recipes.run_config import RunConfig
@@ -28,13 +28,13 @@ from tasks.recipes.run_config import RunConfig
 __all__ = [  # the stored form, under the name by which it is used beside the scores
     "Evaluation",
     "Evaluations",
-    "commit",
+    "create",
     "decode",
     "encode",
     "exists",
     "keys",
-    "look",
     "read",
+    "read_all",
 ]
 
 SOLO_WORKFLOW = "single_turn"

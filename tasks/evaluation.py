@@ -56,7 +56,7 @@ def evaluate_versions(
     groups = asyncio.run(_play(run, config, config.evaluation, versions, seen))
     evaluation = _evaluation(groups, config, config.evaluation, versions, started_s)
     try:
-        evals.commit(run, evaluation)
+        evals.create(run, evaluation)
     except ConflictError:
         return evals.read(run, versions)
     return evaluation

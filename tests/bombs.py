@@ -87,7 +87,7 @@ def shards_that_claim() -> Iterator[tuple[str, Read]]:
 
 def arrow_files_that_claim() -> Iterator[tuple[str, Read]]:
     def read(body: bytes) -> Read:
-        return partial(arrow_files.read, body, NUMBERS, "test")
+        return partial(arrow_files.decode, body, NUMBERS, "test")
 
     yield (
         "columns of zeros under zstd",
@@ -316,7 +316,7 @@ def runs_that_claim() -> Iterator[tuple[str, Read]]:
         "data": config.model_dump(mode="json"),
     }
     run = runs.create_run(store(), "r", fields)
-    batches.commit(run, builders.batch(policy="solver", step=1, shards=(), closed_below=10**9))
+    batches.create(run, builders.batch(policy="solver", step=1, shards=(), closed_below=10**9))
 
     def judged() -> None:
         raise CorruptError("; ".join(violation.what for violation in verify(run).violations))

@@ -9,10 +9,18 @@ import numpy as np
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.records.batches import Batch, BatchRow, Entry, Fate, SequenceKey
+from storage.records.batches import Batch, BatchRow, Fate, LedgerEntry, SequenceKey
 from storage.records.control import Heartbeat, ServiceState, WaitReason
 from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
-from storage.records.rollouts import NOBODY, Episode, FailureKind, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import (
+    NOT_SAMPLED,
+    Episode,
+    FailureKind,
+    Group,
+    Prompt,
+    Sequence,
+    Shard,
+)
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication
@@ -40,8 +48,8 @@ def sequence(
         tokens=np.array([*prompt, *answer], dtype=np.int32),
         loss_mask=np.array([False] * p + [True] * a),
         logprobs=np.array([0.0] * p + [logprob] * a, dtype=np.float32),
-        owners=np.array([NOBODY] * p + [policies.index(policy)] * a, dtype=np.int8),
-        versions=np.array([NOBODY] * p + [version] * a, dtype=np.int32),
+        owners=np.array([NOT_SAMPLED] * p + [policies.index(policy)] * a, dtype=np.int8),
+        versions=np.array([NOT_SAMPLED] * p + [version] * a, dtype=np.int32),
         policies=policies,
         reward=reward,
         starts_episode=starts_episode,
@@ -111,7 +119,7 @@ def row(
         tokens=np.array([*prompt, *answer], dtype=np.int32),
         loss_mask=np.array([False] * p + [True] * a),
         logprobs=np.array([0.0] * p + [logprob] * a, dtype=np.float32),
-        versions=np.array([NOBODY] * p + [version] * a, dtype=np.int32),
+        versions=np.array([NOT_SAMPLED] * p + [version] * a, dtype=np.int32),
         advantages=np.array([0.0] * p + [advantage] * a, dtype=np.float32),
         reward=reward,
         temperature=1.0,
@@ -120,15 +128,15 @@ def row(
     )
 
 
-def entry(key: SequenceKey, fate: Fate = "filtered", reason: str = "zero_advantage") -> Entry:
-    return Entry(key, fate, reason)
+def entry(key: SequenceKey, fate: Fate = "filtered", reason: str = "zero_advantage") -> LedgerEntry:
+    return LedgerEntry(key, fate, reason)
 
 
 def batch(
     *rows: BatchRow,
     policy: str = "solver",
     step: int = 1,
-    ledger: tuple[Entry, ...] = (),
+    ledger: tuple[LedgerEntry, ...] = (),
     waiting: tuple[SequenceKey, ...] = (),
     shards: tuple[int, ...] = (0,),
     closed_below: int = 1,

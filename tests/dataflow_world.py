@@ -102,7 +102,7 @@ class World:
                 policy: {version: self.digests[policy][version]}
                 for policy, version in versions.items()
             }
-            shards.commit(self.run, shard(*groups, order=number, weights=held))
+            shards.create(self.run, shard(*groups, order=number, weights=held))
 
     def train(self, policy: str) -> bool:
         """Take the next batch, if it is there, and publish the version it makes."""

@@ -63,7 +63,7 @@ class SmallRun:
         rows = [builders.row(version=step - 1), builders.row(version=0)]
         named = {f"dataflow/{name}".replace("__", "/"): value for name, value in metrics.items()}
         key = builders.FIRST
-        batches.commit(
+        batches.create(
             self.run,
             builders.batch(
                 *rows, policy=policy, step=step, ledger=(builders.entry(key),), waiting=(key,),
@@ -73,7 +73,7 @@ class SmallRun:
 
     def order(self, number: int) -> None:
         prompt = Prompt(f"chained_addition/train/{number}", {"question": "7+8-3=?", "answer": "12"})
-        orders.commit(
+        orders.create(
             self.run,
             Order(
                 number=number,
@@ -87,13 +87,13 @@ class SmallRun:
 
     def shard(self, number: int) -> None:
         """One group of two episodes with three sampled tokens each."""
-        shards.commit(self.run, builders.shard(order=number))
+        shards.create(self.run, builders.shard(order=number))
 
     def evaluation(self, version: int, first: list[float], final: list[float]) -> None:
         versions = dict.fromkeys(self.config.policies, version)
         rows = tuple(f"chained_addition/test/{index}" for index in range(len(first)))
         a, b = np.array(first, np.float32), np.array(final, np.float32)
-        evals.commit(
+        evals.create(
             self.run,
             Evaluation(versions, "chained_addition", "actor_and_verify", rows, a, b, 5.0, 1.0),
         )

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 from data_ops.algorithms.named import Named
 from data_ops.algorithms.protocols import CURATOR, FILTER, PAGE, SAMPLER, Curate, Filter, Sample
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from storage.import_path import PluginKind, constructor_fault, resolve
 
 
 class CustomAlgorithm(Named):
     """`my_package.my_module:Name`, or `{name: "my_package.my_module:Name", args: {limit: 0.9}}`."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[PluginKind]
     name: str
     """Import path of the class."""
     args: dict[str, Any] = {}
@@ -25,7 +25,7 @@ class CustomAlgorithm(Named):
         ConfigError when it is not one of its kind, or takes other arguments than `args`.
         """
         made: Any = resolve(self.name, {}, self.kind)
-        if wrong := unfit(made, self.kind, self.args):
+        if wrong := constructor_fault(made, self.kind, self.args):
             raise ConfigError(f"{self.name} does not take args {self.args} ({wrong}); correct them")
         return made
 
@@ -46,7 +46,7 @@ class CustomAlgorithm(Named):
 class CustomCurator(CustomAlgorithm):
     """A curator by import path."""
 
-    kind: ClassVar[Kind] = CURATOR
+    kind: ClassVar[PluginKind] = CURATOR
 
     def make(self, key: str) -> Curate:
         """Build the curator; ConfigError, beginning with `key`, where it is impossible."""
@@ -59,7 +59,7 @@ class CustomCurator(CustomAlgorithm):
 class CustomFilter(CustomAlgorithm):
     """A filter by import path."""
 
-    kind: ClassVar[Kind] = FILTER
+    kind: ClassVar[PluginKind] = FILTER
 
     def make(self, key: str) -> Filter:
         """Build the filter; ConfigError, beginning with `key`, where it is impossible."""
@@ -70,7 +70,7 @@ class CustomFilter(CustomAlgorithm):
 class CustomSampler(CustomAlgorithm):
     """A sampler by import path."""
 
-    kind: ClassVar[Kind] = SAMPLER
+    kind: ClassVar[PluginKind] = SAMPLER
 
     def make(self, key: str) -> Sample:
         """Build the sampler; ConfigError, beginning with `key`, where it is impossible."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.records.batches import BatchRow, Entry, SequenceKey
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
+from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 
 FAILED_EPISODE = "failed_episode"
 NOT_FINITE = "not_finite"
@@ -33,7 +33,7 @@ class PolicyGroup:
     prompt: Prompt
     rows: tuple[BatchRow, ...]
     """In the order of their keys; advantages are still 0."""
-    refused: tuple[Entry, ...]
+    refused: tuple[LedgerEntry, ...]
     """Sequences nobody can train on: of failed episodes, with a reward or log-probability that is
     not a finite number, or untrainable otherwise.
     """
@@ -70,7 +70,7 @@ def route_group(order: int, index: int, group: Group, policy: str) -> PolicyGrou
     sequence.
     """
     rows: list[BatchRow] = []
-    refused: list[Entry] = []
+    refused: list[LedgerEntry] = []
     for number, episode in enumerate(group.episodes):
         for place, sequence in enumerate(episode.sequences):
             own = owned_by(sequence, policy)
@@ -79,7 +79,7 @@ def route_group(order: int, index: int, group: Group, policy: str) -> PolicyGrou
             key = SequenceKey(order, index, number, place)
             reason = _refusal(episode, sequence, own)
             if reason:
-                refused.append(Entry(key, "filtered", reason))
+                refused.append(LedgerEntry(key, "filtered", reason))
             else:
                 rows.append(mask_to(sequence, own, key, group.prompt.id))
     if not rows and not refused:
@@ -117,7 +117,7 @@ def mask_to(
         tokens=sequence.tokens,
         loss_mask=mask,
         logprobs=np.where(mask, sequence.logprobs, np.float32(0)).astype(np.float32, copy=False),
-        versions=np.where(mask, sequence.versions, NOBODY).astype(np.int32, copy=False),
+        versions=np.where(mask, sequence.versions, NOT_SAMPLED).astype(np.int32, copy=False),
         advantages=np.zeros(sequence.tokens.shape, dtype=np.float32),
         reward=sequence.reward,
         temperature=sequence.temperature,

@@ -16,7 +16,7 @@ import numpy as np
 
 from data_ops.algorithms.policy_groups import PolicyGroup
 from data_ops.algorithms.samplers import Draft
-from storage.import_path import Kind
+from storage.import_path import PluginKind
 from storage.records.rollouts import Order, Prompt, Shard
 
 
@@ -63,6 +63,6 @@ class Sample(Protocol):
 
 
 PAGE = "docs/data_algorithms.md"
-CURATOR = Kind("curator", Curate, PAGE)
-FILTER = Kind("filter", Filter, PAGE)
-SAMPLER = Kind("sampler", Sample, PAGE)
+CURATOR = PluginKind("curator", Curate, PAGE)
+FILTER = PluginKind("filter", Filter, PAGE)
+SAMPLER = PluginKind("sampler", Sample, PAGE)

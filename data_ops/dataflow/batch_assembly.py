@@ -220,7 +220,7 @@ class BatchAssembly:
             metrics = {**self._intake.metrics(), **batch_metrics(batch, self._finished_s, now_s)}
             batch = replace(batch, metrics=metrics, created_s=now_s)
         with self._span("store"):
-            batches.commit(self._run, batch)
+            batches.create(self._run, batch)
         self.books.advance(batch)
         self._intake.clear()
         self.totals.update(entry.fate for entry in batch.ledger)

@@ -19,7 +19,7 @@ import numpy as np
 from data_ops.algorithms.protocols import Sample
 from data_ops.algorithms.samplers import Draft
 from storage.errors import ConfigError
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 
 EXPIRED_REASON = "max_staleness"
 UNREADABLE_SHARD = "unreadable_shard"
@@ -45,7 +45,7 @@ class Ledger:
         """Every order below this one has been taken in."""
         self._closed: set[int] = set()
         self._waiting: dict[SequenceKey, BatchRow] = {}
-        self._ledger: list[Entry] = []
+        self._ledger: list[LedgerEntry] = []
         self._taken_in: list[int] = []
 
     @classmethod
@@ -67,7 +67,7 @@ class Ledger:
         for key in newest.waiting:
             row = found[key.order].get(key)
             if row is None:
-                books._ledger.append(Entry(key, "filtered", UNREADABLE_SHARD))
+                books._ledger.append(LedgerEntry(key, "filtered", UNREADABLE_SHARD))
             else:
                 books._waiting[key] = row
         return books
@@ -86,7 +86,7 @@ class Ledger:
         return len(self._waiting)
 
     @property
-    def ledger(self) -> tuple[Entry, ...]:
+    def ledger(self) -> tuple[LedgerEntry, ...]:
         """Final fates since the newest batch."""
         return tuple(self._ledger)
 
@@ -94,7 +94,7 @@ class Ledger:
         return order < self.closed_below or order in self._closed
 
     def take_in(
-        self, order: int, rows: Iterable[BatchRow] = (), entries: Iterable[Entry] = ()
+        self, order: int, rows: Iterable[BatchRow] = (), entries: Iterable[LedgerEntry] = ()
     ) -> bool:
         """Close `order` with all of its sequences; an unreadable shard has none. False, and no
         change, when it was closed.
@@ -121,7 +121,7 @@ class Ledger:
         ]
         for key in stale:
             del self._waiting[key]
-            self._ledger.append(Entry(key, "expired", EXPIRED_REASON))
+            self._ledger.append(LedgerEntry(key, "expired", EXPIRED_REASON))
         return len(stale)
 
     def draft(self, seed: int, trained: Callable[[int], tuple[BatchRow, ...]]) -> Draft:

@@ -30,7 +30,7 @@ from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Shard
 from storage.run import orders, shards
-from storage.run.quarantine import quarantine
+from storage.run.quarantine import quarantine_object
 from storage.store.object_store import ObjectStore
 
 PROBES_MAX = 256
@@ -86,7 +86,9 @@ class Dataflow:
             taken_in = self._take_in_shards()
             made = self._feed()
             if self.done:
-                orders.end(self._run, self._ordering.next_number)  # tells the workers to leave
+                orders.create_end(
+                    self._run, self._ordering.next_number
+                )  # tells the workers to leave
             return taken_in or made
         except ConflictError as conflict:
             self._rebuild(conflict)
@@ -230,7 +232,7 @@ class Dataflow:
             with self._span("algorithms"):
                 order = self._ordering.draft(config.samples_per_prompt, self._clock())
             with self._span("store"):
-                orders.commit(self._run, order)
+                orders.create(self._run, order)
             self._ordering.advance(order)
             self._outstanding.add(order.number)
             for assembly in self._assemblies:
@@ -246,7 +248,7 @@ class Dataflow:
 
     def _quarantine(self, number: int, problem: str) -> None:
         log.warning("%s is unreadable and quarantined: %s", layout.shard(number), problem)
-        quarantine(self._run, layout.shard(number), problem)
+        quarantine_object(self._run, layout.shard(number), problem)
 
 
 def serve(

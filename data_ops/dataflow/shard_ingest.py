@@ -19,7 +19,7 @@ from data_ops.algorithms.policy_groups import PolicyGroup, route
 from data_ops.algorithms.protocols import Filter
 from data_ops.config import DataConfig
 from storage.errors import CorruptError
-from storage.records.batches import BatchRow, Entry, SequenceKey
+from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
 from storage.records.rollouts import Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
@@ -34,7 +34,7 @@ class PolicyIntake:
 
     rows: tuple[BatchRow, ...] = ()
     """Kept, with advantages."""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
     """Filtered, each with its reason."""
     rewards: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     """[N] of every sequence that could be trained on, before filtering: what people want to watch.
@@ -78,17 +78,17 @@ def take_in(
 ) -> PolicyIntake:
     """Filter one policy's groups of a shard, and give advantages to what is kept."""
     rows: list[BatchRow] = []
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     num_groups_kept = 0
     for group in groups:
         entries.extend(group.refused)
         reason = _refusal(group, config, chain)
         if reason:
-            entries.extend(Entry(row.key, "filtered", reason) for row in group.rows)
+            entries.extend(LedgerEntry(row.key, "filtered", reason) for row in group.rows)
             continue
         kept = [row for row in with_advantages(group, config.advantage) if row.loss_mask.any()]
         entries.extend(
-            Entry(row.key, "filtered", NO_TRAINED_TOKEN)
+            LedgerEntry(row.key, "filtered", NO_TRAINED_TOKEN)
             for row in group.rows
             if not row.loss_mask.any()
         )

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from data_ops.prompts.source import PromptSettings
 from data_ops.prompts.stream import PromptStream
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from storage.import_path import PluginKind, constructor_fault, resolve
 from storage.records.rollouts import Prompt
 
 
@@ -21,7 +21,7 @@ class IndexedPrompts(Protocol):
         """Return prompt `index`, from 0, with an id that no other prompt of the source has."""
 
 
-PROMPTS: Final = Kind("source of prompts", IndexedPrompts, "docs/sources.md")
+PROMPTS: Final = PluginKind("source of prompts", IndexedPrompts, "docs/sources.md")
 
 
 class CustomPrompts(PromptSettings):
@@ -51,7 +51,7 @@ class CustomPrompts(PromptSettings):
         ConfigError when it is not a source of prompts, or takes other arguments than `args`.
         """
         made: Any = resolve(self.custom, {}, PROMPTS)
-        if wrong := unfit(made, PROMPTS, self.args):
+        if wrong := constructor_fault(made, PROMPTS, self.args):
             raise ConfigError(
                 f"{self.custom} does not take args {self.args} ({wrong}); correct them"
             )

@@ -102,11 +102,8 @@ def _words(error: Exception) -> str:
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    from stamina import instrumentation
-
     global _debug
     _debug = debug
-    instrumentation.set_on_retry_hooks([])  # the store's own log has the retries
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(

@@ -217,7 +217,7 @@ def _store(home: Home) -> Check:
 
     try:
         store = environment.open_store(home, plan.living(state.load(home)))
-        object_store.check(store)
+        object_store.check_store(store)
     except AstraFlowError as error:
         return Check("store", "fail", str(error), "correct ASTRAFLOW_STORE or its credentials")
     return Check("store", "ok", f"{store.address}: created-once writes hold")

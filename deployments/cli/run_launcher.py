@@ -185,7 +185,7 @@ def _stack(home: Home, say: Say) -> Stack:
     known = state.load(home)
     if server and store and not (known and server == known.prefect_url):
         say(f"starting the run on {server}; its workers may be anywhere")
-        object_store.check(environment.open_store(home))
+        object_store.check_store(environment.open_store(home))
         tracking = environment.given("MLFLOW_TRACKING_URI") or ""
         return Stack(
             prefect_url=server,

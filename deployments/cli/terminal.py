@@ -53,10 +53,10 @@ def named(run: str | None) -> str:
 
     if run is not None:
         return run
-    seen = stored_runs.look(store())
+    seen = stored_runs.read_all(store())
     for run_id, why in seen.unreadable.items():
         warn(f"the run {run_id} is left out, because it cannot be read: {why}")
-    known = seen.found
+    known = seen.ids
     if not known:
         raise ConfigError(f"{store().address} holds no run yet; start one with `astraflow run`")
     return known[-1]

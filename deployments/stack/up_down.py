@@ -54,7 +54,7 @@ def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
         standing = state.load(home)
         alive = living(standing)
         if not _keys_come_later(alive):
-            object_store.check(environment.open_store(home, alive))
+            object_store.check_store(environment.open_store(home, alive))
         if alive is None:
             _stop_strays(home, say)
         wanted = plan(home, standing)

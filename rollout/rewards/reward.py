@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from rollout.agents.failures import RewardFailedError
-from storage.import_path import Kind, resolve
+from storage.import_path import PluginKind, resolve
 from storage.records.rollouts import Prompt
 
 
@@ -40,7 +40,7 @@ REWARDS: Final[Mapping[str, Callable[[float], Reward] | str]] = {
 """Built-in rewards by import path; any other reward is named by its own import path."""
 
 
-REWARD: Final = Kind("reward", Reward, "docs/workflows.md", made_with=("timeout_s",))
+REWARD: Final = PluginKind("reward", Reward, "docs/workflows.md", made_with=("timeout_s",))
 
 
 def find_reward(name: str) -> Callable[[float], Reward]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from storage.records.progress import RolloutProgress
-from storage.records.rollouts import NOBODY, Episode
+from storage.records.rollouts import NOT_SAMPLED, Episode
 
 WINDOW_S = 10.0
 """Rates are taken over the last so many seconds."""
@@ -30,7 +30,7 @@ class Throughput:
     def episode(self, episode: Episode) -> None:
         """An episode is over, whatever becomes of its order."""
         tokens = sum(
-            int(np.count_nonzero(sequence.owners != NOBODY)) for sequence in episode.sequences
+            int(np.count_nonzero(sequence.owners != NOT_SAMPLED)) for sequence in episode.sequences
         )
         self._episodes += 1
         self._episodes_failed += episode.error is not None

@@ -60,7 +60,9 @@ RENEWALS_PER_TTL = 3
 
 def end_reason(run: ObjectStore) -> str:
     """Why no worker is needed: the run ended, or its last shard was made; empty otherwise."""
-    return stop_reason(run) or ("the dataflow needs no further shard" if orders.ended(run) else "")
+    return stop_reason(run) or (
+        "the dataflow needs no further shard" if orders.has_ended(run) else ""
+    )
 
 
 def work(
@@ -297,7 +299,7 @@ class Worker:
         for failures in count(1):
             try:
                 with self._heartbeat.span("store"):
-                    return await asyncio.to_thread(shards.commit, self._run, shard)
+                    return await asyncio.to_thread(shards.create, self._run, shard)
             except TransientError as error:
                 self._note(f"shard {shard.order} cannot be stored, and is tried again: {error}")
                 await asyncio.sleep(backoff_s(failures))

@@ -53,7 +53,7 @@ class BatchRow:
     """A replay algorithm asked for the sequence again."""
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """A line of the books: what became of one sequence for one policy. Example:
     `Entry(key, "filtered", "zero_advantage")`.
     """
@@ -75,7 +75,7 @@ class Batch:
     step: int
     """1, 2, 3, …: batch n turns version n−1 into version n."""
     rows: tuple[BatchRow, ...]
-    ledger: tuple[Entry, ...]
+    ledger: tuple[LedgerEntry, ...]
     """Final fates since the batch before, other than `trained` and `replayed` (those are the rows).
     """
     waiting: tuple[SequenceKey, ...]

@@ -18,8 +18,8 @@ def named_versions(run: ObjectStore, broken: Broken) -> dict[str, dict[str, int]
     are reported.
     """
     found: dict[str, dict[str, int]] = {}
-    seen = evaluations.look(run)
-    found |= {evaluations.key(one): dict(one.versions) for one in seen.found}
+    seen = evaluations.read_all(run)
+    found |= {evaluations.key(one): dict(one.versions) for one in seen.readable}
     tagged = tags.look(run)
     found |= {tags.key(tag): {tag.policy: tag.version} for tag in tagged.found}
     for key, why in {**seen.unreadable, **tagged.unreadable}.items():

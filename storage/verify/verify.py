@@ -83,7 +83,7 @@ def verify(run: ObjectStore, progress: Progress = lambda stage, share: None) -> 
         for policy in terms
     }
     named = named_versions(run, broken)
-    set_aside = quarantine.quarantined(run)
+    set_aside = quarantine.read_quarantine(run)
     audit = audit_shards(run, set_aside, broken, progress)
     books = {
         policy: audit_books(
@@ -141,7 +141,7 @@ def _can_be_a_key(policy: str, broken: Broken) -> bool:
     broken(
         1,
         layout.RUN,
-        f"names the policy {plain_names.shown(policy)}, of which there can be no batch and no "
+        f"names the policy {plain_names.quoted(policy)}, of which there can be no batch and no "
         "version",
     )
     return False
@@ -176,7 +176,7 @@ def _completed(run: ObjectStore, broken: Broken) -> bool:
 
 def _config(run: ObjectStore) -> Json:
     try:
-        return runs.run_config(run)
+        return runs.read_run_config(run)
     except (NotFoundError, CorruptError) as error:
         raise ConfigError(
             f"{run.url} cannot be verified, because its {layout.RUN} cannot be read: {error}; put "

@@ -37,7 +37,7 @@ def audit_weights(
         broken(1, layout.weights(policy, version), f"version {version} is missing, {why}")
     if missing.more:
         broken(1, f"{layout.WEIGHTS}/{policy}", f"and {missing.more:,} more versions are missing")
-    merges = layout.merges(keys, policy)
+    merges = layout.merged_deltas(keys, policy)
     last_user = {base: version for version in sorted(merges) for base in merges[version]}
     digests: dict[int, str] = {}
     held: dict[int, LoadedWeights] = {}

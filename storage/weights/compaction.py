@@ -20,7 +20,7 @@ from storage import layout
 from storage.errors import AstraFlowError, ConflictError, CorruptError
 from storage.formats.json_objects import seal
 from storage.plain_names import new_write_id
-from storage.records.weights import HostTensor, Merged, StoredDelta, TensorInfo
+from storage.records.weights import HostTensor, MergedDelta, StoredDelta, TensorInfo
 from storage.store.object_store import ObjectStore
 from storage.weights import delta_store, manifests, update_path
 from storage.weights.codec import deltas
@@ -53,7 +53,7 @@ def merge(
 
     NotFoundError and CorruptError when a version in between cannot be read.
     """
-    if run.exists(layout.merged(policy, version, base)):
+    if run.exists(layout.merged_delta(policy, version, base)):
         return False
     legs = _single_legs(run, policy, version, base)
     num_bytes = sum(leg.num_bytes for leg in legs)
@@ -93,9 +93,9 @@ def merge(
     step = StoredDelta(base, written.contents.tensors, written.contents.files)
     try:
         run.create(
-            layout.merged(policy, version, base),
+            layout.merged_delta(policy, version, base),
             seal(
-                Merged(
+                MergedDelta(
                     policy=policy,
                     version=version,
                     step=step,

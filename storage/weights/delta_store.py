@@ -26,7 +26,7 @@ from storage.formats.safetensors import (
     digest,
     file_digest,
     from_safetensors,
-    metadata_of,
+    read_metadata,
     to_safetensors,
 )
 from storage.formats.safetensors import num_bytes as bytes_of
@@ -183,8 +183,8 @@ def fetch(folder: ObjectStore, file: FileInfo) -> dict[str, HostTensor]:
     """
 
     def read() -> dict[str, HostTensor]:
-        body = tensor_set.checked_file(folder, file)
-        found = metadata_of(body)
+        body = tensor_set.read_file(folder, file)
+        found = read_metadata(body)
         if found.get("format") == CODEC["format"] and any(
             found.get(name) != value for name, value in CODEC.items()
         ):

@@ -9,7 +9,7 @@ from storage.errors import CorruptError, NotFoundError
 from storage.formats.json_objects import unseal
 from storage.formats.safetensors import weights_digest
 from storage.formats.tensor_set import Contents
-from storage.records.weights import HostTensor, Manifest, Merged
+from storage.records.weights import HostTensor, Manifest, MergedDelta
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 
@@ -79,12 +79,12 @@ def newer(run: ObjectStore, policy: str, than: int) -> Manifest | None:
     return found if isinstance(found, Manifest) else read_manifest(run, policy, than + 1)
 
 
-def read_merged(run: ObjectStore, policy: str, version: int, base: int) -> Merged:
+def read_merged(run: ObjectStore, policy: str, version: int, base: int) -> MergedDelta:
     """The merged changes from `base` to `version`. NotFoundError where there are none; CorruptError
     when damaged.
     """
-    key = layout.merged(policy, version, base)
-    merged = read_twice(lambda: unseal(Merged, run.get(key), key))
+    key = layout.merged_delta(policy, version, base)
+    merged = read_twice(lambda: unseal(MergedDelta, run.get(key), key))
     if (merged.policy, merged.version, merged.step.base) != (policy, version, base):
         raise CorruptError(
             f"{key} leads from version {merged.step.base} to {merged.version} of {merged.policy}"

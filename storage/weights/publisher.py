@@ -82,7 +82,7 @@ def publish(
         write_id=write_id,
     )
     stored = whole.files + (delta.contents.files if delta else ())
-    tensor_set.finish(folder, Contents(listed.tensors, stored), manifest)
+    tensor_set.commit(folder, Contents(listed.tensors, stored), manifest)
     return manifest
 
 

@@ -99,7 +99,7 @@ def apply_path(
 def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, bytes]:
     """The model's other files by their own names, verified: `config.json`, `tokenizer.json`, …"""
     manifest = read_manifest(run, policy, version)
-    return tensor_set.read_files(run.sub(layout.weights(policy, version)), contents(manifest))
+    return tensor_set.read_extra_files(run.sub(layout.weights(policy, version)), contents(manifest))
 
 
 def _from_held(

@@ -384,7 +384,7 @@ def _num_bytes(
         for file in _files(one)
     }
     for policy in {one.policy for one in chain}:
-        for version, bases in layout.merges(going, policy).items():
+        for version, bases in layout.merged_deltas(going, policy).items():
             for base in bases:
                 with suppress(CorruptError, NotFoundError):  # only a count
                     files = manifests.read_merged(run, policy, version, base).step.files

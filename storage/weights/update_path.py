@@ -20,7 +20,14 @@ from types import MappingProxyType
 from storage import layout
 from storage.errors import CorruptError
 from storage.formats.safetensors import digest
-from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta, TensorInfo
+from storage.records.weights import (
+    FileInfo,
+    HostTensor,
+    Manifest,
+    MergedDelta,
+    StoredDelta,
+    TensorInfo,
+)
 from storage.store.object_store import ObjectStore
 from storage.store.ordered_map import ordered_map
 from storage.weights import delta_store
@@ -73,7 +80,7 @@ def legs(manifest: Manifest) -> list[PathStep]:
     )
 
 
-def merged_leg(merged: Merged) -> PathStep:
+def merged_leg(merged: MergedDelta) -> PathStep:
     return _leg(merged.policy, merged.version, merged.step)
 
 

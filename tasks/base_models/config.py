@@ -13,7 +13,7 @@ from pydantic import Discriminator, Tag
 from storage.config_model import Count, CountOrNone, Frozen, Layers, Seed, Width
 from storage.config_union import ByKey, variants
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from storage.import_path import PluginKind, constructor_fault, resolve
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from tasks.base_models.folders import Progress, read_model_folder, snapshot
@@ -89,7 +89,7 @@ class ModelSource(Protocol):
         """
 
 
-MODEL: Final = Kind("base model", ModelSource, "docs/sources.md")
+MODEL: Final = PluginKind("base model", ModelSource, "docs/sources.md")
 
 
 class CustomModel(Frozen):
@@ -118,7 +118,7 @@ class CustomModel(Frozen):
         ConfigError when it is not a base model, or takes other arguments than `args`.
         """
         made: Any = resolve(self.custom, {}, MODEL)
-        if wrong := unfit(made, MODEL, self.args):
+        if wrong := constructor_fault(made, MODEL, self.args):
             raise ConfigError(
                 f"{self.custom} does not take args {self.args} ({wrong}); correct them"
             )

@@ -18,8 +18,8 @@ from typing import TypeAlias
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import from_safetensors
-from storage.formats.tensor_set import OTHER_FILE_BYTES_MAX
-from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, shown
+from storage.formats.tensor_set import EXTRA_FILE_BYTES_MAX
+from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, quoted
 from storage.records.weights import HostTensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -97,7 +97,7 @@ def _other_files(folder: Path) -> Iterator[Path]:
         ):
             if wrong := model_file_fault(path.name):
                 raise ConfigError(
-                    f"model.path: {shown(path.name)} in {folder} {wrong}; rename it, or remove it"
+                    f"model.path: {quoted(path.name)} in {folder} {wrong}; rename it, or remove it"
                 )
             yield path
 
@@ -105,10 +105,10 @@ def _other_files(folder: Path) -> Iterator[Path]:
 def _bounded(path: Path) -> bytes:
     """What the file holds; ConfigError when that is more than a file without tensors may have."""
     with path.open("rb") as file:
-        body = file.read(OTHER_FILE_BYTES_MAX + 1)
-    if len(body) > OTHER_FILE_BYTES_MAX:
+        body = file.read(EXTRA_FILE_BYTES_MAX + 1)
+    if len(body) > EXTRA_FILE_BYTES_MAX:
         raise ConfigError(
-            f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove what is no "
+            f"model.path: {path} is larger than {EXTRA_FILE_BYTES_MAX} bytes; remove what is no "
             "part of the model"
         )
     return body
@@ -161,7 +161,7 @@ def _tensor_files(folder: Path) -> list[str]:
     for name in names:
         if fault(name) or not name.endswith(TENSOR_SUFFIX) or not (folder / name).is_file():
             raise ConfigError(
-                f"model.path: {index} lists {shown(name)}, which is not in the folder; fetch the "
+                f"model.path: {index} lists {quoted(name)}, which is not in the folder; fetch the "
                 "model again"
             )
     return names

@@ -18,7 +18,7 @@ from pathlib import Path
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import AstraFlowError, NotFoundError
-from storage.store.addresses import refuse_credentials
+from storage.store.addresses import check_no_credentials
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
 from tasks import evals
@@ -52,7 +52,7 @@ def tracking_uri() -> str | None:
     """
     uri = os.environ.get(URI_VARIABLE) or None
     if uri is not None:
-        refuse_credentials(URI_VARIABLE, uri)
+        check_no_credentials(URI_VARIABLE, uri)
     return uri
 
 
@@ -158,7 +158,7 @@ class Tracker:
 
     def _send_evaluations(self, board: Board) -> None:
         for key in evals.keys(self._run, start_after=self._evaluated):
-            for evaluation in evals.look(self._run, [key]).found:
+            for evaluation in evals.read_all(self._run, [key]).readable:
                 board.log(PARENT, _finite(_evaluation_points(evaluation)))
             self._evaluated = key
 

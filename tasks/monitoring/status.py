@@ -91,11 +91,11 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
     has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now, limit_s, has_begun)
-    played, tagged = evals.look(run), tags.look(run)
+    played, tagged = evals.read_all(run), tags.look(run)
     problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
         EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
-        for one in played.found
+        for one in played.readable
         for score in evals.scores(one)
     ]
     return Status(
@@ -130,10 +130,10 @@ def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
     others, oldest first.
     """
     now = time.time() if now_s is None else now_s
-    seen = stored_runs.look(store)
+    seen = stored_runs.read_all(store)
     unreadable = dict(seen.unreadable)
     found: list[RunSummary] = []
-    for run_id in seen.found:
+    for run_id in seen.ids:
         try:
             found.append(_summary(store, run_id, now))
         except TransientError:

@@ -87,7 +87,7 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
         return
     strange = strange_arguments(found, workflow)
     yield from (Problem((*at, "args", name), why) for name, why in strange.items())
-    if not strange and (wrong := import_path.unfit(found, WORKFLOW, workflow.args)):
+    if not strange and (wrong := import_path.constructor_fault(found, WORKFLOW, workflow.args)):
         yield Problem((*at, "args"), f"do not fit the workflow {workflow.name}: {wrong}")
     roles = found.roles
     for role in workflow.roles:
@@ -141,7 +141,7 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
         )
     for path, engine, table in named:
         try:
-            import_path.refuse_name(engine, table)
+            import_path.check_name(engine, table)
         except ConfigError as error:
             yield Problem(path, str(error))
 

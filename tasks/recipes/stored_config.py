@@ -28,7 +28,7 @@ def read_config(run: ObjectStore) -> RunConfig:
 
     CorruptError when `run.json` cannot be read, or holds one that this release cannot run.
     """
-    return config_of(runs.run_config(run), run)
+    return config_of(runs.read_run_config(run), run)
 
 
 def migrated(config: Json) -> Json:

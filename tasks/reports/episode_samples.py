@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.records.rollouts import NOBODY, Episode, FailureKind, Sequence, Shard
+from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Sequence, Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
 from storage.weights import reader
@@ -201,7 +201,7 @@ def _pieces(sequence: Sequence, decode: Decode) -> Iterator[Piece]:
         here = places[index] if index < len(places) else -1
         if here != before + 1 or _who(sequence, here) != _who(sequence, before):
             owner, version = _who(sequence, before)
-            policy = "" if owner == NOBODY else sequence.policies[owner]
+            policy = "" if owner == NOT_SAMPLED else sequence.policies[owner]
             tokens = [
                 (decode(int(sequence.tokens[at])), float(sequence.logprobs[at]))
                 for at in places[start:index]

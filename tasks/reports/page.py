@@ -90,7 +90,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
         for policy, one in status.policies.items()
     ]
     log = read_shard_log(run)
-    evaluations = evals.look(run).found
+    evaluations = evals.read_all(run).readable
     episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
     page: str = _template().render(
         run_id=run_id,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.records.rollouts import NOBODY, Episode, Shard, failures_by_kind
+from storage.records.rollouts import NOT_SAMPLED, Episode, Shard, failures_by_kind
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.training_curves import READERS, sample
@@ -108,7 +108,7 @@ def _played(run: ObjectStore, number: int) -> Played | None:
         started_s=shard.started_s,
         finished_s=shard.finished_s,
         tokens=sum(
-            int((s.owners != NOBODY).sum()) for episode in episodes for s in episode.sequences
+            int((s.owners != NOT_SAMPLED).sum()) for episode in episodes for s in episode.sequences
         ),
         episodes=len(episodes),
         failed=failures_by_kind(episodes),

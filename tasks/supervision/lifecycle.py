@@ -64,7 +64,7 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     tracking = tracking_uri() if config.tracking.enabled else None
     await asyncio.to_thread(store_credentials.load)
     store = object_store.default_store()
-    await asyncio.to_thread(object_store.check, store)
+    await asyncio.to_thread(object_store.check_store, store)
     await _refuse_beside_a_living_one(store.sub(layout.run_prefix(name)), name, config)
     run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
     await introduce(name)

@@ -100,7 +100,7 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
         case "trainer":
             return manifests.exists(run, member.parameters["policy"], config.steps)
         case "dataflow" | "rollout":
-            return orders.ended(run)
+            return orders.has_ended(run)
         case (
             "mirror"
         ):  # it then has the time to stop to copy what is left: one that is away holds up no run

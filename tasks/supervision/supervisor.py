@@ -482,7 +482,9 @@ def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -
         ConfigError: the run exists with another configuration, or is completed.
     """
     wanted = config.model_dump(mode="json")
-    run = runs.create_run(store, run_id, wanted, deployment=deployment, filled=stored_config.filled)
+    run = runs.create_run(
+        store, run_id, wanted, deployment=deployment, fill_defaults=stored_config.filled
+    )
     stop = runs.check_restart(store, run_id, wanted, stored_config.filled)
     if stop is not None:
         log.info("taking up run %s, which was %s", run_id, stop.state)

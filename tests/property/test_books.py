@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from data_ops.algorithms.samplers import Edf, Fifo
 from data_ops.dataflow.ledger import Ledger
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from tests.builders import row
 
 BATCH_SIZE = 3
@@ -24,7 +24,7 @@ class Answer:
     """What one shard holds for the policy."""
 
     rows: tuple[BatchRow, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
 
     @property
     def keys(self) -> list[SequenceKey]:
@@ -54,7 +54,7 @@ class BooksMachine(RuleBasedStateMachine):
             for place, version in enumerate(versions)
         )
         entries = tuple(
-            Entry(SequenceKey(order, 1, n, 0), "filtered", "zero_advantage")
+            LedgerEntry(SequenceKey(order, 1, n, 0), "filtered", "zero_advantage")
             for n in range(num_filtered)
         )
         self.shards[order] = Answer(rows, entries)

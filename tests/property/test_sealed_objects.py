@@ -69,13 +69,18 @@ def whole_run(store: ObjectStore) -> ObjectStore:
         run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0}
     )
     scores = np.array([1, 0], dtype=np.float32)
-    evals.commit(
+    evals.create(
         run,
         Evaluation(
-            {"solver": 4, "verifier": 4}, "held_out", "single_turn", ("a", "b"), scores, scores
+            versions={"solver": 4, "verifier": 4},
+            dataset="held_out",
+            workflow="single_turn",
+            rows=("a", "b"),
+            first_attempt=scores,
+            final=scores,
         ),
     )
-    quarantine.quarantine(run, layout.order(10**6), "not there")
+    quarantine.quarantine_object(run, layout.order(10**6), "not there")
     base_models.save_model(
         store, "8c1f", builders.tensors(0), {"config.json": b"{}"}, {"accuracy": 0.5}
     )
@@ -119,10 +124,10 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: heartbeats.read_all(RUN)
     yield lambda: leases.read_newest(RUN, 0)
     yield lambda: tags.read_all(RUN)
-    yield lambda: evaluations.look(RUN)
+    yield lambda: evaluations.read_all(RUN)
     yield lambda: runs.read_run(RUN)
     yield lambda: runs.read_stop(RUN)
-    yield lambda: quarantine.quarantined(RUN)
+    yield lambda: quarantine.read_quarantine(RUN)
     yield lambda: compaction.merge(RUN, "third", 8, 1)
 
 
@@ -280,7 +285,9 @@ def test_files_of_a_checkpoint_and_of_merged_changes(draw: st.DataObject) -> Non
     folder = draw.draw(
         st.sampled_from([layout.checkpoint("solver", 4), layout.weights("third", 8)])
     )
-    manifest = layout.manifest(folder) if "checkpoints" in folder else layout.merged("third", 8, 0)
+    manifest = (
+        layout.manifest(folder) if "checkpoints" in folder else layout.merged_delta("third", 8, 0)
+    )
     fields = json.loads(ALL[f"{RUN_PREFIX}/{manifest}"])
     files = fields["files"] if "files" in fields else fields["step"]["files"]
     key = f"{folder}/{files[0]['name']}"

@@ -9,7 +9,7 @@ person's typing error is found before heavy imports.
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from storage.import_path import Kind, resolve
+from storage.import_path import PluginKind, resolve
 from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -56,7 +56,7 @@ ENGINES: dict[str, str] = {"torch": "trainer.engines.torch.engine:TorchTrainEngi
 """Built-in engines by import path: a name here costs no import of torch."""
 
 
-ENGINE = Kind(
+ENGINE = PluginKind(
     "train engine",
     TrainEngine,
     "docs/train_engine.md",

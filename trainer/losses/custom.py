@@ -3,11 +3,11 @@
 from typing import Any, Final, Literal
 
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from storage.import_path import PluginKind, constructor_fault, resolve
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.loss import Loss
 
-LOSS: Final = Kind("loss", Loss, "docs/losses.md")
+LOSS: Final = PluginKind("loss", Loss, "docs/losses.md")
 
 
 class CustomLoss(Aggregated):
@@ -42,6 +42,6 @@ class CustomLoss(Aggregated):
                 f"{self.path} has no class attribute whole_minibatch, True or False; see "
                 f"{LOSS.page}"
             )
-        if wrong := unfit(made, LOSS, self.args):
+        if wrong := constructor_fault(made, LOSS, self.args):
             raise ConfigError(f"{self.path} does not take args {self.args} ({wrong}); correct them")
         return made

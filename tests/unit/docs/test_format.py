@@ -55,14 +55,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pulse.update(progress=progress, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
-    evals.commit(
+    evals.create(
         run,
         evals.Evaluation(
-            versions, "held_out", "actor_and_verify", ("a", "b"), right, team, 1.0, 2.0
+            versions=versions,
+            dataset="held_out",
+            workflow="actor_and_verify",
+            rows=("a", "b"),
+            first_attempt=right,
+            final=team,
+            created_s=1.0,
+            seconds=2.0,
         ),
     )
     run.put("shards/00000099.arrow", b"torn")
-    quarantine.quarantine(
+    quarantine.quarantine_object(
         run, "shards/00000099.arrow", "a shard file of 4 bytes is no readable Arrow file"
     )
     run.put(layout.REPORT, b"<html>")
@@ -440,10 +447,10 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
             layout.quarantine(layout.shard(7)) + ".json",
         ],
         layout.retired: [layout.retired("solver", 4)],
-        layout.merged: [layout.merged("solver", 4, 0)],
+        layout.merged_delta: [layout.merged_delta("solver", 4, 0)],
         layout.tag: [layout.tag("best")],
         layout.numbers: [],
-        layout.merges: [],
+        layout.merged_deltas: [],
         layout.is_shard: [],
         layout.policy_of_weights: [],
         layout.version_of: [],

@@ -13,7 +13,7 @@ from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.formats.safetensors import file_digest
 from storage.run import batches, checkpoints
-from storage.run.runs import create_run, list_runs, open_run, read_run
+from storage.run.runs import create_run, open_run, read_all, read_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import publisher, reader
@@ -190,7 +190,7 @@ def test_folders_that_cannot_be_runs_are_none(local_store: ObjectStore, tmp_path
         (root / "runs" / name).mkdir()
         record = {"run_id": name, "created_s": 1.0, "deployment": "", "config": {}}
         (root / "runs" / name / "run.json").write_bytes(sealed(record))
-    assert list_runs(local_store) == ["mine"]
+    assert read_all(local_store).ids == ("mine",)
     with pytest.raises(ConfigError, match=r"there is no run '../mine'"):
         open_run(local_store, "../mine")
 

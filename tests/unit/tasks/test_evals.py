@@ -29,7 +29,7 @@ def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
 
 def test_an_evaluation_reads_back_as_it_was_written() -> None:
     run = open_store("memory://evals-roundtrip")
-    evals.commit(run, evaluation(20))
+    evals.create(run, evaluation(20))
     back = evals.read(run, {"verifier": 20, "solver": 20})
     assert (back.versions, back.dataset, back.workflow) == (
         {"solver": 20, "verifier": 20},
@@ -55,16 +55,16 @@ def test_a_play_of_one_policy_scores_once() -> None:
 
 def test_the_second_evaluation_of_the_same_versions_loses() -> None:
     run = open_store("memory://evals-twice")
-    evals.commit(run, evaluation(20))
+    evals.create(run, evaluation(20))
     with pytest.raises(ConflictError):
-        evals.commit(run, evaluation(20))
+        evals.create(run, evaluation(20))
 
 
 def test_evaluations_come_in_the_order_of_their_versions() -> None:
     run = open_store("memory://evals-order")
     for step in (100, 0, 20):
-        evals.commit(run, evaluation(step))
-    assert [one.versions["solver"] for one in evals.look(run).found] == [0, 20, 100]
+        evals.create(run, evaluation(step))
+    assert [one.versions["solver"] for one in evals.read_all(run).readable] == [0, 20, 100]
     assert evals.exists(run, {"solver": 20, "verifier": 20})
     assert not evals.exists(run, {"solver": 40, "verifier": 40})
     assert evals.keys(run, start_after=evals.keys(run)[0]) == [
@@ -109,7 +109,7 @@ def test_an_evaluation_of_other_versions_than_its_key_says_is_corrupt() -> None:
 
 def test_an_evaluation_that_arrives_damaged_once_is_read_again() -> None:
     run = open_store("memory://evals-damaged")
-    evals.commit(run, evaluation(20))
+    evals.create(run, evaluation(20))
     assert evals.read(damages_first_reads(run), {"solver": 20, "verifier": 20}).rows == (
         "a",
         "b",
@@ -159,15 +159,15 @@ def test_an_evaluation_with_an_absurd_number_in_its_header_is_corrupt(
 
 def test_evaluations_that_cannot_be_read_are_told_with_their_reason_and_hide_no_other() -> None:
     run = open_store("memory://evals-look")
-    evals.commit(run, evaluation(20))
+    evals.create(run, evaluation(20))
     torn, moved = (
         "evals/solver-00000000_verifier-00000000.arrow",
         "evals/solver-00000040_verifier-00000040.arrow",
     )
     run.put(torn, b"not arrow")
     run.put(moved, run.get("evals/solver-00000020_verifier-00000020.arrow"))
-    seen = evals.look(run)
-    assert [one.versions["solver"] for one in seen.found] == [20]
+    seen = evals.read_all(run)
+    assert [one.versions["solver"] for one in seen.readable] == [20]
     assert list(seen.unreadable) == [torn, moved]
     assert "a evaluation file of 9 bytes" in seen.unreadable[torn]
     assert (

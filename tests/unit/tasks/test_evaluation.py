@@ -56,7 +56,7 @@ class Player:
         self.asked.append(dict(versions))
         if len(self.asked) - 1 == self.interrupted_at:
             return False
-        evals.commit(self.run, evaluation(dict(versions)))
+        evals.create(self.run, evaluation(dict(versions)))
         return True
 
 
@@ -78,7 +78,7 @@ def test_every_due_vector_is_evaluated_once_also_over_restarts(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0, 1, 2)
-    evals.commit(memory_store, evaluation(*vectors(1)))
+    evals.create(memory_store, evaluation(*vectors(1)))
     player = Player(memory_store)
     serve(memory_store, config, player)
     assert player.asked == vectors(0, 2)
@@ -253,7 +253,7 @@ def test_of_two_evaluations_of_one_vector_the_first_stands(
     publish_scripted(memory_store, 0)
     (vector,) = vectors(0)
     first = evaluation(vector)
-    evals.commit(memory_store, first)
+    evals.create(memory_store, first)
     assert evaluate_versions(memory_store, played, vector).rows == first.rows
 
 

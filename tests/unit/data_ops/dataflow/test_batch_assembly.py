@@ -80,7 +80,7 @@ def trained(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Objec
     ]
     write_orders(memory_store, 8)
     for step, own in enumerate(rows, start=1):
-        batches.commit(memory_store, builders.batch(*own, step=step, shards=(), closed_below=6))
+        batches.create(memory_store, builders.batch(*own, step=step, shards=(), closed_below=6))
     for version in range(4):
         publisher.publish(memory_store, POLICY, version, tensors(version))
     return memory_store

@@ -5,7 +5,7 @@ import pytest
 from data_ops.algorithms.samplers import Draft, Edf, Fifo
 from data_ops.dataflow.ledger import Ledger
 from storage.errors import ConfigError
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from tests.builders import row
 
 
@@ -50,17 +50,17 @@ def test_a_batch_has_exactly_its_size_and_the_rest_waits() -> None:
 
 def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
+    ledger.take_in(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
     first, second = assemble(ledger), assemble(ledger)
     assert first is not None
     assert second is not None
     assert [taken.key for taken in first.rows] == [taken.key for taken in second.rows]
-    assert first.ledger == second.ledger == (Entry(key(0, 9), "filtered", "zero_advantage"),)
+    assert first.ledger == second.ledger == (LedgerEntry(key(0, 9), "filtered", "zero_advantage"),)
 
 
 def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> None:
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
+    ledger.take_in(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
     made(ledger)
     ledger.take_in(1, rows(1, 1, 1))
     second = made(ledger)
@@ -100,7 +100,7 @@ def test_staleness_equal_to_the_bound_is_used_and_one_more_expires() -> None:
         assert made(ledger).step == step
     assert assemble(ledger) is None  # staleness would be 3
     ledger.take_in(1, rows(1, 3, 3))
-    assert made(ledger).ledger == (Entry(key(0, 6), "expired", "max_staleness"),)
+    assert made(ledger).ledger == (LedgerEntry(key(0, 6), "expired", "max_staleness"),)
 
 
 def test_synchronous_books_use_only_rows_of_the_newest_version() -> None:
@@ -136,7 +136,7 @@ def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_that_reason() 
     ledger.take_in(0, rows(0, 0, 0, 0))
     restored = Ledger.restore("solver", 2, 8, made(ledger), lambda order: {})
     assert restored.num_waiting == 0
-    assert restored.ledger == (Entry(key(0, 2), "filtered", "unreadable_shard"),)
+    assert restored.ledger == (LedgerEntry(key(0, 2), "filtered", "unreadable_shard"),)
 
 
 def test_samplers_compose_with_the_last_deciding_ties_last() -> None:

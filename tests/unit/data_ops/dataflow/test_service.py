@@ -21,7 +21,7 @@ from storage.records.control import Stop
 from storage.records.progress import DataflowProgress
 from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
-from storage.run.quarantine import quarantined
+from storage.run.quarantine import read_quarantine
 from storage.store.object_store import ObjectStore
 from tests.builders import episode, group, row, sequence, shard
 from tests.dataflow_world import POLICIES, Flicker, World, torn, world
@@ -147,7 +147,7 @@ def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
     torn(made.run, 0)
     made.finish(dataflow)
     made.check()
-    reasons = quarantined(made.run)
+    reasons = read_quarantine(made.run)
     assert list(reasons) == ["shards/00000000.arrow"]
     assert 0 in made.batches("solver")[0].shards
     assert 0 in [number for order in made.orders() for number in order.seen]
@@ -165,8 +165,8 @@ def test_a_shard_that_is_no_file_is_quarantined_and_the_run_goes_on(
     take_place(path, make)
     made.finish(dataflow)
     made.check()
-    assert list(quarantined(made.run)) == ["shards/00000000.arrow"]
-    assert quarantined(made.run)["shards/00000000.arrow"].startswith(
+    assert list(read_quarantine(made.run)) == ["shards/00000000.arrow"]
+    assert read_quarantine(made.run)["shards/00000000.arrow"].startswith(
         f"shards/00000000.arrow: {path} is "
     )
 
@@ -181,7 +181,7 @@ def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes
     made.run.put("shards/00000000.arrow", shards.encode(bad))
     made.finish(dataflow)
     made.check()
-    assert quarantined(made.run) == {
+    assert read_quarantine(made.run) == {
         "shards/00000000.arrow": "shards/00000000.arrow: row 0: the temperature is nan; it is 0, or from 1e-12 to 1e+12"
     }
 
@@ -203,7 +203,7 @@ def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(
     made.finish(made.dataflow())
     reasons = [entry.reason for batch in made.batches("solver") for entry in batch.ledger]
     assert UNREADABLE_SHARD in reasons
-    assert set(quarantined(made.run)) == {layout.shard(order) for order in lost}
+    assert set(read_quarantine(made.run)) == {layout.shard(order) for order in lost}
 
 
 def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
@@ -216,7 +216,7 @@ def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
     for order in left:
         made.run.put(layout.shard(order), b"torn")
     assert made.dataflow().done
-    assert quarantined(made.run) == {}
+    assert read_quarantine(made.run) == {}
 
 
 def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:

@@ -23,7 +23,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
 
 
 def take_in(run: ObjectStore, answer: Shard, **changes: object) -> PolicyIntake:
-    shards.commit(run, answer)
+    shards.create(run, answer)
     return prepare(run, answer.order, CONFIG.model_copy(update=changes), ["solver"]).policies[
         "solver"
     ]

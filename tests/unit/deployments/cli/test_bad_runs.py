@@ -129,14 +129,12 @@ def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(
     assert said.exit_code == 1
     assert said.stderr.startswith("the run's end cannot be read: stop.json is not JSON")
     assert "; put file:///" in said.stderr
-    assert (
-        "/runs/bad/stop.json back from a copy, or delete it to take the run up again" in said.stderr
-    )
+    assert "/runs/bad/stop.json back from a copy, or delete it to resume the run" in said.stderr
 
 
 def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: ObjectStore) -> None:
     store.put("runs/bad/stop.json", b"{")
-    with pytest.raises(CorruptError, match="or delete it to take the run up again"):
+    with pytest.raises(CorruptError, match="or delete it to resume the run"):
         runs.check_restart(store, "bad", None)
     assert store.get("runs/bad/stop.json") == b"{"
 

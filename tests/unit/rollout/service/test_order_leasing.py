@@ -30,7 +30,7 @@ class Clock:
 def write_orders(run: ObjectStore, count: int) -> None:
     for number in range(count):
         prompt = Prompt(f"p/{number}", {"question": "1+1=?", "answer": "2"})
-        orders.commit(
+        orders.create(
             run,
             Order(
                 number=number,
@@ -54,7 +54,7 @@ def numbers(*claims: OrderLeasing) -> list[int | None]:
 
 def test_the_lowest_open_orders_come_first_and_each_once(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 3)
-    shards.commit(memory_store, builders.shard(order=0))
+    shards.create(memory_store, builders.shard(order=0))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims, claims) == [1, 2, None]
 
@@ -107,7 +107,7 @@ def test_an_order_answered_by_another_is_not_looked_for_again(memory_store: Obje
     clock = Clock()
     a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
     assert numbers(a, b, b) == [0, 1, None]
-    shards.commit(memory_store, builders.shard(order=0))
+    shards.create(memory_store, builders.shard(order=0))
     clock.now_s += TTL_S + 2
     assert numbers(b) == [None]
     assert leases.read_newest(memory_store, 0).attempt == 0  # type: ignore[union-attr]  # it exists: worker a made it
@@ -173,7 +173,7 @@ def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(
 def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 6)
     for number in range(4):
-        shards.commit(memory_store, builders.shard(order=number))
+        shards.create(memory_store, builders.shard(order=number))
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
     ) as pulse:
@@ -185,7 +185,7 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
 
 def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 4)
-    shards.commit(memory_store, builders.shard(order=2))
+    shards.create(memory_store, builders.shard(order=2))
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
     ) as pulse:

@@ -17,7 +17,7 @@ from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop
 from storage.records.progress import RolloutProgress
-from storage.records.rollouts import NOBODY, Episode, FailureKind, Prompt
+from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Prompt
 from storage.run import orders, runs, shards
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
@@ -77,7 +77,7 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
         assert shard.weights == {"solver": {0: digest}, "verifier": {0: digest}}
         assert shard.started_s <= shard.finished_s
     sampled = sum(
-        int((sequence.owners != NOBODY).sum())
+        int((sequence.owners != NOT_SAMPLED).sum())
         for number in range(3)
         for group in shards.read(memory_store, number).groups
         for episode in group.episodes
@@ -151,7 +151,7 @@ def test_a_late_twin_is_discarded(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
-        assert shards.commit(memory_store, builders.shard(order=0))
+        assert shards.create(memory_store, builders.shard(order=0))
         until(lambda: "answered by another worker" in worker.beat.note)
         worker.stop()
         assert progress_of(worker.join(), RolloutProgress).orders_done == 0
@@ -242,7 +242,7 @@ def test_workers_leave_when_the_dataflow_needs_no_further_shard(memory_store: Ob
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(drain_s=1000.0)) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
-        orders.end(memory_store, 1)
+        orders.create_end(memory_store, 1)
         assert worker.join().state == "draining"
     assert held(memory_store, 0).released
     assert not shards.exists(memory_store, 0)
@@ -355,7 +355,7 @@ def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: Objec
     }
     assert shard.weights == {"solver": digests}
     versions = shard.groups[0].episodes[0].sequences[0].versions
-    assert versions[versions != NOBODY].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
+    assert versions[versions != NOT_SAMPLED].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
 
 
 def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore) -> None:
@@ -410,7 +410,7 @@ def test_no_worker_is_needed_once_the_run_ended_or_the_last_shard_was_made(
     memory_store: ObjectStore,
 ) -> None:
     assert end_reason(memory_store) == ""
-    orders.end(memory_store, 4)
+    orders.create_end(memory_store, 4)
     assert end_reason(memory_store) == "the dataflow needs no further shard"
     runs.request_stop(memory_store, OVER)
     assert end_reason(memory_store) == "the run is completed: all steps done"

@@ -15,7 +15,7 @@ import pytest
 from storage import layout
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import seal
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from storage.records.control import Stop
 from storage.records.rollouts import Shard
 from storage.run import batches, evaluations, orders, quarantine, shards
@@ -65,7 +65,7 @@ def told(run: ObjectStore) -> list[tuple[int, str, str]]:
 def one_more_order(run: ObjectStore) -> int:
     """Adds an order that nobody has answered; returns its number."""
     number = orders.next_number(run)
-    orders.commit(run, replace(orders.read(run, 0), number=number))
+    orders.create(run, replace(orders.read(run, 0), number=number))
     return number
 
 
@@ -600,7 +600,8 @@ def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
 def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> None:
     def add(batch: Batch) -> Batch:
         return replace(
-            batch, ledger=(*batch.ledger, Entry(batch.rows[0].key, "filtered", "zero_advantage"))
+            batch,
+            ledger=(*batch.ledger, LedgerEntry(batch.rows[0].key, "filtered", "zero_advantage")),
         )
 
     where = change_batch(run, 1, add)
@@ -610,7 +611,9 @@ def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> Non
 def test_a_fate_of_a_sequence_that_was_never_played_is_named(run: ObjectStore) -> None:
     strange = SequenceKey(0, 0, 0, 9)
     where = change_batch(
-        run, 1, lambda batch: replace(batch, ledger=(*batch.ledger, Entry(strange, "expired", "")))
+        run,
+        1,
+        lambda batch: replace(batch, ledger=(*batch.ledger, LedgerEntry(strange, "expired", ""))),
     )
     assert told(run) == [
         (6, where, f"{named(strange)} is expired, but no shard taken in so far holds it")
@@ -627,7 +630,7 @@ def test_an_unreadable_shard_is_a_fault_until_it_is_in_quarantine(run: ObjectSto
     number = one_more_order(run)
     run.create(layout.shard(number), b"no arrow file")
     assert broken(run) == {(6, layout.shard(number))}
-    quarantine.quarantine(run, layout.shard(number), "truncated")
+    quarantine.quarantine_object(run, layout.shard(number), "truncated")
     verdict = verify(run)
     assert verdict.ok
     assert verdict.quarantined == 1
@@ -663,7 +666,7 @@ def test_damaged_evaluations_and_tags_are_named_with_the_reason(run: ObjectStore
 
 
 def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
-    evaluations.commit(run, evaluation({"solver": 1, "verifier": 99}))
+    evaluations.create(run, evaluation({"solver": 1, "verifier": 99}))
     run.create("tags/best.json", seal(tags.Tag(name="best", policy="nobody", version=1, at_s=5.0)))
     assert told(run) == [
         (
@@ -676,7 +679,7 @@ def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: O
 
 
 def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
-    evaluations.commit(run, evaluation({"solver": 1, "verifier": 1}))
+    evaluations.create(run, evaluation({"solver": 1, "verifier": 1}))
     tags.create(run, "best", "solver", 1)
     assert told(run) == []
 

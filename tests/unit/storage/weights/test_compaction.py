@@ -12,7 +12,7 @@ from storage import layout
 from storage.errors import CorruptError
 from storage.formats.json_objects import seal
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
-from storage.records.weights import HostTensor, Merged, StoredDelta
+from storage.records.weights import HostTensor, MergedDelta, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.weights import compaction, delta_store, manifests, publisher, reader, update_path
 from storage.weights.manifests import LoadedWeights
@@ -194,7 +194,7 @@ def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
     merging = compaction.Merging(memory_store)
     merging.after("solver", 7)
     merging.close()
-    assert not memory_store.exists(layout.merged("solver", 8, 0))
+    assert not memory_store.exists(layout.merged_delta("solver", 8, 0))
     for version, wanted in ((8, 8), (15, 8), (16, 16), (17, 16)):
         for key in memory_store.list(layout.WEIGHTS):
             if "since-" in key:
@@ -203,7 +203,7 @@ def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
         merging.after("solver", version)
         merging.close()
         (merged,) = (key for key in memory_store.list(layout.WEIGHTS) if "since-" in key)
-        assert merged == layout.merged("solver", wanted, wanted - 8)
+        assert merged == layout.merged_delta("solver", wanted, wanted - 8)
 
 
 def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_deltas(
@@ -217,7 +217,7 @@ def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_
     monkeypatch.setattr(compaction, "SHARE_MAX", 0.01)
     assert not compaction.merge(memory_store, "solver", 8, 0)
     assert merged_files(memory_store, 8) == []
-    assert not memory_store.exists(layout.merged("solver", 8, 0))
+    assert not memory_store.exists(layout.merged_delta("solver", 8, 0))
     monkeypatch.undo()
     monkeypatch.setattr(compaction, "BYTES_MIN", single)
     assert compaction.merge(memory_store, "solver", 8, 0)
@@ -231,7 +231,9 @@ def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(9))
-    rival = seal(Merged(policy="solver", version=8, step=StoredDelta(0, {}, ()), created_s=0.0))
+    rival = seal(
+        MergedDelta(policy="solver", version=8, step=StoredDelta(0, {}, ()), created_s=0.0)
+    )
 
     class RivalIsFirst:
         def __getattr__(self, verb: str) -> Any:
@@ -239,13 +241,13 @@ def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
 
         def create(self, key: str, body: bytes) -> bool:
             if "since-" in key:
-                memory_store.put(layout.merged("solver", 8, 0), rival)
+                memory_store.put(layout.merged_delta("solver", 8, 0), rival)
             return memory_store.backend.create(key, body)
 
     before = memory_store.list()
     assert compaction.merge(replace(memory_store, backend=RivalIsFirst()), "solver", 8, 0)
-    assert memory_store.list() == sorted([*before, layout.merged("solver", 8, 0)])
-    assert memory_store.get(layout.merged("solver", 8, 0)) == rival
+    assert memory_store.list() == sorted([*before, layout.merged_delta("solver", 8, 0)])
+    assert memory_store.get(layout.merged_delta("solver", 8, 0)) == rival
 
 
 @pytest.mark.usefixtures("pays")
@@ -261,7 +263,7 @@ def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(
     single = sum(leg.num_bytes for one in held[1:] for leg in update_path.legs(one.manifest))
     assert single > 60_000
     merges_with = compaction.merge(memory_store, "solver", 8, 0, memory_bytes=single)
-    assert merges_with == memory_store.exists(layout.merged("solver", 8, 0))
+    assert merges_with == memory_store.exists(layout.merged_delta("solver", 8, 0))
 
 
 def test_tensors_that_the_manifest_does_not_list_are_refused(memory_store: ObjectStore) -> None:

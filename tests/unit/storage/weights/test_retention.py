@@ -14,7 +14,7 @@ from storage.formats.json_objects import seal
 from storage.formats.safetensors import weights_digest
 from storage.records.control import ServiceState
 from storage.records.progress import ServiceKind
-from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta
+from storage.records.weights import FileInfo, HostTensor, Manifest, MergedDelta, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.verify.weights import audit_weights
 from storage.weights import manifests, publisher, reader, retention
@@ -110,10 +110,10 @@ def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(
 
 
 def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) -> None:
-    key, name = layout.merged("solver", 8, 0), f"{'0' * 32}.delta-00000.safetensors"
+    key, name = layout.merged_delta("solver", 8, 0), f"{'0' * 32}.delta-00000.safetensors"
     before = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)).num_bytes
     step = StoredDelta(0, {}, (FileInfo(name, 5, "sha256:"),))
-    run.put(key, seal(Merged(policy="solver", version=8, step=step)))
+    run.put(key, seal(MergedDelta(policy="solver", version=8, step=step)))
     run.put(f"{layout.weights('solver', 8)}/{name}", b"12345")
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     assert planned.num_bytes == before + 5
@@ -273,7 +273,10 @@ def chain(store: ObjectStore) -> ObjectStore:
         )
     folder = layout.weights("solver", 3)
     step = StoredDelta(0, {}, (FileInfo(f"{'0' * 32}.delta-00000.safetensors", 5, "sha256:"),))
-    store.put(layout.merged("solver", 3, 0), seal(Merged(policy="solver", version=3, step=step)))
+    store.put(
+        layout.merged_delta("solver", 3, 0),
+        seal(MergedDelta(policy="solver", version=3, step=step)),
+    )
     store.put(f"{folder}/{'0' * 32}.delta-00000.safetensors", b"12345")
     store.put(f"{folder}/{'1' * 32}.model-00000.safetensors", b"cut off")
     return store

@@ -31,8 +31,8 @@ def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(
 
 def test_shards_count_once_and_a_twin_that_lost_does_not(memory_store: ObjectStore) -> None:
     run, counted = traffic.counted(memory_store)
-    assert shards.commit(run, builders.shard(order=0))
-    assert not shards.commit(run, builders.shard(order=0))
+    assert shards.create(run, builders.shard(order=0))
+    assert not shards.create(run, builders.shard(order=0))
     run.put("orders/00000000.json", b"no shard")
     assert counted.shards() == len(memory_store.get(layout.shard(0)))
 

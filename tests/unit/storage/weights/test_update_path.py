@@ -270,7 +270,7 @@ def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_th
         == held[17].manifest.digest
     )
     assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
-    memory_store.put(layout.merged("solver", 16, 8), b"{}")
+    memory_store.put(layout.merged_delta("solver", 16, 8), b"{}")
     assert (
         weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors)
         == held[17].manifest.digest

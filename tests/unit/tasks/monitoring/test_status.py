@@ -181,7 +181,7 @@ def test_a_run_whose_shards_made_no_batch_yet_is_running() -> None:
     made.beat(
         "supervisor", "supervisor", NOW_S, note="the last 64 groups held nothing to train solver on"
     )
-    shards.commit(made.run, builders.shard(order=0))
+    shards.create(made.run, builders.shard(order=0))
     assert status(made.store, RUN_ID, NOW_S).state == "running"
     assert [one.state for one in runs(made.store, NOW_S)] == ["running"]
 

@@ -48,7 +48,7 @@ def test_an_old_run_is_resumed_with_its_recipe_and_refused_with_another(
 ) -> None:
     wanted = load(RECIPE).model_dump(mode="json")
     assert runs.check_restart(memory_store, "old-1", wanted, filled) is None
-    assert runs.create_run(memory_store, "old-1", wanted, filled=filled).prefix == old.prefix
+    assert runs.create_run(memory_store, "old-1", wanted, fill_defaults=filled).prefix == old.prefix
     other = load(RECIPE, {"policies.solver.train.loss.clip_low": 0.2}).model_dump(mode="json")
     with pytest.raises(
         ConfigError, match=r"loss\.clip_low is 0\.1 there, 0\.2 here; use the same settings"

@@ -45,7 +45,7 @@ def made(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(parallel_ingest, "task", lambda **_: Task)
     made = world(memory_store, shards_per_task=3)
     for number in range(7):
-        shards.commit(made.run, shard(order=number))
+        shards.create(made.run, shard(order=number))
     return made
 
 

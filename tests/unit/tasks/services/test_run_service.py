@@ -95,7 +95,7 @@ def test_a_window_of_the_dataflow_ends_when_it_has_its_share_of_tasks(
 
 
 def test_a_worker_of_a_run_whose_last_shard_was_made_returns(run: ObjectStore) -> None:
-    orders.end(run, 4)
+    orders.create_end(run, 4)
     deadline = threading.Timer(
         PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not stop", 1.0))
     )

@@ -639,7 +639,7 @@ def test_the_run_is_completed_when_every_members_work_is_in_the_store(world: Wor
         publisher.publish(world.run, policy, 1, tensors(1))
     world.run.create(layout.orders_end(), b"{}")
     assert world.look() is None
-    evals.commit(world.run, evaluation({"solver": 1, "verifier": 1}))
+    evals.create(world.run, evaluation({"solver": 1, "verifier": 1}))
     stop = world.look()
     assert stop is not None
     assert (stop.state, runs.read_stop(world.run)) == ("completed", stop)

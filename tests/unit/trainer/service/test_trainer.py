@@ -133,7 +133,7 @@ def run(memory_store: ObjectStore) -> ObjectStore:
 
 def add_batches(run: ObjectStore, *steps: int) -> None:
     for step in steps:
-        batches.commit(run, batch(policy=POLICY, step=step))
+        batches.create(run, batch(policy=POLICY, step=step))
 
 
 def trained(
@@ -571,7 +571,7 @@ def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStor
     given = sampled_batch(reference_model(base))
     files = {"config.json": json.dumps(MODEL_CONFIG).encode()}
     publisher.publish(memory_store, POLICY, 0, base, extra_files=files)
-    batches.commit(memory_store, given)
+    batches.create(memory_store, given)
     config = TrainConfig(lr=1e-2, minibatches=3)
     trained(memory_store, steps=1, config=config, seed=5)
     alone = make_engine(config, MODEL_CONFIG, seed=5)
