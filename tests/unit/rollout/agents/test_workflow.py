@@ -72,7 +72,7 @@ async def test_a_second_turn_sends_the_engine_its_own_first_answer_unchanged() -
 async def test_a_context_of_another_tokenizer_is_refused() -> None:
     turn = await agent_of(scripted_player("solver", lines("a"))).respond([user("?")], name="plan")
     other = replace(scripted_player("verifier", lines("b")), chat=load_chat(base_files()))
-    with pytest.raises(ConfigError, match="policy verifier cannot go on with context 'plan'"):
+    with pytest.raises(ConfigError, match="policy verifier cannot continue context 'plan'"):
         await agent_of(other).respond([user("?")], context=turn.context)
 
 
