@@ -1,7 +1,7 @@
 """A growing model context: its tokens, each with owner, weights version and log-probability.
 
     opening  ─▶  prompt tokens            owner NOT_SAMPLED
-    add      ─▶  an answer's tokens       owner: the policy; version and log-probability from the engine
+    add      ─▶  an answer's tokens       owner: the policy; version and log-probability: the engine
     extend   ─▶  the next messages        owner NOT_SAMPLED
 
 Tokens are only ever appended, so what a trainer sees is exactly what the engine consumed and

@@ -25,8 +25,8 @@ class SamplingParams:
     """Sampling parameters of one request. Example:
     `SamplingParams(temperature=0.8, stop_ids=(2,), seed=7)`.
 
-    Applied in the order temperature, top-k, top-p over the tokens that top-k kept; log-probabilities
-    are those of the remaining distribution, renormalised.
+    Applied in the order temperature, top-k, top-p over what top-k kept. Log-probabilities are those
+    of the remaining distribution, renormalised.
     """
 
     temperature: float = 1.0
@@ -138,7 +138,7 @@ class GenerationAbortedError(RuntimeError):
 
 
 class EngineFailedError(RuntimeError):
-    """The engine can process no further request; the message names the first cause (`__cause__`)."""
+    """The engine cannot process further requests; the message names the first cause."""
 
 
 class MakesEngine(Protocol):
@@ -156,5 +156,5 @@ ENGINE = PluginKind(
 
 
 def make_engine(config: EngineConfig, model_config: Json) -> Engine:
-    """Build the engine that `config.name` names, for a model with this Hugging Face `config.json`."""
+    """Build the engine that `config.name` names; `model_config` is the model's `config.json`."""
     return resolve(config.name, ENGINES, ENGINE, "rollout.engine.name")(config, model_config)

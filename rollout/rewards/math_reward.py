@@ -4,7 +4,7 @@
                     └─ everything else                 ──▶ math-verify, in a child process
 
 An unreadable answer has the reward 0. Without a verdict, because a comparison took too long or its
-process died, the reward raises: the episode has then failed, and is neither rewarded nor trained on.
+process died, the reward raises and the episode fails.
 """
 
 import asyncio
@@ -20,31 +20,30 @@ from storage.errors import ConfigError
 from storage.records.rollouts import Prompt
 
 INLINE_CHARS_MAX: Final = 4_000
-"""A longer answer is searched for its box in a thread, so that the event loop goes on."""
+"""A longer answer is searched for its box in a thread, so that the event loop is not blocked."""
 
 
 class MathReward:
-    """1.0 where the last `\\boxed{…}` of the answer equals the prompt's `answer`, else 0.0. Raises
-    JudgeTimeoutError or JudgeFailedError where there is no verdict.
-    """
+    """1.0 where the last `\\boxed{…}` of the answer equals the prompt's `answer`, else 0.0."""
 
     def __init__(self, timeout_s: float) -> None:
         """`timeout_s`: CPU seconds that one comparison by math-verify may use."""
         self._judges = JudgePool(timeout_s)
 
     async def score(self, answer: str, prompt: Prompt) -> Judgement:
+        """Compare the boxed answer; JudgeTimeoutError or JudgeFailedError without a verdict."""
         reference = _reference(prompt)
-        found = (
+        boxed = (
             last_box(answer)
             if len(answer) <= INLINE_CHARS_MAX
             else await asyncio.to_thread(last_box, answer)
         )
-        if found is None or not found.strip() or len(found) > CHARS_MAX:
+        if boxed is None or not boxed.strip() or len(boxed) > CHARS_MAX:
             return Judgement(0.0)
-        verdict = equal(found, reference)
+        verdict = equal(boxed, reference)
         if verdict is None:
             async with stopped_time():
-                verdict = await self._judges.equal(found, reference)
+                verdict = await self._judges.equal(boxed, reference)
         return Judgement(float(verdict))
 
     def close(self) -> None:
@@ -55,13 +54,12 @@ def _reference(prompt: Prompt) -> str:
     if "answer" not in prompt.fields:
         raise ConfigError(
             f"prompt {prompt.id} has no field `answer` to judge by (it has "
-            f"{', '.join(prompt.fields)}); "
-            "name the column that holds it in prompts.answer"
+            f"{', '.join(prompt.fields)}); name its column in prompts.answer"
         )
     return _final(str(prompt.fields["answer"]))
 
 
 @lru_cache(maxsize=4096)
 def _final(reference: str) -> str:
-    """A reference may be a worked solution with its answer in a box."""
+    """Return the final answer of a reference, which may be a worked solution with a box."""
     return last_box(reference) or reference

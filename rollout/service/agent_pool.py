@@ -1,6 +1,7 @@
 """What one process needs to run a workflow: the workflow, and an engine and a chat per policy.
 
-    recipe ──▶ workflow, reward           run's version 0 ──▶ chats, engines (without weights until `load`)
+    recipe ──▶ workflow, reward
+    version 0 of each policy ──▶ chats, engines (without weights until `load`)
 
 Rollout workers keep the weights of the engines fresh; the evaluation loads exact versions.
 """

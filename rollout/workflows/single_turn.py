@@ -10,7 +10,7 @@ from storage.records.rollouts import Episode, Prompt
 
 
 class SingleTurn:
-    """The solver answers; its sequence and the episode are worth what the answer is worth."""
+    """The solver answers once; its sequence and the episode get the reward of the answer."""
 
     roles: tuple[str, ...] = ("solver",)
 

@@ -163,8 +163,7 @@ class Shard:
     groups: tuple[Group, ...]
     """One for each prompt of the order, in the same sequence."""
     weights: Mapping[str, Mapping[int, str]]
-    """policy → version → digest of the loaded weights, for every version that sampled a token of the
-    shard.
+    """policy → version → digest of the loaded weights, for every version that sampled a token here.
     """
     started_s: float
     finished_s: float

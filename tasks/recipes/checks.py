@@ -76,7 +76,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 
 def _roles(config: RunConfig) -> Iterator[Problem]:
-    from rollout.workflows import WORKFLOW, find_workflow, strange_arguments
+    from rollout.workflows import WORKFLOW, find_workflow, unknown_arguments
 
     workflow = config.rollout.workflow
     at: KeyPath = ("rollout", "workflow")
@@ -85,7 +85,7 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
     except ConfigError as error:
         yield Problem((*at, "name"), str(error))
         return
-    strange = strange_arguments(found, workflow)
+    strange = unknown_arguments(found, workflow)
     yield from (Problem((*at, "args", name), why) for name, why in strange.items())
     if not strange and (wrong := import_path.constructor_fault(found, WORKFLOW, workflow.args)):
         yield Problem((*at, "args"), f"do not fit the workflow {workflow.name}: {wrong}")

@@ -173,7 +173,7 @@ async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None
         ),
         (
             WorkflowConfig(name="single_turn", args={"attempt_message": "{problem}"}),
-            r"args\.attempt_message has a place \{problem\}; it may have \{question\}",
+            r"args\.attempt_message has a placeholder \{problem\}; it may have \{question\}",
         ),
         (
             WorkflowConfig(name="single_turn", args={"attempt_message": "{question} in \\boxed{"}),
@@ -199,9 +199,13 @@ def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(
         (
             {},
             {"solver": None},
-            r"the role verifier played by policy verifier, which the recipe lacks",
+            r"needs policy verifier for the role verifier, which the recipe lacks",
         ),
-        ({"verifier": "judge"}, {"solver": None}, r"the role verifier played by policy judge"),
+        (
+            {"verifier": "judge"},
+            {"solver": None},
+            r"needs policy judge for the role verifier, which the recipe lacks",
+        ),
     ],
 )
 def test_a_role_nobody_can_play_is_named(

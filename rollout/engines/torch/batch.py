@@ -241,7 +241,7 @@ class ContinuousBatch:
 
 
 def _next_pass(todo: deque[Tokens]) -> list[Tokens]:
-    """Remove texts from the front of `todo`, at most PREFILL_TOKENS_MAX padded tokens or one text."""
+    """Remove texts from the front of `todo`: one, or up to PREFILL_TOKENS_MAX padded tokens."""
     texts = [todo.popleft()]
     longest = len(texts[0])
     while todo and (longest := max(longest, len(todo[0]))) * (len(texts) + 1) <= PREFILL_TOKENS_MAX:

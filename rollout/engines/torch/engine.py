@@ -4,8 +4,8 @@
     any thread ──load: convert──▶ swap ▶ │ swap · drop · admit · step │            answers
                                          └────────────────────────────┘
 
-Between two steps the thread processes the inbox; without work it sleeps. This module handles threads
-and event loops; `batch.py` does the batching, `decoder.py` the model.
+Between two steps the thread processes the inbox; without work it sleeps. `batch.py` does the
+batching, `decoder.py` the model.
 """
 
 import asyncio

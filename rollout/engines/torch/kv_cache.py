@@ -48,7 +48,7 @@ class KVCache:
         self._scale = a.head_dim**-0.5
 
     def mask(self, positions: Tensor, longest: int) -> Tensor:
-        """Return the additive attention mask [N·K, 1, longest]: slot i attends up to positions[i]."""
+        """Return the additive mask [N·K, 1, longest] by which slot i attends up to positions[i]."""
         heads = self.keys.shape[2]
         last = positions[:, None].expand(-1, heads).reshape(-1, 1, 1)
         return torch.where(self._tokens[:longest] > last, self._hidden, self._visible)
@@ -60,8 +60,9 @@ class KVCache:
         self.values[layer].permute(0, 2, 1, 3).index_put_((slots, positions), values)
 
     def attend(self, layer: int, queries: Tensor, mask: Tensor) -> Tensor:
-        """Attend from one token of each sequence, `queries` [N, K·G, D], to its context: [N, K·G·D].
+        """Attend from one token of each sequence, `queries` [N, K·G, D], to its context.
 
+        Returns [N, K·G·D].
         The query heads that share a key head are the rows of one product, so no key is copied.
         """
         products, longest = mask.shape[0], mask.shape[2]
@@ -79,6 +80,6 @@ class KVCache:
         self.values[:, slot, :, :length].copy_(values)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` tokens of each source slot to the target slot at the same index."""
+        """Copy the first `length` tokens of each source slot to the target slot at its index."""
         self.keys[:, targets, :, :, :length] = self.keys[:, sources, :, :, :length]
         self.values[:, targets, :, :length] = self.values[:, sources, :, :length]

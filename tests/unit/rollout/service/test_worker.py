@@ -24,7 +24,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, replication, traffic
 from tests import builders
 from tests.builders import mirror_next
-from tests.fakes import cast_of, pool_of, publish_base
+from tests.fakes import pool_of, publish_base
 from tests.lifetimes import progress_of
 from tests.patience import PATIENCE_S, until
 from tests.workers import RunningWorker, answered, config, write_orders
@@ -212,7 +212,7 @@ async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_tim
     lifetime = Lifetime(memory_store, pulse, threading.Event())
     settings = config(lease_ttl_s=36.0)
     run, at_home = traffic.counted(memory_store)
-    worker = Worker(run, lifetime, settings, cast_of(_NeverPlays()), [], "us-east", at_home, None)
+    worker = Worker(run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None)
     worker = Worker(memory_store, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", dict)
     played = asyncio.get_running_loop().create_future()
     for _ in range(2):
