@@ -29,7 +29,7 @@ from data_ops.algorithms.policy_groups import route
 from data_ops.dataflow.shard_ingest import ingest_groups
 from data_ops.prompts.stream import PromptStream
 from rollout.service.agent_pool import open_agent_pool
-from rollout.service.episode_runner import play_prompts
+from rollout.service.episode_runner import run_prompts
 from storage.records.batches import Batch, BatchRow
 from storage.records.rollouts import Episode, Group, Shard
 from storage.records.types import Json
@@ -164,7 +164,7 @@ class Loop:
             for policy, learner in self.learners.items():
                 await self.training.engines[policy].load(learner.rollout_version(), learner.kept[0])
             seed = self.config.seed * ROUNDS_MAX + self.order
-            return await play_prompts(self.training, prompts, data.samples_per_prompt, seed)
+            return await run_prompts(self.training, prompts, data.samples_per_prompt, seed)
 
     def _ingest(self, groups: tuple[Group, ...]) -> None:
         with self._measured("data"):
@@ -196,7 +196,7 @@ class Loop:
             for policy, learner in self.learners.items():
                 await self.evaluating.engines[policy].load(learner.version, learner.kept[-1])
             prompts = self.evaluation.prompts.stream().all(self.evaluation.prompts.limit)
-            groups = await play_prompts(self.evaluating, prompts, 1, EVALUATION_SEED)
+            groups = await run_prompts(self.evaluating, prompts, 1, EVALUATION_SEED)
         versions = {policy: learner.version for policy, learner in self.learners.items()}
         return _score(versions, [group.episodes[0] for group in groups])
 

@@ -1,4 +1,4 @@
-"""What a recipe says about rollout workers, engines, workflows and sampling. Free of torch."""
+"""Settings of rollout workers, engines, workflows and sampling. Imports no torch."""
 
 from typing import Any
 
@@ -19,37 +19,39 @@ from storage.config_model import (
 
 
 class SamplingConfig(Frozen):
-    """How tokens of a policy are drawn."""
+    """Sampling of a policy's tokens."""
 
     temperature: Temperature = 1.0
     """0 is greedy; such tokens have log-probability 0 and cannot be trained on."""
     top_p: Share = 1.0
-    """1 turns it off. Of a policy that is trained it must be off: its log-probabilities are those
-    of the kept tokens alone.
+    """1: off. It must be off for a trained policy: log-probabilities are renormalised over the kept
+    tokens.
     """
     top_k: CountOrNone = 0
-    """0 turns it off; the same holds."""
+    """0: off. It must be off for a trained policy, too."""
     max_new_tokens: Tokens = 256
 
 
 class WorkflowConfig(Frozen):
+    """The workflow, its roles and its reward."""
+
     name: str = "single_turn"
     """A built-in's name or an import path `package.module:Name`."""
     args: dict[str, Any] = {}
     """Passed to the workflow's constructor."""
     roles: dict[str, str] = {}
-    """Workflow role → policy, where they differ: `{verifier: solver}` lets one policy play both."""
+    """Role → policy, where the names differ: `{verifier: solver}` uses one policy for both."""
     timeout_s: Seconds = 120.0
-    """An episode that takes longer is cut and recorded as failed."""
+    """Time limit of an episode; a longer one is cut and has failed."""
     reward: str = "math"
-    """How an answer is judged: a built-in's name or an import path."""
+    """The reward: a built-in's name or an import path."""
     reward_timeout_s: Seconds = 5.0
-    """CPU seconds that judging one answer may take; an answer that takes longer has no reward, and
-    its episode has failed.
-    """
+    """Limit of the CPU seconds for judging one answer; beyond it the episode has failed."""
 
 
 class EngineConfig(Frozen):
+    """The rollout engine."""
+
     name: str = "torch"
     """A built-in's name or an import path."""
     device: str = "cpu"
@@ -60,7 +62,7 @@ class EngineConfig(Frozen):
     max_concurrent: Count = 64
     """Sequences decoded together."""
     max_tokens: int = Field(default=512, ge=2, le=100_000_000)
-    """Longest context (prompt and answer) of a sequence: sizes the KV cache."""
+    """Longest context (prompt and answer) of a sequence; determines the size of the KV cache."""
 
 
 class RegionConfig(Frozen):
@@ -69,34 +71,34 @@ class RegionConfig(Frozen):
     workers: CountOrNone = 1
     deployment: str = ""
     """The Prefect deployment that starts a worker there; empty: `rollout/worker`, in the work queue
-    of the region's name."""
+    with the region's name.
+    """
     mirror: str = ""
-    """URL of a store in the region (`s3://bucket-eu/prefix?endpoint=https://host&profile=eu`, a
-    path) that keeps a copy of the weights for its workers; empty: they read from the run's own
-    store. What the URL does not say comes from the environment, as for that one; it holds no
+    """URL of a store in the region (`s3://bucket-eu/prefix?endpoint=https://host&profile=eu`, or a
+    path) with a copy of the weights for its workers; empty: they read from the run's own store.
+    Endpoint and profile default to the environment, as for the run's store. The URL has no
     credentials, since it is stored with the run.
     """
 
 
 class RolloutConfig(Frozen):
+    """All settings of rollout workers."""
+
     workflow: WorkflowConfig = WorkflowConfig()
     engine: EngineConfig = EngineConfig()
     regions: dict[str, RegionConfig] = {"default": RegionConfig()}
     """Region → its workers. Any name of letters, digits, - and _ can be a region."""
     orders_ahead: Count = 2
-    """Orders a worker leases and plays at once; two keep its engine full while one drains."""
+    """Orders that a worker runs concurrently; two keep its engine busy while one ends."""
     lease_ttl_s: Seconds = 20.0
-    """A lease that was not renewed for so long is open to others."""
+    """Time to live of a lease; without a renewal the order is then open to other workers."""
     lease_attempts_max: int = Field(default=5, ge=1, le=9_999)
-    """After so many lost leases an order is answered with failed episodes instead of being tried
-    for ever.
-    """
+    """Number of lost leases after which an order gets failed episodes instead of another retry."""
     drain_s: SecondsOrNone = 15.0
     """On SIGTERM: time to finish leased orders before they are given back."""
     poll_interval_s: Seconds = 0.2
-    """Pause between two looks for orders when there are none."""
+    """Pause between two polls for orders while there are none."""
     refresh_memory_mb: Megabytes = 1024
-    """Host memory that fetching weights may take beside the version held and the one that is made.
-    """
+    """Host memory for reading weights, in addition to the loaded version and the next one."""
     refresh_interval_s: Seconds = 0.2
-    """Pause between two looks for new weights."""
+    """Pause between two polls for new weights."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rollout.service.agent_pool import open_agent_pool
-from rollout.service.episode_runner import play_prompts
+from rollout.service.episode_runner import run_prompts
 from storage.coordination.lifetime import Lifetime, StoppedError
 from storage.errors import ConflictError
 from storage.records.control import ServiceState, WaitReason
@@ -162,8 +162,8 @@ async def _play(
     prompts = evaluation.prompts.stream().all(evaluation.prompts.limit)
     agent_pool = open_agent_pool(run, rollout, sampling)
     try:
-        await agent_pool.load(run, {policy: versions[policy] for policy in agent_pool.engines})
-        return await play_prompts(agent_pool, prompts, 1, EVALUATION_SEED, on_episode)
+        await cast.load(run, {policy: versions[policy] for policy in cast.engines})
+        return await run_prompts(cast, prompts, 1, EVALUATION_SEED, seen)
     finally:
         await agent_pool.close()
 

@@ -13,6 +13,15 @@ from storage.records.batches import Batch, BatchRow, Fate, LedgerEntry, Sequence
 from storage.records.control import Heartbeat, ServiceState, WaitReason
 from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
 from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import (
+    NOT_SAMPLED,
+    Episode,
+    FailureKind,
+    Group,
+    Prompt,
+    Sequence,
+    Shard,
+)
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication
@@ -50,13 +59,24 @@ def sequence(
 
 
 def episode(
-    *sequences: Sequence, reward: float = 1.0, error: str | None = None, **metrics: float
+    *sequences: Sequence,
+    reward: float = 1.0,
+    error: str | None = None,
+    failure_kind: FailureKind | None = None,
+    **metrics: float,
 ) -> Episode:
     """One play of `sequences` (one default sequence when there is neither a sequence nor an
     error).
     """
     own = sequences or (() if error else (sequence(reward=reward),))
-    return Episode(sequences=own, reward=reward, metrics=metrics, error=error, seconds=0.25)
+    return Episode(
+        sequences=own,
+        reward=reward,
+        metrics=metrics,
+        error=error,
+        failure_kind=failure_kind,
+        seconds=0.25,
+    )
 
 
 def group(*episodes: Episode, prompt_id: str = "chained_addition/train/17") -> Group:

@@ -18,8 +18,15 @@ import numpy as np
 from rollout.agents.chat import Chat, load_chat
 from rollout.agents.workflow import Player, Workflow
 from rollout.config import EngineConfig, SamplingConfig
-from rollout.engines.engine import NO_VERSION, Generation, SamplingParams, VersionSpan
-from rollout.rewards.math_reward import MathReward, Reward
+from rollout.engines.engine import (
+    NO_VERSION,
+    ContextFullError,
+    Generation,
+    SamplingParams,
+    VersionSpan,
+)
+from rollout.rewards.math_reward import MathReward
+from rollout.rewards.reward import Reward
 from rollout.service.agent_pool import AgentPool
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
@@ -68,6 +75,10 @@ class ScriptedEngine:
         self.delay_s = float(model_config.get("delay_s", 0.0))
         self.asked: list[tuple[tuple[int, ...], SamplingParams]] = []
         self.closed = False
+        self.tokens_max = 100_000
+        """A longer prompt is refused."""
+        self.aborts = False
+        """Whether every request is aborted before its first token."""
         self._capacity = config.max_concurrent
         self._version = NO_VERSION
         self._digests: dict[int, str] = {}
@@ -84,6 +95,11 @@ class ScriptedEngine:
 
     async def generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
         self.asked.append((tuple(tokens), sampling))
+        if len(tokens) >= self.tokens_max:
+            raise ContextFullError(f"{len(tokens)} tokens")
+        if self.aborts:
+            nothing = np.empty(0, np.int32), np.empty(0, np.float32)
+            return Generation(*nothing, (), "abort")
         first = self._version
         said = self.script(
             tokenizer().decode(list(tokens), skip_special_tokens=False), sampling.seed
@@ -150,9 +166,9 @@ def lines(*answers: str) -> Script:
     return lambda _prompt, _seed: next(left)
 
 
-def cast_of(
+def pool_of(
     workflow: Workflow, reward: Reward | None = None, timeout_s: float = 60.0, **players: Player
 ) -> AgentPool:
-    """A cast by role."""
+    """A pool whose players are given by role."""
     engines = {player.policy: player.engine for player in players.values()}
     return AgentPool(workflow, reward or MathReward(5.0), players, engines, timeout_s)

@@ -21,7 +21,7 @@ from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard, all_ro
 from storage import layout
 from storage.errors import CorruptError
 from storage.records.batches import Batch, BatchRow, SequenceKey
-from storage.records.rollouts import Shard
+from storage.records.rollouts import Shard, failures_by_kind
 from storage.run import batches
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
@@ -101,7 +101,8 @@ class BatchAssembly:
         self._episodes = 0
         """Episodes of those groups."""
         self._failures: Counter[str] = Counter()
-        """Errors of those episodes that failed."""
+        """Errors of the failed episodes among them."""
+        self._failure_kinds: Counter[str] = Counter()
         self._finished_s: dict[int, float] = {}
         newest = self._newest_batch()
         self._metrics = IngestMetrics(newest.metrics if newest else None)
@@ -134,11 +135,12 @@ class BatchAssembly:
         if not failed:
             return self._untrainable, EQUAL_REWARDS
         error, count = self._failures.most_common(1)[0]
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self._failure_kinds.most_common())
         why = (
-            f"{failed} of {self._episodes} episodes failed, {count} of them with "
-            f"{shorten(error, ERROR_CHARACTERS_MAX)}"
+            f"{failed} of {self._episodes} episodes failed ({kinds}), "
+            f"{count} of them with {shorten(error, ERROR_CHARACTERS_MAX)}"
         )
-        return self._untrainable, why if failed == self._episodes else f"{why}; {LEFT_OUT}"
+        return self._barren, why if failed == self._episodes else f"{why}; {LEFT_OUT}"
 
     def poll_version(self) -> None:
         """Look for newer weights in the store."""
@@ -190,12 +192,13 @@ class BatchAssembly:
         if groups.rows:
             self._untrainable, self._episodes = 0, 0
             self._failures.clear()
+            self._failure_kinds.clear()
             return
-        self._untrainable += shard.num_groups
-        self._episodes += len(shard.episodes)
-        self._failures.update(
-            episode.error for episode in shard.episodes if episode.error is not None
-        )
+        episodes = [episode for group in shard.groups for episode in group.episodes]
+        self._barren += len(shard.groups)
+        self._episodes += len(episodes)
+        self._failures.update(episode.error for episode in episodes if episode.error is not None)
+        self._failure_kinds.update(failures_by_kind(episodes))
 
     def _may_make_batch(self) -> bool:
         if self.version is None or self.done:

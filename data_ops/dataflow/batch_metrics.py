@@ -12,14 +12,18 @@ import numpy as np
 
 from data_ops.dataflow.shard_ingest import EpisodeOutcome, IngestedGroups, IngestedShard
 from storage.records.batches import Batch
+from storage.records.rollouts import NOT_RECORDED, Episode, FailureKind, Shard, failures_by_kind
 
 ACCURACIES = ("first_attempt", "final")
 """Episode metrics that are 1.0 or 0.0, correct or not."""
 
-_INGEST_NAMES = (
+FAILED_SHARE = "dataflow/failed_share/"
+"""Followed by the kind of failure; from its first occurrence on."""
+_INTAKE_NAMES = (
     "dataflow/reward/mean",
     "dataflow/groups_kept_share",
     "dataflow/episodes_failed_share",
+    FAILED_SHARE,
     "dataflow/accuracy/",
 )
 
@@ -44,23 +48,26 @@ class IngestMetrics:
         self._last = self.metrics()
         self._sums, self._counts = {}, {}
 
-    def add(self, groups: IngestedGroups, shard: IngestedShard) -> None:
-        """Add the policy's groups of a shard."""
-        self._count("dataflow/reward/mean", groups.rewards.sum(), len(groups.rewards))
-        self._count("dataflow/groups_kept_share", groups.num_groups_kept, groups.num_groups)
-        episodes = shard.episodes
-        self._count(
-            "dataflow/episodes_failed_share",
-            sum(episode.error is not None for episode in episodes),
-            len(episodes),
-        )
+    def add(self, intake: PolicyIntake, shard: Shard) -> None:
+        self._count("dataflow/reward/mean", intake.rewards.sum(), len(intake.rewards))
+        self._count("dataflow/groups_kept_share", intake.num_groups_kept, intake.num_groups)
+        episodes = [episode for group in shard.groups for episode in group.episodes]
+        failures = failures_by_kind(episodes)
+        self._count("dataflow/episodes_failed_share", failures.total(), len(episodes))
+        for kind in (*FailureKind, NOT_RECORDED):
+            self._count(FAILED_SHARE + kind, failures[kind], len(episodes))
         for name in ACCURACIES:
             values = list(_measured(episodes, name))
             self._count(f"dataflow/accuracy/{name}", sum(values), len(values))
 
     def metrics(self) -> dict[str, float]:
-        """Return the means since the last `clear`; those before it where nothing was added."""
-        return self._last | {name: self._sums[name] / count for name, count in self._counts.items()}
+        """Means since the last `clear`, or the last ones known."""
+        means = {name: self._sums[name] / count for name, count in self._counts.items()}
+        return self._last | {
+            name: mean
+            for name, mean in means.items()
+            if mean or name in self._last or not name.startswith(FAILED_SHARE)
+        }
 
     def _count(self, name: str, total: float, count: int) -> None:
         if count:

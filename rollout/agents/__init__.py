@@ -1,1 +1,1 @@
-"""What a workflow works with: chat templates, contexts, seeds, time limits."""
+"""The parts of a workflow: agents, chat templates, contexts, failures, seeds, time limits."""

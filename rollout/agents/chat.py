@@ -1,9 +1,7 @@
-"""Messages to tokens and back, through the tokenizer and chat template that lie beside a policy's
-base model.
+"""Conversion of messages to tokens and back, by a base model's tokenizer and chat template.
 
-Knows nothing of policies, engines or versions. Text becomes tokens here and nowhere else, and each
-text only once: a later turn is tokenized as the part of the template that follows the answer before
-it, never as the whole conversation again.
+Text becomes tokens only here, and each text only once: a later turn is tokenized as the part of the
+template that follows the answer before it, never as the whole conversation again.
 """
 
 import tempfile
@@ -19,10 +17,10 @@ from storage.written_files import write_inside
 Message: TypeAlias = Mapping[str, str]
 """Example: `{"role": "user", "content": "7+8-3=?"}`."""
 
-STAND_IN: Final = "@@ANSWER@@"
-"""Takes the place of an answer where the template is asked what it puts around one."""
+PLACEHOLDER: Final = "@@ANSWER@@"
+"""Stands for an answer in a conversation that is rendered to find the text around the answer."""
 OPENINGS_MAX: Final = 1_024
-"""Conversations' beginnings whose tokens are remembered: all samples of a prompt begin alike."""
+"""First messages whose tokens are cached: all samples of a prompt begin alike."""
 
 
 def user(content: str) -> Message:
@@ -37,49 +35,55 @@ class Chat:
     """A tokenizer, its chat template, and the tokens that end an answer."""
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
-        """`tokenizer`: a Hugging Face fast tokenizer with a chat template; `stop_ids`: what the
-        model's own files name.
+        """Wrap a tokenizer.
+
+        Args:
+            tokenizer: a Hugging Face fast tokenizer with a chat template.
+            stop_ids: end tokens that the model's files name.
         """
         self._tokenizer = tokenizer
-        self._remembered = lru_cache(OPENINGS_MAX)(self._opening)
+        self._cached_opening = lru_cache(OPENINGS_MAX)(self._opening)
         self._end_of_turn = self._find_end_of_turn()
         ends = [*stop_ids, *([] if self._end_of_turn is None else [self._end_of_turn])]
         self.stop_ids: tuple[int, ...] = tuple(sorted(set(ends)))
-        """Tokens after which an answer is over."""
+        """Tokens that end an answer."""
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a new conversation, up to where the model begins to answer."""
-        return list(self._remembered(tuple(tuple(message.items()) for message in messages)))
+        """Return the tokens of a new conversation, up to the start of the model's answer."""
+        return list(self._cached_opening(tuple(tuple(message.items()) for message in messages)))
 
     def continuation(
         self, before: Sequence[Message], new: Sequence[Message], last_token: int
     ) -> list[int]:
-        """The tokens that follow an answer: the end of its turn, the `new` messages, the beginning
-        of the next answer.
+        """Return the tokens after an answer: end of turn, `new` messages, start of the next answer.
 
-        `before` ends with the answered turn; `last_token` is the last token of that answer, so that
-        an end of turn the model sampled itself is not said twice. ConfigError when the template
-        cannot go on after an answer.
+        Args:
+            before: the conversation, up to and including the answer.
+            new: the messages to append.
+            last_token: the last token of the answer; if the model sampled the end of turn itself,
+                it is not repeated.
+
+        Raises:
+            ConfigError: the template does not only append to a conversation.
         """
-        stand_in = [*before[:-1], {**before[-1], "content": STAND_IN}]
-        closed = self._after_stand_in(self._render(stand_in, answer_next=False))
-        continued = self._after_stand_in(self._render([*stand_in, *new], answer_next=True))
+        answered = [*before[:-1], {**before[-1], "content": PLACEHOLDER}]
+        closed = self._after_placeholder(self._render(answered, answer_next=False))
+        continued = self._after_placeholder(self._render([*answered, *new], answer_next=True))
         if closed is None or continued is None or not continued.startswith(closed):
             raise ConfigError(
-                "the chat template does not go on after an answer: with more messages it changes "
-                "what stands behind "
-                "the answer before them; use a workflow of single turns, or a template that only "
-                "appends"
+                "the chat template cannot continue after an answer: with more messages it changes "
+                "the text after the answer before them; use a workflow of single turns, or a "
+                "template that only appends"
             )
         tokens = self._encode(continued)
         return tokens[1:] if tokens and last_token == self._end_of_turn == tokens[0] else tokens
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What an answer says, without the tokens that only structure a conversation."""
-        said: str = self._tokenizer.decode(
+        """Return the text of an answer without special tokens, such as the end of turn."""
+        text: str = self._tokenizer.decode(
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        return said
+        return text
 
     def _opening(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> tuple[int, ...]:
         return tuple(
@@ -99,9 +103,7 @@ class Chat:
             roles = ", ".join(message["role"] for message in messages)
             raise ConfigError(
                 f"the chat template refuses a conversation of {roles}: {error}; give the base "
-                "model a "
-                "chat_template.jinja that knows these roles, or use a workflow that does without "
-                "them"
+                "model a chat_template.jinja with these roles, or use a workflow without them"
             ) from error
         return text
 
@@ -111,24 +113,30 @@ class Chat:
         ).ids
         return tokens
 
-    def _after_stand_in(self, rendered: str) -> str | None:
-        pieces = rendered.split(STAND_IN)
+    def _after_placeholder(self, rendered: str) -> str | None:
+        pieces = rendered.split(PLACEHOLDER)
         return pieces[1] if len(pieces) == 2 else None
 
     def _find_end_of_turn(self) -> int | None:
-        """The special token that the template puts behind an answer; None when it puts plain text
-        or nothing there.
+        """Return the special token that the template puts after an answer.
+
+        None when it puts plain text or nothing there.
         """
-        asked = [user("?"), {"role": "assistant", "content": STAND_IN}]
-        after = self._after_stand_in(self._render(asked, answer_next=False))
+        conversation = [user("?"), {"role": "assistant", "content": PLACEHOLDER}]
+        after = self._after_placeholder(self._render(conversation, answer_next=False))
         tokens = self._encode(after) if after else []
         return tokens[0] if tokens and tokens[0] in self._tokenizer.all_special_ids else None
 
 
 def load_chat(files: Mapping[str, bytes]) -> Chat:
-    """The chat of a base model from its files by name: `tokenizer.json`, `tokenizer_config.json`,
-    `chat_template.jinja`, `config.json`, `generation_config.json`, … ConfigError when they make no
-    tokenizer, CorruptError for one that is no JSON object.
+    """Build the chat of a base model from its files, by name.
+
+    Used files: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`, `config.json`,
+    `generation_config.json`.
+
+    Raises:
+        ConfigError: the files make no tokenizer.
+        CorruptError: one that should be a JSON object is none.
     """
     with tempfile.TemporaryDirectory(prefix="astraflow-chat-") as folder:
         for name, body in files.items():
@@ -137,23 +145,24 @@ def load_chat(files: Mapping[str, bytes]) -> Chat:
             tokenizer = _tokenizer_class(files).from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-        except Exception as error:  # tokenizers raises this very class; what a file may make of transformers is not known
+        except Exception as error:  # tokenizers raises Exception; transformers anything, by file
             raise ConfigError(
                 f"the base model's files ({', '.join(sorted(files)) or 'none'}) make no tokenizer: "
-                f"{error}; "
-                "the model's folder needs tokenizer.json, tokenizer_config.json and a chat template"
+                f"{error}; the model's folder needs tokenizer.json, tokenizer_config.json and a "
+                "chat template"
             ) from error
     return Chat(tokenizer, _named_stop_ids(files, tokenizer))
 
 
 def _tokenizer_class(files: Mapping[str, bytes]) -> Any:
-    """AutoTokenizer, or the class it would choose where the files name it: importing AutoTokenizer
-    takes two CPU seconds.
+    """Return the tokenizer class that the files name, if it is the common one, else AutoTokenizer.
+
+    Importing AutoTokenizer takes two CPU seconds.
     """
-    named = parse(files.get("tokenizer_config.json", b"{}"), "tokenizer_config.json").get(
+    class_name = parse(files.get("tokenizer_config.json", b"{}"), "tokenizer_config.json").get(
         "tokenizer_class"
     )
-    if named == "PreTrainedTokenizerFast" and "tokenizer.json" in files:
+    if class_name == "PreTrainedTokenizerFast" and "tokenizer.json" in files:
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast
@@ -163,16 +172,16 @@ def _tokenizer_class(files: Mapping[str, bytes]) -> Any:
 
 
 def _named_stop_ids(files: Mapping[str, bytes], tokenizer: Any) -> list[int]:
-    """End tokens as the model's files name them: a number, a list of numbers, or nothing."""
-    named = [
+    """Return the end tokens of the model's files: each names a number, a list, or nothing."""
+    entries = [
         parse(files[name], name).get("eos_token_id")
         for name in ("generation_config.json", "config.json")
         if name in files
     ]
-    named.append(tokenizer.eos_token_id)
+    entries.append(tokenizer.eos_token_id)
     tokens = [
         token
-        for entry in named
+        for entry in entries
         if entry is not None
         for token in (entry if isinstance(entry, list) else [entry])
     ]

@@ -1,9 +1,8 @@
-"""One model context while it grows: its tokens, and for each of them who sampled it, from which
-version, how likely.
+"""A growing model context: its tokens, each with owner, weights version and log-probability.
 
-    opening  ─▶  prompt tokens            owner NOBODY
-    add      ─▶  an answer's tokens       owner: the policy; version and log-probability from the engine
-    extend   ─▶  the next messages        owner NOBODY
+    opening  ─▶  prompt tokens            owner NOT_SAMPLED
+    add      ─▶  an answer's tokens       owner: the policy; version and log-probability: the engine
+    extend   ─▶  the next messages        owner NOT_SAMPLED
 
 Tokens are only ever appended, so what a trainer sees is exactly what the engine consumed and
 produced.
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """The tokens of one model context. Becomes a `storage.records.Sequence` when the workflow knows
-    its reward.
-    """
+    """The tokens of one model context, until the workflow rewards it as a stored `Sequence`."""
 
     def __init__(self, chat: Chat, messages: Items[Message], name: str = "") -> None:
         self.chat = chat
@@ -43,7 +40,7 @@ class Context:
         self._append(chat.opening(messages))
 
     def extend(self, messages: Items[Message]) -> None:
-        """Puts messages behind the last answer; only the new part of the template is tokenized."""
+        """Append messages after the last answer; only the new part of the template is tokenized."""
         if self._messages[-1]["role"] != "assistant":
             raise RuntimeError(
                 f"context {self.name!r} waits for an answer; give all messages of a turn at once"
@@ -52,15 +49,12 @@ class Context:
         self._messages.extend(messages)
 
     def add(self, policy: str, generation: "Generation", text: str, temperature: float) -> None:
-        """Puts an answer of `policy` behind the tokens it was generated from; `text` is what the
-        answer says.
-        """
+        """Append an answer of `policy`: its tokens by `generation`, and its `text`."""
         if self._temperature not in (None, temperature):
             raise ConfigError(
                 f"context {self.name!r} is sampled at temperatures {self._temperature} and "
-                f"{temperature}, but a "
-                "sequence has one; give both policies the same sampling.temperature, or separate "
-                "contexts"
+                f"{temperature}, but a sequence has one; give both policies the same "
+                "sampling.temperature, or separate contexts"
             )
         self._temperature = temperature
         self._finish_reason = generation.finish_reason
@@ -75,8 +69,9 @@ class Context:
         )
 
     def sequence(self, reward: float) -> Sequence:
-        """The record of this context. Greedy tokens (temperature 0) carry no probability and are
-        masked out of the loss.
+        """Return the record of this context.
+
+        Greedy tokens (temperature 0) have no probability and are masked out of the loss.
         """
         owners = np.concatenate(self._owners)
         temperature = 1.0 if self._temperature is None else self._temperature

@@ -1,8 +1,7 @@
-"""The time limit of one episode, which stands still while something outside the episode is waited
-for.
+"""The time limit of an episode. It can be paused during waits that the episode does not cause.
 
-async with episode_limit(120.0) as limit:      # around the play
-    async with stopped_time():                 # around a wait that is no fault of the episode, such as a queue
+async with episode_limit(120.0) as limit:    # around the episode
+    async with stopped_time():               # around a wait in a queue of a judge
 """
 
 import asyncio
@@ -13,28 +12,28 @@ from typing import Final
 
 
 class EpisodeLimit:
-    """What is left of an episode's time."""
+    """The remaining time of an episode."""
 
     def __init__(self, timeout: asyncio.Timeout) -> None:
         self._timeout = timeout
         self._stops = 0
-        self._left_s = 0.0
+        self._remaining_s = 0.0
         self._ended = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the time ran out."""
+        """Whether the time limit was exceeded."""
         return self._timeout.expired()
 
     def stop(self) -> None:
-        """Let no time pass until `go_on` was called as often as this."""
+        """Pause the limit until `resume` was called as often as `stop`."""
         self._stops += 1
         deadline_s = self._timeout.when()
         if self._stops == 1 and deadline_s is not None and not self._ended and not self.is_over:
-            self._left_s = deadline_s - asyncio.get_running_loop().time()
+            self._remaining_s = deadline_s - asyncio.get_running_loop().time()
             self._timeout.reschedule(None)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._stops -= 1
         if (
             self._stops == 0
@@ -42,10 +41,10 @@ class EpisodeLimit:
             and not self._ended
             and not self.is_over
         ):
-            self._timeout.reschedule(asyncio.get_running_loop().time() + self._left_s)
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._remaining_s)
 
     def end(self) -> None:
-        """The episode is over; tasks that it left behind no longer have a limit."""
+        """Remove the limit; tasks that outlive the episode no longer have one."""
         self._ended = True
 
 
@@ -54,9 +53,7 @@ CURRENT: Final[ContextVar[EpisodeLimit | None]] = ContextVar("episode_limit", de
 
 @asynccontextmanager
 async def episode_limit(seconds: float) -> AsyncIterator[EpisodeLimit]:
-    """Cut the body with TimeoutError after so many seconds; the tasks that it starts share the
-    limit.
-    """
+    """Cancel the body with TimeoutError after `seconds`; tasks that it starts share the limit."""
     async with asyncio.timeout(seconds) as timeout:
         limit = EpisodeLimit(timeout)
         token = CURRENT.set(limit)
@@ -69,7 +66,7 @@ async def episode_limit(seconds: float) -> AsyncIterator[EpisodeLimit]:
 
 @asynccontextmanager
 async def stopped_time() -> AsyncIterator[None]:
-    """Let no time of the current episode pass meanwhile; without an episode it does nothing."""
+    """Pause the limit of the current episode within the body; without one do nothing."""
     limit = CURRENT.get()
     if limit is None:
         yield
@@ -78,4 +75,4 @@ async def stopped_time() -> AsyncIterator[None]:
     try:
         yield
     finally:
-        limit.go_on()
+        limit.resume()

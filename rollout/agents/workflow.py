@@ -1,22 +1,28 @@
-"""What a workflow is, and what it sees of a policy.
+"""The contract of a workflow, and the agents through which it uses policies.
 
     workflow ──messages──▶ Agent ──tokens──▶ engine
              ◀───Turn────        ◀─tokens, log-probabilities, versions──
 
-A workflow knows messages, answers and rewards; it never touches tokens, log-probabilities or
-weights versions: those go from the engine into the turn's context and from there into the stored
-sequence.
+A workflow handles messages, answers and rewards. Tokens, log-probabilities and weights versions go
+from the engine into the turn's context, and from there into the stored sequence.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from rollout.agents.chat import Chat, Message
 from rollout.agents.context import Context
+from rollout.agents.failures import ModelFailedError
 from rollout.agents.seeds import derived_seed
 from rollout.config import SamplingConfig
-from rollout.engines.engine import Engine, SamplingParams
+from rollout.engines.engine import (
+    ContextFullError,
+    Engine,
+    GenerationAbortedError,
+    SamplingParams,
+)
 from storage.errors import ConfigError
 from storage.records.rollouts import Episode, FinishReason, Prompt
 
@@ -26,19 +32,18 @@ class AgentTurn:
     """One answer of an agent."""
 
     text: str
-    """What it says, without the tokens that only structure a conversation."""
+    """The answer without special tokens."""
     tokens: tuple[int, ...]
-    """What the engine produced, the stop token included."""
+    """The generated tokens, the stop token included."""
     finish_reason: FinishReason
     context: Context
-    """Where the answer stands; hand it to `respond` to go on with it, or ask it for its
-    `sequence(reward)`.
+    """The context that ends with the answer: `respond` continues it, `sequence(reward)` stores it.
     """
 
 
 @dataclass(frozen=True)
 class Player:
-    """A policy as this process can play it."""
+    """A policy in this process: its engine, its chat and its sampling settings."""
 
     policy: str
     engine: Engine
@@ -49,7 +54,7 @@ class Player:
 class Agent:
     """A policy in one role of one episode."""
 
-    def __init__(self, player: Player, episode_seed: int, calls: "Calls") -> None:
+    def __init__(self, player: Player, episode_seed: int, calls: "CallCounter") -> None:
         self._player = player
         self._seed = episode_seed
         self._calls = calls
@@ -61,34 +66,43 @@ class Agent:
     async def respond(
         self, messages: Sequence[Message], name: str = "", context: Context | None = None
     ) -> AgentTurn:
-        """Answers `messages`: in a context of its own called `name`, or as the next turn of
-        `context`.
+        """Answer `messages`: in a new context called `name`, or as the next turn of `context`.
 
-        Raises what the engine raises; RuntimeError when the engine gave the request up.
+        Raises:
+            ModelFailedError: the episode's answers so far fill the longest context.
+            GenerationAbortedError: the engine ended the request.
+            ConfigError, EngineFailedError: as `Engine.generate`.
         """
         player = self._player
         if context is None:
             context = Context(player.chat, messages, name)
         elif context.chat is not player.chat:
             raise ConfigError(
-                f"policy {player.policy} cannot go on with context {context.name!r}, which another "
-                "tokenizer began; "
-                "give it a context of its own, or base both policies on one tokenizer"
+                f"policy {player.policy} cannot continue context {context.name!r}, which was begun "
+                "with another tokenizer; give it a new context, or base both policies on one "
+                "tokenizer"
             )
         else:
             context.extend(messages)
-        asked = tuple(context.tokens)
-        generation = await player.engine.generate(
-            asked, self._params(derived_seed(self._seed, self._calls.next()))
-        )
+        tokens = tuple(context.tokens)
+        call = self._calls.next()
+        try:
+            generation = await player.engine.generate(
+                tokens, self._params(derived_seed(self._seed, call))
+            )
+        except ContextFullError as error:
+            if call == 0:
+                raise  # the prompt alone is too long: a matter of the recipe
+            raise ModelFailedError(str(error)) from error
         if generation.finish_reason == "abort":
-            raise RuntimeError(
-                f"the engine of policy {player.policy} gave up the request after "
+            raise GenerationAbortedError(
+                f"the engine of policy {player.policy} ended the request after "
                 f"{len(generation.tokens)} tokens"
             )
-        if len(context.tokens) != len(asked):
+        if len(context.tokens) != len(tokens):
             raise RuntimeError(
-                f"context {context.name!r} was answered twice at once; its turns follow one another"
+                f"context {context.name!r} was continued twice at once; its turns must follow one "
+                "another"
             )
         text = player.chat.text(generation.tokens.tolist())
         context.add(player.policy, generation, text, player.sampling.temperature)
@@ -106,31 +120,28 @@ class Agent:
         )
 
 
-class Calls:
-    """Numbers the calls of one episode 0, 1, 2, …, over all its agents, so that each has random
-    numbers of its own.
-    """
+class CallCounter:
+    """Number the calls of one episode 0, 1, 2, …, over all agents: each draws other randoms."""
 
     def __init__(self) -> None:
-        self._made = 0
+        self._numbers = itertools.count()
 
     def next(self) -> int:
-        self._made += 1
-        return self._made - 1
+        return next(self._numbers)
 
 
 class Workflow(Protocol):
-    """An agent program. Built as `Name(reward, **workflow.args)`, then asked for many plays at
-    once: keep no state of a play.
+    """An agent program. Built once as `Name(reward, **args)`; plays many episodes concurrently.
+
+    It keeps no state of an episode.
     """
 
     roles: tuple[str, ...]
-    """Whom it plays with; a class attribute, so that a recipe can be checked before anything
-    starts.
-    """
+    """Names by which `play` calls policies. A class attribute: recipes are checked against it."""
 
     async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
-        """Plays one episode for `prompt`; `agents` has one agent for each role. What it raises
-        becomes the episode's error.
+        """Play one episode for `prompt`; `agents` has one agent for each role.
+
+        Any exception makes the episode a failed one, of the kind that `docs/workflows.md` lists.
         """
         ...

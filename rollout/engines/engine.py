@@ -1,10 +1,8 @@
-"""The rollout engine's contract: tokens in, tokens and log-probabilities out, every token stamped
-with its weights version.
+"""The contract of a rollout engine: tokens in; tokens, log-probabilities and weights versions out.
 
-An engine knows nothing of text, prompts, rewards or the store. Whoever calls it hands it token ids
-and, now and then, new weights. `docs/rollout_engine.md` states the same contract for an engine
-written in another language; the suite in `tests/contract/test_rollout_engine.py` holds every engine
-to it.
+The caller gives it token ids and new weights; an engine has no access to text, prompts, rewards or
+the store. `docs/rollout_engine.md` states the same contract for engines in other languages, and
+every engine must pass `tests/contract/test_rollout_engine.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,39 +10,36 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollout.config import EngineConfig
+from storage.errors import ConfigError
 from storage.import_path import PluginKind, resolve
 from storage.records.rollouts import FinishReason
 from storage.records.types import Float32, Int32, Json
 from storage.records.weights import HostTensor
 
 NO_VERSION = -1
-"""What `Engine.version` says before the first weights were loaded."""
+"""`Engine.version` before the first weights are loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are drawn. Example:
+    """Sampling parameters of one request. Example:
     `SamplingParams(temperature=0.8, stop_ids=(2,), seed=7)`.
 
-    The order is temperature, then top-k, then top-p over what top-k left; log-probabilities are
-    those of the distribution that remains, renormalised.
+    Applied in the order temperature, top-k, top-p over what top-k kept. Log-probabilities are those
+    of the remaining distribution, renormalised.
     """
 
     temperature: float = 1.0
     """0 is greedy: the likeliest token, with log-probability 0."""
     top_p: float = 1.0
-    """In (0, 1]: keep the smallest set of likeliest tokens whose probability reaches it; 1 turns it
-    off.
-    """
+    """In (0, 1]: keep the smallest set of likeliest tokens whose probability reaches it; 1: off."""
     top_k: int = 0
-    """Keep so many likeliest tokens; 0 turns it off."""
+    """Number of likeliest tokens to keep; 0: off."""
     max_new_tokens: int = 256
     stop_ids: tuple[int, ...] = ()
     """Generation ends after any of these; the stop token is part of the output."""
     seed: int = 0
-    """Every random number of the request derives from it; what else the engine is doing changes
-    nothing.
-    """
+    """Determines every random number of the request, independent of concurrent requests."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -72,20 +67,22 @@ class VersionSpan:
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """The answer to one request. Three tokens, the weights swapped after the first:
+    """The answer to one request. Three tokens, with a weight swap after the first:
 
-    Generation(tokens [40, 41, 2], logprobs [-0.2, -1.1, -0.1], spans (VersionSpan(4, 0, 1),
-    VersionSpan(5, 1, 3)), "stop")
+    Generation(
+        tokens=[40, 41, 2],
+        logprobs=[-0.2, -1.1, -0.1],
+        spans=(VersionSpan(4, 0, 1), VersionSpan(5, 1, 3)),
+        finish_reason="stop",
+    )
     """
 
     tokens: Int32
-    """[N] what was sampled, a final stop token included; the prompt is not repeated. Empty only
-    with `abort`.
-    """
+    """[N] sampled tokens without the prompt, with a final stop token. Empty only for `abort`."""
     logprobs: Float32
     """[N] natural log-probability of each token under the distribution it was drawn from."""
     spans: tuple[VersionSpan, ...]
-    """Cover 0 to N without gap or overlap, none empty."""
+    """Cover 0 to N without gaps or overlaps; none is empty."""
     finish_reason: FinishReason
     """`stop`: a stop id; `length`: `max_new_tokens` or the longest context; `abort`: the engine was
     closed.
@@ -93,56 +90,64 @@ class Generation:
 
 
 class Engine(Protocol):
-    """Generates for many requests at once while its weights move on."""
+    """Generate for many concurrent requests, across changes of the weights."""
 
     @property
     def version(self) -> int:
         """The version that samples the next token; NO_VERSION before the first `load`."""
 
     def capacity(self) -> int:
-        """Requests decoded together; more may be outstanding, they wait their turn."""
+        """Number of requests decoded together; further ones wait in a queue."""
 
     def digest(self, version: int) -> str:
-        """`weights_digest` of the tensors that were loaded as `version`; KeyError for a version
-        never loaded.
-        """
+        """`weights_digest` of the tensors that were loaded as `version`; KeyError for none."""
 
     async def generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
-        """Continue `tokens` [L]. Cancelling the await frees the request's place.
+        """Continue `tokens` [L]. Cancelling the await frees the request's slot.
 
-        Raises ConfigError when the prompt is empty, holds an unknown id or leaves no room in the
-        longest context, when a stop id is no token, or when no weights were loaded yet;
-        EngineFailedError when the engine broke or was closed.
+        Raises:
+            ContextFullError: `tokens` leave no space in the longest context.
+            ConfigError: `tokens` are empty, an id is outside the vocabulary, or no weights are
+                loaded yet.
+            EngineFailedError: the engine broke or was closed.
         """
 
     async def load(self, version: int, tensors: Mapping[str, HostTensor]) -> None:
-        """Swap in `tensors` (Hugging Face parameter names) between two tokens; running requests go
-        on with their context.
+        """Replace the weights between two tokens; running requests keep their context.
 
-        Returns once `version` samples. Raises ConfigError when the tensors do not fit the model,
-        ValueError when `version` is older than the one held (the same version with the same digest
-        is accepted and changes nothing).
+        Returns when `version` samples. The current version with the same digest changes nothing.
+
+        Args:
+            tensors: by Hugging Face parameter name.
+
+        Raises:
+            ConfigError: the tensors do not fit the model.
+            ValueError: `version` is older than the current one, or has another digest.
         """
 
     async def close(self) -> None:
-        """End what runs with `finish_reason="abort"` and free everything. May be called twice."""
+        """Abort all requests (`finish_reason="abort"`) and free all resources. Idempotent."""
+
+
+class ContextFullError(ConfigError):
+    """The longest context has no space for an answer to the tokens of a request."""
+
+
+class GenerationAbortedError(RuntimeError):
+    """An engine ended a request before its answer was complete."""
 
 
 class EngineFailedError(RuntimeError):
-    """The engine can answer no request any more; the message names the first cause, which is
-    chained to it.
-    """
+    """The engine cannot process further requests; the message names the first cause."""
 
 
 class MakesEngine(Protocol):
     def __call__(self, config: EngineConfig, model_config: Json) -> Engine:
-        """Build an engine without weights; ConfigError when it cannot run this model or this
-        configuration.
-        """
+        """Build an engine without weights; ConfigError for a model or settings it cannot run."""
 
 
 ENGINES: dict[str, MakesEngine | str] = {"torch": "rollout.engines.torch.engine:TorchRolloutEngine"}
-"""Built-in engines by import path, so that torch is imported only by those who use it."""
+"""Built-in engines by import path, so that torch is imported only where it is used."""
 
 
 ENGINE = PluginKind(
@@ -151,7 +156,5 @@ ENGINE = PluginKind(
 
 
 def make_engine(config: EngineConfig, model_config: Json) -> Engine:
-    """The engine that `config.name` names, for the model whose Hugging Face `config.json` holds
-    `model_config`.
-    """
+    """Build the engine that `config.name` names; `model_config` is the model's `config.json`."""
     return resolve(config.name, ENGINES, ENGINE, "rollout.engine.name")(config, model_config)

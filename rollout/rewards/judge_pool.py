@@ -1,9 +1,9 @@
-"""A few child processes that judge answers: started when first needed, replaced when lost.
+"""A pool of child processes that judge answers, started on demand and replaced when lost.
 
-    await equal(…) ──▶ verdicts kept ──▶ questions in progress ──▶ a thread of the pool ──▶ child (`math_judge.py`)
+    equal() ──▶ cached verdicts ──▶ questions in progress ──▶ thread ──▶ child (`math_judge.py`)
 
-The same question is judged once, however many samples of a group give the same answer. Works from
-any thread and any event loop. Knows nothing of prompts and rewards.
+Equal questions are judged once, even if many samples of a group give the same answer. Usable from
+any thread and any event loop.
 """
 
 import asyncio
@@ -15,27 +15,23 @@ from typing import Final
 from rollout.rewards.judge_process import Judge, JudgeDiedError, JudgeFailedError, JudgeTimeoutError
 
 JUDGES_MAX: Final = 2
-"""Child processes of one pool."""
-ASKS_MAX: Final = 2
-"""How often one question is asked when the child dies over it."""
+"""Most child processes of one pool."""
+ATTEMPTS_MAX: Final = 2
+"""Most attempts at one question whose child dies."""
 VERDICTS_MAX: Final = 10_000
-"""Verdicts that are kept. Timeouts and failures are not kept."""
+"""Most cached verdicts. Timeouts and failures are not cached."""
 
 Question = tuple[str, str]
 """(answer, reference)"""
 
 
 class JudgePool:
-    """At most `judges_max` children, each working at one question at a time; further questions wait
-    in a queue.
-    """
+    """At most `judges_max` children, one question each; further questions wait in a queue."""
 
     def __init__(
         self, timeout_s: float, judges_max: int = JUDGES_MAX, verdicts_max: int = VERDICTS_MAX
     ) -> None:
-        """`timeout_s`: CPU seconds that one comparison may use in its child. Time in the queue does
-        not count.
-        """
+        """`timeout_s`: limit of a comparison's CPU seconds; time in the queue does not count."""
         self._timeout_s = timeout_s
         self._verdicts_max = verdicts_max
         self._threads = ThreadPoolExecutor(judges_max, thread_name_prefix="math-judge")
@@ -47,7 +43,7 @@ class JudgePool:
         self._closed = False
 
     async def equal(self, answer: str, reference: str) -> bool:
-        """Whether `answer` means what `reference` means.
+        """Return whether `answer` and `reference` are equal.
 
         Raises:
             JudgeTimeoutError, JudgeFailedError: there is no verdict.
@@ -61,12 +57,11 @@ class JudgePool:
             verdict = self._in_progress.get(question)
             if verdict is None:
                 verdict = self._in_progress[question] = self._threads.submit(self._judge, question)
-        return await asyncio.shield(
-            asyncio.wrap_future(verdict)
-        )  # one who gives up must not cancel it for the others
+        # The shield: a cancelled caller must not cancel the verdict for the others.
+        return await asyncio.shield(asyncio.wrap_future(verdict))
 
     def close(self) -> None:
-        """End all children; questions in the queue are dropped, and those in progress fail."""
+        """End all children; drop the queue, and fail the questions in progress."""
         with self._lock:
             self._closed = True
             for judge in self._busy:
@@ -78,7 +73,7 @@ class JudgePool:
 
     def _judge(self, question: Question) -> bool:
         try:
-            verdict = self._asked(question)
+            verdict = self._ask(question)
             with self._lock:
                 self._verdicts[question] = verdict
                 while len(self._verdicts) > self._verdicts_max:
@@ -88,8 +83,8 @@ class JudgePool:
             with self._lock:
                 del self._in_progress[question]
 
-    def _asked(self, question: Question) -> bool:
-        for _ in range(ASKS_MAX):
+    def _ask(self, question: Question) -> bool:
+        for _ in range(ATTEMPTS_MAX):
             if self._closed:
                 break
             judge = self._take()
@@ -110,7 +105,7 @@ class JudgePool:
                 self._busy.discard(judge)
                 self._idle.append(judge)
             return verdict
-        raise JudgeFailedError(f"{ASKS_MAX} judges died over one question")
+        raise JudgeFailedError(f"{ATTEMPTS_MAX} judges died over one question")
 
     def _take(self) -> Judge:
         with self._lock:

@@ -1,7 +1,7 @@
-"""One child process that judges (`math_judge.py`), as its parent uses it: start, ask, close.
+"""The parent's side of a judge, a child process (`math_judge.py`): start, ask, close.
 
-No wait here depends on how busy the machine is. The kernel ends a child that uses more CPU time
-than it may; a child is given up only where it uses none at all for STALL_S.
+No time limit depends on the load of the machine. The kernel ends a child that exceeds its CPU time;
+a child is abandoned only after STALL_S without any use of the CPU.
 """
 
 import json
@@ -16,14 +16,15 @@ from typing import Any, Final
 
 import psutil
 
+from rollout.agents.failures import RewardFailedError
 from storage.errors import ConfigError
 
 STALL_S: Final = 120.0
-"""Wall-clock seconds without any use of the CPU after which a child is given up: it is stopped, or
-its disk is gone.
+"""Wall-clock seconds without any use of the CPU after which a child is abandoned: it is suspended,
+or its disk is lost.
 """
-LOOK_S: Final = 1.0
-"""Pause between two looks at the CPU time of a child that is waited for."""
+POLL_INTERVAL_S: Final = 1.0
+"""Pause between two polls of a child's CPU time."""
 END_TIMEOUT_S: Final = 10.0
 READ_BYTES: Final = 65_536
 
@@ -34,21 +35,21 @@ ENVIRONMENT_TEXT: Final = (
     "PYTHONPYCACHEPREFIX OMP_NUM_THREADS ASTRAFLOW_STACK"
 )
 ENVIRONMENT: Final = frozenset(ENVIRONMENT_TEXT.split())
-"""What a child inherits of the environment: no credentials, whatever they are called.
+"""The variables that a child inherits; no other one, so that it gets no credentials.
 ASTRAFLOW_STACK marks it for `astraflow down`.
 """
 
 
-class JudgeTimeoutError(Exception):
-    """A comparison used more CPU time than it may. The answer is neither right nor wrong."""
+class JudgeTimeoutError(RewardFailedError):
+    """A comparison exceeded its CPU time. The answer is neither right nor wrong."""
 
 
-class JudgeFailedError(Exception):
+class JudgeFailedError(RewardFailedError):
     """No child could judge the answer. It is neither right nor wrong."""
 
 
 class JudgeDiedError(Exception):
-    """The child ended without an answer, and not because of its CPU time."""
+    """The child ended without an answer, for another reason than its CPU time."""
 
 
 class Judge:
@@ -58,8 +59,8 @@ class Judge:
         """Start the child and wait until it is ready.
 
         Raises:
-            ConfigError: it says that it cannot work.
-            JudgeFailedError: it ended, or stopped working, before it was ready.
+            ConfigError: it reports that it cannot work.
+            JudgeFailedError: it ended or stalled before it was ready.
         """
         self._stall_s = stall_s
         self._child = subprocess.Popen(
@@ -71,7 +72,7 @@ class Judge:
         )
         self._unread = b""
         try:
-            first = self._line()
+            first = self._read_line()
         except (JudgeDiedError, JudgeTimeoutError) as error:
             code = self._child.poll()
             self.close()
@@ -89,8 +90,10 @@ class Judge:
         return self._child.pid
 
     def ask(self, answer: str, reference: str, timeout_s: float) -> bool:
-        """Whether `answer` equals `reference`. After JudgeTimeoutError or JudgeDiedError this judge
-        is of no more use.
+        """Return whether `answer` equals `reference`.
+
+        Raises:
+            JudgeTimeoutError, JudgeDiedError: no verdict; this judge cannot be used further.
         """
         assert self._child.stdin is not None  # requested with PIPE
         question = {"answer": answer, "reference": reference, "timeout_s": timeout_s}
@@ -99,10 +102,10 @@ class Judge:
             self._child.stdin.flush()
         except OSError as error:
             raise JudgeDiedError from error
-        return bool(self._line()["equal"])
+        return bool(self._read_line()["equal"])
 
     def kill(self) -> None:
-        """End the child at once, from any thread; who waits for its answer gets JudgeDiedError."""
+        """End the child at once, from any thread; a waiting `ask` raises JudgeDiedError."""
         self._child.kill()
 
     def close(self) -> None:
@@ -115,14 +118,14 @@ class Judge:
                 except BrokenPipeError:
                     continue  # an unsent question to a dead child
 
-    def _line(self) -> dict[str, Any]:
+    def _read_line(self) -> dict[str, Any]:
         assert self._child.stdout is not None  # requested with PIPE
         answers = self._child.stdout.fileno()
         readable = select.poll()  # not select(): a service may hold more than 1,024 files
         readable.register(answers, select.POLLIN)
         used_s, since_s = -1.0, time.monotonic()
         while b"\n" not in self._unread:
-            if not readable.poll(LOOK_S * 1000):
+            if not readable.poll(POLL_INTERVAL_S * 1000):
                 now_s, before_s = time.monotonic(), used_s
                 used_s = _cpu_s(self._child.pid)
                 since_s = now_s if used_s > before_s else since_s
@@ -144,13 +147,13 @@ class Judge:
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a child gets, and this process's own module path."""
+    """Return the inherited part of an environment, with this process's module path."""
     kept = {name: value for name, value in environment.items() if name in ENVIRONMENT}
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU seconds that a process has used; 0 once it has ended."""
+    """Return the CPU seconds of a process; 0 once it has ended."""
     try:
         used = psutil.Process(pid).cpu_times()
     except psutil.NoSuchProcess:

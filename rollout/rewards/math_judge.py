@@ -76,12 +76,10 @@ def main() -> None:
 
 
 def judge(answer: str, reference: str) -> bool:
-    """Whether an answer means what the reference means; False for what cannot be read. Has no
-    timeout itself.
-    """
+    """Return whether an answer equals the reference; False for an unreadable one. No time limit."""
     try:
         return bool(equal(answer, reference, algebraically_equal))
-    except Exception:  # math-verify and sympy raise anything at all for what a model wrote; no such answer is equal
+    except Exception:  # math-verify and sympy may raise any class for a model's text: not equal
         return False
 
 

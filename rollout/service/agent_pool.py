@@ -1,10 +1,9 @@
-"""Everything one process needs to play a run's workflow: the workflow itself, and an engine and a
-chat for each policy it asks for.
+"""What one process needs to run a workflow: the workflow, and an engine and a chat per policy.
 
-    recipe ──▶ workflow, reward           run's version 0 ──▶ chats, engines (without weights until `load`)
+    recipe ──▶ workflow, reward
+    version 0 of each policy ──▶ chats, engines (without weights until `load`)
 
-Used by rollout workers, which keep their engines fresh, and by the evaluation, which loads exact
-versions.
+Rollout workers keep the weights of the engines fresh; the evaluation loads exact versions.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from rollout.agents.chat import Chat, load_chat
 from rollout.agents.workflow import Player, Workflow
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig
 from rollout.engines.engine import Engine, make_engine
-from rollout.rewards.math_reward import Reward, make_reward
+from rollout.rewards.reward import Reward, make_reward
 from rollout.workflows import make_workflow, policies_by_role
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats.json_objects import parse
@@ -26,16 +25,14 @@ from storage.weights.manifests import LoadedWeights
 
 log = logging.getLogger(__name__)
 
-PLAYS_PER_PLACE = 2
-"""Episodes played at once for each place in an engine: while one waits for a reward or another
-policy, its place is used.
+EPISODES_PER_ENGINE_SLOT = 2
+"""Concurrent episodes for each request that an engine decodes at a time: while one episode waits
+for a reward or for another policy, the other one generates.
 """
 
 
 class AgentPool:
-    """A workflow with its players. At most `PLAYS_PER_PLACE` episodes for each place of its engines
-    are played at once.
-    """
+    """A workflow with its policies, and a limit on concurrent episodes."""
 
     def __init__(
         self,
@@ -52,19 +49,19 @@ class AgentPool:
         self.engines = engines
         """Policy → engine."""
         self.timeout_s = timeout_s
-        """Longest play of one episode."""
+        """Time limit of one episode."""
         self.running = 0
-        """Episodes being played."""
+        """Episodes in progress."""
         self._reward = reward
         self._memory_bytes = memory_bytes
-        self._places = asyncio.Semaphore(
-            PLAYS_PER_PLACE * sum(engine.capacity() for engine in engines.values())
+        self._slots = asyncio.Semaphore(
+            EPISODES_PER_ENGINE_SLOT * sum(engine.capacity() for engine in engines.values())
         )
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Waits, first come first served, until one more episode may be played."""
-        async with self._places:
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait, first come first served, until one more episode may run; hold its slot."""
+        async with self._slots:
             self.running += 1
             try:
                 yield
@@ -72,8 +69,9 @@ class AgentPool:
                 self.running -= 1
 
     async def load(self, run: ObjectStore, versions: Mapping[str, int]) -> dict[str, LoadedWeights]:
-        """Loads one exact version of each policy named, verified, and returns what was read; raises
-        what `storage.weights.read` raises.
+        """Load one exact, verified version of each policy in `versions`; return the weights.
+
+        Raises what `storage.weights.reader.read` raises.
         """
         loaded: dict[str, LoadedWeights] = {}
         for policy, version in versions.items():
@@ -84,32 +82,30 @@ class AgentPool:
         return loaded
 
     async def load_newest(self, run: ObjectStore) -> dict[str, LoadedWeights]:
-        """Loads the newest version of every policy that can be read, and returns it; CorruptError
-        when none can.
-        """
+        """Load the newest readable version of every policy; CorruptError when there is none."""
         loaded: dict[str, LoadedWeights] = {}
         for policy in self.engines:
             newest = await asyncio.to_thread(manifests.latest, run, policy)
-            loaded[policy] = await self._load_below(run, policy, newest or 0)
+            loaded[policy] = await self._load_up_to(run, policy, newest or 0)
         return loaded
 
-    async def _load_below(self, run: ObjectStore, policy: str, newest: int) -> LoadedWeights:
+    async def _load_up_to(self, run: ObjectStore, policy: str, newest: int) -> LoadedWeights:
         damage: CorruptError | None = None
         for version in range(newest, -1, -1):
             try:
                 return (await self.load(run, {policy: version}))[policy]
             except CorruptError as error:
                 damage = damage or error
-                log.warning("%s begins with an older version: %s", policy, error)
+                log.warning("%s starts from an older version: %s", policy, error)
             except NotFoundError:
                 if version == 0 and damage is None:
                     raise  # there is no base model yet; any other version was retired
         raise damage or NotFoundError(
-            f"no version of {policy} can be read: the data of all of them was let go"
+            f"no version of {policy} can be read: the data of all of them was deleted"
         )
 
     async def close(self) -> None:
-        """Ends the engines and the reward's processes."""
+        """End the engines and the processes of the reward."""
         for engine in self.engines.values():
             await engine.close()
         await asyncio.to_thread(self._reward.close)
@@ -136,38 +132,34 @@ def check_agent_pool(
 def open_agent_pool(
     run: ObjectStore, config: RolloutConfig, sampling: Mapping[str, SamplingConfig]
 ) -> AgentPool:
-    """The cast of a run whose policies all have a version 0. The engines hold no weights yet:
-    `load` them.
+    """Build the pool of a run whose policies all have a version 0. Its engines have no weights yet.
 
-    Raises ConfigError for a workflow, reward, engine or tokenizer that cannot work, NotFoundError
-    before version 0.
+    Raises:
+        ConfigError: the workflow, the reward, the engine or a tokenizer cannot work.
+        NotFoundError: a policy has no version 0 yet.
     """
     reward = make_reward(config.workflow.reward, config.workflow.reward_timeout_s)
     workflow = make_workflow(config.workflow, reward)
-    played_by = policies_by_role(workflow, config.workflow, sampling)
-    files = {
-        policy: reader.fetch_files(run, policy) for policy in dict.fromkeys(played_by.values())
+    policy_of = policies_by_role(workflow, config.workflow, sampling)
+    files_of = {
+        policy: reader.fetch_files(run, policy) for policy in dict.fromkeys(policy_of.values())
     }
     chats: dict[frozenset[tuple[str, bytes]], Chat] = {}
     players: dict[str, Player] = {}
-    for policy, own in files.items():
-        content = frozenset(own.items())
-        if (
-            content not in chats
-        ):  # policies with the same files share one chat, and may go on in each other's contexts
-            chats[content] = load_chat(own)
-        players[policy] = Player(
-            policy, _engine(config.engine, policy, own), chats[content], sampling[policy]
-        )
-    engines = {policy: player.engine for policy, player in players.items()}
-    by_role = {role: players[policy] for role, policy in played_by.items()}
+    for policy, files in files_of.items():
+        content = frozenset(files.items())
+        if content not in chats:
+            # Policies with equal files share one chat, and may continue each other's contexts.
+            chats[content] = load_chat(files)
+        engine = _engine(config.engine, policy, files)
+        players[policy] = Player(policy, engine, chats[content], sampling[policy])
     return AgentPool(
         workflow,
         reward,
-        by_role,
-        engines,
-        config.workflow.timeout_s,
-        config.refresh_memory_mb * 2**20,
+        players={role: players[policy] for role, policy in policy_of.items()},
+        engines={policy: player.engine for policy, player in players.items()},
+        timeout_s=config.workflow.timeout_s,
+        memory_bytes=config.refresh_memory_mb * 2**20,
     )
 
 

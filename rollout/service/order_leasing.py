@@ -1,10 +1,8 @@
-"""Which orders a worker works at: finds the lowest that is open, leases it, keeps the lease alive,
-gives it back.
+"""A worker's leases on orders: find the lowest open order, lease it, renew, give back.
 
-    orders   0 ✓  1 ✓  2 another's  3 mine  4 open ◀── next()      ✓: a shard stands
+    orders   0 done   1 done   2 leased elsewhere   3 leased here   4 open ◀── next()
 
-Plain blocking calls on the store; knows nothing of what an order asks for. A lease saves double
-work and decides nothing.
+All calls block on the store. A lease only avoids double work: the shard, created once, decides.
 """
 
 import logging
@@ -25,23 +23,24 @@ from storage.store.object_store import ObjectStore
 log = logging.getLogger(__name__)
 
 LOOK_AHEAD_MAX = 1_024
-"""Orders looked at in one search; the dataflow never has so many outstanding."""
-RELOOK_S_MAX = 1.0
-"""An order that another worker holds is looked at again so long after."""
+"""Orders considered in one search; more than the dataflow ever has outstanding."""
+RECHECK_INTERVAL_MAX_S = 1.0
+"""Longest time after which an order that another worker has leased is checked again."""
 
 
 @dataclass(frozen=True)
 class LeasedOrder:
-    """An order, and the lease this worker has on it."""
+    """An order with this worker's lease on it."""
 
     order: Order
     lease: Lease
 
 
 class OrderLeasing:
-    """One worker's search for orders. May be used from several threads. A renewal waits for no
-    search, only for an order that is given back: were both to overwrite a lease at a time, the
-    renewal could undo the release.
+    """One worker's leases. Thread-safe.
+
+    A renewal waits for no search, only for a release: both overwrite the lease, and a renewal that
+    ends last would undo the release.
     """
 
     def __init__(
@@ -57,94 +56,100 @@ class OrderLeasing:
         self._region = region
         self._clock = clock
         self._watch = leases.LeaseWatch(ttl_s, clock)
-        self._relook_s = min(RELOOK_S_MAX, ttl_s / 4)
+        self._recheck_interval_s = min(RECHECK_INTERVAL_MAX_S, ttl_s / 4)
         self._lock = threading.Lock()
         self._overwriting = threading.Lock()
         self._floor = 0
-        self._unproven: int | None = None
-        """Nobody has looked at the orders below it; None before the first search."""
+        """Every order below it is done, as far as was checked or the dataflow reported."""
+        self._unchecked_below: int | None = None
+        """Orders below it are done by the dataflow's report alone; None before the first search."""
         self._done: set[int] = set()
-        self._held: set[int] = set()
-        self._again_at_s: dict[int, float] = {}
+        self._leased: set[int] = set()
+        self._recheck_at_s: dict[int, float] = {}
 
     def next(self) -> LeasedOrder | None:
-        """A lease on the lowest order that is neither done nor held; None when there is none
-        now.
-        """
+        """Lease the lowest order that is neither done nor leased; None when there is none."""
         with self._lock:
-            if self._unproven is None:
-                self._floor = self._unproven = self._hinted_floor()
+            if self._unchecked_below is None:
+                self._floor = self._unchecked_below = self._reported_floor()
             number = self._floor
             while number < self._floor + LOOK_AHEAD_MAX:
-                if number not in self._done and number not in self._held and self._due(number):
+                if self._is_candidate(number):
                     try:
-                        claim = self._look(number)
+                        leased = self._try_lease(number)
                     except NotFoundError:
                         break  # orders have no gaps: this one is not written yet
-                    if claim is not None:
-                        return claim
+                    if leased is not None:
+                        return leased
                 number += 1
-            self._prove(self._unproven)
+            self._check_report(self._unchecked_below)
             return None
 
-    def renew(self, claim: LeasedOrder) -> LeasedOrder:
-        """ConflictError when the lease is lost."""
+    def renew(self, leased: LeasedOrder) -> LeasedOrder:
+        """Renew the lease; ConflictError when it is lost."""
         with self._overwriting:
-            return LeasedOrder(claim.order, leases.renew(self._run, claim.lease))
+            return LeasedOrder(leased.order, leases.renew(self._run, leased.lease))
 
-    def done(self, claim: LeasedOrder) -> None:
-        """The order has its shard."""
+    def done(self, leased: LeasedOrder) -> None:
+        """Record that the order has its shard."""
         with self._lock:
-            self._held.discard(claim.order.number)
-            self._close(claim.order.number)
+            self._leased.discard(leased.order.number)
+            self._mark_done(leased.order.number)
 
-    def lost(self, claim: LeasedOrder) -> None:
-        """Another worker has the order now."""
+    def lost(self, leased: LeasedOrder) -> None:
+        """Record that another worker has the order."""
         with self._lock:
-            self._held.discard(claim.order.number)
-            self._put_off(claim.order.number)
+            self._leased.discard(leased.order.number)
+            self._recheck_later(leased.order.number)
 
-    def give_back(self, claim: LeasedOrder) -> None:
-        """Opens the order to others at once."""
-        self.lost(claim)
+    def give_back(self, leased: LeasedOrder) -> None:
+        """Release the lease, so that other workers may take the order at once."""
+        self.lost(leased)
         with self._overwriting:
-            leases.release(self._run, claim.lease)
+            leases.release(self._run, leased.lease)
 
-    def _look(self, number: int) -> LeasedOrder | None:
+    def _is_candidate(self, number: int) -> bool:
+        return (
+            number not in self._done
+            and number not in self._leased
+            and self._clock() >= self._recheck_at_s.get(number, 0.0)
+        )
+
+    def _try_lease(self, number: int) -> LeasedOrder | None:
+        """Lease one order; None when it is done, leased elsewhere or unreadable."""
         if shards.exists(self._run, number):
-            self._close(number)
+            self._mark_done(number)
             return None
         try:
             order = orders.read(self._run, number)
             lease = leases.take(self._run, number, self._worker, self._region, self._watch)
         except CorruptError as error:
-            log.warning("order %d is left alone: %s", number, error)
+            log.warning("order %d is skipped: %s", number, error)
             lease = None
         if lease is None:
-            self._put_off(number)
+            self._recheck_later(number)
             return None
-        self._held.add(number)
+        self._leased.add(number)
         return LeasedOrder(order, lease)
 
-    def _due(self, number: int) -> bool:
-        return self._clock() >= self._again_at_s.get(number, 0.0)
+    def _recheck_later(self, number: int) -> None:
+        self._recheck_at_s[number] = self._clock() + self._recheck_interval_s
 
-    def _put_off(self, number: int) -> None:
-        self._again_at_s[number] = self._clock() + self._relook_s
-
-    def _close(self, number: int) -> None:
+    def _mark_done(self, number: int) -> None:
         self._watch.forget(number)
-        self._again_at_s.pop(number, None)
+        self._recheck_at_s.pop(number, None)
         self._done.add(number)
         while self._floor in self._done:
             self._done.discard(self._floor)
             self._floor += 1
 
-    def _hinted_floor(self) -> int:
-        """Below it the dataflow reports to have taken in every order. Only a hint, to begin the
-        search near its end; one beyond every order would hide them all.
+    def _reported_floor(self) -> int:
+        """Return the order below which the dataflow reports all orders as ingested.
+
+        The report is a hint that shortens the first search. One beyond the newest order counts as
+        0, since it would hide all orders.
         """
-        hint = max(
+        floor = max(
             (
                 beat.progress.closed_below
                 for beat in heartbeats.read_all(self._run)
@@ -152,13 +157,14 @@ class OrderLeasing:
             ),
             default=0,
         )
-        return hint if hint and self._run.exists(layout.order(hint - 1)) else 0
+        return floor if floor and self._run.exists(layout.order(floor - 1)) else 0
 
-    def _prove(self, unproven: int) -> None:
-        """Looks at one order below the hint each time there is nothing to do, so that a wrong hint
-        hides no order for ever.
+    def _check_report(self, unchecked_below: int) -> None:
+        """Check one order below the reported floor, and lower the floor if it has no shard.
+
+        Called while there is nothing to lease, so that a wrong report hides no order for ever.
         """
-        if unproven > 0:
-            self._unproven = unproven - 1
-            if not shards.exists(self._run, unproven - 1):
-                self._floor = unproven - 1
+        if unchecked_below > 0:
+            self._unchecked_below = unchecked_below - 1
+            if not shards.exists(self._run, unchecked_below - 1):
+                self._floor = unchecked_below - 1

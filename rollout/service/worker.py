@@ -1,13 +1,11 @@
-"""The rollout worker: a service that leases orders, plays them, and commits their shards, with
-weights that stay fresh.
+"""The rollout worker: a service that leases orders, runs their episodes and creates their shards.
 
-    orders ──lease──▶ play (many episodes at once) ──▶ shard, created once
+    orders ──lease──▶ run (many concurrent episodes) ──▶ shard, created once
                         ▲
-    weights ──refresh───┘            SIGTERM ──▶ drain: finish within drain_s, give the rest back
+    weights ──refresh───┘        SIGTERM ──▶ drain: finish within drain_s, give back the rest
 
-One event loop plays, renews leases and refreshes; every call on the store runs in one of a few
-threads. What the store fails to answer is tried again. It knows nothing of batches, trainers and
-prompts' sources.
+One event loop runs episodes, renews leases and refreshes weights; calls on the store run in a few
+threads. Calls on a store that fails are retried.
 """
 
 import asyncio
@@ -22,7 +20,7 @@ from typing import Any
 
 from rollout.config import RolloutConfig, SamplingConfig
 from rollout.service.agent_pool import AgentPool, check_agent_pool, open_agent_pool
-from rollout.service.episode_runner import play_prompts
+from rollout.service.episode_runner import run_prompts
 from rollout.service.order_leasing import LeasedOrder, OrderLeasing
 from rollout.service.throughput import Throughput
 from rollout.service.weight_sync import WeightSync
@@ -36,7 +34,7 @@ from storage.errors import (
 )
 from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import RolloutProgress
-from storage.records.rollouts import Episode, Group, Order, Shard
+from storage.records.rollouts import Episode, FailureKind, Group, Order, Shard
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication, traffic
@@ -47,19 +45,19 @@ from storage.weights.traffic import Counting
 log = logging.getLogger(__name__)
 
 STORE_THREADS_MAX = 8
-"""Calls on the store that one worker makes at a time."""
+"""Most concurrent calls on the store."""
 STORE_PATIENCE_S = 5.0
-"""A call on a failing store gives up after this time; the service pauses then, and can be stopped.
-"""
+"""Time after which a call on a failing store raises; the service then pauses and can be stopped."""
 OPEN_INTERVAL_S = 1.0
-"""Pause between two looks for the base models."""
-TELL_INTERVAL_S = 0.5
-"""Pause between two updates of what the heartbeats say."""
+"""Pause between two polls for the base models."""
+PROGRESS_INTERVAL_S = 0.5
+"""Pause between two updates of the progress in the heartbeat."""
 RENEWALS_PER_TTL = 3
+"""Renewals of a lease in its time to live."""
 
 
 def end_reason(run: ObjectStore) -> str:
-    """Why no worker is needed: the run ended, or its last shard was made; empty otherwise."""
+    """Return why no worker is needed: the run ended, or has all shards; empty if one is needed."""
     return stop_reason(run) or (
         "the dataflow needs no further shard" if orders.has_ended(run) else ""
     )
@@ -71,10 +69,10 @@ def work(
     """Serve the run until no worker is needed, or until the worker must stop and has drained.
 
     Args:
-        lifetime: is over for `end_reason`.
+        lifetime: ends for `end_reason`.
 
     Raises:
-        ConfigError: a recipe, engine or model cannot work.
+        ConfigError: the recipe, an engine or a model cannot work.
         EngineFailedError: an engine broke.
     """
     run = replace(lifetime.run, patience_s=min(lifetime.run.patience_s, STORE_PATIENCE_S))
@@ -87,25 +85,25 @@ def work(
         opened = await _opened(weights_from, config, sampling, policies, lifetime)
         if opened is None:
             return
-        cast, held = opened
+        pool, loaded = opened
         try:
-            refreshers = [
+            weight_syncs = [
                 WeightSync(
                     weights_from,
                     policy,
                     engine,
                     config.refresh_interval_s,
                     lifetime.heartbeat,
-                    held[policy],
+                    loaded[policy],
                     config.refresh_memory_mb * 2**20,
                 )
-                for policy, engine in cast.engines.items()
+                for policy, engine in pool.engines.items()
             ]
             await Worker(
-                run, lifetime, config, cast, refreshers, region, at_home, at_mirror
+                run, lifetime, config, pool, weight_syncs, region, at_home, at_mirror
             ).serve()
         finally:
-            await cast.close()
+            await pool.close()
 
     policies = check_agent_pool(config, sampling)
     asyncio.run(serve())
@@ -114,9 +112,7 @@ def work(
 def _weights_of(
     run: ObjectStore, config: RolloutConfig, region: str
 ) -> tuple[ObjectStore, Counting | None]:
-    """Where the region's workers read weights: its mirror, where it has one, with what counts
-    there.
-    """
+    """Return the store from which the region reads weights, and its mirror's counter, if any."""
     spec = config.regions.get(region)
     if not (spec and spec.mirror):
         return run, None
@@ -131,21 +127,21 @@ async def _opened(
     policies: Sequence[str],
     lifetime: Lifetime,
 ) -> tuple[AgentPool, dict[str, LoadedWeights]] | None:
-    """The cast and its newest weights, once the base models exist; None when it must stop first."""
+    """Wait for the base models; return the pool and the newest weights, or None to stop."""
     heartbeat, failures = lifetime.heartbeat, 0
     with heartbeat.span("wait"):
         while not await lifetime.async_should_stop():
             try:
                 async with AsyncExitStack() as on_failure:
-                    cast = open_agent_pool(run, config, sampling)
-                    on_failure.push_async_callback(cast.close)
-                    held = await cast.load_newest(run)
+                    pool = open_agent_pool(run, config, sampling)
+                    on_failure.push_async_callback(pool.close)
+                    loaded = await pool.load_newest(run)
                     versions = {
-                        policy: weights.manifest.version for policy, weights in held.items()
+                        policy: weights.manifest.version for policy, weights in loaded.items()
                     }
                     heartbeat.update(state=ServiceState.STARTING, note="", versions=versions)
                     on_failure.pop_all()
-                    return cast, held
+                    return pool, loaded
             except NotFoundError as error:
                 failures = 0
                 missing = _missing_base_models(run, policies)
@@ -168,22 +164,22 @@ async def _opened(
 
 
 def _missing_base_models(run: ObjectStore, policies: Iterable[str]) -> list[str]:
-    """Policies without version 0; none while the store does not answer."""
+    """Return the policies without version 0; none while the store does not answer."""
     with suppress(TransientError):
         return [policy for policy in policies if not manifests.exists(run, policy, 0)]
     return []
 
 
 class Worker:
-    """The service itself, once its models are open."""
+    """The service after its models are open."""
 
     def __init__(
         self,
         run: ObjectStore,
         lifetime: Lifetime,
         config: RolloutConfig,
-        cast: AgentPool,
-        refreshers: Sequence[WeightSync],
+        pool: AgentPool,
+        weight_syncs: Sequence[WeightSync],
         region: str,
         at_home: Counting,
         at_mirror: Counting | None,
@@ -194,85 +190,88 @@ class Worker:
         self._run = run
         self._lifetime = lifetime
         self._config = config
-        self._cast = cast
-        self._refreshers = refreshers
+        self._pool = pool
+        self._weight_syncs = weight_syncs
         self._region = region
         self._heartbeat = lifetime.heartbeat
         self._name = self._heartbeat.last.id
-        self._claims = OrderLeasing(run, self._name, region, config.lease_ttl_s)
+        self._leasing = OrderLeasing(run, self._name, region, config.lease_ttl_s)
         self._at_home, self._at_mirror = at_home, at_mirror
-        self._tally = Throughput()
-        self._plays: dict[asyncio.Task[None], LeasedOrder] = {}
-        """Every order in play, with the newest form of its lease."""
+        self._throughput = Throughput()
+        self._tasks: dict[asyncio.Task[None], LeasedOrder] = {}
+        """Orders in progress, each with its newest lease."""
 
     async def serve(self) -> None:
-        """Play orders until the worker must stop, then drain. The first permanent error is
-        raised.
-        """
+        """Run orders until the worker must stop, then drain; raise the first permanent error."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                beside = [self._renew(), self._tell(), *(each.serve() for each in self._refreshers)]
-                running = [tasks.create_task(each) for each in beside]
-                await self._lead()
+                services = [
+                    self._renew_leases(),
+                    self._report_progress(),
+                    *(sync.serve() for sync in self._weight_syncs),
+                ]
+                background = [tasks.create_task(service) for service in services]
+                await self._run_orders()
                 await self._drain()
-                for task in running:
+                for task in background:
                     task.cancel()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
         finally:
-            for play in self._plays:
-                play.cancel()
+            for task in self._tasks:
+                task.cancel()
             self._heartbeat.update(progress=replace(self._progress(), tokens_per_s=0.0, running=0))
 
-    async def _lead(self) -> None:
-        """Keep `orders_ahead` orders in play until the worker must stop."""
+    async def _run_orders(self) -> None:
+        """Keep `orders_ahead` orders in progress until the worker must stop."""
         failures = 0
         while not await self._lifetime.async_should_stop():
             try:
-                while len(self._plays) < self._config.orders_ahead:
-                    claim = await asyncio.to_thread(self._claims.next)
-                    if claim is None:
+                while len(self._tasks) < self._config.orders_ahead:
+                    leased = await asyncio.to_thread(self._leasing.next)
+                    if leased is None:
                         break
-                    self._plays[asyncio.create_task(self._answer(claim))] = claim
+                    self._tasks[asyncio.create_task(self._run_order(leased))] = leased
                 failures = 0
             except TransientError as error:
                 failures += 1
-                self._note(f"cannot look for orders, and tries again: {error}")
+                self._note(f"cannot poll for orders, and tries again: {error}")
             pause_s = max(self._config.poll_interval_s, backoff_s(failures))
             self._report_state(store_away=failures > 0)
-            with self._heartbeat.span("generate" if self._plays else "wait"):
-                await self._any_done(self._lifetime.async_wait(pause_s))
+            with self._heartbeat.span("generate" if self._tasks else "wait"):
+                await self._wait_for_order(self._lifetime.async_wait(pause_s))
 
-    async def _any_done(self, pause: Coroutine[Any, Any, object]) -> None:
-        """Wait until an order is done or `pause` has returned; raises what a play raised."""
+    async def _wait_for_order(self, pause: Coroutine[Any, Any, object]) -> None:
+        """Wait until an order is done or `pause` has returned; raise the error of an order."""
         pausing = asyncio.create_task(pause)
         try:
             done, _ = await asyncio.wait(
-                {pausing, *self._plays}, return_when=asyncio.FIRST_COMPLETED
+                {pausing, *self._tasks}, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             pausing.cancel()
-        for play in self._plays.keys() & done:
-            del self._plays[play]
-            if not play.cancelled():
-                play.result()
+        for task in self._tasks.keys() & done:
+            del self._tasks[task]
+            if not task.cancelled():
+                task.result()
 
-    async def _answer(self, claim: LeasedOrder) -> None:
-        """Plays an order and commits its shard. Cancelled when the lease is lost, and at the end of
-        draining.
+    async def _run_order(self, leased: LeasedOrder) -> None:
+        """Run an order and create its shard.
+
+        Cancelled when the lease is lost, and at the end of draining.
         """
-        order, lease = claim.order, claim.lease
+        order, lease = leased.order, leased.lease
         started_s = time.time()
         if lease.lost >= self._config.lease_attempts_max:
-            groups = _given_up(order, lease.lost)
+            groups = _failed_groups(order, lease.lost)
             self._note(
                 f"order {order.number} is answered with failed episodes, after {lease.lost} lost "
                 "leases"
             )
         else:
             samples = order.samples_per_prompt
-            groups = await play_prompts(
-                self._cast, order.prompts, samples, order.seed, self._tally.episode
+            groups = await run_prompts(
+                self._pool, order.prompts, samples, order.seed, self._throughput.episode
             )
         shard = Shard(
             order=order.number,
@@ -284,17 +283,16 @@ class Worker:
             started_s=started_s,
             finished_s=time.time(),
         )
-        if await self._stored(shard):
-            self._tally.order_done()
+        if await self._create_shard(shard):
+            self._throughput.order_done()
         else:
             self._note(f"order {order.number} had been answered by another worker already")
-        await asyncio.to_thread(self._claims.done, claim)
+        await asyncio.to_thread(self._leasing.done, leased)
 
-    async def _stored(self, shard: Shard) -> bool:
-        """Commit the shard, retried until the play is cancelled; False when a twin was first.
+    async def _create_shard(self, shard: Shard) -> bool:
+        """Create the shard; False when another worker was first. Retried until cancelled.
 
-        While the worker drains, too: `Lifetime.retry` would give up as soon as the worker must
-        stop.
+        Unlike `Lifetime.retry` it continues while the worker drains.
         """
         for failures in count(1):
             try:
@@ -306,82 +304,75 @@ class Worker:
         raise AssertionError("it is retried without end")
 
     def _digests(self, groups: tuple[Group, ...]) -> dict[str, dict[int, str]]:
-        """policy → version → digest of the weights held, for every version that sampled a token of
-        `groups`.
-        """
-        held: dict[str, dict[int, str]] = {}
-        for sequence in (
-            each for group in groups for episode in group.episodes for each in episode.sequences
-        ):
+        """Return policy → version → digest of the weights that sampled a token of `groups`."""
+        digests: dict[str, dict[int, str]] = {}
+        episodes = (episode for group in groups for episode in group.episodes)
+        for sequence in (sequence for episode in episodes for sequence in episode.sequences):
             for index, policy in enumerate(sequence.policies):
+                engine = self._pool.engines[policy]
                 for version in set(sequence.versions[sequence.owners == index].tolist()):
-                    held.setdefault(policy, {})[version] = self._cast.engines[policy].digest(
-                        version
-                    )
-        return held
+                    digests.setdefault(policy, {})[version] = engine.digest(version)
+        return digests
 
-    async def _renew(self) -> None:
-        """Keeps the leases of all orders in play alive; drops the play of an order whose lease is
-        lost.
-        """
+    async def _renew_leases(self) -> None:
+        """Renew the leases of all orders in progress; cancel an order whose lease is lost."""
         while True:
             await asyncio.sleep(self._config.lease_ttl_s / RENEWALS_PER_TTL)
-            for play, claim in list(self._plays.items()):
-                number = claim.order.number
+            for task, leased in list(self._tasks.items()):
+                number = leased.order.number
                 try:
-                    renewed = await asyncio.to_thread(self._claims.renew, claim)
+                    renewed = await asyncio.to_thread(self._leasing.renew, leased)
                 except (ConflictError, CorruptError) as error:
-                    if play not in self._plays:
+                    if task not in self._tasks:
                         continue  # it was given back meanwhile
                     self._note(f"order {number} is another worker's now: {error}")
-                    play.cancel()
-                    await asyncio.to_thread(self._claims.lost, claim)
+                    task.cancel()
+                    await asyncio.to_thread(self._leasing.lost, leased)
                 except TransientError as error:
                     self._note(
                         f"the lease of order {number} could not be renewed, and is tried again: "
                         f"{error}"
                     )
                 else:
-                    if play in self._plays:
-                        self._plays[play] = renewed
+                    if task in self._tasks:
+                        self._tasks[task] = renewed
 
     async def _drain(self) -> None:
-        """Finish what can be finished in `drain_s` and give the rest back.
-
-        Give all of it back at once when no worker is needed.
-        """
+        """Finish orders for `drain_s`, give back the rest; give back all if no worker is needed."""
         self._heartbeat.update(state=ServiceState.DRAINING)
         end_s = time.monotonic() + self._config.drain_s
-        while self._plays and not await self._lifetime.async_is_over():
-            if (left_s := end_s - time.monotonic()) <= 0:
+        while self._tasks and not await self._lifetime.async_is_over():
+            if (remaining_s := end_s - time.monotonic()) <= 0:
                 break
-            await self._any_done(asyncio.sleep(min(left_s, self._config.poll_interval_s)))
-        while self._plays:
-            play, claim = self._plays.popitem()
-            play.cancel()
-            await asyncio.wait([play])
-            if not play.cancelled():
-                play.result()
+            await self._wait_for_order(
+                asyncio.sleep(min(remaining_s, self._config.poll_interval_s))
+            )
+        while self._tasks:
+            task, leased = self._tasks.popitem()
+            task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
                 continue
             try:
-                await asyncio.to_thread(self._claims.give_back, claim)
+                await asyncio.to_thread(self._leasing.give_back, leased)
             except AstraFlowError as error:
                 self._note(
-                    f"order {claim.order.number} could not be given back; its lease will expire: "
+                    f"order {leased.order.number} could not be given back; its lease will expire: "
                     f"{error}"
                 )
 
-    async def _tell(self) -> None:
-        """Keeps what the heartbeats say up to date."""
+    async def _report_progress(self) -> None:
+        """Update the progress in the heartbeat, periodically."""
         while True:
             self._heartbeat.update(progress=self._progress())
-            await asyncio.sleep(TELL_INTERVAL_S)
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
 
     def _progress(self) -> RolloutProgress:
-        syncs = {sync.policy: sync for sync in self._refreshers}
+        syncs = {sync.policy: sync for sync in self._weight_syncs}
         return replace(
-            self._tally.progress(),
-            running=self._cast.running,
+            self._throughput.progress(),
+            running=self._pool.running,
             shard_bytes=self._at_home.shards(),
             weights_bytes_home=self._at_home.weights(),
             weights_bytes_mirror=self._at_mirror.weights() if self._at_mirror else {},
@@ -395,9 +386,9 @@ class Worker:
 
     def _report_state(self, store_away: bool) -> None:
         """Put the state between two polls for orders into the heartbeat."""
-        state = ServiceState.WORKING if self._plays else ServiceState.WAITING
-        idle = WaitReason.NONE if self._plays else WaitReason.ORDERS
-        faults = [sync.wait_reason for sync in self._refreshers if sync.wait_reason]
+        state = ServiceState.WORKING if self._tasks else ServiceState.WAITING
+        idle = WaitReason.NONE if self._tasks else WaitReason.ORDERS
+        faults = [sync.wait_reason for sync in self._weight_syncs if sync.wait_reason]
         reason = WaitReason.STORE if store_away else next(iter(faults), idle)
         self._heartbeat.update(state=state, wait_reason=reason)
 
@@ -406,7 +397,12 @@ class Worker:
         self._heartbeat.update(note=note)
 
 
-def _given_up(order: Order, lost: int) -> tuple[Group, ...]:
-    """Failed episodes for an order that took one worker after the other with it."""
-    failed = Episode(sequences=(), reward=0.0, error=f"gave up after {lost} lost leases")
+def _failed_groups(order: Order, lost: int) -> tuple[Group, ...]:
+    """Return failed episodes for an order whose leases were lost again and again."""
+    failed = Episode(
+        sequences=(),
+        reward=0.0,
+        error=f"gave up after {lost} lost leases",
+        failure_kind=FailureKind.INFRASTRUCTURE,
+    )
     return tuple(Group(prompt, (failed,) * order.samples_per_prompt) for prompt in order.prompts)

@@ -6,7 +6,7 @@ from typing import Any, Final, cast
 
 from rollout.agents.workflow import Workflow
 from rollout.config import WorkflowConfig
-from rollout.rewards.math_reward import Reward
+from rollout.rewards.reward import Reward
 from rollout.workflows.actor_and_verify import ActorAndVerify
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
@@ -16,7 +16,7 @@ WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {
     "single_turn": SingleTurn,
     "actor_and_verify": ActorAndVerify,
 }
-"""The built-in workflows; any other is named by its import path."""
+"""Built-in workflows; any other workflow is named by its import path."""
 
 
 WORKFLOW: Final = PluginKind(
@@ -25,29 +25,28 @@ WORKFLOW: Final = PluginKind(
 
 
 def find_workflow(config: WorkflowConfig, key: str = "") -> type[Workflow]:
-    """The class of a recipe's workflow, not yet built. ConfigError, beginning with `key`, for a
-    name that leads to none.
+    """Return the class of a recipe's workflow.
+
+    Raises:
+        ConfigError: the name is unknown, or the class is no workflow; begins with `key`.
     """
-    found: Any = resolve(config.name, WORKFLOWS, WORKFLOW, key)
-    roles = getattr(found, "roles", None)
+    workflow_class: Any = resolve(config.name, WORKFLOWS, WORKFLOW, key)
+    roles = getattr(workflow_class, "roles", None)
     if not (isinstance(roles, tuple) and roles and all(isinstance(role, str) for role in roles)):
         raise ConfigError(
             f"{key and f'{key}: '}{config.name} has no class attribute roles, the names of the "
-            "policies that it calls, such as "
-            f'roles = ("solver",); see {WORKFLOW.page}'
+            f'policies that it calls, such as roles = ("solver",); see {WORKFLOW.page}'
         )
-    return cast(type[Workflow], found)
+    return cast(type[Workflow], workflow_class)
 
 
 def make_workflow(config: WorkflowConfig, reward: Reward) -> Workflow:
-    """The workflow of a recipe. ConfigError for a name that leads nowhere, and for arguments the
-    workflow does not take.
-    """
-    made: Any = find_workflow(config, "rollout.workflow.name")
-    for name, why in strange_arguments(made, config).items():
-        raise ConfigError(f"rollout.workflow.args.{name}: {why}")
+    """Build the workflow of a recipe; ConfigError for an unknown name or unknown arguments."""
+    workflow_class: Any = find_workflow(config, "rollout.workflow.name")
+    for name, message in unknown_arguments(workflow_class, config).items():
+        raise ConfigError(f"rollout.workflow.args.{name}: {message}")
     try:
-        workflow: Workflow = made(reward, **config.args)
+        workflow: Workflow = workflow_class(reward, **config.args)
     except TypeError as error:
         raise ConfigError(
             f"rollout.workflow.args do not fit the workflow {config.name}: {error}"
@@ -55,42 +54,41 @@ def make_workflow(config: WorkflowConfig, reward: Reward) -> Workflow:
     return workflow
 
 
-def strange_arguments(made: Callable[..., Any], config: WorkflowConfig) -> dict[str, str]:
-    """Name → what is wrong, for the arguments of a recipe that its workflow `made` does not take,
-    as far as it tells.
+def unknown_arguments(workflow_class: Callable[..., Any], config: WorkflowConfig) -> dict[str, str]:
+    """Return name → message for the recipe's arguments that the workflow's constructor lacks.
+
+    Empty for a class without a readable signature.
     """
     try:
-        taken = list(inspect.signature(made).parameters.values())[1:]
+        parameters = list(inspect.signature(workflow_class).parameters.values())[1:]
     except (TypeError, ValueError):
         return {}  # a class written in C
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return {}
-    names = [parameter.name for parameter in taken]
-    why = (
+    names = [parameter.name for parameter in parameters]
+    message = (
         f"the workflow {config.name} takes no such argument; it takes {', '.join(names) or 'none'}"
     )
-    return {name: why for name in config.args if name not in names}
+    return {name: message for name in config.args if name not in names}
 
 
 def policies_by_role(
     workflow: Workflow, config: WorkflowConfig, policies: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Which policy plays each role of the workflow. ConfigError for a role or a policy that is not
-    there.
-    """
+    """Return role → policy of the workflow; ConfigError for an unknown role or policy."""
     for role in config.roles:
         if role not in workflow.roles:
             raise ConfigError(
                 f"rollout.workflow.roles.{role}: the workflow {config.name} has no such role; "
                 f"it has {', '.join(workflow.roles)}"
             )
-    cast = {role: config.roles.get(role, role) for role in workflow.roles}
-    for role, policy in cast.items():
+    policy_of = {role: config.roles.get(role, role) for role in workflow.roles}
+    for role, policy in policy_of.items():
         if policy not in policies:
             raise ConfigError(
-                f"the workflow {config.name} wants the role {role} played by policy {policy}, "
+                f"the workflow {config.name} needs policy {policy} for the role {role}, "
                 "which the recipe lacks; "
                 f"add it under policies, or write rollout.workflow.roles: {{{role}: "
                 f"{next(iter(policies), 'NAME')}}}"
             )
-    return cast
+    return policy_of

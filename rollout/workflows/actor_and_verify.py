@@ -1,11 +1,10 @@
-"""A solver answers, a verifier judges the answer, and on `reject` the solver tries once more with
-the verifier's words before it.
+"""A solver answers, a verifier judges the answer, and on `reject` the solver retries.
 
-    solver ──attempt──▶ verifier ──approve──▶ the attempt stands
-                            └─────reject──▶ solver ──retry──▶ the retry stands
+    solver ──attempt──▶ verifier ──approve──▶ final answer: the attempt
+                            └─────reject──▶ solver ──retry──▶ final answer: the retry
 
-Every answer is a context of its own. Both numbers an evaluation wants come from one play:
-`first_attempt` is the solver alone, `final` the two together.
+Every answer has its own context. One episode measures both accuracies of an evaluation:
+`first_attempt` is that of the solver alone, `final` that of both policies.
 """
 
 import re
@@ -15,7 +14,7 @@ from typing import Final, Literal
 
 from rollout.agents.chat import user
 from rollout.agents.workflow import Agent
-from rollout.rewards.math_reward import Reward
+from rollout.rewards.reward import Reward
 from rollout.workflows.templates import checked_template
 from storage.records.rollouts import Episode, Prompt
 
@@ -24,11 +23,11 @@ VERDICT: Final = re.compile(r"\s*(approve|reject)\s*</verify>")
 
 
 class ActorAndVerify:
-    """Solver sequences are worth what their own attempt is worth. The verifier gets 1 where its
-    verdict says what is true of the attempt it saw, else 0; a verdict that cannot be read is worth
-    0 and counts as approval. The episode is worth its last attempt.
+    """The workflow of a solver and a verifier.
 
-    An attempt counts as right from a reward of 0.5.
+    Rewards: an attempt's sequence gets the reward of its answer. A verdict gets 1 where it agrees
+    with the attempt's reward (right from 0.5 on), else 0; an unreadable verdict gets 0 and counts
+    as approval. The episode gets the reward of the final answer.
     """
 
     roles: tuple[str, ...] = ("solver", "verifier")
@@ -51,46 +50,47 @@ class ActorAndVerify:
         )
 
     async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
-        said = {"question": prompt.fields["question"]}
+        values = {"question": prompt.fields["question"]}
         attempt = await agents["solver"].respond(
-            [user(self._attempt_message.format(**said))], name="attempt"
+            [user(self._attempt_message.format(**values))], name="attempt"
         )
-        said["attempt"] = attempt.text
+        values["attempt"] = attempt.text
         verdict = await agents["verifier"].respond(
-            [user(self._verdict_message.format(**said))], name="verdict"
+            [user(self._verdict_message.format(**values))], name="verdict"
         )
-        said["verdict"] = verdict.text
+        values["verdict"] = verdict.text
 
         first = final = await self._reward.score(attempt.text, prompt)
-        word = read_verdict(verdict.text)
-        agrees = word is not None and (word == "approve") == (first.value >= 0.5)
+        decision = read_verdict(verdict.text)
+        agrees = decision is not None and (decision == "approve") == (first.value >= 0.5)
         sequences = [attempt.context.sequence(first.value), verdict.context.sequence(float(agrees))]
-        counted = Counter(first.metrics)
-        if word == "reject":
+        sums = Counter(first.metrics)
+        if decision == "reject":
             retry = await agents["solver"].respond(
-                [user(self._retry_message.format(**said))], name="retry"
+                [user(self._retry_message.format(**values))], name="retry"
             )
             final = await self._reward.score(retry.text, prompt)
             sequences.append(retry.context.sequence(final.value))
-            counted.update(final.metrics)
+            sums.update(final.metrics)
         metrics = {
-            **counted,
+            **sums,
             "first_attempt": first.value,
             "final": final.value,
             "verdict_correct": float(agrees),
-            "verdict_readable": float(word is not None),
-            "rejected": float(word == "reject"),
-            "retried": float(word == "reject"),
+            "verdict_readable": float(decision is not None),
+            "rejected": float(decision == "reject"),
+            "retried": float(decision == "reject"),
         }
         return Episode(sequences=tuple(sequences), reward=final.value, metrics=metrics)
 
 
 def read_verdict(text: str) -> Literal["approve", "reject"] | None:
-    """The verdict in the last `<verify>` tag: `…<verify>reject</verify>` → `reject`; None where it
-    says neither word.
+    """Return the verdict in the last `<verify>` tag: `…<verify>reject</verify>` → `reject`.
+
+    None where it contains neither word alone.
     """
-    _, tag, said = text.rpartition(TAG)
-    found = VERDICT.match(said) if tag else None
-    if found is None:
+    _, tag, content = text.rpartition(TAG)
+    match = VERDICT.match(content) if tag else None
+    if match is None:
         return None
-    return "approve" if found[1] == "approve" else "reject"
+    return "approve" if match[1] == "approve" else "reject"

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 from rollout.agents.chat import user
 from rollout.agents.workflow import Agent
-from rollout.rewards.math_reward import Reward
+from rollout.rewards.reward import Reward
 from rollout.workflows.templates import checked_template
 from storage.records.rollouts import Episode, Prompt
 
 
 class SingleTurn:
-    """The solver answers; its sequence and the episode are worth what the answer is worth."""
+    """The solver answers once; its sequence and the episode get the reward of the answer."""
 
     roles: tuple[str, ...] = ("solver",)
 

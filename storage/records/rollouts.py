@@ -5,8 +5,10 @@
 Shape legend: L tokens of one sequence. `run/orders.py` and `run/shards.py` store these records.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
 from storage.records.numbers import Count, UnixTime
@@ -16,6 +18,27 @@ NOT_SAMPLED = -1
 """In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token."""
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+class FailureKind(StrEnum):
+    """Cause of a failed episode. `docs/workflows.md` lists the exceptions of each kind."""
+
+    MODEL = "model"
+    """The policy's own output: it filled the longest context, or nothing can be made of it."""
+    ENVIRONMENT = "environment"
+    TOOL = "tool"
+    REWARD = "reward"
+    """The reward gave no verdict for a reason other than the answer."""
+    TIMEOUT = "timeout"
+    """A time limit was exceeded: of the episode, of the judge, or one that the workflow set."""
+    INFRASTRUCTURE = "infrastructure"
+    """The engine, the store, the network, or workers that were lost."""
+    WORKFLOW_BUG = "workflow_bug"
+    """Any other error: the workflow's code or its settings."""
+
+
+NOT_RECORDED = "not_recorded"
+"""Stands for the kind in counts of failed episodes whose shard has none."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +129,18 @@ class Episode:
     or 0.0.
     """
     error: str | None = None
-    """`Kind: message` of the exception that ended the episode, or `timeout after 60 s`."""
+    """`Class: message` of the exception, or `timeout after 60 s`; None for a success."""
+    failure_kind: FailureKind | None = None
+    """Kind of `error`; None for a success, and in shards that were stored without it."""
     seconds: float = 0.0
-    """Wall-clock time of the episode."""
+    """Wall-clock time from start to end."""
+
+
+def failures_by_kind(episodes: Iterable[Episode]) -> Counter[str]:
+    """Count failed episodes by kind; those without one count as NOT_RECORDED."""
+    return Counter(
+        episode.failure_kind or NOT_RECORDED for episode in episodes if episode.error is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -131,8 +163,7 @@ class Shard:
     groups: tuple[Group, ...]
     """One for each prompt of the order, in the same sequence."""
     weights: Mapping[str, Mapping[int, str]]
-    """policy → version → digest of the loaded weights, for every version that sampled a token of
-    the shard.
+    """policy → version → digest of the loaded weights, for every version that sampled a token here.
     """
     started_s: float
     finished_s: float

@@ -3,7 +3,7 @@
     row      group episode sequence | tokens loss_mask logprobs owners versions
              | policy_set reward temperature starts_episode name finish_reason
     header   order attempt worker region weights policy_sets
-             | groups: prompt, episodes: reward metrics error seconds
+             | groups: prompt, episodes: reward metrics error failure_kind seconds
 
 The header keeps episodes that failed without a sequence. `decode` validates everything: a shard
 that it returns fulfils every promise of `storage.records.rollouts.Sequence`. Log-probabilities and
@@ -27,7 +27,15 @@ from storage.formats.json_objects import build
 from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
 from storage.records.numbers import Count, Number, UnixTime
-from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import (
+    NOT_SAMPLED,
+    Episode,
+    FailureKind,
+    Group,
+    Prompt,
+    Sequence,
+    Shard,
+)
 from storage.records.types import Bool, Int8, Int32
 from storage.store.object_store import ObjectStore, read_twice
 
@@ -64,6 +72,8 @@ class _EpisodeHeader:
     error: str | None
     seconds: Number
     num_sequences: Count
+    failure_kind: FailureKind | None = None
+    """Absent in shards of earlier releases."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,7 @@ def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
                     error=episode.error,
                     seconds=episode.seconds,
                     num_sequences=len(episode.sequences),
+                    failure_kind=episode.failure_kind,
                 )
                 for episode in group.episodes
             ),
@@ -209,11 +220,17 @@ def _episode(header: _EpisodeHeader, sequences: Iterator[Sequence]) -> Episode:
         reward=header.reward,
         metrics=header.metrics,
         error=header.error,
+        failure_kind=header.failure_kind,
         seconds=header.seconds,
     )
 
 
 def _check_header(header: _Header) -> None:
+    for episode in (episode for group in header.groups for episode in group.episodes):
+        if episode.failure_kind is not None and episode.error is None:
+            raise CorruptError(
+                f"an episode of a shard has the failure kind {episode.failure_kind} and no error"
+            )
     for policies in header.policy_sets:
         if len(set(policies)) < len(policies):
             raise CorruptError(f"a shard's policy set {list(policies)} names a policy twice")

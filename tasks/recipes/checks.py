@@ -74,7 +74,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 
 def _roles(config: RunConfig) -> Iterator[Problem]:
-    from rollout.workflows import WORKFLOW, find_workflow, strange_arguments
+    from rollout.workflows import WORKFLOW, find_workflow, unknown_arguments
 
     workflow = config.rollout.workflow
     at: KeyPath = ("rollout", "workflow")
@@ -83,7 +83,7 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
     except ConfigError as error:
         yield Problem((*at, "name"), str(error))
         return
-    strange = strange_arguments(workflow_class, workflow)
+    strange = unknown_arguments(found, workflow)
     yield from (Problem((*at, "args", name), why) for name, why in strange.items())
     if not strange and (
         wrong := import_path.constructor_fault(workflow_class, WORKFLOW, workflow.args)
@@ -117,7 +117,7 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
 
 
 def _rewards(config: RunConfig) -> Iterator[Problem]:
-    from rollout.rewards.math_reward import find_reward
+    from rollout.rewards.reward import find_reward
 
     try:
         find_reward(config.rollout.workflow.reward)

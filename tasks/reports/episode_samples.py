@@ -10,7 +10,7 @@ from functools import cache
 from typing import Literal
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.records.rollouts import NOT_SAMPLED, Episode, Sequence, Shard
+from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Sequence, Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
 from storage.weights import reader
@@ -70,6 +70,7 @@ class EpisodeSample:
     reward: float
     metrics: Mapping[str, float]
     error: str | None
+    failure_kind: FailureKind | None
     seconds: float
     versions: Mapping[str, tuple[int, int]]
     """policy → oldest and newest version that sampled a token."""
@@ -147,6 +148,7 @@ def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSampl
                 reward=episode.reward,
                 metrics=dict(episode.metrics),
                 error=episode.error,
+                failure_kind=episode.failure_kind,
                 seconds=episode.seconds,
                 versions=_versions(episode),
                 turns=tuple(_turn(sequence, decode) for sequence in episode.sequences),

@@ -190,10 +190,13 @@ def worker_timeline(
     for worker, shards in by_worker(log.played).items():
         bars = [
             Bar(
-                (shard.started_s - start_s) / 60,
-                (shard.finished_s - start_s) / 60,
-                shades[shard.region],
-                _bar_text(shard),
+                (one.started_s - start_s) / 60,
+                (one.finished_s - start_s) / 60,
+                shades[one.region],
+                f"order {one.order}: {one.episodes} episodes, {one.tokens} tokens in "
+                f"{one.finished_s - one.started_s:.1f} s"
+                + "".join(f", {count} failed ({kind})" for kind, count in one.failed.items())
+                + "".join(f", {policy} ≤ v{version}" for policy, version in one.newest.items()),
             )
             for shard in shards[:: max(1, len(shards) // LANE_BARS_MAX)]
         ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.records.rollouts import NOT_SAMPLED, Episode, Shard
+from storage.records.rollouts import NOT_SAMPLED, Episode, Shard, failures_by_kind
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.training_curves import READERS, sample
@@ -31,7 +31,8 @@ class PlayedShard:
     tokens: int
     """Sampled tokens."""
     episodes: int
-    failed: int
+    failed: Mapping[str, int]
+    """Kind of failure → episodes."""
     newest: Mapping[str, int]
     """policy → newest version that sampled a token."""
 
@@ -107,7 +108,7 @@ def _played(run: ObjectStore, number: int) -> PlayedShard | None:
             int((s.owners != NOT_SAMPLED).sum()) for episode in episodes for s in episode.sequences
         ),
         episodes=len(episodes),
-        failed=sum(episode.error is not None for episode in episodes),
+        failed=failures_by_kind(episodes),
         newest={policy: max(versions) for policy, versions in shard.weights.items() if versions},
     )
 

@@ -14,6 +14,7 @@ import pytest
 from rollout.config import EngineConfig
 from rollout.engines.engine import (
     NO_VERSION,
+    ContextFullError,
     Engine,
     EngineFailedError,
     Generation,
@@ -308,20 +309,29 @@ async def test_generating_without_weights_is_refused(engine_of: MakeEngine) -> N
 
 
 @pytest.mark.parametrize(
-    ("prompt", "sampling", "message"),
+    ("prompt", "sampling", "error", "message"),
     [
-        ([], SamplingParams(), "the prompt is empty"),
-        ([1, VOCAB], SamplingParams(), "outside the vocabulary of 16"),
-        ([-1], SamplingParams(), "outside the vocabulary of 16"),
-        ([1], SamplingParams(stop_ids=(99,)), "stop_ids"),
-        ([1] * 64, SamplingParams(), r"prompt of 64 tokens .*max_tokens \(now 64\)"),
+        ([], SamplingParams(), ConfigError, "the prompt is empty"),
+        ([1, VOCAB], SamplingParams(), ConfigError, "outside the vocabulary of 16"),
+        ([-1], SamplingParams(), ConfigError, "outside the vocabulary of 16"),
+        ([1], SamplingParams(stop_ids=(99,)), ConfigError, "stop_ids"),
+        (
+            [1] * 64,
+            SamplingParams(),
+            ContextFullError,
+            r"prompt of 64 tokens .*max_tokens \(now 64\)",
+        ),
     ],
 )
 async def test_a_request_that_cannot_be_served_is_refused(
-    engine_of: MakeEngine, prompt: list[int], sampling: SamplingParams, message: str
+    engine_of: MakeEngine,
+    prompt: list[int],
+    sampling: SamplingParams,
+    error: type[Exception],
+    message: str,
 ) -> None:
     engine = await engine_of(counting(1))
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(error, match=message):
         await engine.generate(prompt, sampling)
 
 

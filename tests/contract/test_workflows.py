@@ -1,23 +1,19 @@
 """What every workflow promises, and the rewards of the built-in ones, worked out by hand."""
 
-import ast
-import re
 from collections.abc import Mapping
-from types import ModuleType
 
 import pytest
 
-from rollout.agents.workflow import Workflow
 from rollout.config import WorkflowConfig
-from rollout.rewards.math_reward import Judgement, MathReward
-from rollout.service.episode_runner import play_episode
+from rollout.rewards.math_reward import MathReward
+from rollout.rewards.reward import Judgement
+from rollout.service.episode_runner import run_episode
 from rollout.workflows import WORKFLOWS, make_workflow, policies_by_role
 from rollout.workflows.actor_and_verify import ActorAndVerify, read_verdict
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
 from storage.records.rollouts import NOT_SAMPLED, Episode, Prompt
-from tests.checkout import ROOT
-from tests.fakes import ScriptedEngine, cast_of, lines, scripted_player, solve
+from tests.fakes import ScriptedEngine, lines, pool_of, scripted_player, solve
 
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
 RIGHT, WRONG, MUTE = "7+8=15\n15-3=12\n\\boxed{12}", "\\boxed{13}", "no idea"
@@ -30,9 +26,7 @@ async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Epis
         "solver": scripted_player("solver", lines(*solver), version=3),
         "verifier": scripted_player("verifier", lines(*verifier), version=5),
     }
-    episode = await play_episode(
-        cast_of(ActorAndVerify(MathReward(5.0)), **players), PROMPT, seed=0
-    )
+    episode = await run_episode(pool_of(ActorAndVerify(MathReward(5.0)), **players), PROMPT, seed=0)
     chat = players["solver"].chat
     asked: list[str] = []
     for player in players.values():
@@ -47,7 +41,7 @@ async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token
 ) -> None:
     workflow = make_workflow(WorkflowConfig(name=name), MathReward(5.0))
     players = {role: scripted_player(role, solve, version=4) for role in workflow.roles}
-    episode = await play_episode(cast_of(workflow, **players), PROMPT, seed=0)
+    episode = await run_episode(pool_of(workflow, **players), PROMPT, seed=0)
     assert episode.error is None
     assert [sequence.starts_episode for sequence in episode.sequences] == [True] + [False] * (
         len(episode.sequences) - 1
@@ -68,8 +62,8 @@ async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token
 
 async def test_single_turn_is_worth_its_answer() -> None:
     for answer, worth in ((RIGHT, 1.0), (WRONG, 0.0), (MUTE, 0.0)):
-        cast = cast_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", lines(answer)))
-        episode = await play_episode(cast, PROMPT, seed=0)
+        pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", lines(answer)))
+        episode = await run_episode(pool, PROMPT, seed=0)
         assert [sequence.reward for sequence in episode.sequences] == [worth]
         assert episode.reward == worth
         assert episode.metrics == {"first_attempt": worth, "final": worth}
@@ -146,7 +140,7 @@ async def test_one_policy_may_play_both_roles() -> None:
         "verifier": "solver",
     }
     both = scripted_player("solver", lines(WRONG, REJECT, RIGHT))
-    episode = await play_episode(cast_of(workflow, solver=both, verifier=both), PROMPT, seed=0)
+    episode = await run_episode(pool_of(workflow, solver=both, verifier=both), PROMPT, seed=0)
     assert [sequence.policies for sequence in episode.sequences] == [("solver",)] * 3
 
 
@@ -161,7 +155,7 @@ async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None
         "solver": scripted_player("solver", lines(WRONG, WRONG)),
         "verifier": scripted_player("verifier", lines(REJECT)),
     }
-    episode = await play_episode(cast_of(ActorAndVerify(Counting()), **players), PROMPT, seed=0)
+    episode = await run_episode(pool_of(ActorAndVerify(Counting()), **players), PROMPT, seed=0)
     assert episode.metrics["tests_run"] == 6.0
 
 
@@ -179,7 +173,7 @@ async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None
         ),
         (
             WorkflowConfig(name="single_turn", args={"attempt_message": "{problem}"}),
-            r"args\.attempt_message has a place \{problem\}; it may have \{question\}",
+            r"args\.attempt_message has a placeholder \{problem\}; it may have \{question\}",
         ),
         (
             WorkflowConfig(name="single_turn", args={"attempt_message": "{question} in \\boxed{"}),
@@ -205,9 +199,13 @@ def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(
         (
             {},
             {"solver": None},
-            r"the role verifier played by policy verifier, which the recipe lacks",
+            r"needs policy verifier for the role verifier, which the recipe lacks",
         ),
-        ({"verifier": "judge"}, {"solver": None}, r"the role verifier played by policy judge"),
+        (
+            {"verifier": "judge"},
+            {"solver": None},
+            r"needs policy judge for the role verifier, which the recipe lacks",
+        ),
     ],
 )
 def test_a_role_nobody_can_play_is_named(
@@ -216,29 +214,3 @@ def test_a_role_nobody_can_play_is_named(
     config = WorkflowConfig(name="actor_and_verify", roles=roles)
     with pytest.raises(ConfigError, match=message):
         policies_by_role(make_workflow(config, MathReward(5.0)), config, policies)
-
-
-async def test_the_documentations_example_plays_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "workflows.md").read_text()
-    code = "\n\n".join(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL))
-    ast.parse(code)
-    module = ModuleType("guessing")
-    exec(compile(code, "docs/workflows.md", "exec"), module.__dict__)
-    monkeypatch.setitem(__import__("sys").modules, "guessing", module)
-    config = WorkflowConfig(
-        name="guessing:HigherOrLower", reward="guessing:Exact", args={"turns_max": 4}
-    )
-    workflow: Workflow = make_workflow(config, module.__dict__["Exact"](timeout_s=1.0))
-    player = scripted_player("guesser", lines("50", "75", "I say 60", "61"))
-    episode = await play_episode(
-        cast_of(workflow, guesser=player), Prompt("g/0", {"question": "Guess.", "answer": "60"}), 0
-    )
-    assert episode.error is None
-    assert [(sequence.name, sequence.reward) for sequence in episode.sequences] == [("game", 1.0)]
-    assert episode.metrics["turns"] == 3.0
-    assert isinstance(player.engine, ScriptedEngine)
-    said = player.chat._tokenizer.decode(episode.sequences[0].tokens.tolist())
-    assert said == (
-        "<|user|>Guess.<|end|><|assistant|>50<|end|><|user|>higher<|end|><|assistant|>75<|end|>"
-        "<|user|>lower<|end|><|assistant|>I say 60<|end|>"
-    )

@@ -1,5 +1,4 @@
-"""What a Hugging Face `config.json` says about a decoder: its sizes, and whether `decoder.py`
-computes it exactly.
+"""The architecture of a decoder, read from its Hugging Face `config.json`.
 
 Three families share one computation and differ in a few switches:
 
@@ -8,7 +7,7 @@ Three families share one computation and differ in a few switches:
     qwen2        no         yes               no
     llama        no         attention_bias    attention_bias
 
-Whatever else a config asks for is an error here, by name, never a silently different model.
+Any feature that `decoder.py` does not compute exactly is an error that names the key.
 """
 
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
+    """Sizes and switches of a decoder."""
+
     hidden: int
     layers: int
     heads: int
@@ -33,26 +34,25 @@ class Architecture:
     max_positions: int
     norm_eps: float
     rope: Json
-    """Hugging Face's `rope_parameters`: `rope_type`, `rope_theta`, and what the type needs."""
+    """Hugging Face's `rope_parameters`: `rope_type`, `rope_theta`, and the keys of the type."""
     tied: bool
-    """The output projection is the embedding."""
+    """Whether the output projection is the embedding."""
     qk_norm: bool
     qkv_bias: bool
     output_bias: bool
 
 
 def read_architecture(config: Json) -> Architecture:
-    """The decoder that `config` (the content of a `config.json`) describes.
+    """Read the architecture from the content of a `config.json`.
 
-    Raises ConfigError naming the key when the decoder would not compute the same numbers as the
-    model's own code.
+    Raises:
+        ConfigError: the decoder would not compute the same numbers as the model's reference code.
     """
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ConfigError(
             f"the torch engine does not implement model_type {family!r}; it runs "
-            f"{', '.join(FAMILIES)}. "
-            "Choose such a model, or another rollout.engine"
+            f"{', '.join(FAMILIES)}. Choose such a model, or another rollout.engine"
         )
     full = _with_defaults(config)
     _refuse(full, "hidden_act", full["hidden_act"] != "silu")
@@ -83,9 +83,7 @@ def read_architecture(config: Json) -> Architecture:
 
 
 def _with_defaults(config: Json) -> dict[str, Any]:
-    """`config.json` leaves out what equals a family's defaults and spells RoPE in several ways;
-    transformers knows them all.
-    """
+    """Complete a `config.json` by transformers: defaults of its family, one form of RoPE's keys."""
     from transformers import AutoConfig
 
     try:
@@ -98,6 +96,5 @@ def _refuse(config: Json, key: str, condition: bool) -> None:
     if condition:
         raise ConfigError(
             f"the torch engine does not implement {key}={config[key]!r} of the model's "
-            "config.json; "
-            "choose another model or another rollout.engine"
+            "config.json; choose another model or another rollout.engine"
         )

@@ -2,9 +2,8 @@
 
     admit ─▶ prefill new prompts, copy them into slots ─▶ compact ─▶ decode ─▶ draw ─▶ finished
 
-Single-threaded and synchronous; `torch_engine.py` gives it a thread, callers and new weights. One
-step costs one pass of the decoder over the sequences that run, reading the cache no further than
-the longest of them.
+Single-threaded and synchronous; `engine.py` runs it in a thread. A step costs one decoder pass over
+the running sequences, which reads the cache up to the longest of them.
 """
 
 import math
@@ -28,8 +27,8 @@ from storage.records.rollouts import FinishReason
 Tokens: TypeAlias = tuple[int, ...]
 
 PREFILL_TOKENS_MAX = 2048
-"""Padded tokens of one prefill pass (a single longer prompt still goes alone). Waiting prompts fill
-up a pass that is needed anyway, so that it is rarely for one prompt only.
+"""Most padded tokens of one prefill pass; a longer prompt has its own pass. Waiting prompts fill a
+pass that is needed anyway.
 """
 
 PREFILL_AHEAD_MAX = 64
@@ -38,23 +37,24 @@ PREFILL_AHEAD_MAX = 64
 
 @dataclass(eq=False, kw_only=True)
 class Request:
-    """One generation under way."""
+    """One generation in progress."""
 
     prompt: Tokens
     sampling: SamplingParams
     limit: int
-    """Tokens to generate at most."""
+    """Most tokens to generate."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    marks: list[tuple[int, int]] = field(default_factory=list)
-    """(version, index of the first token it sampled), in order."""
+    version_starts: list[tuple[int, int]] = field(default_factory=list)
+    """(version, index of the first token that it samples), in order."""
     finish_reason: FinishReason = "abort"
 
     def generation(self) -> Generation:
-        ends = [start for _, start in self.marks[1:]] + [len(self.tokens)]
+        """Return the tokens generated so far."""
+        ends = [start for _, start in self.version_starts[1:]] + [len(self.tokens)]
         spans = (
             VersionSpan(version, start, end)
-            for (version, start), end in zip(self.marks, ends, strict=False)
+            for (version, start), end in zip(self.version_starts, ends, strict=False)
         )
         return Generation(
             tokens=np.array(self.tokens, dtype=np.int32),
@@ -65,6 +65,8 @@ class Request:
 
 
 class ContinuousBatch:
+    """The running requests by slot, and the queue of waiting ones."""
+
     def __init__(
         self, decoder: Decoder, cache: KVCache, slots: Slots, capacity: int, device: torch.device
     ) -> None:
@@ -72,60 +74,54 @@ class ContinuousBatch:
         self._capacity, self._device = capacity, device
         self._prefixes = PrefixCache()
         self._running: list[Request | None] = []
-        """By slot; None is a hole that the next admission or compaction fills."""
+        """Request of each slot; None: free until the next admission or compaction."""
         self._waiting: deque[Request] = deque()
         self._plan = StepPlan([])
         self._changed = False
-        """Since the last step, requests joined or left: the plan and the longest context must be
-        found again.
+        """Whether requests joined or left since the last step, so that plan and longest context are
+        outdated.
         """
         self._longest = 0
-        """Tokens of the longest running context; the newest of them is not in the cache yet."""
+        """Length of the longest running context; its newest token is not in the cache yet."""
         self._weights: DecoderWeights | None = None
         self.version = NO_VERSION
 
     @property
     def busy(self) -> bool:
+        """Whether a step has work."""
         return bool(self._waiting) or any(self._running)
 
     def add(self, request: Request) -> None:
+        """Enqueue a request."""
         self._waiting.append(request)
 
     def swap(self, version: int, weights: DecoderWeights) -> None:
-        """The next token is sampled with `weights`; running requests keep the context computed so
-        far.
-        """
+        """Sample from the next token on with `weights`; running requests keep their cache."""
         if version == self.version:
             return
         self._weights, self.version = weights, version
         self._prefixes.clear()
         for request in self._running:
             if request:
-                request.marks.append((version, len(request.tokens)))
+                request.version_starts.append((version, len(request.tokens)))
 
     def drop(self, request: Request) -> None:
-        """Forget a request that nobody waits for any more; one that has finished already is
-        ignored.
-        """
+        """Remove a cancelled request; one that has finished already is ignored."""
         if request in self._running:
             self._leave(self._running.index(request))
         elif request in self._waiting:
             self._waiting.remove(request)
 
     def step(self) -> list[Request]:
-        """Let waiting requests in and generate one token of each running one; the requests that
-        finished.
-        """
+        """Admit waiting requests, generate one token of each running one; return the finished."""
         self._admit()
         self._compact()
         return self._decode() if self._running else []
 
     def _admit(self) -> None:
-        """Put waiting requests into free slots, what stands before their last prompt token into the
-        cache.
+        """Assign free slots to waiting requests; fill the cache up to their last prompt token.
 
-        The next decode step treats that last token like any other, so a new request costs no pass
-        of its own.
+        The next decode step processes this last token, so that a new request needs no extra pass.
         """
         holes = [slot for slot, request in enumerate(self._running) if request is None]
         free = [*holes, *range(len(self._running), self._capacity)][: len(self._waiting)]
@@ -137,7 +133,7 @@ class ContinuousBatch:
         for slot, request in zip(free, requests, strict=True):
             if prefix := prefixes.get(request.prompt[:-1]):
                 self._cache.fill(slot, prefix.keys, prefix.values)
-            request.marks.append((self.version, 0))
+            request.version_starts.append((self.version, 0))
             self._running[slot] = request
         self._slots.enter(
             free,
@@ -147,11 +143,12 @@ class ContinuousBatch:
         self._changed = True
 
     def _prefixes_of(self, texts: Sequence[Tokens]) -> dict[Tokens, Prefix]:
-        """What each text leaves in the cache, computed where it is not held, many in one pass. The
-        empty text has none.
+        """Return the prefix of each text, from the prefix cache or by shared prefill passes.
+
+        The empty text has none.
         """
-        found = {text: prefix for text in texts if (prefix := self._prefixes.get(text))}
-        missing = {text: None for text in texts if text and text not in found}
+        prefixes = {text: prefix for text in texts if (prefix := self._prefixes.get(text))}
+        missing = {text: None for text in texts if text and text not in prefixes}
         ahead = islice(self._waiting, PREFILL_AHEAD_MAX if missing else 0)
         candidates = {request.prompt[:-1]: None for request in ahead}
         todo = deque(
@@ -164,12 +161,12 @@ class ContinuousBatch:
                 ),
             ]
         )
-        while missing.keys() - found.keys():
+        while missing.keys() - prefixes.keys():
             for text, prefix in self._compute(_next_pass(todo)).items():
                 self._prefixes.put(text, prefix)
                 if text in missing:
-                    found[text] = prefix
-        return found
+                    prefixes[text] = prefix
+        return prefixes
 
     def _compute(self, texts: Sequence[Tokens]) -> dict[Tokens, Prefix]:
         assert self._weights is not None
@@ -178,7 +175,7 @@ class ContinuousBatch:
             [text + (0,) * (longest - len(text)) for text in texts], device=self._device
         )
         keys, values = self._decoder.prefill(self._weights, padded)
-        # Clones, so that one text that is kept does not keep the whole pass in memory.
+        # Clones, so that a cached prefix does not keep the whole pass in memory.
         return {
             text: Prefix(
                 keys[:, row, :, : len(text)].clone(), values[:, row, :, : len(text)].clone()
@@ -187,9 +184,7 @@ class ContinuousBatch:
         }
 
     def _compact(self) -> None:
-        """Move the last sequences into the holes, so that those in use stand at the front without
-        gaps.
-        """
+        """Move the last sequences into free slots, so that the slots in use are 0 … N−1."""
         running, sources, targets = self._running, list[int](), list[int]()
         for hole in [slot for slot, request in enumerate(running) if request is None]:
             while running and running[-1] is None:
@@ -204,7 +199,7 @@ class ContinuousBatch:
             self._slots.move(sources, targets)
 
     def _decode(self) -> list[Request]:
-        """One more token of every running request; those that finished with it."""
+        """Generate one token of every running request; return the finished ones."""
         assert self._weights is not None
         if self._changed:
             requests = [request for request in self._running if request]
@@ -218,7 +213,7 @@ class ContinuousBatch:
         return self._record(*self._slots.sample(logits, self._plan))
 
     def _record(self, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Request]:
-        """Append one token to the request in each slot; those that ended leave their slots."""
+        """Append one token to the request of each slot; return the finished, their slots freed."""
         if math.isnan(sum(logprobs)):
             raise FloatingPointError(
                 f"weights version {self.version} gives logits that are not numbers"
@@ -246,11 +241,9 @@ class ContinuousBatch:
 
 
 def _next_pass(todo: deque[Tokens]) -> list[Tokens]:
-    """Take texts from the front of `todo` until one more would exceed PREFILL_TOKENS_MAX padded
-    tokens.
-    """
-    taken = [todo.popleft()]
-    longest = len(taken[0])
-    while todo and (longest := max(longest, len(todo[0]))) * (len(taken) + 1) <= PREFILL_TOKENS_MAX:
-        taken.append(todo.popleft())
-    return taken
+    """Remove texts from the front of `todo`: one, or up to PREFILL_TOKENS_MAX padded tokens."""
+    texts = [todo.popleft()]
+    longest = len(texts[0])
+    while todo and (longest := max(longest, len(todo[0]))) * (len(texts) + 1) <= PREFILL_TOKENS_MAX:
+        texts.append(todo.popleft())
+    return texts

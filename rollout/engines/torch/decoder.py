@@ -1,11 +1,9 @@
-"""The forward passes of a Qwen3-, Qwen2- or Llama-style decoder: whole prompts, and one more token
-of every sequence.
+"""Forward passes of a Qwen3-, Qwen2- or Llama-style decoder: prefill and one decode step.
 
     prefill  tokens [P, S] ──▶ keys and values of the prompts
     decode   tokens [N]    ──▶ logits, the cache extended in place
 
-Written for few operations per step: a tiny model on a CPU spends its time between kernels, not in
-them. Knows nothing of requests, sampling or versions.
+Written for few operations per step: a tiny model on a CPU spends its time between kernels.
 
 Shapes: P prompts, S their padded length, N sequences decoded together, H heads, K kv_heads, D
 head_dim, V vocabulary.
@@ -28,7 +26,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Decoder:
-    """Computes; holds no weights, so that they can be swapped between two calls."""
+    """The forward passes. Weights are arguments, so that they can change between two calls."""
 
     def __init__(
         self, architecture: Architecture, max_tokens: int, device: torch.device, dtype: torch.dtype
@@ -40,10 +38,9 @@ class Decoder:
         )
 
     def prefill(self, weights: DecoderWeights, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Prompts `tokens` [P, S], padded to the right → keys, values [layers, P, K, S, D], garbage
-        at the padding.
+        """Compute keys and values, both [layers, P, K, S, D], of right-padded `tokens` [P, S].
 
-        The causal mask keeps every real token from seeing the padding behind it.
+        Values at the padding are undefined; the causal mask hides them from the real tokens.
         """
         a = self.architecture
         prompts, length = tokens.shape
@@ -76,10 +73,9 @@ class Decoder:
         positions: Tensor,
         longest: int,
     ) -> Tensor:
-        """Slot i's newest token `tokens[i]`, at `positions[i]` [N], joins its context → logits
-        after it [N, V].
+        """Append token i of `tokens` [N] to slot i at `positions[i]`; return the logits [N, V].
 
-        `longest` is the largest position plus 1: attention reads no further into the cache.
+        `longest` is the largest position plus 1: attention reads only this part of the cache.
         """
         mask = cache.mask(positions, longest)
 
@@ -92,7 +88,7 @@ class Decoder:
     def _layers(
         self, weights: DecoderWeights, tokens: Tensor, positions: Tensor, attend: Attend
     ) -> Tensor:
-        """Tokens [M] at positions [M] → the residual stream after the last layer [M, hidden]."""
+        """Return the residual stream [M, hidden] after the last layer, of tokens [M]."""
         cosines, sines = (
             self._cosines.index_select(0, positions),
             self._sines.index_select(0, positions),
@@ -128,8 +124,9 @@ class Decoder:
         return torch.mm(self._norm(x, weights.norm), weights.head)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm over the last dimension, in float32: x · weight / √(mean x² + ε). Half the time
-        of `F.rms_norm` on a CPU.
+        """Apply RMSNorm over the last dimension, in float32: x · weight / √(mean x² + ε).
+
+        Takes half the time of `F.rms_norm` on a CPU.
         """
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         scale = torch.addcmul(self._eps, length, length, value=1 / x.shape[-1]).rsqrt_()

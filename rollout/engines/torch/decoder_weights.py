@@ -1,12 +1,10 @@
-"""One version of a decoder's weights: read by Hugging Face parameter name, checked, and fused for
-few large products.
+"""A decoder's weights: checked by Hugging Face parameter name, and fused for few large products.
 
     q_proj ┐                     gate_proj ┐
     k_proj ├─▶ qkv [I, O]        up_proj   ┴─▶ gate_up [I, O]
     v_proj ┘
 
-Matrices are stored [in, out], the layout that multiplies fastest. Knows nothing of the forward pass
-or of versions.
+Matrices are stored [in, out], the layout that multiplies fastest.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,14 +24,15 @@ NAMES_SHOWN_MAX = 3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerWeights:
+    """Weights of one layer."""
+
     input_norm: Tensor
     """[hidden]"""
     qkv: Tensor
     """[hidden, (heads + 2·kv_heads)·head_dim]: queries, keys, values."""
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    """[heads + kv_heads, head_dim]: the query norm for every query head, then the key norm for
-    every key head.
+    """[heads + kv_heads, head_dim]: the query norm per query head, then the key norm per key head.
     """
     output: Tensor
     """[heads·head_dim, hidden]"""
@@ -48,6 +47,8 @@ class LayerWeights:
 
 @dataclass(frozen=True, eq=False)
 class DecoderWeights:
+    """Weights of all layers, the embedding and the output projection."""
+
     embedding: Tensor
     """[vocab, hidden]"""
     layers: tuple[LayerWeights, ...]
@@ -63,18 +64,20 @@ def fuse(
     device: torch.device,
     dtype: torch.dtype,
 ) -> DecoderWeights:
-    """Weights ready for `Decoder`. ConfigError names tensors that are missing, of another shape, or
-    unknown to the model.
+    """Convert and fuse tensors for `Decoder`.
+
+    Raises:
+        ConfigError: a tensor is missing, unknown to the model, or of another shape or dtype.
     """
     shapes = parameter_shapes(architecture)
     ignored = {"lm_head.weight"} if architecture.tied else set()
-    _complain("does not have", "lack", shapes.keys() - tensors.keys())
-    _complain("has no place for", "hold", tensors.keys() - shapes.keys() - ignored)
+    _refuse_names("requires", "lack", shapes.keys() - tensors.keys())
+    _refuse_names("does not have", "hold", tensors.keys() - shapes.keys() - ignored)
     for name, shape in shapes.items():
         if tensors[name].shape != shape:
             raise ConfigError(
-                f"weights: {name} has shape {tensors[name].shape}; the model's config.json asks "
-                f"for {shape}"
+                f"weights: {name} has shape {tensors[name].shape}; the model's config.json "
+                f"requires {shape}"
             )
     loaded = {name: to_torch(tensors[name], device, dtype) for name in shapes}
     embedding = loaded["model.embed_tokens.weight"]
@@ -90,7 +93,7 @@ def fuse(
 
 
 def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the model by its Hugging Face name."""
+    """Return the shape of every parameter of the model by its Hugging Face name."""
     a = architecture
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -124,7 +127,7 @@ def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def to_torch(tensor: HostTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The bit pattern as a tensor of the compute dtype; never shares memory with `tensor`."""
+    """Convert a bit pattern to a tensor of the compute dtype that shares no memory with it."""
     views = {
         "BF16": (np.int16, torch.bfloat16),
         "F16": (np.int16, torch.float16),
@@ -163,11 +166,12 @@ def _fuse_layer(architecture: Architecture, loaded: Mapping[str, Tensor], at: st
     )
 
 
-def _complain(relation: str, verb: str, names: Iterable[str]) -> None:
-    found = sorted(names)
-    if found:
-        more = f" and {len(found) - NAMES_SHOWN_MAX} more" if len(found) > NAMES_SHOWN_MAX else ""
-        shown = ", ".join(found[:NAMES_SHOWN_MAX]) + more
+def _refuse_names(relation: str, verb: str, names: Iterable[str]) -> None:
+    """Raise ConfigError if there are any `names`, and list the first of them."""
+    wrong = sorted(names)
+    if wrong:
+        more = f" and {len(wrong) - NAMES_SHOWN_MAX} more" if len(wrong) > NAMES_SHOWN_MAX else ""
+        shown = ", ".join(wrong[:NAMES_SHOWN_MAX]) + more
         raise ConfigError(
             f"weights {verb} {shown}, which the model's config.json {relation}; are they of this "
             "model?"

@@ -1,6 +1,4 @@
-"""Handing results from an engine's thread to the event loops that wait for them. Knows nothing of
-what the results are.
-"""
+"""Delivery of results from an engine's thread to the event loops that await them."""
 
 import asyncio
 from collections import defaultdict
@@ -9,9 +7,7 @@ from typing import Any
 
 
 def settle(results: Sequence[tuple["asyncio.Future[Any]", object]]) -> None:
-    """Resolve each future with its result, or with its exception, in its own event loop: one
-    wake-up for each loop.
-    """
+    """Resolve each future with its result or exception, with one wake-up of each event loop."""
     by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]] = (
         defaultdict(list)
     )
@@ -20,7 +16,7 @@ def settle(results: Sequence[tuple["asyncio.Future[Any]", object]]) -> None:
     for loop, group in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, group)
-        except RuntimeError:  # that event loop has ended, and nobody waits in it any more
+        except RuntimeError:  # the event loop has ended: nothing awaits the results
             continue
 
 

@@ -1,11 +1,11 @@
-"""The embedded engine: continuous batching in a thread of its own, on a CPU or a GPU.
+"""The embedded engine: continuous batching in one thread, on a CPU or a GPU.
 
-    callers' event loops ──generate──▶ inbox ──▶ ┌ thread ────────────────────┐ ──call_soon_threadsafe──▶ answers
-    any thread ──load: convert──▶ pending swap ─▶ │ swap · drop · admit · step │
-                                                  └────────────────────────────┘
+    event loops ──generate──▶ inbox ──▶ ┌ thread ────────────────────┐ ──call_soon_threadsafe──▶
+    any thread ──load: convert──▶ swap ▶ │ swap · drop · admit · step │            answers
+                                         └────────────────────────────┘
 
-Between two steps the thread takes in what arrived; with nothing to do it sleeps. This module knows
-threads and event loops; batching stands in `batch.py`, the model in `decoder.py`.
+Between two steps the thread processes the inbox; without work it sleeps. `batch.py` does the
+batching, `decoder.py` the model.
 """
 
 import asyncio
@@ -17,7 +17,13 @@ import numpy as np
 import torch
 
 from rollout.config import EngineConfig
-from rollout.engines.engine import NO_VERSION, EngineFailedError, Generation, SamplingParams
+from rollout.engines.engine import (
+    NO_VERSION,
+    ContextFullError,
+    EngineFailedError,
+    Generation,
+    SamplingParams,
+)
 from rollout.engines.torch.architecture import read_architecture
 from rollout.engines.torch.batch import ContinuousBatch, Request
 from rollout.engines.torch.decoder import Decoder
@@ -47,7 +53,7 @@ class _Swap:
 
 @dataclass
 class _Inbox:
-    """What arrived since the last step; guarded by the engine's condition."""
+    """Calls that arrived since the last step; guarded by the engine's condition."""
 
     requests: list[Request] = field(default_factory=list)
     cancelled: list[Request] = field(default_factory=list)
@@ -58,11 +64,14 @@ class _Inbox:
 
 
 class TorchRolloutEngine:
-    """`rollout.engines.engine.Engine` on this process's torch."""
+    """`rollout.engines.engine.Engine` by torch, within this process."""
 
     def __init__(self, config: EngineConfig, model_config: Json) -> None:
-        """ConfigError when the model, device or dtype cannot be run, or the key-value cache does
-        not fit into memory.
+        """Allocate the key-value cache and start the thread.
+
+        Raises:
+            ConfigError: the model, device or dtype cannot run, or the cache does not fit into
+                memory.
         """
         self._config = config
         self._architecture = read_architecture(model_config)
@@ -118,7 +127,7 @@ class TorchRolloutEngine:
             newest = max(self._digests, default=NO_VERSION)
             if version < newest or digest != self._digests.get(version, digest):
                 raise ValueError(
-                    f"the engine holds version {newest} and was handed other weights as version "
+                    f"the engine holds version {newest} and was given other weights as version "
                     f"{version}"
                 )
             self._digests[version] = digest
@@ -132,7 +141,7 @@ class TorchRolloutEngine:
             self._arrived.notify()
         await asyncio.to_thread(self._thread.join)
 
-    # The rest runs at the door, in the caller's thread …
+    # The next methods run in the caller's thread …
 
     def _request(self, tokens: Sequence[int], sampling: SamplingParams) -> Request:
         prompt = tuple(np.asarray(tokens, dtype=np.int64).tolist())
@@ -149,10 +158,9 @@ class TorchRolloutEngine:
                 f"stop_ids {sampling.stop_ids} holds an id outside the vocabulary of {vocab}"
             )
         if len(prompt) >= max_tokens:
-            raise ConfigError(
-                f"a prompt of {len(prompt)} tokens leaves no room for an answer; raise "
-                "rollout.engine.max_tokens "
-                f"(now {max_tokens}) or use shorter prompts"
+            raise ContextFullError(
+                f"a prompt of {len(prompt)} tokens leaves no space for an answer; raise "
+                f"rollout.engine.max_tokens (now {max_tokens}) or use shorter prompts"
             )
         if not self._digests:
             raise ConfigError(
@@ -195,40 +203,37 @@ class TorchRolloutEngine:
     # … and from here on in the engine's own thread.
 
     def _run(self) -> None:
-        # For this thread: OpenMP keeps the number per thread, so a call elsewhere would not reach
-        # it.
+        # OpenMP has one number per thread, so it is set within this one.
         torch.set_num_threads(self._config.threads)
         try:
             with torch.inference_mode():
-                while self._take_in():
-                    self._answer(self._batch.step())
-        except (
-            Exception
-        ) as error:  # the outermost loop of the thread: whatever it is, the callers must hear of it
+                while self._process_inbox():
+                    self._deliver(self._batch.step())
+        except Exception as error:  # the outermost loop of the thread: the callers get any error
             failure = EngineFailedError(f"the torch engine broke: {type(error).__name__}: {error}")
             failure.__cause__ = error
             self._end(failure)
         else:
             self._end(None)
 
-    def _take_in(self) -> bool:
-        """Sleep until there is work, then apply what arrived; False when the engine is to close."""
+    def _process_inbox(self) -> bool:
+        """Sleep until there is work, then apply the inbox; False when the engine must close."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._inbox or self._closing or self._batch.busy)
             if self._closing:
                 return False
-            arrived, self._inbox = self._inbox, _Inbox()
-        for swap in arrived.swaps:
+            inbox, self._inbox = self._inbox, _Inbox()
+        for swap in inbox.swaps:
             self._batch.swap(swap.version, swap.weights)
             self._version = swap.version
-        for request in arrived.requests:
+        for request in inbox.requests:
             self._batch.add(request)
-        for request in arrived.cancelled:
+        for request in inbox.cancelled:
             self._batch.drop(request)
-        settle([(swap.done, None) for swap in arrived.swaps])
+        settle([(swap.done, None) for swap in inbox.swaps])
         return True
 
-    def _answer(self, finished: Sequence[Request]) -> None:
+    def _deliver(self, finished: Sequence[Request]) -> None:
         if not finished:
             return
         with self._arrived:
@@ -236,7 +241,7 @@ class TorchRolloutEngine:
         settle([(answer, request.generation()) for answer, request in answers if answer])
 
     def _end(self, failure: EngineFailedError | None) -> None:
-        """Answer everything that is outstanding: with `failure`, or as aborted."""
+        """Resolve all outstanding calls: with `failure`, or as aborted."""
         with self._arrived:
             self._failure, self._closing = failure, True
             answers, self._answers = self._answers, {}

@@ -3,10 +3,9 @@
     keys     [layers, slots, kv_heads, head_dim, max_tokens]
     values   [layers, slots, kv_heads, max_tokens, head_dim]
 
-Keys lie transposed: the products with queries then run along memory, which halves their time on a
-CPU. Slots in use form a dense prefix 0 … N−1, so that a decode step works on plain slices. What
-lies beyond a sequence's length is garbage that attention masks out. Knows nothing of requests or
-sampling.
+Keys are stored transposed: the products with queries then read memory sequentially, which halves
+their time on a CPU. Slots in use form a dense prefix 0 … N−1, so that a decode step works on plain
+slices. Values beyond a sequence's length are undefined; attention masks them out.
 
 Shapes: N sequences decoded together, K kv_heads, G query heads for each of them, S tokens of a
 prompt, D head_dim.
@@ -21,6 +20,8 @@ from rollout.engines.torch.architecture import Architecture
 
 
 class KVCache:
+    """Keys and values of all slots."""
+
     def __init__(
         self,
         architecture: Architecture,
@@ -47,27 +48,22 @@ class KVCache:
         self._scale = a.head_dim**-0.5
 
     def mask(self, positions: Tensor, longest: int) -> Tensor:
-        """What to add to attention scores [N·K, 1, longest] so that slot i sees up to
-        `positions[i]` [N]; for `attend`.
-        """
+        """Return the additive mask [N·K, 1, longest] by which slot i attends up to positions[i]."""
         heads = self.keys.shape[2]
         last = positions[:, None].expand(-1, heads).reshape(-1, 1, 1)
         return torch.where(self._tokens[:longest] > last, self._hidden, self._visible)
 
     def write(self, layer: int, positions: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store one token of each of N sequences, `keys` and `values` [N, K, D], at `positions`
-        [N].
-        """
+        """Store one token of each sequence, `keys` and `values` [N, K, D], at `positions` [N]."""
         slots = self._slots[: len(positions)]
         self.keys[layer].permute(0, 3, 1, 2).index_put_((slots, positions), keys)
         self.values[layer].permute(0, 2, 1, 3).index_put_((slots, positions), values)
 
     def attend(self, layer: int, queries: Tensor, mask: Tensor) -> Tensor:
-        """Attention of one token of each sequence, `queries` [N, K·G, D], to its context → [N,
-        K·G·D].
+        """Attend from one token of each sequence, `queries` [N, K·G, D], to its context.
 
-        The query heads that share a key head are the rows of one product, so nothing is repeated in
-        memory.
+        Returns [N, K·G·D].
+        The query heads that share a key head are the rows of one product, so no key is copied.
         """
         products, longest = mask.shape[0], mask.shape[2]
         width = queries.shape[-1]
@@ -84,8 +80,6 @@ class KVCache:
         self.values[:, slot, :, :length].copy_(values)
 
     def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` tokens of each source slot to the target slot at the same place
-        of the list.
-        """
+        """Copy the first `length` tokens of each source slot to the target slot at its index."""
         self.keys[:, targets, :, :, :length] = self.keys[:, sources, :, :, :length]
         self.values[:, targets, :, :length] = self.values[:, sources, :, :length]

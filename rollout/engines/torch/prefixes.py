@@ -1,8 +1,7 @@
-"""Prompts that were computed already: their keys and values, for as long as the weights stay the
-same.
+"""A cache of the keys and values of prompts, valid for one version of the weights.
 
-All samples of a group share one prompt, so it is computed once and copied. Bounded by tokens; the
-least recently used go first. Knows nothing of slots or requests.
+All samples of a group share one prompt: it is computed once and copied. The number of tokens is
+bounded; the least recently used prompt is evicted first.
 """
 
 from collections import OrderedDict
@@ -11,12 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 PREFIX_TOKENS_MAX = 8192
-"""Prompt tokens kept. One token of a 1.7B model takes about 0.1 MB, of a tiny one 0.5 kB."""
+"""Most prompt tokens in the cache. A token takes 0.1 MB in a 1.7B model, 0.5 kB in a tiny one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix:
-    """What S tokens leave behind in the cache."""
+    """Keys and values of S tokens."""
 
     keys: Tensor
     """[layers, kv_heads, S, head_dim]"""
@@ -25,32 +24,33 @@ class Prefix:
 
 
 class PrefixCache:
+    """Least-recently-used cache of prefixes by prompt."""
+
     def __init__(self, tokens_max: int = PREFIX_TOKENS_MAX) -> None:
         self._tokens_max = tokens_max
         self._tokens = 0
-        self._held: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
 
     def __contains__(self, prompt: tuple[int, ...]) -> bool:
-        return prompt in self._held
+        return prompt in self._prefixes
 
     def get(self, prompt: tuple[int, ...]) -> Prefix | None:
-        if (found := self._held.get(prompt)) is not None:
-            self._held.move_to_end(prompt)
-        return found
+        """Return the prefix of a prompt and mark it as used; None where it is not cached."""
+        if (prefix := self._prefixes.get(prompt)) is not None:
+            self._prefixes.move_to_end(prompt)
+        return prefix
 
     def put(self, prompt: tuple[int, ...], prefix: Prefix) -> None:
-        """Keep `prefix`, dropping the least recently used others until all fit; one above the bound
-        is not kept.
-        """
-        if len(prompt) > self._tokens_max or prompt in self._held:
+        """Cache a prefix, and evict others until all fit. One above the bound is not cached."""
+        if len(prompt) > self._tokens_max or prompt in self._prefixes:
             return
-        self._held[prompt] = prefix
+        self._prefixes[prompt] = prefix
         self._tokens += len(prompt)
         while self._tokens > self._tokens_max:
-            dropped, _ = self._held.popitem(last=False)
-            self._tokens -= len(dropped)
+            evicted, _ = self._prefixes.popitem(last=False)
+            self._tokens -= len(evicted)
 
     def clear(self) -> None:
-        """Forget everything: the weights changed."""
-        self._held.clear()
+        """Evict everything, since the weights changed."""
+        self._prefixes.clear()
         self._tokens = 0

@@ -1,7 +1,8 @@
-"""Rotary position embeddings (Su et al. 2021, https://arxiv.org/abs/2104.09864) in Hugging Face's
-half-split layout.
+"""Rotary position embeddings in Hugging Face's half-split layout.
 
-Shapes: T positions, N tokens, H heads, D head dimension. Knows nothing of layers or caches.
+Su et al. 2021, https://arxiv.org/abs/2104.09864.
+
+Shapes: T positions, N tokens, H heads, D head dimension.
 """
 
 import math
@@ -14,18 +15,20 @@ from storage.records.types import Json
 
 
 def inverse_frequencies(rope: Json, head_dim: int) -> Tensor:
-    """Angle per position of each of the D/2 rotated pairs, float32; ConfigError for a scaling that
-    is not implemented.
+    """Return the angle per position of each rotated pair, [D/2] float32.
 
-    `default`: θ^(−2i/D). `linear`: those divided by `factor`. `llama3`: long wavelengths divided by
-    `factor`, short ones kept, a linear blend between.
+    `default`: θ^(−2i/D). `linear`: the same divided by `factor`. `llama3`: long wavelengths divided
+    by `factor`, short ones unchanged, a linear blend between.
+
+    Raises:
+        ConfigError: the scaling is not implemented.
     """
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "linear", "llama3") or rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError(
             f"the torch engine does not implement the rope scaling {rope!r} of the model's "
-            "config.json; "
-            "it knows rope_type default, linear and llama3 with the whole head rotated"
+            "config.json; it implements rope_type default, linear and llama3 with the whole head "
+            "rotated"
         )
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies: Tensor = 1.0 / (rope["rope_theta"] ** exponents)
@@ -40,15 +43,15 @@ def _llama3(frequencies: Tensor, rope: Json) -> Tensor:
         rope["low_freq_factor"],
         rope["high_freq_factor"],
     )
-    turns = original * frequencies / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return torch.lerp(frequencies / rope["factor"], frequencies, kept)
+    rotations = original * frequencies / (2 * math.pi)
+    unscaled_share = ((rotations - low) / (high - low)).clamp(0, 1)
+    return torch.lerp(frequencies / rope["factor"], frequencies, unscaled_share)
 
 
 def rotation_tables(
     rope: Json, head_dim: int, positions: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines [T, 1, D] for `rotate`; computed in float32, stored in `dtype`."""
+    """Return cosines and signed sines [T, 1, D] for `rotate`; float32 rounded to `dtype`."""
     angles = torch.outer(torch.arange(positions).float(), inverse_frequencies(rope, head_dim))
     cosines = torch.cat((angles.cos(), angles.cos()), dim=-1)
     sines = torch.cat((-angles.sin(), angles.sin()), dim=-1)
@@ -56,7 +59,5 @@ def rotation_tables(
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate `x` [N, H, D] by each token's angles, `cosines` and `sines` [N, 1, D] being rows of
-    the tables.
-    """
+    """Rotate `x` [N, H, D] by each token's angles: rows [N, 1, D] of the tables."""
     return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)

@@ -1,10 +1,10 @@
-"""What the device knows of each running sequence, and how its next token is drawn from it.
+"""Sampling state of the running sequences on the device, one slot each.
 
     integers [4, slots]   newest token, its position, random counter, top-k
     reals    [2, slots]   1 / temperature, top-p
 
-Packed into two tensors, so that a sequence enters or moves with two copies. Which request has which
-slot stands in `batch.py`.
+Two packed tensors, so that a sequence enters or moves with two copies. `batch.py` assigns slots to
+requests.
 
 Shapes: N slots in use (always 0 … N−1), V vocabulary.
 """
@@ -22,11 +22,13 @@ _INVERSE_TEMPERATURE, _TOP_P = range(2)
 
 
 class Slots:
+    """The packed tensors of all slots."""
+
     def __init__(self, slots: int, device: torch.device) -> None:
         self._device = device
         self._integers = torch.zeros((4, slots), dtype=torch.int64, device=device)
         self._step = torch.tensor([[1], [COUNTER_STEP]], device=device)
-        """What position and counter grow by with every token."""
+        """Increments of position and counter per token."""
         self._reals = torch.ones((2, slots), dtype=torch.float32, device=device)
 
     def enter(
@@ -35,8 +37,9 @@ class Slots:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
     ) -> None:
-        """Give `slots` to new requests. The last token of a prompt counts as the newest; those
-        before are in the cache.
+        """Initialize `slots` for new requests.
+
+        The last token of a prompt becomes the newest token; the tokens before it are in the cache.
         """
         integers = (
             [prompt[-1] for prompt in prompts],
@@ -52,18 +55,18 @@ class Slots:
         self._reals[:, slots] = torch.tensor(reals, device=self._device)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy each source slot to the target slot at the same index."""
         self._integers[:, targets] = self._integers[:, sources]
         self._reals[:, targets] = self._reals[:, sources]
 
     def newest(self, count: int) -> tuple[Tensor, Tensor]:
-        """Newest tokens and their positions, both [N] int64."""
+        """Return the newest tokens and their positions, both [N] int64."""
         return self._integers[_TOKEN, :count], self._integers[_POSITION, :count]
 
     def sample(self, logits: Tensor, plan: "StepPlan") -> tuple[list[int], list[float]]:
-        """Draw the next token of slots 0 … N−1 from `logits` [N, V] and advance them; tokens and
-        log-probabilities [N].
+        """Draw the next token of slots 0 … N−1 from `logits` [N, V]; advance the slots.
 
-        The one place where the host waits for the device.
+        Returns tokens and log-probabilities, both [N]. Only here the host waits for the device.
         """
         count = len(logits)
         integers, reals = self._integers[:, :count], self._reals[:, :count]
@@ -83,14 +86,12 @@ class Slots:
         if self._device.type == "cpu":
             return tokens.tolist(), logprobs.tolist()
         # One transfer for both: float64 holds every token id and every float32 exactly.
-        both = torch.stack((tokens.double(), logprobs.double())).tolist()
-        return [int(token) for token in both[0]], both[1]
+        rows = torch.stack((tokens.double(), logprobs.double())).tolist()
+        return [int(token) for token in rows[0]], rows[1]
 
 
 class StepPlan:
-    """Which rows of a batch ask for more than plain sampling; the work for the others is skipped.
-    Rows are batch rows.
-    """
+    """The rows of a batch with other sampling than temperature 1 without truncation."""
 
     def __init__(self, params: Sequence[SamplingParams]) -> None:
         unusual = [

@@ -1,8 +1,8 @@
-"""Whether an answer means what the reference means.
+"""Equality of an answer and a reference.
 
-    same spelling ─▶ lists, tuples, sets, intervals: item by item ─▶ numbers: exactly ─▶ everything else: `algebra`
+    equal spelling ─▶ lists, tuples, sets, intervals: by item ─▶ numbers: exactly ─▶ `algebra`
 
-The event loop asks without algebra and takes None for "not decided"; the judge asks with a computer
+In the event loop there is no algebra, and None means "not decided"; the judge uses a computer
 algebra system.
 """
 

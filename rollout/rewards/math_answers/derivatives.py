@@ -1,6 +1,6 @@
-"""Writes derivatives as symbols of their own, so that algebra treats them as unknowns.
+"""Replacement of derivatives by symbols, so that algebra treats them as unknowns.
 
-    m\\frac{dv}{dt}+bv = f  ──▶  m Q_{d1,v,t}+bv = f        x'' ──▶ Q_{p2,x}        \\dot{x} ──▶ Q_{o1,x}
+    m\\frac{dv}{dt}+bv = f  ──▶  m Q_{d1,v,t}+bv = f     x'' ──▶ Q_{p2,x}     \\dot{x} ──▶ Q_{o1,x}
 
 A computer algebra system takes the derivative of one independent symbol with respect to another as
 0 and does not read primes, so that `m\\frac{dv}{dt}+bv=f` and `bv=f` would be the same to it.
@@ -30,7 +30,8 @@ DOTS: Final = re.compile(
 )
 PRIMES: Final = re.compile(
     BASE
-    + r"(?:('{1,4})|\^ ?(?:\{ ?((?:(?:\\prime|') ?){1,4})\}|(\\prime(?![a-zA-Z]))|\{ ?\((\d{1,2})\) ?\}))"
+    + r"(?:('{1,4})|\^ ?(?:\{ ?((?:(?:\\prime|') ?){1,4})\}|(\\prime(?![a-zA-Z]))"
+    + r"|\{ ?\((\d{1,2})\) ?\}))"
     + INDEX
     + r"(\([a-zA-Z\d]\))?"
 )

@@ -1,7 +1,8 @@
-"""Reads inequalities in one variable as the interval, or the union of intervals, that they
-describe.
+"""Conversion of inequalities in one variable to an interval or a union of intervals.
 
-3 > x \\ge 1 → x, [1,3)        x<1 or x>3 → x, (-\\infty,1)\\cup(3,\\infty)        \\{x : x>3\\} → x, (3,\\infty)
+3 > x \\ge 1     → x, [1,3)
+x<1 or x>3      → x, (-\\infty,1)\\cup(3,\\infty)
+\\{x : x>3\\}     → x, (3,\\infty)
 """
 
 import re

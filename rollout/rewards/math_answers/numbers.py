@@ -1,10 +1,10 @@
-"""Reads numbers exactly, as fractions, and says when two of them are the same.
+"""Exact reading of numbers as fractions, and equality of two of them.
 
     1,200.50   5\\times10^{3}   3e5   -\\frac{1}{2}   3 1/2   2^{10}
     50%   121_3   0.\\overline{3}   18 dollars   45^\\circ   7+8-3
 
-All work is bounded by the limits below, whatever the text. A text with a variable, a function or an
-irrational root is not read: a computer algebra system has to decide about that.
+All work is bounded by the limits below for any text. A text with a variable, a function or an
+irrational root is not read: a computer algebra system must decide.
 """
 
 import re
@@ -224,8 +224,10 @@ def _read(found: Sequence[Token], letters_are_units: bool) -> Reading:
 class _Reader:
     """Recursive descent over the tokens of a number:
 
-    sum     → [sign] product ((+ | −) product)*          power → atom [^ exponent]
-    product → power ((× | · | * | ÷ | / | nothing) power)*      atom  → numeral | (sum) | {sum} | \\frac | \\sqrt
+    sum     → [sign] product ((+ | −) product)*
+    product → power ((× | · | * | ÷ | / | nothing) power)*
+    power   → atom [^ exponent]
+    atom    → numeral | (sum) | {sum} | \\frac | \\sqrt
     """
 
     def __init__(self, found: Sequence[Token]) -> None:

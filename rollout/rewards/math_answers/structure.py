@@ -1,7 +1,7 @@
-"""Takes an answer apart at its outermost level: lists, tuples, intervals, sets, unions, chains of
-equalities.
+"""Parts of an answer: items of lists, tuples, intervals, sets, unions and chains of equalities.
 
-\\{1,2\\} → {1 2}     (1,200, 3] → ( 1 200 3 ]     1,200 → one number     x=2 or x=3 → x=2, x=3     2\\pm\\sqrt3 → two items
+\\{1,2\\} → {1 2}     (1,200, 3] → ( 1 200 3 ]     1,200 → one number
+x=2 or x=3 → x=2, x=3     2\\pm\\sqrt3 → two items
 """
 
 import re

@@ -314,7 +314,7 @@ def test_others_read_the_shard_a_stranger_writes(local_store: ObjectStore, tmp_p
         2,
         {"solver": {3: "sha256:aa", 4: "sha256:bb"}},
     )
-    assert (failed.error, failed.sequences) == ("timeout after 60 s", ())
+    assert (failed.error, failed.failure_kind, failed.sequences) == ("timeout after 60 s", None, ())
     assert (sequence.policies, sequence.temperature, sequence.finish_reason) == (
         ("solver",),
         0.7,

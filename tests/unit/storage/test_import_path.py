@@ -21,7 +21,7 @@ from data_ops.prompts.custom import CustomPrompts
 from rollout import workflows
 from rollout.config import EngineConfig, WorkflowConfig
 from rollout.engines import engine as rollout_engine
-from rollout.rewards import math_reward
+from rollout.rewards import math_reward, reward
 from storage import import_path
 from storage.errors import ConfigError
 from storage.import_path import ALLOW_VARIABLE, PluginKind, check_name, resolve
@@ -338,7 +338,7 @@ PLACES = {
     "workflow": lambda name: workflows.make_workflow(
         WorkflowConfig(name=name), math_reward.MathReward(1.0)
     ),
-    "reward": lambda name: math_reward.make_reward(name, 1.0),
+    "reward": lambda name: reward.make_reward(name, 1.0),
     "rollout engine": lambda name: rollout_engine.make_engine(EngineConfig(name=name), {}),
     "train engine": lambda name: train_engine.make_engine(TrainConfig(engine=name), {}, 0),
 }
@@ -395,7 +395,7 @@ def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_ca
         ({"zero_advantage": ZeroAdvantage}, protocols.FILTER),
         ({"edf": Edf, "fifo": Fifo}, protocols.SAMPLER),
         (workflows.WORKFLOWS, workflows.WORKFLOW),
-        (math_reward.REWARDS, math_reward.REWARD),
+        (reward.REWARDS, reward.REWARD),
         (rollout_engine.ENGINES, rollout_engine.ENGINE),
         (train_engine.ENGINES, train_engine.ENGINE),
     ],

@@ -5,6 +5,7 @@ from data_ops.dataflow.batch_metrics import IngestMetrics, batch_metrics
 from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard
 from storage.records.batches import SequenceKey
 from storage.records.rollouts import Group
+from storage.records.rollouts import FailureKind
 from tests.builders import batch, entry, episode, group, row, shard
 
 
@@ -37,6 +38,30 @@ def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
     assert metrics["dataflow/accuracy/first_attempt"] == 0.0
     assert metrics["dataflow/accuracy/final"] == pytest.approx(2 / 3)
     assert metrics["dataflow/episodes_failed_share"] == 0.25
+
+
+def test_failed_episodes_are_counted_by_kind_from_the_first_of_each_kind_on() -> None:
+    sums = Intake()
+    timeout = episode(error="timeout after 60 s", failure_kind=FailureKind.TIMEOUT)
+    broken = episode(error="ToolFailedError: no shell", failure_kind=FailureKind.TOOL)
+    sums.add(intake(1.0), shard(group(episode(), episode(), timeout, timeout)))
+    sums.add(intake(1.0), shard(group(episode(), broken, timeout, episode(error="old"))))
+    kinds = {
+        "dataflow/failed_share/timeout": 3 / 8,
+        "dataflow/failed_share/tool": 1 / 8,
+        "dataflow/failed_share/not_recorded": 1 / 8,
+    }
+    assert {name: v for name, v in sums.metrics().items() if "failed_share/" in name} == kinds
+    assert sums.metrics()["dataflow/episodes_failed_share"] == 5 / 8
+    sums.clear()
+    restarted = Intake(sums.metrics())
+    for later in (sums, restarted):
+        later.add(intake(1.0), shard(group(episode(), timeout)))
+        assert {name: v for name, v in later.metrics().items() if "failed_share/" in name} == {
+            "dataflow/failed_share/timeout": 0.5,
+            "dataflow/failed_share/tool": 0.0,
+            "dataflow/failed_share/not_recorded": 0.0,
+        }
 
 
 def test_a_workflow_that_measures_no_accuracy_has_none() -> None:

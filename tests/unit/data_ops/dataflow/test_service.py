@@ -19,7 +19,7 @@ from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import SequenceKey
 from storage.records.control import Stop
 from storage.records.progress import DataflowProgress
-from storage.records.rollouts import Order, Prompt, Shard
+from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
 from storage.run.quarantine import read_quarantine
 from storage.store.object_store import ObjectStore
@@ -554,16 +554,22 @@ def test_when_episodes_fail_the_stall_reason_has_their_number_and_commonest_erro
 ) -> None:
     """A workflow that raises at once leaves no sequence, and so no group of any policy."""
     assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
-    plays = [episode(error="KeyError: 'answer'")] * 3 + [episode(error="TimeoutError: ")]
-    for order in range(UNTRAINABLE_GROUPS):
+    plays = [
+        *[episode(error="KeyError: 'answer'", failure_kind=FailureKind.WORKFLOW_BUG)] * 2,
+        episode(error="KeyError: 'answer'"),
+        episode(error="TimeoutError: ", failure_kind=FailureKind.TIMEOUT),
+    ]
+    for order in range(BARREN_GROUPS):
         for assembly in assemblies:
             assembly.ingest(
                 IngestedShard.of(
                     shard(group(*plays), order=order), {assembly.policy: IngestedGroups()}
                 )
             )
-    assert stall_reason(assemblies) == (
-        f"the last {UNTRAINABLE_GROUPS} groups held nothing to train solver or verifier on: "
-        f"{4 * UNTRAINABLE_GROUPS} of "
-        f"{4 * UNTRAINABLE_GROUPS} episodes failed, {3 * UNTRAINABLE_GROUPS} of them with KeyError: 'answer'"
+    assert complaint(assemblies) == (
+        f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: "
+        f"{4 * BARREN_GROUPS} of "
+        f"{4 * BARREN_GROUPS} episodes failed ({2 * BARREN_GROUPS} workflow_bug, "
+        f"{BARREN_GROUPS} not_recorded, {BARREN_GROUPS} timeout), "
+        f"{3 * BARREN_GROUPS} of them with KeyError: 'answer'"
     )

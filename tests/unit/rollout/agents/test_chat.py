@@ -63,7 +63,7 @@ def test_a_template_that_renders_old_answers_shorter_still_lets_the_tokens_grow(
 
 def test_a_template_that_changes_what_stands_behind_an_answer_is_refused() -> None:
     before = [user("?"), {"role": "assistant", "content": "so"}]
-    with pytest.raises(ConfigError, match="does not go on after an answer"):
+    with pytest.raises(ConfigError, match="cannot continue after an answer"):
         with_template(SUMMING_UP).continuation(before, [user("?")], END_ID)
 
 

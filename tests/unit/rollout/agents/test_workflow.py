@@ -6,14 +6,14 @@ import pytest
 
 from rollout.agents.chat import load_chat, user
 from rollout.agents.seeds import derived_seed
-from rollout.agents.workflow import Agent, Calls, Player
-from rollout.engines.engine import Generation, SamplingParams, VersionSpan
+from rollout.agents.workflow import Agent, CallCounter, Player
+from rollout.engines.engine import Generation, GenerationAbortedError, SamplingParams, VersionSpan
 from storage.errors import ConfigError
 from tests.fakes import END_ID, ScriptedEngine, base_files, lines, scripted_player
 
 
 def agent_of(player: Player, seed: int = 7) -> Agent:
-    return Agent(player, seed, Calls())
+    return Agent(player, seed, CallCounter())
 
 
 async def test_a_turn_is_what_the_engine_said() -> None:
@@ -44,7 +44,7 @@ async def test_the_engine_is_asked_with_the_policys_sampling_and_the_chats_stop_
 
 
 async def test_every_call_of_an_episode_has_random_numbers_of_its_own() -> None:
-    calls = Calls()
+    calls = CallCounter()
     solver, verifier = (
         scripted_player("solver", lines("a", "b")),
         scripted_player("verifier", lines("c")),
@@ -72,7 +72,7 @@ async def test_a_second_turn_sends_the_engine_its_own_first_answer_unchanged() -
 async def test_a_context_of_another_tokenizer_is_refused() -> None:
     turn = await agent_of(scripted_player("solver", lines("a"))).respond([user("?")], name="plan")
     other = replace(scripted_player("verifier", lines("b")), chat=load_chat(base_files()))
-    with pytest.raises(ConfigError, match="policy verifier cannot go on with context 'plan'"):
+    with pytest.raises(ConfigError, match="policy verifier cannot continue context 'plan'"):
         await agent_of(other).respond([user("?")], context=turn.context)
 
 
@@ -94,6 +94,6 @@ async def test_an_answer_the_engine_gave_up_is_an_error() -> None:
     player = scripted_player("solver", lines())
     closing = Closing.__new__(Closing)
     with pytest.raises(
-        RuntimeError, match="the engine of policy solver gave up the request after 1 tokens"
+        GenerationAbortedError, match="the engine of policy solver ended the request after 1 tokens"
     ):
         await agent_of(replace(player, engine=closing)).respond([user("?")])

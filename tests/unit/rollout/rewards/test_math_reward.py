@@ -6,7 +6,8 @@ import pytest
 
 from rollout.rewards import math_reward
 from rollout.rewards.judge_process import JudgeTimeoutError
-from rollout.rewards.math_reward import INLINE_CHARS_MAX, Judgement, MathReward, make_reward
+from rollout.rewards.math_reward import INLINE_CHARS_MAX, MathReward
+from rollout.rewards.reward import Judgement
 from storage.errors import ConfigError
 from storage.records.rollouts import Prompt
 
@@ -93,12 +94,3 @@ async def test_a_prompt_without_a_reference_says_which_setting_names_it(reward: 
         ConfigError, match=r"p/0 has no field `answer`.*it has question.*prompts\.answer"
     ):
         await reward.score("\\boxed{1}", Prompt("p/0", {"question": "?"}))
-
-
-def test_rewards_are_named_by_the_table_or_by_import_path() -> None:
-    for name in ("math", "rollout.rewards.math_reward:MathReward"):
-        made = make_reward(name, 1.0)
-        assert isinstance(made, MathReward)
-        made.close()
-    with pytest.raises(ConfigError, match="'maths' is not known; use one of math"):
-        make_reward("maths", 1.0)

@@ -2,7 +2,7 @@ import pytest
 
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
 from rollout.service.agent_pool import check_agent_pool, open_agent_pool
-from rollout.service.episode_runner import play_prompts
+from rollout.service.episode_runner import run_prompts
 from storage import layout
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
@@ -20,36 +20,36 @@ CONFIG = RolloutConfig(
 )
 
 
-async def test_a_cast_plays_with_exact_versions(memory_store: ObjectStore) -> None:
+async def test_a_pool_plays_with_exact_versions(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     publisher.publish(memory_store, "verifier", 1, tensors(1))
-    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
-    await cast.load(memory_store, {"solver": 0, "verifier": 1})
-    groups = await play_prompts(
-        cast, [Prompt("p/0", {"question": "7+8-3=?", "answer": "12"})], 1, seed=0
+    pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
+    await pool.load(memory_store, {"solver": 0, "verifier": 1})
+    groups = await run_prompts(
+        pool, [Prompt("p/0", {"question": "7+8-3=?", "answer": "12"})], 1, seed=0
     )
     attempt, verdict = groups[0].episodes[0].sequences
     assert (attempt.versions.max(), verdict.versions.max()) == (0, 1)
     assert (attempt.temperature, verdict.temperature) == (1.0, 0.5)
-    assert cast.engines["verifier"].digest(1) == weights_digest(tensors(1))
-    await cast.close()
+    assert pool.engines["verifier"].digest(1) == weights_digest(tensors(1))
+    await pool.close()
 
 
 async def test_policies_of_the_same_base_model_share_one_tokenizer(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver", "verifier"])
-    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
-    assert cast.players["solver"].chat is cast.players["verifier"].chat
-    assert cast.players["solver"].engine is not cast.players["verifier"].engine
-    await cast.close()
+    pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
+    assert pool.players["solver"].chat is pool.players["verifier"].chat
+    assert pool.players["solver"].engine is not pool.players["verifier"].engine
+    await pool.close()
 
 
 async def test_closing_ends_every_engine(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver", "verifier"])
-    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
-    await cast.close()
-    assert [engine.closed for engine in cast.engines.values()] == [True, True]  # type: ignore[attr-defined]  # ScriptedEngines
+    pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
+    await pool.close()
+    assert [engine.closed for engine in pool.engines.values()] == [True, True]  # type: ignore[attr-defined]  # ScriptedEngines
 
 
 async def test_the_newest_version_that_can_be_read_is_loaded(memory_store: ObjectStore) -> None:
@@ -57,19 +57,19 @@ async def test_the_newest_version_that_can_be_read_is_loaded(memory_store: Objec
     for version in (1, 2):
         publisher.publish(memory_store, "solver", version, tensors(version))
     spoil(memory_store, "solver", 2)
-    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
-    loaded = await cast.load_newest(memory_store)
+    pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
+    loaded = await pool.load_newest(memory_store)
     assert {policy: held.manifest.version for policy, held in loaded.items()} == {
         "solver": 1,
         "verifier": 0,
     }
     spoil(memory_store, "verifier", 0)
     with pytest.raises(CorruptError):
-        await cast.load_newest(memory_store)
-    await cast.close()
+        await pool.load_newest(memory_store)
+    await pool.close()
 
 
-def test_before_the_base_models_there_is_no_cast(memory_store: ObjectStore) -> None:
+def test_before_the_base_models_there_is_no_pool(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"])
     with pytest.raises(NotFoundError):
         open_agent_pool(memory_store, CONFIG, SAMPLING)
@@ -104,7 +104,7 @@ async def test_versions_that_were_retired_are_passed_by_and_damage_is_told(
             if key.endswith(".safetensors"):
                 memory_store.delete(key)
     spoil(memory_store, "solver", 3)
-    cast = open_agent_pool(memory_store, CONFIG, SAMPLING)
+    pool = open_agent_pool(memory_store, CONFIG, SAMPLING)
     with pytest.raises(CorruptError, match=r"weights/solver/00000003"):
-        await cast.load_newest(memory_store)
-    await cast.close()
+        await pool.load_newest(memory_store)
+    await pool.close()

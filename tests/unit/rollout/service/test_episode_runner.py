@@ -7,15 +7,23 @@ import pytest
 from data_ops.algorithms.policy_groups import route_group
 from rollout.agents.chat import user
 from rollout.agents.episode_time import stopped_time
+from rollout.agents.failures import (
+    EnvironmentFailedError,
+    ModelFailedError,
+    RewardFailedError,
+    ToolFailedError,
+)
 from rollout.agents.workflow import Agent
-from rollout.engines.engine import EngineFailedError
-from rollout.rewards.judge_process import JudgeTimeoutError
-from rollout.rewards.math_reward import Judgement, MathReward
-from rollout.service.episode_runner import play_episode, play_group, play_prompts
+from rollout.engines.engine import EngineFailedError, GenerationAbortedError
+from rollout.rewards.judge_process import JudgeFailedError, JudgeTimeoutError
+from rollout.rewards.math_reward import MathReward
+from rollout.rewards.reward import Judgement, make_reward
+from rollout.service.episode_runner import run_episode, run_group, run_prompts
 from rollout.workflows.single_turn import SingleTurn
-from storage.records.rollouts import Episode, Prompt
+from storage.errors import ConfigError, CorruptError, TransientError
+from storage.records.rollouts import Episode, FailureKind, Prompt
 from tests import builders
-from tests.fakes import ScriptedEngine, cast_of, fail, guess, lines, scripted_player, solve
+from tests.fakes import ScriptedEngine, fail, guess, lines, pool_of, scripted_player, solve
 
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
 
@@ -46,7 +54,7 @@ async def test_what_a_play_raises_is_recorded_and_the_others_go_on() -> None:
     engine.script = lambda prompt, seed: (
         answers(prompt, seed) if len(engine.asked) != 2 else fail(prompt, seed)
     )
-    group = await play_group(cast_of(SingleTurn(MathReward(5.0)), solver=player), PROMPT, 3, seed=0)
+    group = await run_group(pool_of(SingleTurn(MathReward(5.0)), solver=player), PROMPT, 3, seed=0)
     assert [episode.error for episode in group.episodes] == [
         None,
         "ValueError: the script has no answer",
@@ -59,8 +67,10 @@ async def test_what_a_play_raises_is_recorded_and_the_others_go_on() -> None:
 class Judged:
     """A reward that is waited for, and then has no verdict or a score."""
 
+    error: Exception | None = None
+
     def __init__(self, seconds: float, error: Exception | None = None) -> None:
-        self._seconds, self._error = seconds, error
+        self._seconds, self._error = seconds, error or self.error
 
     async def score(self, answer: str, prompt: Prompt) -> Judgement:
         async with stopped_time():
@@ -75,7 +85,7 @@ class Judged:
 async def test_an_answer_without_a_verdict_is_a_failed_episode_and_not_a_wrong_answer() -> None:
     workflow = SingleTurn(Judged(0.0, JudgeTimeoutError("no verdict within 5 s of CPU time")))
     player = scripted_player("solver", solve)
-    group = await play_group(cast_of(workflow, solver=player), PROMPT, 2, seed=0)
+    group = await run_group(pool_of(workflow, solver=player), PROMPT, 2, seed=0)
     assert [episode.error for episode in group.episodes] == [
         "JudgeTimeoutError: no verdict within 5 s of CPU time"
     ] * 2
@@ -84,22 +94,117 @@ async def test_an_answer_without_a_verdict_is_a_failed_episode_and_not_a_wrong_a
 
 
 async def test_waiting_for_the_judge_is_not_the_episodes_time() -> None:
-    cast = cast_of(SingleTurn(Judged(0.5)), timeout_s=0.3, solver=scripted_player("solver", solve))
-    episode = await play_episode(cast, PROMPT, seed=0)
+    pool = pool_of(SingleTurn(Judged(0.5)), timeout_s=0.3, solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
     assert (episode.error, episode.reward) == (None, 1.0)
 
 
 async def test_a_play_that_hangs_is_cut_by_its_timeout() -> None:
-    cast = cast_of(Plays(hangs=True), timeout_s=0.05, solver=scripted_player("solver", solve))
-    episode = await play_episode(cast, PROMPT, seed=0)
+    pool = pool_of(Plays(hangs=True), timeout_s=0.05, solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
     assert (episode.error, episode.sequences, episode.reward) == ("timeout after 0.05 s", (), 0.0)
+    assert episode.failure_kind == FailureKind.TIMEOUT
 
 
-async def test_a_timeout_of_the_workflows_own_keeps_its_name() -> None:
-    cast = cast_of(
-        Plays(error=TimeoutError("the environment")), solver=scripted_player("solver", solve)
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ModelFailedError("no code"), FailureKind.MODEL, "ModelFailedError: no code"),
+        (
+            EnvironmentFailedError("no browser"),
+            FailureKind.ENVIRONMENT,
+            "EnvironmentFailedError: no browser",
+        ),
+        (ToolFailedError("no shell"), FailureKind.TOOL, "ToolFailedError: no shell"),
+        (RewardFailedError("no tests"), FailureKind.REWARD, "RewardFailedError: no tests"),
+        (JudgeFailedError("it died"), FailureKind.REWARD, "JudgeFailedError: it died"),
+        (JudgeTimeoutError("5 s"), FailureKind.TIMEOUT, "JudgeTimeoutError: 5 s"),
+        (TimeoutError("a server"), FailureKind.TIMEOUT, "TimeoutError: a server"),
+        (
+            GenerationAbortedError("after 3 tokens"),
+            FailureKind.INFRASTRUCTURE,
+            "GenerationAbortedError: after 3 tokens",
+        ),
+        (
+            ConnectionResetError("by peer"),
+            FailureKind.INFRASTRUCTURE,
+            "ConnectionResetError: by peer",
+        ),
+        (TransientError("S3"), FailureKind.INFRASTRUCTURE, "TransientError: S3"),
+        (CorruptError("a file"), FailureKind.INFRASTRUCTURE, "CorruptError: a file"),
+        (ConfigError("a role"), FailureKind.WORKFLOW_BUG, "ConfigError: a role"),
+        (KeyError("answer"), FailureKind.WORKFLOW_BUG, "KeyError: 'answer'"),
+        (FileNotFoundError("tests.py"), FailureKind.WORKFLOW_BUG, "FileNotFoundError: tests.py"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+async def test_the_exception_of_a_workflow_decides_the_kind_of_the_failure(
+    error: Exception, kind: FailureKind, message: str
+) -> None:
+    pool = pool_of(Plays(error=error), solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
+    assert (episode.failure_kind, episode.error) == (kind, message)
+
+
+class Diary:
+    """A workflow with as many turns as the context has space for."""
+
+    roles: tuple[str, ...] = ("solver",)
+
+    async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
+        turn = await agents["solver"].respond([user(prompt.fields["question"])])
+        while True:
+            turn = await agents["solver"].respond([user("go on")], context=turn.context)
+
+
+@pytest.mark.parametrize(
+    ("tokens_max", "kind", "error"),
+    [
+        (60, FailureKind.MODEL, "ModelFailedError"),
+        (3, FailureKind.WORKFLOW_BUG, "ContextFullError"),
+    ],
+)
+async def test_a_context_filled_by_answers_is_the_models_failure_and_a_long_prompt_is_not(
+    tokens_max: int, kind: FailureKind, error: str
+) -> None:
+    player = scripted_player("solver", solve)
+    assert isinstance(player.engine, ScriptedEngine)
+    player.engine.tokens_max = tokens_max
+    episode = await run_episode(pool_of(Diary(), solver=player), PROMPT, seed=0)
+    assert episode.failure_kind == kind
+    assert episode.error == f"{error}: {len(player.engine.asked[-1][0])} tokens"
+
+
+async def test_a_request_that_the_engine_aborts_is_a_failure_of_the_infrastructure() -> None:
+    player = scripted_player("solver", solve)
+    assert isinstance(player.engine, ScriptedEngine)
+    player.engine.aborts = True
+    episode = await run_episode(pool_of(Diary(), solver=player), PROMPT, seed=0)
+    assert episode.failure_kind == FailureKind.INFRASTRUCTURE
+    assert episode.error == (
+        "GenerationAbortedError: the engine of policy solver ended the request after 0 tokens"
     )
-    assert (await play_episode(cast, PROMPT, seed=0)).error == "TimeoutError: the environment"
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (KeyError("tests"), FailureKind.REWARD, "RewardFailedError: KeyError: 'tests'"),
+        (ConnectionError("judge"), FailureKind.REWARD, "RewardFailedError: ConnectionError: judge"),
+        (TimeoutError("30 s"), FailureKind.TIMEOUT, "TimeoutError: 30 s"),
+        (JudgeTimeoutError("5 s"), FailureKind.TIMEOUT, "JudgeTimeoutError: 5 s"),
+        (JudgeFailedError("it died"), FailureKind.REWARD, "JudgeFailedError: it died"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+async def test_what_a_reward_raises_is_told_from_what_the_workflow_raises(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: FailureKind, message: str
+) -> None:
+    monkeypatch.setattr(Judged, "error", raised)
+    workflow = SingleTurn(make_reward(f"{__name__}:Judged", 1.0))
+    pool = pool_of(workflow, solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
+    assert (episode.failure_kind, episode.error) == (kind, message)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +230,16 @@ async def test_a_timeout_of_the_workflows_own_keeps_its_name() -> None:
             "ValueError: the workflow's reward of sequence 1 is inf; it must be a finite number",
         ),
         (
+            Episode(sequences=(), reward=0.0, error="no"),
+            "ValueError: the workflow returned an episode with only one of error and failure_kind; "
+            "a failed episode has both",
+        ),
+        (
+            Episode(sequences=(), reward=0.0, failure_kind=FailureKind.TOOL),
+            "ValueError: the workflow returned an episode with only one of error and failure_kind; "
+            "a failed episode has both",
+        ),
+        (
             Episode(sequences=(), reward=0.0, metrics={"x": float("inf")}),
             "ValueError: the workflow's metric x is inf; it must be a finite number",
         ),
@@ -133,16 +248,30 @@ async def test_a_timeout_of_the_workflows_own_keeps_its_name() -> None:
 async def test_what_cannot_be_stored_is_an_error_of_the_episode(
     returned: object, error: str
 ) -> None:
-    cast = cast_of(Plays(returned), solver=scripted_player("solver", solve))
-    assert (await play_episode(cast, PROMPT, seed=0)).error == error
+    pool = pool_of(Plays(returned), solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
+    assert (episode.error, episode.failure_kind) == (error, FailureKind.WORKFLOW_BUG)
+
+
+async def test_a_workflow_may_return_a_failed_episode_with_its_sequences() -> None:
+    failed = Episode(
+        sequences=(builders.sequence(starts_episode=False),),
+        reward=0.0,
+        error="no shell",
+        failure_kind=FailureKind.TOOL,
+    )
+    pool = pool_of(Plays(failed), solver=scripted_player("solver", solve))
+    episode = await run_episode(pool, PROMPT, seed=0)
+    assert (episode.error, episode.failure_kind) == ("no shell", FailureKind.TOOL)
+    assert [sequence.starts_episode for sequence in episode.sequences] == [True]
 
 
 async def test_rewards_of_any_number_type_become_plain_numbers() -> None:
-    cast = cast_of(
+    pool = pool_of(
         Plays(Episode(sequences=(), reward=np.float32(0.5), metrics={"x": np.float64(1)})),
         solver=scripted_player("solver", solve),
     )  # type: ignore[arg-type]  # numpy's float32 is no float, and that is the point
-    episode = await play_episode(cast, PROMPT, seed=0)
+    episode = await run_episode(pool, PROMPT, seed=0)
     assert (type(episode.reward), episode.reward, type(episode.metrics["x"])) == (float, 0.5, float)
 
 
@@ -150,15 +279,15 @@ async def test_a_broken_engine_is_no_episodes_fault() -> None:
     def broken(_prompt: str, _seed: int) -> str:
         raise EngineFailedError("the engine ran out of memory")
 
-    cast = cast_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", broken))
+    pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", broken))
     with pytest.raises(EngineFailedError, match="out of memory"):
-        await play_prompts(cast, [PROMPT, PROMPT], 2, seed=0)
+        await run_prompts(pool, [PROMPT, PROMPT], 2, seed=0)
 
 
 async def test_the_same_seed_plays_the_same_and_every_sample_differently() -> None:
     async def answers(seed: int) -> list[float]:
-        cast = cast_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", guess))
-        groups = await play_prompts(cast, [PROMPT, PROMPT], 8, seed)
+        pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", guess))
+        groups = await run_prompts(pool, [PROMPT, PROMPT], 8, seed)
         return [episode.reward for group in groups for episode in group.episodes]
 
     first = await answers(3)
@@ -171,8 +300,8 @@ async def test_the_same_seed_plays_the_same_and_every_sample_differently() -> No
 async def test_groups_come_in_the_order_of_their_prompts_and_every_episode_is_told() -> None:
     told: list[Episode] = []
     prompts = [Prompt(f"p/{n}", {"question": f"{n}+1=?", "answer": str(n + 1)}) for n in range(5)]
-    cast = cast_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", solve))
-    groups = await play_prompts(cast, prompts, 2, seed=0, seen=told.append)
+    pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", solve))
+    groups = await run_prompts(pool, prompts, 2, seed=0, on_episode=told.append)
     assert [group.prompt.id for group in groups] == ["p/0", "p/1", "p/2", "p/3", "p/4"]
     assert [episode.reward for group in groups for episode in group.episodes] == [1.0] * 10
     assert len(told) == 10
@@ -184,7 +313,7 @@ async def test_no_more_episodes_play_at_once_than_there_are_places() -> None:
         most = 0
 
         async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
-            self.most = max(self.most, cast.running)
+            self.most = max(self.most, pool.running)
             await agents["solver"].respond([user("1=?")])
             return Episode(sequences=(), reward=0.0)
 
@@ -192,7 +321,7 @@ async def test_no_more_episodes_play_at_once_than_there_are_places() -> None:
     assert isinstance(player.engine, ScriptedEngine)
     player.engine._capacity = 3
     workflow = Counting()
-    cast = cast_of(workflow, solver=player)
-    await play_group(cast, PROMPT, 20, seed=0)
+    pool = pool_of(workflow, solver=player)
+    await run_group(pool, PROMPT, 20, seed=0)
     assert workflow.most == 6  # two for each of the engine's three places
-    assert cast.running == 0
+    assert pool.running == 0

@@ -18,13 +18,14 @@ from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop
 from storage.records.progress import RolloutProgress
 from storage.records.rollouts import NOT_SAMPLED, Episode, Prompt
+from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Prompt
 from storage.run import orders, runs, shards
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, replication, traffic
 from tests import builders
 from tests.builders import mirror_next
-from tests.fakes import cast_of, publish_base
+from tests.fakes import pool_of, publish_base
 from tests.lifetimes import progress_of
 from tests.patience import PATIENCE_S, until
 from tests.workers import RunningWorker, answered, config, write_orders
@@ -212,7 +213,8 @@ async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_tim
     lifetime = Lifetime(memory_store, pulse, threading.Event())
     settings = config(lease_ttl_s=36.0)
     run, at_home = traffic.counted(memory_store)
-    worker = Worker(run, lifetime, settings, cast_of(_NeverPlays()), [], "us-east", at_home, None)
+    worker = Worker(run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None)
+    worker = Worker(memory_store, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", dict)
     played = asyncio.get_running_loop().create_future()
     for _ in range(2):
         claim = worker._claims.next()
@@ -301,7 +303,9 @@ def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(
     assert shard.attempt == 7
     assert [group.prompt.id for group in shard.groups] == ["p/0/0", "p/0/1"]
     episodes = [episode for group in shard.groups for episode in group.episodes]
-    assert [episode.error for episode in episodes] == ["gave up after 2 lost leases"] * 4
+    assert [(episode.error, episode.failure_kind) for episode in episodes] == [
+        ("gave up after 2 lost leases", FailureKind.INFRASTRUCTURE)
+    ] * 4
 
 
 def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: ObjectStore) -> None:

@@ -6,7 +6,10 @@ import pytest
 from numpy.typing import NDArray
 
 from storage.errors import CorruptError, NotFoundError
-from storage.records.rollouts import Episode, Sequence, Shard
+from storage.formats import arrow_files
+from storage.formats.json_objects import parse
+from storage.records.rollouts import Episode, FailureKind, Sequence, Shard
+from storage.records.types import Json
 from storage.run import shards
 from storage.store.object_store import ObjectStore
 from tests import builders
@@ -22,6 +25,24 @@ def with_sequence(**changes: object) -> Shard:
     good = builders.sequence()
     bad = replace(good, **changes)  # type: ignore[arg-type]  # the tests choose the fields
     return builders.shard(builders.group(builders.episode(good, bad)))
+
+
+def header_of_a_failed_episode() -> Json:
+    failed = builders.episode(error="timeout after 60 s", failure_kind=FailureKind.TIMEOUT)
+    table, header = arrow_files.decode(
+        shards.encode(builders.shard(builders.group(failed))), shards.SCHEMA, "shard"
+    )
+    assert table.num_rows == 0
+    return parse(header, "the header")
+
+
+def without_rows(header: Json) -> bytes:
+    """The file of a shard that has a header and no sequences."""
+    columns = {
+        name: arrow_files.list_column([], kind) for name, kind in shards.TOKEN_COLUMNS.items()
+    }
+    others = {name: [] for name in shards.SCHEMA.names if name not in columns}
+    return arrow_files.encode(shards.SCHEMA, columns | others, "shard", header)
 
 
 def test_a_shard_comes_back_with_every_value() -> None:
@@ -92,6 +113,44 @@ def test_failed_episodes_without_sequences_survive() -> None:
     assert found.groups[0].episodes[1].error == "timeout after 60 s"
     assert found.groups[0].episodes[1].seconds == 60.0
     assert found.groups[1].episodes[0].error == "ValueError: boom"
+
+
+def test_the_kind_of_every_failure_is_stored() -> None:
+    episodes = [builders.episode(error=f"{kind}!", failure_kind=kind) for kind in FailureKind]
+    (found,) = round_trip(builders.shard(builders.group(builders.episode(), *episodes))).groups
+    assert [(episode.error, episode.failure_kind) for episode in found.episodes] == [
+        (None, None),
+        ("model!", FailureKind.MODEL),
+        ("environment!", FailureKind.ENVIRONMENT),
+        ("tool!", FailureKind.TOOL),
+        ("reward!", FailureKind.REWARD),
+        ("timeout!", FailureKind.TIMEOUT),
+        ("infrastructure!", FailureKind.INFRASTRUCTURE),
+        ("workflow_bug!", FailureKind.WORKFLOW_BUG),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (None, "tool", "an episode of a shard has the failure kind tool and no error"),
+        ("no", "gremlins", r"groups\.0\.episodes\.0\.failure_kind: Input should be 'model', 'env"),
+    ],
+)
+def test_a_failure_kind_that_cannot_be_is_refused(
+    error: str | None, kind: str, message: str
+) -> None:
+    header = header_of_a_failed_episode()
+    header["groups"][0]["episodes"][0] |= {"error": error, "failure_kind": kind}
+    with pytest.raises(CorruptError, match=message):
+        shards.decode(without_rows(header))
+
+
+def test_a_shard_of_an_earlier_release_has_failures_without_a_kind() -> None:
+    header = header_of_a_failed_episode()
+    del header["groups"][0]["episodes"][0]["failure_kind"]
+    ((episode,),) = [group.episodes for group in shards.decode(without_rows(header)).groups]
+    assert (episode.error, episode.failure_kind) == ("timeout after 60 s", None)
 
 
 def test_a_shard_without_any_sequence_is_a_shard() -> None:

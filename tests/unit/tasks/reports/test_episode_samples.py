@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from storage.records.rollouts import FailureKind
 from storage.run import shards
 from tasks.reports.episode_samples import LEFT_OUT, TOKENS_PER_SEQUENCE_MAX, Piece, sample_episodes
 from tests import builders
@@ -51,15 +52,13 @@ def test_each_outcome_of_a_group_is_shown_once() -> None:
         builders.episode(first_attempt=first, final=final, reward=final)
         for first, final in [(1.0, 1.0), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0), (0.0, 0.0)]
     ]
-    plays.append(builders.episode(error="TimeoutError: timeout after 60 s"))
+    plays.append(builders.episode(error="timeout after 60 s", failure_kind=FailureKind.TIMEOUT))
     made = SmallRun("episodes-outcomes")
     shards.create(made.run, builders.shard(builders.group(*plays)))
     found = sample_episodes(made.run, 1, "solver")
     assert sorted(one.outcome for one in found) == ["failed", "mended", "right", "spoiled", "wrong"]
-    assert (
-        next(one for one in found if one.outcome == "failed").error
-        == "TimeoutError: timeout after 60 s"
-    )
+    failed = next(one for one in found if one.outcome == "failed")
+    assert (failed.error, failed.failure_kind) == ("timeout after 60 s", FailureKind.TIMEOUT)
 
 
 def test_episodes_come_from_the_whole_run() -> None:

@@ -17,7 +17,7 @@ def played(
         finished_s=end_s,
         tokens=tokens,
         episodes=8,
-        failed=0,
+        failed={},
         newest={"solver": 0},
     )
 
@@ -36,7 +36,7 @@ def test_the_log_counts_sampled_tokens_and_skips_orders_without_a_readable_shard
         "rollout-us-east-0",
         6,
         2,
-        0,
+        {},
     )
     assert only.newest == {"solver": 0}
     assert only.finished_s - only.started_s == 1.5

@@ -94,7 +94,7 @@ def test_running_requests_go_on_with_the_keys_and_values_of_the_old_weights(
         while batch.busy:
             batch.step()
         for request in (first, second):
-            assert request.marks == [(0, 0), (1, 4)]
+            assert request.version_starts == [(0, 0), (1, 4)]
             expected = cached_logprobs(request, models, [4])
             assert request.logprobs == pytest.approx(expected, abs=2e-4)
             recomputed = whole_logprobs(request, new)[4:]
@@ -122,7 +122,7 @@ def test_requests_that_come_after_a_swap_are_computed_by_the_new_weights_alone(
         )  # its prefix was computed by the old weights, for another request
         while batch.busy:
             batch.step()
-        assert same.marks == [(1, 0)]
+        assert same.version_starts == [(1, 0)]
         assert same.logprobs == pytest.approx(whole_logprobs(same, new), abs=2e-4)
 
 

@@ -144,7 +144,7 @@ def test_weights_that_do_not_fit_the_model_are_refused_by_name() -> None:
         fuse(architecture, {**tensors, "model.extra": tensors[name]}, CPU, torch.float32)
     wrong = tensors["model.layers.1.self_attn.k_proj.weight"]
     with pytest.raises(
-        ConfigError, match=r"k_proj\.bias has shape \(16, 32\); .* asks for \(16,\)"
+        ConfigError, match=r"k_proj\.bias has shape \(16, 32\); .* requires \(16,\)"
     ):
         fuse(architecture, {**tensors, name: wrong}, CPU, torch.float32)
 
