@@ -162,8 +162,8 @@ async def _play(
     prompts = evaluation.prompts.stream().all(evaluation.prompts.limit)
     agent_pool = open_agent_pool(run, rollout, sampling)
     try:
-        await cast.load(run, {policy: versions[policy] for policy in cast.engines})
-        return await run_prompts(cast, prompts, 1, EVALUATION_SEED, seen)
+        await agent_pool.load(run, {policy: versions[policy] for policy in agent_pool.engines})
+        return await run_prompts(agent_pool, prompts, 1, EVALUATION_SEED, on_episode)
     finally:
         await agent_pool.close()
 

@@ -12,7 +12,6 @@ from storage.coordination import heartbeats
 from storage.records.batches import Batch, BatchRow, Fate, LedgerEntry, SequenceKey
 from storage.records.control import Heartbeat, ServiceState, WaitReason
 from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
-from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 from storage.records.rollouts import (
     NOT_SAMPLED,
     Episode,

@@ -136,7 +136,7 @@ class World:
 
     def check(self) -> None:
         """Check every invariant of the stored objects, and that no batch is incomplete."""
-        verdict = verify(self.run)
+        verdict = verify(self.run, run_terms(self.run))
         assert verdict.violations == ()
         for policy, data in self.policies.items():
             assert [batch.step for batch in self.batches(policy)] == list(range(1, data.steps + 1))

@@ -140,7 +140,7 @@ class BatchAssembly:
             f"{failed} of {self._episodes} episodes failed ({kinds}), "
             f"{count} of them with {shorten(error, ERROR_CHARACTERS_MAX)}"
         )
-        return self._barren, why if failed == self._episodes else f"{why}; {LEFT_OUT}"
+        return self._untrainable, why if failed == self._episodes else f"{why}; {LEFT_OUT}"
 
     def poll_version(self) -> None:
         """Look for newer weights in the store."""
@@ -194,11 +194,12 @@ class BatchAssembly:
             self._failures.clear()
             self._failure_kinds.clear()
             return
-        episodes = [episode for group in shard.groups for episode in group.episodes]
-        self._barren += len(shard.groups)
-        self._episodes += len(episodes)
-        self._failures.update(episode.error for episode in episodes if episode.error is not None)
-        self._failure_kinds.update(failures_by_kind(episodes))
+        self._untrainable += shard.num_groups
+        self._episodes += len(shard.episodes)
+        self._failures.update(
+            episode.error for episode in shard.episodes if episode.error is not None
+        )
+        self._failure_kinds.update(failures_by_kind(shard.episodes))
 
     def _may_make_batch(self) -> bool:
         if self.version is None or self.done:

@@ -12,14 +12,14 @@ import numpy as np
 
 from data_ops.dataflow.shard_ingest import EpisodeOutcome, IngestedGroups, IngestedShard
 from storage.records.batches import Batch
-from storage.records.rollouts import NOT_RECORDED, Episode, FailureKind, Shard, failures_by_kind
+from storage.records.rollouts import NOT_RECORDED, FailureKind, failures_by_kind
 
 ACCURACIES = ("first_attempt", "final")
 """Episode metrics that are 1.0 or 0.0, correct or not."""
 
 FAILED_SHARE = "dataflow/failed_share/"
 """Followed by the kind of failure; from its first occurrence on."""
-_INTAKE_NAMES = (
+_INGEST_NAMES = (
     "dataflow/reward/mean",
     "dataflow/groups_kept_share",
     "dataflow/episodes_failed_share",
@@ -48,10 +48,11 @@ class IngestMetrics:
         self._last = self.metrics()
         self._sums, self._counts = {}, {}
 
-    def add(self, intake: PolicyIntake, shard: Shard) -> None:
-        self._count("dataflow/reward/mean", intake.rewards.sum(), len(intake.rewards))
-        self._count("dataflow/groups_kept_share", intake.num_groups_kept, intake.num_groups)
-        episodes = [episode for group in shard.groups for episode in group.episodes]
+    def add(self, groups: IngestedGroups, shard: IngestedShard) -> None:
+        """Add the policy's groups of a shard."""
+        self._count("dataflow/reward/mean", groups.rewards.sum(), len(groups.rewards))
+        self._count("dataflow/groups_kept_share", groups.num_groups_kept, groups.num_groups)
+        episodes = shard.episodes
         failures = failures_by_kind(episodes)
         self._count("dataflow/episodes_failed_share", failures.total(), len(episodes))
         for kind in (*FailureKind, NOT_RECORDED):
@@ -61,7 +62,7 @@ class IngestMetrics:
             self._count(f"dataflow/accuracy/{name}", sum(values), len(values))
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last `clear`, or the last ones known."""
+        """Return the means since the last `clear`; those before it where nothing was added."""
         means = {name: self._sums[name] / count for name, count in self._counts.items()}
         return self._last | {
             name: mean

@@ -20,7 +20,7 @@ from data_ops.config import DataConfig
 from storage.errors import CorruptError
 from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
 from storage.records.numbers import Number
-from storage.records.rollouts import Shard
+from storage.records.rollouts import FailureKind, Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
 
@@ -49,6 +49,8 @@ class EpisodeOutcome:
 
     error: str | None
     """Why the episode failed; None when it did not."""
+    failure_kind: FailureKind | None
+    """None where it did not fail, and where the worker recorded no kind."""
     metrics: Mapping[str, Number]
 
 
@@ -75,7 +77,7 @@ class IngestedShard:
             order=shard.order,
             policies=policies,
             episodes=tuple(
-                EpisodeOutcome(episode.error, episode.metrics)
+                EpisodeOutcome(episode.error, episode.failure_kind, episode.metrics)
                 for group in shard.groups
                 for episode in group.episodes
             ),

@@ -102,7 +102,7 @@ class WeightSync:
                     self._policy,
                     newest,
                     self._loaded,
-                    known=newer,
+                    manifest=newer,
                     spare=self._spare,
                     memory_bytes=self._memory_bytes,
                 )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Protocol
 
 from storage.records.numbers import Count, UnixTime
 from storage.records.types import Bool, Float32, Int8, Int32, Json
@@ -136,7 +136,16 @@ class Episode:
     """Wall-clock time from start to end."""
 
 
-def failures_by_kind(episodes: Iterable[Episode]) -> Counter[str]:
+class Outcome(Protocol):
+    """How an episode ended: an `Episode`, or what is kept of one."""
+
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def failure_kind(self) -> FailureKind | None: ...
+
+
+def failures_by_kind(episodes: Iterable[Outcome]) -> Counter[str]:
     """Count failed episodes by kind; those without one count as NOT_RECORDED."""
     return Counter(
         episode.failure_kind or NOT_RECORDED for episode in episodes if episode.error is not None

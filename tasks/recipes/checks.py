@@ -83,7 +83,7 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
     except ConfigError as error:
         yield Problem((*at, "name"), str(error))
         return
-    strange = unknown_arguments(found, workflow)
+    strange = unknown_arguments(workflow_class, workflow)
     yield from (Problem((*at, "args", name), why) for name, why in strange.items())
     if not strange and (
         wrong := import_path.constructor_fault(workflow_class, WORKFLOW, workflow.args)

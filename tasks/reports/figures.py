@@ -190,13 +190,10 @@ def worker_timeline(
     for worker, shards in by_worker(log.played).items():
         bars = [
             Bar(
-                (one.started_s - start_s) / 60,
-                (one.finished_s - start_s) / 60,
-                shades[one.region],
-                f"order {one.order}: {one.episodes} episodes, {one.tokens} tokens in "
-                f"{one.finished_s - one.started_s:.1f} s"
-                + "".join(f", {count} failed ({kind})" for kind, count in one.failed.items())
-                + "".join(f", {policy} ≤ v{version}" for policy, version in one.newest.items()),
+                (shard.started_s - start_s) / 60,
+                (shard.finished_s - start_s) / 60,
+                shades[shard.region],
+                _bar_text(shard),
             )
             for shard in shards[:: max(1, len(shards) // LANE_BARS_MAX)]
         ]
@@ -219,7 +216,7 @@ def worker_timeline(
 
 def _bar_text(shard: PlayedShard) -> str:
     """The text of a worker's bar: episodes, tokens and seconds of one order."""
-    failed = f", {shard.failed} failed" if shard.failed else ""
+    failed = "".join(f", {count} failed ({kind})" for kind, count in shard.failed.items())
     versions = "".join(f", {policy} ≤ v{version}" for policy, version in shard.newest.items())
     return (
         f"order {shard.order}: {shard.episodes} episodes, {shard.tokens} tokens in "

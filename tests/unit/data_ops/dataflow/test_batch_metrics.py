@@ -4,8 +4,7 @@ import pytest
 from data_ops.dataflow.batch_metrics import IngestMetrics, batch_metrics
 from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard
 from storage.records.batches import SequenceKey
-from storage.records.rollouts import Group
-from storage.records.rollouts import FailureKind
+from storage.records.rollouts import FailureKind, Group
 from tests.builders import batch, entry, episode, group, row, shard
 
 
@@ -41,11 +40,11 @@ def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
 
 
 def test_failed_episodes_are_counted_by_kind_from_the_first_of_each_kind_on() -> None:
-    sums = Intake()
+    sums = IngestMetrics()
     timeout = episode(error="timeout after 60 s", failure_kind=FailureKind.TIMEOUT)
     broken = episode(error="ToolFailedError: no shell", failure_kind=FailureKind.TOOL)
-    sums.add(intake(1.0), shard(group(episode(), episode(), timeout, timeout)))
-    sums.add(intake(1.0), shard(group(episode(), broken, timeout, episode(error="old"))))
+    sums.add(groups(1.0), ingested(group(episode(), episode(), timeout, timeout)))
+    sums.add(groups(1.0), ingested(group(episode(), broken, timeout, episode(error="old"))))
     kinds = {
         "dataflow/failed_share/timeout": 3 / 8,
         "dataflow/failed_share/tool": 1 / 8,
@@ -54,9 +53,9 @@ def test_failed_episodes_are_counted_by_kind_from_the_first_of_each_kind_on() ->
     assert {name: v for name, v in sums.metrics().items() if "failed_share/" in name} == kinds
     assert sums.metrics()["dataflow/episodes_failed_share"] == 5 / 8
     sums.clear()
-    restarted = Intake(sums.metrics())
+    restarted = IngestMetrics(sums.metrics())
     for later in (sums, restarted):
-        later.add(intake(1.0), shard(group(episode(), timeout)))
+        later.add(groups(1.0), ingested(group(episode(), timeout)))
         assert {name: v for name, v in later.metrics().items() if "failed_share/" in name} == {
             "dataflow/failed_share/timeout": 0.5,
             "dataflow/failed_share/tool": 0.0,

@@ -52,7 +52,7 @@ def test_everything_but_the_shard_comes_back_bit_for_bit(memory_store: ObjectSto
     assert (after.order, after.problem, after.num_groups) == (4, "", 3)
     assert after.finished_s == before.finished_s == 1700000001.5
     assert after.shard is None
-    assert after.episodes[0] == EpisodeOutcome(None, {"final": 1.0})
+    assert after.episodes[0] == EpisodeOutcome(None, None, {"final": 1.0})
     assert [each.error for each in after.episodes] == [None] * 4 + ["KeyError: 'answer'", None]
     assert np.isnan(after.episodes[4].metrics["final"])
     assert list(after.policies) == ["solver", "verifier"]

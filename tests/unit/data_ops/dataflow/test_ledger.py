@@ -50,7 +50,7 @@ def test_a_batch_has_exactly_its_size_and_the_rest_waits() -> None:
 
 def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
     ledger = new_ledger()
-    ledger.ingest(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
+    ledger.ingest(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
     first, second = assemble(ledger), assemble(ledger)
     assert first is not None
     assert second is not None
@@ -60,7 +60,7 @@ def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
 
 def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> None:
     ledger = new_ledger()
-    ledger.ingest(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
+    ledger.ingest(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
     made(ledger)
     ledger.ingest(1, rows(1, 1, 1))
     second = made(ledger)

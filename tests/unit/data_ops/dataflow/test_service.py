@@ -559,17 +559,17 @@ def test_when_episodes_fail_the_stall_reason_has_their_number_and_commonest_erro
         episode(error="KeyError: 'answer'"),
         episode(error="TimeoutError: ", failure_kind=FailureKind.TIMEOUT),
     ]
-    for order in range(BARREN_GROUPS):
+    for order in range(UNTRAINABLE_GROUPS):
         for assembly in assemblies:
             assembly.ingest(
                 IngestedShard.of(
                     shard(group(*plays), order=order), {assembly.policy: IngestedGroups()}
                 )
             )
-    assert complaint(assemblies) == (
-        f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: "
-        f"{4 * BARREN_GROUPS} of "
-        f"{4 * BARREN_GROUPS} episodes failed ({2 * BARREN_GROUPS} workflow_bug, "
-        f"{BARREN_GROUPS} not_recorded, {BARREN_GROUPS} timeout), "
-        f"{3 * BARREN_GROUPS} of them with KeyError: 'answer'"
+    assert stall_reason(assemblies) == (
+        f"the last {UNTRAINABLE_GROUPS} groups held nothing to train solver or verifier on: "
+        f"{4 * UNTRAINABLE_GROUPS} of "
+        f"{4 * UNTRAINABLE_GROUPS} episodes failed ({2 * UNTRAINABLE_GROUPS} workflow_bug, "
+        f"{UNTRAINABLE_GROUPS} not_recorded, {UNTRAINABLE_GROUPS} timeout), "
+        f"{3 * UNTRAINABLE_GROUPS} of them with KeyError: 'answer'"
     )

@@ -17,7 +17,6 @@ from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop
 from storage.records.progress import RolloutProgress
-from storage.records.rollouts import NOT_SAMPLED, Episode, Prompt
 from storage.records.rollouts import NOT_SAMPLED, Episode, FailureKind, Prompt
 from storage.run import orders, runs, shards
 from storage.store.backend import Backend
