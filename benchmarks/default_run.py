@@ -160,7 +160,7 @@ def count_tasks(home: Home, standing: Stack, start_s: float, end_s: float) -> in
     """How many take-in tasks the server saw start between two times."""
     between = {"after_": _iso(start_s), "before_": _iso(end_s)}
     wanted = {"task_runs": {"name": {"like_": "take in"}, "start_time": between}}
-    headers = {"Authorization": auth.basic(auth.known(home))}
+    headers = {"Authorization": auth.basic(auth.read_or_empty(home))}
     answer = httpx.post(
         f"{standing.prefect_url}/task_runs/count", json=wanted, headers=headers, trust_env=False
     )

@@ -1,6 +1,6 @@
 """What a recipe says about rollout workers, engines, workflows and sampling. Free of torch."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from storage.config_model import (
     CountOrNone,
     Frozen,
     Megabytes,
+    OnlyWith,
     Seconds,
     SecondsOrNone,
     Share,
@@ -67,10 +68,10 @@ class RegionConfig(Frozen):
     """Workers of one region."""
 
     workers: CountOrNone = 1
-    deployment: str = ""
+    deployment: Annotated[str, OnlyWith("workers")] = ""
     """The Prefect deployment that starts a worker there; empty: `rollout/worker`, in the work queue
     of the region's name."""
-    mirror: str = ""
+    mirror: Annotated[str, OnlyWith("workers")] = ""
     """URL of a store in the region (`s3://bucket-eu/prefix?endpoint=https://host&profile=eu`, a
     path) that keeps a copy of the weights for its workers; empty: they read from the run's own
     store. What the URL does not say comes from the environment, as for that one; it holds no

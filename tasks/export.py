@@ -8,17 +8,17 @@ from storage.errors import ConfigError, NotFoundError
 from storage.formats.safetensors import to_safetensors
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
-from storage.written_files import write_inside
-
-WEIGHTS_FILE = "model.safetensors"
+from tasks import export_folder
+from tasks.export_folder import METADATA, WEIGHTS_FILE
 
 
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
     """Writes the weights of `version` (None: the newest) and the base model's other files into
     `folder`; returns the version.
 
-    Raises ConfigError when there is no such version or the folder cannot be written, CorruptError
-    when digests differ or the manifest lists a file that is no plain name of data.
+    Raises ConfigError when there is no such version, or when the folder cannot be written or has
+    other files than an earlier export; CorruptError when digests differ or the manifest lists a
+    file that is no plain name of data.
     """
     newest = manifests.latest(run, policy)
     if newest is None:
@@ -38,10 +38,8 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
         )
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
     try:
-        for name, body in files.items():
-            write_inside(folder, name, body)
-        # transformers refuses a file that does not say which framework's tensors it holds
-        write_inside(folder, WEIGHTS_FILE, to_safetensors(tensors, {"format": "pt"}))
+        export_folder.refuse_foreign(folder, {*files, WEIGHTS_FILE})
+        export_folder.write(folder, {**files, WEIGHTS_FILE: to_safetensors(tensors, METADATA)})
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be written: {error.strerror or error}; choose another folder"

@@ -88,7 +88,7 @@ def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(
     assert [(check.name, check.verdict) for check in doctor._addresses()] == [
         ("PREFECT_API_URL", "fail")
     ]
-    assert doctor._prefect(home).found == f"http://{HOST}:1/api is not asked"
+    assert doctor._prefect(home).found == f"http://{HOST}:1/api was not checked"
 
 
 @pytest.mark.parametrize("url", ["http://[", "\x1b[2J", "http://\u202e/api", "nonsense"])
@@ -97,7 +97,7 @@ def test_an_address_that_is_none_fails_and_is_not_asked(
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
     assert doctor._prefect(home) == doctor.Check(
-        "prefect", "fail", f"{url} is not asked", "see PREFECT_API_URL"
+        "prefect", "fail", f"{url} was not checked", "see PREFECT_API_URL"
     )
     (check,) = doctor._addresses()
     assert check.found == (

@@ -134,7 +134,7 @@ def test_a_ticket_is_good_for_a_day_however_often_and_not_after_it(
     assert (did["went"], did["stored"], did["address"]) == (None, {}, f"{prefect}/open")
     assert (
         did["shown"]
-        == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+        == "This address has expired, or belongs to another stack. `astraflow up` prints a new one.\n"
     )
 
 
@@ -204,7 +204,7 @@ def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(
     did = opened(f"{prefect}/open{fragment}")
     assert (
         did["shown"]
-        == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+        == "This address has expired, or belongs to another stack. `astraflow up` prints a new one.\n"
     )
     assert (did["went"], did["stored"], did["address"]) == (None, {}, f"{prefect}/open")
 

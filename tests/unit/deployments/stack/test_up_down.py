@@ -76,7 +76,7 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(
         ) as caught:
             up_down.down(home, said.append)
     assert str(caught.value).startswith(
-        "no process of the stack is left running, but this failed: the Prefect server does not"
+        "no process of the stack is running any more, but this failed: the Prefect server does not"
     )
     assert "interrupted: mine;" in str(caught.value)
     assert said == []
@@ -136,7 +136,7 @@ def test_a_process_that_was_given_an_old_id_is_not_the_one_that_had_it(home: Hom
 def test_speaking_to_the_stack_costs_no_import_of_torch(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_features, "_announces_bf16", lambda: True)
+    monkeypatch.setattr(cpu_features, "_reports_bf16", lambda: True)
     monkeypatch.setattr(cpu_features, "survives_bf16", _breaks(AssertionError("asked")))
     assert up_down.settings(home, _stack(home))["ASTRAFLOW_STORE"] == home.store.as_uri()
 
@@ -243,7 +243,8 @@ def test_a_bad_address_of_the_store_keeps_no_process_alive(
     worker = _sleeper(home, "worker-trainers")
     state.save(home, replace(_stack(home, worker), store_url=url))
     with pytest.raises(
-        AstraFlowError, match="the Prefect server is gone, and the store does not tell its runs"
+        AstraFlowError,
+        match="the Prefect server is not running, and the store's runs cannot be listed",
     ):
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
@@ -252,7 +253,7 @@ def test_a_bad_address_of_the_store_keeps_no_process_alive(
 def test_a_record_that_is_a_folder_keeps_no_process_alive(home: Home) -> None:
     worker = _sleeper(home, "worker-trainers")
     home.record.mkdir()
-    with pytest.raises(AstraFlowError, match=f"removing {home.record}: "):
+    with pytest.raises(AstraFlowError, match=f"deleting {home.record}: "):
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
 
@@ -269,9 +270,9 @@ def test_what_is_stopped_for_want_of_a_record_is_named(home: Home) -> None:
     left = _sleeper(home, "worker-trainers")
     home.record.write_text("{broken")
     said: list[str] = []
-    up_down._stop_strays(home, said.append)
+    up_down._stop_unrecorded(home, said.append)
     assert str(home.record) in said[0]
     assert said[1].startswith(f"  {left.pid} (-c import time")
     assert not processes.is_alive(left)
-    up_down._stop_strays(home, said.append)
+    up_down._stop_unrecorded(home, said.append)
     assert len(said) == 2
