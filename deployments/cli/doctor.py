@@ -32,7 +32,7 @@ GPU_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. Example: `Check("disk", "ok", "78 GiB free in /clone/.astraflow")`."""
+    """The result of one check. Example: `Check("disk", "ok", "78 GiB free in /home/you")`."""
 
     name: str
     verdict: Literal["ok", "warn", "fail"]

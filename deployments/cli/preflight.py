@@ -58,7 +58,7 @@ def refuse_mirrors_at_home(store: ObjectStore, config: RunConfig) -> None:
 
 
 def refuse_what_this_machine_lacks(config: RunConfig) -> None:
-    """Raise ConfigError for missing packages or GPUs of a run whose services run on this machine."""
+    """Raise ConfigError for missing packages or GPUs, when the services run on this machine."""
     if missing := list(_missing_on_this_machine(config)):
         raise ConfigError("; ".join(missing))
 

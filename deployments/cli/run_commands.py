@@ -116,7 +116,7 @@ def export(
     out: Annotated[
         Path,
         typer.Option(
-            help="Folder to write: a new one, an empty one, or an earlier export, which is replaced. "
+            help="Folder to write: a new or empty one, or an earlier export, which is replaced. "
             "A folder with other files is refused."
         ),
     ],

@@ -1,4 +1,4 @@
-"""The steps of `astraflow run`: check the recipe, start the stack and the flow run, show the run."""
+"""The steps of `astraflow run`: check the recipe, start stack and flow run, show the run."""
 
 import datetime
 import re

@@ -234,8 +234,8 @@ def summary_lines(status: Status) -> list[str]:
         subject = "the policy alone" if workflow == live_view.ALONE else f"the team ({workflow})"
         first, last = scores[0], scores[-1]
         lines.append(
-            f"{subject}: {live_view.percent(first.accuracy)} → {live_view.percent(last.accuracy)} of "
-            f"{last.n} held-out problems "
+            f"{subject}: {live_view.percent(first.accuracy)} → "
+            f"{live_view.percent(last.accuracy)} of {last.n} held-out problems "
             f"(version {live_view.versions_words(first.versions)} → "
             f"{live_view.versions_words(last.versions)})"
         )

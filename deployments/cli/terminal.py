@@ -24,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the documented JSON 
 
 
 def store() -> Any:
-    """Open the store of `astraflow run`: ASTRAFLOW_STORE, else the running stack's, else the home's."""
+    """Open the store: that of ASTRAFLOW_STORE, else the running stack's, else the home's."""
     from deployments.stack import environment, plan, state
 
     folder: Home = home()

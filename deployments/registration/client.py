@@ -23,8 +23,8 @@ def connected(api_url: str) -> Iterator[Any]:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"PREFECT_API_URL={shown} is not the address of a Prefect server ({error}); write it as "
-            "http://HOST:4200/api"
+            f"PREFECT_API_URL={shown} is not the address of a Prefect server ({error}); write it "
+            "as http://HOST:4200/api"
         ) from error
     except httpx.TransportError as error:
         raise ConfigError(

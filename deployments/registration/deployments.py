@@ -37,8 +37,8 @@ class Deployment:
     description: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     cron: str = ""
-    """A schedule in UTC, first paused. A later registration keeps the user's changes to it and to the
-    parameters of its runs.
+    """A schedule in UTC, first paused. A later registration keeps the user's changes to it and to
+    the parameters of its runs.
     """
     cron_active: bool = False
 
@@ -121,8 +121,8 @@ DEPLOYMENTS = (
         name="nightly",
         entrypoint="flows/run_gc.py:gc",
         pool="control",
-        description="Lists every night which weights are not needed any more; with `apply` it deletes "
-        "them. Its schedule is off at first.",
+        description="Lists every night which weights are no longer needed; with `apply` it "
+        "deletes them. Its schedule is off at first.",
         cron="0 4 * * *",
     ),
 )
@@ -156,7 +156,7 @@ def register(
 
 
 def import_flows(deployments: Iterable[Deployment] = DEPLOYMENTS) -> None:
-    """Import every flow file before `register`. Raises ConfigError for one that cannot be imported."""
+    """Import every flow file before `register`. Raises ConfigError when an import fails."""
     for deployment in deployments:
         _flow(deployment)
 

@@ -105,7 +105,7 @@ def cancel_all(
     timeout_s: float = CANCEL_TIMEOUT_S,
     among: Callable[[Any], bool] = lambda flow_run: True,
 ) -> tuple[int, int]:
-    """Cancel the unfinished flow runs with the tag for which `among` is true, and wait for their end.
+    """Cancel the unfinished flow runs with the tag for which `among` is true, and wait for them.
 
     The wait ends when all have ended, or when none has ended for `timeout_s`. Flow runs that a
     schedule has planned for later are not cancelled. Where no worker is running

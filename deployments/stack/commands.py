@@ -32,7 +32,7 @@ def worker(pool: str) -> list[str]:
 
 
 def worker_name(pool: str) -> str:
-    """Return the worker's name: unique among machines, and the same after a restart, so that Prefect
-    does not list former workers as offline.
+    """Return the worker's name: unique among machines, and the same after a restart, so that
+    Prefect does not list former workers as offline.
     """
     return f"{pool}@{socket.gethostname()}"

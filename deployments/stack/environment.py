@@ -42,7 +42,9 @@ seconds, a service starts three seconds later on average. The log line "finished
 of a task would be one more row for the server and repeats the task's state."""
 
 PREFECT_SERVER = {
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    ),
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
@@ -62,8 +64,8 @@ PREFECT_SERVER = {
     "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "false",
 }
 """Batches reduce a task's cost in the server from 30 ms of CPU time to 6 ms; leases on disk survive
-a restart of the server. Our own server requires no CSRF tokens, which every new client would request
-first. Loops that no run needs run every minute instead of every five seconds."""
+a restart of the server. Our own server requires no CSRF tokens, which every new client would
+request first. Loops that no run needs run every minute instead of every five seconds."""
 
 MLFLOW_SERVER = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -142,7 +144,7 @@ def store_url(home: Home, running: Stack | None = None) -> str:
 
 
 def secret_name(running: Stack | None = None) -> str:
-    """Return the block that ASTRAFLOW_STORE_SECRET names, else the running stack's; may be empty."""
+    """Return the block of ASTRAFLOW_STORE_SECRET, else of the running stack; empty: none."""
     return given("ASTRAFLOW_STORE_SECRET") or (running.store_secret if running else "")
 
 

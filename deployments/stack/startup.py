@@ -22,8 +22,8 @@ FLOW_LOGS_MAX = 300
 """Number of logs of flow runs' processes that are kept."""
 
 PRIVATE_UMASK = 0o077
-"""Umask of the servers; also of workers and flow runs, unless their store is outside the home, where
-other users may share it."""
+"""Umask of the servers; also of workers and flow runs, unless their store is outside the home,
+where other users may share it."""
 
 Say = Callable[[str], None]
 

@@ -1,5 +1,4 @@
-"""Start and stop the local stack: a Prefect server, an MLflow server, and one Prefect worker for each
-work pool, as plain processes.
+"""Start and stop the local stack: the Prefect and MLflow servers and one worker per work pool.
 
     up:    server ─▶ (healthy) ─▶ pools ─▶ workers ─▶ deployments ─▶ (workers online)
            MLflow starts in parallel
@@ -123,7 +122,7 @@ def down(home: Home, say: Say = print) -> None:
 def _collecting(
     action: str, failures: list[str], but: tuple[type[BaseException], ...] = ()
 ) -> Iterator[None]:
-    """Append an error of the block, or a Ctrl-C, to `failures`; raise only those of the kind `but`."""
+    """Append an error of the block, or a Ctrl-C, to `failures`; raise only those in `but`."""
     try:
         yield
     except but:
