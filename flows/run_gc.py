@@ -40,9 +40,9 @@ def gc(
         bool, Field(description="Delete; without this, only list what would be deleted.")
     ] = False,
 ) -> State[None] | None:
-    """Delete weights that no kept version needs, from the runs' store and their mirrors.
+    """List the weights that no kept version needs; with `apply`, delete them, mirrors included.
 
-    Files of killed writers are deleted, too. Manifests are kept, so every run can still be verified
+    Files of killed writers are listed and deleted, too. Manifests are kept, so every run can still be verified
     and resumed. An artifact lists what is kept and what is deleted. A run that cannot be read is
     logged and skipped, and the flow run ends as failed.
     """

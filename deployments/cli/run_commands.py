@@ -229,10 +229,11 @@ def gc(
     ] = False,
     thaw: Annotated[bool, typer.Option("--thaw", help="Remove a freeze.")] = False,
 ) -> None:
-    """Delete weights that no kept version needs, from the run's store and its mirrors.
+    """List the weights that no kept version needs; --delete deletes them, mirrors included.
 
-    Files of killed writers are deleted, too. Manifests are kept, so the run can still be verified
-    and resumed.
+    Files of killed writers are listed and deleted, too.
+
+    Manifests are kept: the run can still be verified and resumed.
 
     Example:  astraflow gc tiny-20260101-120000-ab12 --last 3 --keep solver@40 --delete
     """

@@ -18,9 +18,9 @@ EXIT_FAILED = 1
 PIPED_WIDTH = 400
 
 RunId = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Run id; the newest run when left out.")
+    str | None, typer.Argument(metavar="RUN", help="Run id; default: the newest run.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/schemas.md).")]
 
 
 def store() -> Any:

@@ -120,3 +120,14 @@ def test_a_missing_store_url_fails_with_the_variable_to_correct(
     monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
     check = doctor._store(home)
     assert (check.verdict, check.fix) == ("fail", "correct ASTRAFLOW_STORE or its credentials")
+
+
+def test_a_store_in_a_home_that_does_not_exist_yet_is_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASTRAFLOW_STORE", raising=False)
+    home = Home(tmp_path / "home")
+    assert doctor._store(home) == doctor.Check(
+        "store", "ok", f"`astraflow up` creates {home.store}"
+    )
+    assert not home.root.exists()
