@@ -30,7 +30,7 @@ WORD_SHOWN = 100
 USAGE_SHOWN = 300
 """Characters that are printed of an error in the arguments, which repeats them."""
 _ENDLESS = re.compile(r"\S{1000,}")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, run, cancel),
     *(status, runs, verify, report, export, weights, tag, gc),
@@ -53,7 +53,7 @@ class _Commands(TyperGroup):
             usage = _usage_message(error)
             if usage is None:
                 raise
-            _print_error(usage)
+            _print_error(*usage)
             code = EXIT_CONFIG
         if standalone_mode:
             raise SystemExit(code)
@@ -102,12 +102,17 @@ def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:
     return command
 
 
-def _print_error(message: str) -> None:
-    """Print an error as plain text without credentials; very long words are shortened."""
+def _print_error(message: str, advice: str = "") -> None:
+    """Print an error as plain text without credentials; very long words are shortened.
+
+    A message with `advice` is one about wrong arguments, of which USAGE_SHOWN characters are shown.
+    """
     shown = _ADDRESS.sub(lambda address: without_credentials(address[0]), plain(message))
     shown = _ENDLESS.sub(lambda word: f"{word[0][:WORD_SHOWN]}…", shown)
+    if advice and len(shown) > USAGE_SHOWN:
+        shown = f"{shown[:USAGE_SHOWN]}…"
     if shown:
-        typer.secho(shown, fg="red", err=True)
+        typer.secho(f"{shown}{advice}", fg="red", err=True)
 
 
 def _message(error: Exception) -> str:
@@ -118,22 +123,20 @@ def _message(error: Exception) -> str:
     return f"unexpected {type(error).__name__}: {error} (`astraflow --debug …` shows where)"
 
 
-def _usage_message(error: Exception) -> str | None:
-    """Return the message for wrong arguments; None for another error.
+def _usage_message(error: Exception) -> tuple[str, str] | None:
+    """Return the message for wrong arguments and the advice; None for another error.
 
     Their base class has no public name in every supported release of typer.
     """
     if isinstance(error, typer.Abort):
-        return "aborted"
+        return "aborted", ""
     if not isinstance(error, typer.BadParameter.__mro__[2]):
         return None
     message: str = error.format_message()  # type: ignore[attr-defined]
-    if not message:  # without arguments the help has been printed
-        return ""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "astraflow"
-    shown = message if len(message) <= USAGE_SHOWN else f"{message[:USAGE_SHOWN]}…"
-    return f"{shown.rstrip('.')}; see `{path} --help`"
+    # the message is empty for a call without arguments, which has printed the help
+    return message.rstrip("."), f"; see `{path} --help`"
 
 
 @app.callback()

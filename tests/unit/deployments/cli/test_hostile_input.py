@@ -594,6 +594,8 @@ USAGE_ERRORS = (
     ("run", "a", "http://me:secret@host/x"),
     ("run", "--detach", "--http://me:secret@host"),
     ("run", "--" + "x" * 100_000),
+    ("run", "a", "x" * 250 + " http://me:secret" + "x" * 100 + "@host"),
+    ("run", "a", "http://me:secret" + "x" * 2_000 + "@host"),
     ("gc", "x", "--last", "\x1b[2J"),
     ("\x1b[2J",),
     ("x" * 100_000,),
