@@ -56,7 +56,7 @@ def test_a_home_that_others_may_read_fails_until_it_is_closed(home: Home) -> Non
     check = doctor._private(home)
     assert (check.verdict, check.found) == ("fail", f"other users have access to {home.logs}")
     home.create()
-    assert doctor._private(home).found == f"{home.root} is its owner's only"
+    assert doctor._private(home).found == f"only you have access to {home.root}"
 
 
 def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
@@ -74,7 +74,7 @@ def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
             ready=True,
         ),
     )
-    assert doctor._private(home).found == f"the stack runs, and {home.auth} is missing"
+    assert doctor._private(home).found == f"the stack is running, but {home.auth} is missing"
     auth.create(home)
     assert doctor._private(home).verdict == "ok"
     home.auth.write_text("")

@@ -58,7 +58,7 @@ def test_a_server_that_refuses_is_told_with_the_variables_to_set(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "astraflow:wrong")
-    refusal = r"refuses this command \(401\); set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY"
+    refusal = r"refuses this command \(401\); set PREFECT_API_AUTH_STRING or PREFECT_API_KEY"
     with pytest.raises(ConfigError, match=refusal), connected(server) as client:
         client.read_work_pools()
 
@@ -69,7 +69,7 @@ def test_a_block_that_is_not_shown_is_told_with_the_variables_to_set(
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "astraflow:wrong")
     with pytest.raises(
         ConfigError,
-        match=r"refuses to show the block keys, .*set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY",
+        match=r"refuses to show the block keys, .*set PREFECT_API_AUTH_STRING or PREFECT_API_KEY",
     ):
         store_credentials.load("keys", server)
 

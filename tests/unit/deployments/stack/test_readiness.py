@@ -89,7 +89,7 @@ def test_a_part_that_does_nothing_is_an_error_with_the_end_of_its_log(tmp_path: 
         Started(f"print('waits for a lock', flush=True); {IDLE}", tmp_path) as part,
         pytest.raises(
             ConfigError,
-            match=r"(?s)^the part is not ready after \d+ s, and did not work .*\n.*waits for a lock",
+            match=r"(?s)^the part is not ready after \d+ s, and made no progress .*\n.*waits for a lock",
         ),
     ):
         readiness.wait_until(lambda: False, "the part", part, stall_limit_s=5.0)

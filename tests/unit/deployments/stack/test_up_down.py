@@ -48,7 +48,7 @@ def _sleeper(home: Home, name: str) -> processes.Process:
 def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up_down, "ANSWER_PATIENCE_S", 0.2)
+    monkeypatch.setattr(up_down, "RESPONSE_STALL_LIMIT_S", 0.2)
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
     run = runs.create_run(
         open_store(home.store.as_uri()),
@@ -119,7 +119,9 @@ def test_a_run_whose_supervisor_is_too_slow_to_beat_is_named_and_one_that_is_gon
     _silent_run(home, "gone", gone.pid)
     _silent_run(home, "left", os.getpid(), "done")
     state.save(home, _stack(home))
-    with pytest.raises(AstraFlowError, match="will show as interrupted: slow; started again"):
+    with pytest.raises(
+        AstraFlowError, match="will be shown as interrupted: slow; start them again"
+    ):
         up_down.down(home, lambda words: None)
 
 
