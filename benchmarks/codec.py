@@ -75,7 +75,7 @@ class Ours:
     def renew(self, old: Any, new: Any, blobs: list[bytes]) -> list[str]:
         def renew(base: HostTensor, into: HostTensor, blob: bytes) -> str:
             digest = Digest()
-            deltas.apply(base, memoryview(blob), into=into.bits, tell=digest.add)
+            deltas.apply(base, memoryview(blob), into=into.bits, digest=digest)
             return str(digest)
 
         with ThreadPoolExecutor(self.threads) as pool:

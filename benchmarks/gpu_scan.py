@@ -107,7 +107,7 @@ def measure(gb: float, device: torch.device, lr: float, repeats: int, seed: int)
         scans.append(spent)
     crossed = (scan.num_bytes - first_bytes) // repeats
     exact = weights_digest(published) == weights_digest(copied())
-    scan.forget()
+    scan = DeviceScan()  # frees the published bits: `compared` keeps its own
     alone = [compared(masters, lr, device, draw) for _ in range(repeats)]
     return {
         "gb": elements * BYTES / 1e9,

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 
 from data_ops.algorithms import filters
 from data_ops.algorithms.policy_groups import route
-from data_ops.dataflow.shard_ingest import take_in
+from data_ops.dataflow.shard_ingest import ingest_groups
 from data_ops.prompts.stream import PromptStream
 from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import play_prompts
@@ -151,7 +151,7 @@ class Loop:
                 raise RuntimeError(
                     f"{ROUNDS_MAX} rounds did not fill {self.config.steps} batches of each policy"
                 )
-            self._take_in(await self._roll_out(stream))
+            self._ingest(await self._roll_out(stream))
             self._train()
         await self.training.close()
         await self.evaluating.close()
@@ -167,7 +167,7 @@ class Loop:
             seed = self.config.seed * ROUNDS_MAX + self.order
             return await play_prompts(self.training, prompts, data.samples_per_prompt, seed)
 
-    def _take_in(self, groups: tuple[Group, ...]) -> None:
+    def _ingest(self, groups: tuple[Group, ...]) -> None:
         with self._measured("data"):
             shard = Shard(
                 order=self.order,
@@ -181,7 +181,7 @@ class Loop:
             )
             chain = filters(self.config.data.filter)
             for policy, routed in route(shard, list(self.learners)).items():
-                self.learners[policy].waiting += take_in(routed, self.config.data, chain).rows
+                self.learners[policy].waiting += ingest_groups(routed, self.config.data, chain).rows
         self.order += 1
 
     def _train(self) -> None:

@@ -1,12 +1,63 @@
-"""What a recipe says about prompts and the data algorithms. Free of torch."""
+"""The settings of the dataflow service in a recipe. Free of torch and of Prefect."""
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Discriminator, Tag
 
 from data_ops.algorithms import CurateConfig, FilterConfig, SampleConfig
 from data_ops.algorithms.advantages import AdvantageConfig
 from data_ops.algorithms.curators import AcceptAll
 from data_ops.algorithms.filters import ZeroAdvantage
+from data_ops.algorithms.named import Named
 from data_ops.algorithms.samplers import Edf
 from data_ops.prompts import PromptSource
 from storage.config_model import Count, CountOrNone, Frozen, Seconds, Steps
+from storage.config_union import ByPath, variants
+
+
+class ThreadRunner(Named):
+    """Threads of the dataflow's process."""
+
+    name: Literal["threads"] = "threads"
+
+
+class ProcessRunner(Named):
+    """Processes on the dataflow's machine."""
+
+    name: Literal["processes"] = "processes"
+    workers: Count | None = None
+    """Processes at most; as many as CPUs where it is not set."""
+
+
+class DaskRunner(Named):
+    """Workers of a Dask cluster; needs `astraflow[dask]`."""
+
+    name: Literal["dask"] = "dask"
+    address: str | None = None
+    """The scheduler of a running cluster, such as `tcp://10.0.0.5:8786`; a cluster on the
+    dataflow's machine is started where it is not set.
+    """
+
+
+class RayRunner(Named):
+    """Workers of a Ray cluster; needs `astraflow[ray]`."""
+
+    name: Literal["ray"] = "ray"
+    address: str | None = None
+    """A running cluster, such as `ray://10.0.0.5:10001`; one on the dataflow's machine is started
+    where it is not set.
+    """
+
+
+TaskRunnerConfig: TypeAlias = Annotated[
+    Annotated[ThreadRunner, Tag("threads")]
+    | Annotated[ProcessRunner, Tag("processes")]
+    | Annotated[DaskRunner, Tag("dask")]
+    | Annotated[RayRunner, Tag("ray")],
+    Discriminator(ByPath()),
+]
+"""Where the tasks that ingest shards run (`tasks/services/task_runners.py`)."""
+TASK_RUNNERS: Final = variants(TaskRunnerConfig)
 
 
 class DataConfig(Frozen):
@@ -23,7 +74,7 @@ class DataConfig(Frozen):
     training.
     """
     batches_ahead: CountOrNone = 1
-    """How many batches may be ready beyond the one the trainer works on."""
+    """Batches that may be ready beyond the one that the trainer works on."""
     curate: list[CurateConfig] = [AcceptAll()]
     """Which prompts are rolled out; applied in turn."""
     filter: list[FilterConfig] = [ZeroAdvantage()]
@@ -34,21 +85,19 @@ class DataConfig(Frozen):
     keep_partial_groups: bool = True
     """When an episode of a group failed: keep the others (True) or drop the group (False)."""
     poll_interval_s: Seconds = 0.2
-    """Pause between two looks at the store while a trainer waits for a batch and there is nothing
-    to do.
-    """
+    """Pause between two polls of the store while a trainer waits for a batch."""
     gather_interval_s: Seconds = 2.0
-    """Pause between two looks while no trainer waits: shards gather, and one task takes in several
-    of them.
+    """Pause between two polls while no trainer waits: meanwhile shards gather, and one task ingests
+    several of them.
     """
+    task_runner: TaskRunnerConfig = ThreadRunner()
+    """Where shards are ingested: `threads`, `processes`, `dask` or `ray`."""
     shards_per_task: Count = 16
-    """Shards that one parallel task takes in at most; more shards in a task amortize the task's own
-    cost.
-    """
+    """Shards that one task ingests at most: more of them in a task amortize the task's own cost."""
 
 
 class PolicyData(Frozen):
-    """What the dataflow must know of one policy."""
+    """The settings of one policy that the dataflow needs."""
 
     batch_size: Count
     """Sequences in a batch."""

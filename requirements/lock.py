@@ -21,7 +21,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 PYPROJECT = FOLDER.parent / "pyproject.toml"
 FILES = ("locked.txt", "cuda.txt", "torch.txt")
-EXTRAS = ("dev", "s3")
+EXTRAS = ("dev", "s3", "dask")
 OLDEST_PYTHON = "3.11"
 CUDA = re.compile(r"(nvidia-|cuda-|triton$)")
 """Names of packages that only a build of torch with CUDA depends on."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from storage.errors import ConfigError
-from storage.plain_names import shown
+from storage.plain_names import quoted
 
 ALLOW_VARIABLE = "ASTRAFLOW_IMPORT_ALLOW"
 """Packages and modules, joined by commas, whose classes a recipe may name; any that is installed
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kind:
+class PluginKind:
     """What a recipe may name at one place. Example:
     `Kind("filter", Filter, page="docs/data_algorithms.md")`.
     """
@@ -56,7 +56,7 @@ class Kind:
         return f"a {self.noun} is a class with {', '.join([*methods[:-2], last])} ({self.page})"
 
 
-def resolve(name: str, builtins: Mapping[str, T | str], kind: Kind, key: str = "") -> T:
+def resolve(name: str, builtins: Mapping[str, T | str], kind: PluginKind, key: str = "") -> T:
     """The class that `name` means, not yet called. A table's value may itself be an import path, so
     that heavy modules load only when they are used.
 
@@ -71,7 +71,7 @@ def resolve(name: str, builtins: Mapping[str, T | str], kind: Kind, key: str = "
         raise ConfigError(f"{key}: {error}") from error
 
 
-def unfit(made: Any, kind: Kind, arguments: Mapping[str, Any]) -> str:
+def constructor_fault(made: Any, kind: PluginKind, arguments: Mapping[str, Any]) -> str:
     """Why the class `made` cannot be built with these arguments; empty where it can, or where it
     does not tell.
     """
@@ -86,7 +86,7 @@ def unfit(made: Any, kind: Kind, arguments: Mapping[str, Any]) -> str:
     return ""
 
 
-def refuse_name(name: str, builtins: Mapping[str, Any]) -> None:
+def check_name(name: str, builtins: Mapping[str, Any]) -> None:
     """Raise ConfigError for a name that is neither in the table nor an import path that may be
     imported here. Imports nothing: its package may be installed on other machines only.
     """
@@ -95,14 +95,14 @@ def refuse_name(name: str, builtins: Mapping[str, Any]) -> None:
     if ":" not in name:
         names = ", ".join(sorted(builtins)) or "none"
         raise ConfigError(
-            f"{shown(name)} is not known; use one of {names}, or an import path like "
+            f"{quoted(name)} is not known; use one of {names}, or an import path like "
             "package.module:Name"
         )
     _refuse_module(name)
 
 
-def _resolved(name: str, builtins: Mapping[str, Any], kind: Kind) -> Any:
-    refuse_name(name, builtins)
+def _resolved(name: str, builtins: Mapping[str, Any], kind: PluginKind) -> Any:
+    check_name(name, builtins)
     if name in builtins:
         known = builtins[name]
         return _load(known) if isinstance(known, str) else known
@@ -140,7 +140,7 @@ def _refuse_module(path: str) -> None:
 def _split(path: str) -> tuple[str, str]:
     if (found := _PATH.fullmatch(path)) is None:
         raise ConfigError(
-            f"{shown(path)} is not an import path; write package.module:Name, where no part begins "
+            f"{quoted(path)} is not an import path; write package.module:Name, where no part begins "
             "with an underscore"
         )
     return found[1], found[2]
@@ -176,7 +176,7 @@ def _load(path: str) -> Any:
         ) from error
 
 
-def _fault(found: Any, kind: Kind) -> str:
+def _fault(found: Any, kind: PluginKind) -> str:
     """What is wrong with what a path leads to; empty for a class of the kind."""
     if not isinstance(found, type):
         what = (
@@ -245,7 +245,7 @@ def _wrong_way(found: type, name: str, wanted: Any) -> str:
     )
 
 
-def _wrong_constructor(found: type, kind: Kind) -> str:
+def _wrong_constructor(found: type, kind: PluginKind) -> str:
     """What is wrong with the arguments by position; those that a recipe names are judged by
     `unfit`.
     """

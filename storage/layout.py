@@ -49,7 +49,7 @@ def run_prefix(run_id: str) -> str:
     """ConfigError for what cannot be a run id."""
     if not plain_names.RUN_ID.fullmatch(run_id):
         raise ConfigError(
-            f"{plain_names.shown(run_id)} cannot be a run id; use up to 100 letters, digits, '.', "
+            f"{plain_names.quoted(run_id)} cannot be a run id; use up to 100 letters, digits, '.', "
             "'_' and '-', "
             "a letter or digit first"
         )
@@ -113,17 +113,17 @@ def retired(policy: str, version: int) -> str:
     return f"{weights(policy, version)}/{RETIRED}"
 
 
-def merged(policy: str, version: int, base: int) -> str:
+def merged_delta(policy: str, version: int, base: int) -> str:
     """Created once, after the version: how it comes from `base`, some versions before."""
     return f"{weights(policy, version)}/since-{base:08d}.json"
 
 
-def merges(keys: Iterable[str], policy: str) -> dict[int, list[int]]:
+def merged_deltas(keys: Iterable[str], policy: str) -> dict[int, list[int]]:
     """version → bases, ascending, of the policy's merged changes among `keys`."""
     found: dict[int, list[int]] = {}
     for key in sorted(keys):
         for version, base in _MERGED.findall(key):
-            if key == merged(policy, int(version), int(base)):
+            if key == merged_delta(policy, int(version), int(base)):
                 found.setdefault(int(version), []).append(int(base))
     return found
 
@@ -160,7 +160,7 @@ def _named(name: str) -> str:
     """The name, fit to be a part of a key; ConfigError when it is not."""
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"{plain_names.shown(name)} cannot name a policy, a member or a tag; use up to 100 "
+            f"{plain_names.quoted(name)} cannot name a policy, a member or a tag; use up to 100 "
             "letters, digits, '_' and '-'"
         )
     return name

@@ -79,12 +79,12 @@ def model_file_fault(name: str) -> str:
     return fault(name)
 
 
-def own_name(data_file: str) -> str:
+def without_write_id(data_file: str) -> str:
     """The name of a data file without its writer's id: `0123….config.json` → `config.json`."""
     return data_file.partition(".")[2]
 
 
-def shown(name: str) -> str:
+def quoted(name: str) -> str:
     """The name for a message: escaped, and cut where it is long."""
     return repr(name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…")
 
@@ -93,7 +93,7 @@ def shown(name: str) -> str:
 def _data_file(name: str) -> str:
     if (found := _DATA_FILE.fullmatch(name)) is None:
         raise ValueError(
-            f"{shown(name)} is not the name of a data file, which begins with 32 hex digits and a "
+            f"{quoted(name)} is not the name of a data file, which begins with 32 hex digits and a "
             "dot"
         )
     own = found[1]
@@ -101,7 +101,7 @@ def _data_file(name: str) -> str:
     if wrong := wrong or (
         f"is longer than {BYTES_MAX} bytes" if len(name.encode()) > BYTES_MAX else ""
     ):
-        raise ValueError(f"{shown(name)} is not the name of a data file: {shown(own)} {wrong}")
+        raise ValueError(f"{quoted(name)} is not the name of a data file: {quoted(own)} {wrong}")
     return name
 
 
@@ -111,14 +111,14 @@ def _data_file_or_none(name: str) -> str:
 
 def _part(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ValueError(f"{shown(name)} is not a name of up to 100 letters, digits, '_' and '-'")
+        raise ValueError(f"{quoted(name)} is not a name of up to 100 letters, digits, '_' and '-'")
     return name
 
 
 def _run_id(name: str) -> str:
     if not RUN_ID.fullmatch(name):
         raise ValueError(
-            f"{shown(name)} is not a run id of up to 100 letters, digits, '.', '_' and '-'"
+            f"{quoted(name)} is not a run id of up to 100 letters, digits, '.', '_' and '-'"
         )
     return name
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 from storage import plain_names
 from storage.errors import CorruptError
 
-TEMPORARY = ".astraflow-"
+TEMPORARY_PREFIX = ".astraflow-"
 """Names of unfinished files begin so."""
 
 
@@ -24,11 +24,11 @@ def write_inside(folder: Path, name: str, body: bytes) -> None:
     """
     if wrong := plain_names.fault(name):
         raise CorruptError(
-            f"{plain_names.shown(name)} cannot be written into {folder}: the name {wrong}"
+            f"{plain_names.quoted(name)} cannot be written into {folder}: the name {wrong}"
         )
     folder.mkdir(parents=True, exist_ok=True)
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    temporary = f"{TEMPORARY}{uuid4().hex}"
+    temporary = f"{TEMPORARY_PREFIX}{uuid4().hex}"
 
     def opened(_: str, flags: int) -> int:
         return os.open(

@@ -1,8 +1,9 @@
-"""Evaluation: the fixed held-out prompts, played by an exact vector of versions.
+"""The evaluation service: plays the held-out prompts with an exact vector of versions.
 
-One play of `actor_and_verify` gives both numbers on the same first attempts: `first_attempt` is the
-solver alone, `final` the team. Knows nothing of Prefect or MLflow; what it finds is an object in
-the store, created once.
+    versions exist ──▶ play every held-out prompt once ──▶ evals/{versions}.arrow (created once)
+
+One evaluation of `actor_and_verify` gives two accuracies on the same first attempts: of the solver
+alone and of the team. This module uses neither Prefect nor MLflow.
 """
 
 import asyncio
@@ -16,47 +17,51 @@ from rollout.service.agent_pool import open_agent_pool
 from rollout.service.episode_runner import play_prompts
 from storage.coordination.lifetime import Lifetime, StoppedError
 from storage.errors import ConflictError
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode, Group
 from storage.records.types import Float32
+from storage.run import evaluations
+from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
-from tasks import evals
-from tasks.evals import Evaluation
 from tasks.recipes.run_config import EvaluationConfig, RunConfig
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
-"""Pause between two looks for the next versions."""
+"""Pause between two polls for the next versions."""
 EVALUATION_SEED = 20_260_515
-"""One seed for every evaluation of every run, so that curves differ by the weights alone."""
+"""The seed of every evaluation of every run: curves then differ by the weights alone."""
 
 Evaluate = Callable[[Mapping[str, int]], bool]
-"""Evaluates these versions; returns False when the service had to stop first."""
+"""Evaluates these versions. Returns False when the service must stop before the end."""
 
 
 def evaluate_versions(
     run: ObjectStore,
     config: RunConfig,
     versions: Mapping[str, int],
-    seen: Callable[[Episode], None] | None = None,
+    on_episode: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """Play every held-out prompt once with these versions and store what came out; the first result
-    of a vector stands.
+    """Play every held-out prompt once with these versions, and store the result.
+
+    Returns the stored evaluation: of two evaluations of one vector the first is kept. `on_episode`
+    is called after each episode.
 
     Raises:
-        ConfigError: the recipe has no evaluation, or its prompts cannot be read.
-        NotFoundError, CorruptError: a version does not exist, or its bytes are not what its
-        manifest says.
+        ConfigError: the prompts cannot be read.
+        NotFoundError: a version does not exist.
+        CorruptError: the bytes of a version do not have the digests in its manifest.
     """
     assert config.evaluation is not None, "no vector is due without an evaluation"
     started_s = time.time()
-    groups = asyncio.run(_play(run, config, config.evaluation, versions, seen))
+    groups = asyncio.run(_play(run, config, config.evaluation, versions, on_episode))
     evaluation = _evaluation(groups, config, config.evaluation, versions, started_s)
     try:
-        evals.commit(run, evaluation)
+        evaluations.create(run, evaluation)
     except ConflictError:
-        return evals.read(run, versions)
+        return evaluations.read(run, versions)
     return evaluation
 
 
@@ -65,19 +70,19 @@ def follow(
     config: RunConfig,
     as_task: Callable[[Evaluate], Evaluate] = lambda evaluate: evaluate,
 ) -> None:
-    """Evaluate every due vector as soon as its versions exist, until the service must stop.
+    """Evaluate every due vector as soon as its versions exist.
 
-    It returns after the last vector, and stops in the middle of an evaluation, too. `as_task` may
-    wrap the evaluation of one vector, to show it.
+    Returns after the last vector, or when the service must stop, also in the middle of an
+    evaluation. `as_task` may wrap the evaluation of one vector, to show it as a task.
     """
     run, heartbeat = lifetime.run, lifetime.heartbeat
-    seen = _Progress(lifetime)
+    progress = _Progress(lifetime)
 
     def evaluate(versions: Mapping[str, int]) -> bool:
         try:
-            evaluate_versions(run, config, versions, seen)
+            evaluate_versions(run, config, versions, progress)
         except StoppedError as error:
-            log.info("the evaluation of %s is not completed: %s", _spelled(versions), error)
+            log.info("the evaluation of %s is not completed: %s", _text(versions), error)
             return False
         return True
 
@@ -86,19 +91,19 @@ def follow(
             with heartbeat.span("wait"):
                 _wait_for(lifetime, versions)
         except StoppedError as error:
-            log.info("%s are not evaluated: %s", _spelled(versions), error)
+            log.info("%s are not evaluated: %s", _text(versions), error)
             return
-        if evals.exists(run, versions):
+        if evaluations.exists(run, versions):
             continue
-        note = f"evaluating {_spelled(versions)}"
-        heartbeat.update(state="working", versions=dict(versions), note=note)
+        note = f"evaluating {_text(versions)}"
+        heartbeat.update(state=ServiceState.WORKING, versions=dict(versions), note=note)
         with heartbeat.span("evaluate"):
             if not as_task(evaluate)(versions):
                 return
-        for score in evals.scores(evals.read(run, versions)):
+        for score in evaluations.scores(evaluations.read(run, versions)):
             log.info(
                 "%s: %s %.1f %% of %d",
-                _spelled(versions),
+                _text(versions),
                 score.workflow,
                 100 * score.accuracy,
                 score.n,
@@ -106,19 +111,19 @@ def follow(
 
 
 class _Progress:
-    """Counts finished plays in the heartbeat; raises StoppedError when the evaluation must stop."""
+    """Counts episodes in the heartbeat; raises StoppedError when the evaluation must stop."""
 
     def __init__(self, lifetime: Lifetime) -> None:
         self._lifetime, self._episodes = lifetime, 0
 
     def __call__(self, episode: Episode) -> None:
         self._episodes += 1
-        self._lifetime.heartbeat.update(progress={"episodes": float(self._episodes)})
+        self._lifetime.heartbeat.update(progress=EvaluationProgress(episodes=self._episodes))
         self._lifetime.check()
 
 
 def _wait_for(lifetime: Lifetime, versions: Mapping[str, int]) -> None:
-    """Wait until every version exists. Raises StoppedError when the service must stop first."""
+    """Wait until every version exists; raises StoppedError when the service must stop before."""
     run = lifetime.run
 
     def missing() -> list[str]:
@@ -133,7 +138,9 @@ def _wait_for(lifetime: Lifetime, versions: Mapping[str, int]) -> None:
         newest = max(versions.values())
         what = f"version {newest}" if newest else "the base model"
         lifetime.heartbeat.update(
-            state="waiting", note=f"waits for {what} of {', '.join(policies)}"
+            state=ServiceState.WAITING,
+            wait_reason=WaitReason.VERSION if newest else WaitReason.BASE_MODEL,
+            note=f"waits for {what} of {', '.join(policies)}",
         )
         lifetime.wait(POLL_INTERVAL_S)
         lifetime.check()
@@ -144,7 +151,7 @@ async def _play(
     config: RunConfig,
     evaluation: EvaluationConfig,
     versions: Mapping[str, int],
-    seen: Callable[[Episode], None] | None,
+    on_episode: Callable[[Episode], None] | None,
 ) -> tuple[Group, ...]:
     engine = config.rollout.engine.model_copy(update={"max_concurrent": evaluation.max_concurrent})
     rollout = config.rollout.model_copy(update={"engine": engine})
@@ -153,12 +160,12 @@ async def _play(
         for name, spec in config.policies.items()
     }
     prompts = evaluation.prompts.stream().all(evaluation.prompts.limit)
-    cast = open_agent_pool(run, rollout, sampling)
+    agent_pool = open_agent_pool(run, rollout, sampling)
     try:
-        await cast.load(run, {policy: versions[policy] for policy in cast.engines})
-        return await play_prompts(cast, prompts, 1, EVALUATION_SEED, seen)
+        await agent_pool.load(run, {policy: versions[policy] for policy in agent_pool.engines})
+        return await play_prompts(agent_pool, prompts, 1, EVALUATION_SEED, on_episode)
     finally:
-        await cast.close()
+        await agent_pool.close()
 
 
 def _evaluation(
@@ -183,15 +190,16 @@ def _evaluation(
 
 
 def _metric(episodes: Sequence[Episode], name: str) -> Float32:
-    """[N] the metric of every episode in [0, 1]; NaN where the play failed. Workflows without it
-    are judged by their reward.
+    """[N] The metric of every episode, in [0, 1]; NaN where the episode failed.
+
+    Where a workflow does not set the metric: 1 for a positive reward, else 0.
     """
     values = [
-        np.nan if play.error else play.metrics.get(name, float(play.reward > 0))
-        for play in episodes
+        np.nan if episode.error else episode.metrics.get(name, float(episode.reward > 0))
+        for episode in episodes
     ]
     return np.clip(np.asarray(values, np.float32), 0.0, 1.0)
 
 
-def _spelled(versions: Mapping[str, int]) -> str:
+def _text(versions: Mapping[str, int]) -> str:
     return ", ".join(f"{policy} {version}" for policy, version in versions.items())

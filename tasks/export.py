@@ -1,6 +1,4 @@
-"""A version of a policy as a folder that `AutoModelForCausalLM.from_pretrained` loads. Verified on
-the way out.
-"""
+"""Export of a version as a folder that `AutoModelForCausalLM.from_pretrained` loads."""
 
 from pathlib import Path
 
@@ -13,12 +11,17 @@ from tasks.export_folder import METADATA, WEIGHTS_FILE
 
 
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
-    """Writes the weights of `version` (None: the newest) and the base model's other files into
-    `folder`; returns the version.
+    """Write the weights of `version` and the base model's other files into `folder`.
 
-    Raises ConfigError when there is no such version, or when the folder cannot be written or has
-    other files than an earlier export; CorruptError when digests differ or the manifest lists a
-    file that is no plain name of data.
+    Args:
+        version: None exports the newest version.
+
+    Returns the number of the exported version.
+
+    Raises:
+        ConfigError: the version does not exist, or the folder cannot be written or contains a file
+            that is not one of an earlier export.
+        CorruptError: a digest differs, or the manifest lists a file whose name is not plain.
     """
     newest = manifests.latest(run, policy)
     if newest is None:
@@ -34,7 +37,7 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
         why = (
             f"has no version {wanted}"
             if not 0 <= wanted <= newest
-            else f"cannot give version {wanted}: {error}"
+            else f"cannot export version {wanted}: {error}"
         )
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
     try:

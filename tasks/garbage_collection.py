@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.errors import AstraFlowError, NotFoundError
-from storage.run import runs
+from storage.run import evaluations, runs
 from storage.store.object_store import ObjectStore
 from storage.weights import orphans, replication, retention
 from storage.weights.retention import Retention, RetirementPlan
-from tasks import evals, sizes, terminal_text
+from tasks import sizes, terminal_text
 from tasks.recipes.run_config import RunConfig
 from tasks.recipes.stored_config import read_config
 
@@ -88,7 +88,7 @@ def survey(
     """
     now = time.time() if now_s is None else now_s
     versions = {policy: set(named) for policy, named in (wanted.versions or {}).items()}
-    for vector in evals.pending(run, config):
+    for vector in evaluations.missing(run, config.evaluated_versions()):
         for policy, version in vector.items():
             versions.setdefault(policy, set()).add(version)
     plans = tuple(

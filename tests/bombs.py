@@ -25,21 +25,23 @@ from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.service import Dataflow
 from data_ops.prompts import BuiltinPrompts
 from storage import layout
+from storage.coordination import heartbeats
 from storage.errors import CorruptError
 from storage.formats import arrow_files
 from storage.formats.arrow_files import schema_of
-from storage.formats.json_objects import decode, seal, unseal
+from storage.formats.json_objects import seal, unseal
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
-from storage.records.control import Heartbeat, OrdersEnd
+from storage.records.control import OrdersEnd
 from storage.records.rollouts import Order, Prompt
 from storage.records.types import Json
 from storage.records.weights import HostTensor, Manifest
 from storage.run import batches, checkpoints, orders, runs, shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
-from storage.weights import delta_store, manifests, publisher, reader, update_path
+from storage.weights import delta_store, manifests, publisher, update_path
 from storage.weights.codec import delta_blocks
 from storage.weights.manifests import LoadedWeights
+from tasks.recipes.run_terms import run_terms
 from tests import builders
 from tests.resealed import (
     ZEROS,
@@ -86,7 +88,7 @@ def shards_that_claim() -> Iterator[tuple[str, Read]]:
 
 def arrow_files_that_claim() -> Iterator[tuple[str, Read]]:
     def read(body: bytes) -> Read:
-        return partial(arrow_files.read, body, NUMBERS, "test")
+        return partial(arrow_files.decode, body, NUMBERS, "test")
 
     yield (
         "columns of zeros under zstd",
@@ -171,7 +173,7 @@ def versions_that_claim() -> Iterator[tuple[str, Read]]:
 
     def go(run: ObjectStore, held: LoadedWeights) -> object:
         manifest = manifests.read_manifest(run, "p", 1)
-        return reader.apply_path(run, manifest, update_path.legs(manifest), held)
+        return update_path.apply_path(run, manifest, update_path.path_deltas(manifest), held)
 
     def many_changes(manifest: Manifest) -> Manifest:
         info = manifest.tensors["w"]
@@ -274,7 +276,7 @@ def json_that_claims() -> Iterator[tuple[str, Read]]:
     beat = (
         f'{{"format":1,"write_id":"{ZEROS}","progress":{{"closed_below":{"9" * 4000}}}}}'.encode()
     )
-    yield "a heartbeat of a long number", partial(decode, Heartbeat, beat, "heartbeats/x")
+    yield "a heartbeat of a long number", partial(heartbeats.parse, beat, "heartbeats/x")
     run = store()
     run.put(
         layout.order(0),
@@ -315,10 +317,12 @@ def runs_that_claim() -> Iterator[tuple[str, Read]]:
         "data": config.model_dump(mode="json"),
     }
     run = runs.create_run(store(), "r", fields)
-    batches.commit(run, builders.batch(policy="solver", step=1, shards=(), closed_below=10**9))
+    batches.create(run, builders.batch(policy="solver", step=1, shards=(), closed_below=10**9))
 
     def judged() -> None:
-        raise CorruptError("; ".join(violation.what for violation in verify(run).violations))
+        raise CorruptError(
+            "; ".join(violation.what for violation in verify(run, run_terms(run)).violations)
+        )
 
     yield "verify of a batch that closes 10^9 orders", judged
     policies = {"solver": PolicyData(batch_size=1, steps=4)}

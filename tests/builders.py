@@ -2,12 +2,17 @@
 about.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 
 import numpy as np
 
-from storage.records.batches import Batch, BatchRow, Entry, Fate, SequenceKey
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage import layout
+from storage.coordination import heartbeats
+from storage.records.batches import Batch, BatchRow, Fate, LedgerEntry, SequenceKey
+from storage.records.control import Heartbeat, ServiceState, WaitReason
+from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
+from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, replication
@@ -35,8 +40,8 @@ def sequence(
         tokens=np.array([*prompt, *answer], dtype=np.int32),
         loss_mask=np.array([False] * p + [True] * a),
         logprobs=np.array([0.0] * p + [logprob] * a, dtype=np.float32),
-        owners=np.array([NOBODY] * p + [policies.index(policy)] * a, dtype=np.int8),
-        versions=np.array([NOBODY] * p + [version] * a, dtype=np.int32),
+        owners=np.array([NOT_SAMPLED] * p + [policies.index(policy)] * a, dtype=np.int8),
+        versions=np.array([NOT_SAMPLED] * p + [version] * a, dtype=np.int32),
         policies=policies,
         reward=reward,
         starts_episode=starts_episode,
@@ -95,7 +100,7 @@ def row(
         tokens=np.array([*prompt, *answer], dtype=np.int32),
         loss_mask=np.array([False] * p + [True] * a),
         logprobs=np.array([0.0] * p + [logprob] * a, dtype=np.float32),
-        versions=np.array([NOBODY] * p + [version] * a, dtype=np.int32),
+        versions=np.array([NOT_SAMPLED] * p + [version] * a, dtype=np.int32),
         advantages=np.array([0.0] * p + [advantage] * a, dtype=np.float32),
         reward=reward,
         temperature=1.0,
@@ -104,15 +109,15 @@ def row(
     )
 
 
-def entry(key: SequenceKey, fate: Fate = "filtered", reason: str = "zero_advantage") -> Entry:
-    return Entry(key, fate, reason)
+def entry(key: SequenceKey, fate: Fate = "filtered", reason: str = "zero_advantage") -> LedgerEntry:
+    return LedgerEntry(key, fate, reason)
 
 
 def batch(
     *rows: BatchRow,
     policy: str = "solver",
     step: int = 1,
-    ledger: tuple[Entry, ...] = (),
+    ledger: tuple[LedgerEntry, ...] = (),
     waiting: tuple[SequenceKey, ...] = (),
     shards: tuple[int, ...] = (0,),
     closed_below: int = 1,
@@ -144,9 +149,50 @@ def tensors(value: int = 0) -> dict[str, HostTensor]:
     }
 
 
+def heartbeat(
+    kind: ServiceKind,
+    id: str,
+    *,
+    attempt: int = 0,
+    beats: int = 1,
+    beat_s: float = 1.0,
+    started_s: float = 1.0,
+    pid: int = 1,
+    host: str = "here",
+    state: str = ServiceState.WORKING,
+    wait_reason: WaitReason = WaitReason.NONE,
+    region: str = "",
+    seconds: Mapping[str, float] | None = None,
+    versions: Mapping[str, int] | None = None,
+    note: str = "",
+    progress: Progress | None = None,
+) -> Heartbeat:
+    return Heartbeat(
+        kind=kind,
+        id=id,
+        attempt=attempt,
+        beats=beats,
+        beat_s=beat_s,
+        started_s=started_s,
+        pid=pid,
+        host=host,
+        state=state,
+        wait_reason=wait_reason,
+        region=region,
+        seconds=seconds or {},
+        versions=versions or {},
+        note=note,
+        progress=progress or PROGRESS_OF[kind](),
+    )
+
+
+def put_heartbeat(run: ObjectStore, beat: Heartbeat) -> None:
+    run.put(layout.heartbeat(beat.kind, beat.id), heartbeats.encode(beat))
+
+
 def mirror_next(
     home: ObjectStore, mirror: ObjectStore, policy: str = "solver"
-) -> replication.Copied | None:
+) -> replication.CopiedVersion | None:
     """Copies the first version that the mirror does not show."""
     newest = manifests.latest(mirror, policy)
     return replication.copy_version(home, mirror, policy, 0 if newest is None else newest + 1)

@@ -24,6 +24,7 @@ from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from storage.weights import publisher
+from tasks.recipes.run_terms import run_terms
 from tests.builders import episode, group, sequence, shard, tensors
 
 POLICIES = {
@@ -102,7 +103,7 @@ class World:
                 policy: {version: self.digests[policy][version]}
                 for policy, version in versions.items()
             }
-            shards.commit(self.run, shard(*groups, order=number, weights=held))
+            shards.create(self.run, shard(*groups, order=number, weights=held))
 
     def train(self, policy: str) -> bool:
         """Take the next batch, if it is there, and publish the version it makes."""
@@ -135,7 +136,7 @@ class World:
 
     def check(self) -> None:
         """Every invariant that the stored objects can show, and that batches are whole."""
-        verdict = verify(self.run)
+        verdict = verify(self.run, run_terms(self.run))
         assert verdict.violations == ()
         for policy, data in self.policies.items():
             assert [batch.step for batch in self.batches(policy)] == list(range(1, data.steps + 1))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tasks.evals import Evaluation
+from storage.run.evaluations import Evaluation
 
 
 def evaluation(
@@ -15,12 +15,12 @@ def evaluation(
     """Two problems by default, the second mended by the team."""
     rows = tuple(f"chained_addition/test/0/{index}" for index in range(len(first)))
     return Evaluation(
-        dict(versions),
-        "held_out",
-        "actor_and_verify",
-        rows,
-        np.array(first, np.float32),
-        np.array(final, np.float32),
-        1.0,
-        0.5,
+        versions=dict(versions),
+        dataset="held_out",
+        workflow="actor_and_verify",
+        rows=rows,
+        first_attempt=np.array(first, np.float32),
+        final=np.array(final, np.float32),
+        created_s=1.0,
+        seconds=0.5,
     )

@@ -2,20 +2,33 @@
 
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
-from storage.coordination.heartbeats import HeartbeatWriter, Kind
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
+from storage.records.control import Heartbeat
+from storage.records.progress import ServiceKind
 from storage.store.object_store import ObjectStore
 
 WAITS_MAX = 1000
 
+P = TypeVar("P")
 
-def pulse_of(run: ObjectStore, kind: Kind, id: str = "") -> HeartbeatWriter:
+
+def pulse_of(run: ObjectStore, kind: ServiceKind, id: str = "") -> HeartbeatWriter:
     """A heartbeat that is never entered: it writes nothing, and `last` says what it would write."""
     return HeartbeatWriter(run, kind, id or kind, attempt=0, interval_s=3600.0)
 
 
-def lifetime_of(run: ObjectStore, kind: Kind, stop: threading.Event | None = None) -> Lifetime:
+def progress_of(beat: Heartbeat, record: type[P]) -> P:
+    """The progress record of a heartbeat whose kind of service the test knows."""
+    assert isinstance(beat.progress, record)
+    return beat.progress
+
+
+def lifetime_of(
+    run: ObjectStore, kind: ServiceKind, stop: threading.Event | None = None
+) -> Lifetime:
     """A lifetime on the real clock."""
     return Lifetime(run, pulse_of(run, kind), stop or threading.Event())
 
@@ -26,7 +39,9 @@ class ScriptedLifetime(Lifetime):
     A true answer of `on_wait` sets `stop`.
     """
 
-    def __init__(self, run: ObjectStore, kind: Kind, on_wait: Callable[[float], object]) -> None:
+    def __init__(
+        self, run: ObjectStore, kind: ServiceKind, on_wait: Callable[[float], object]
+    ) -> None:
         super().__init__(run, pulse_of(run, kind), threading.Event())
         self.waits_s: list[float] = []
         """Every pause, in seconds, as it was asked for."""

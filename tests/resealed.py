@@ -41,7 +41,7 @@ def resealed(body: bytes, change: Change) -> bytes:
 
 def rewritten(body: bytes, schema: Any, kind: str, change: Change) -> bytes:
     """The Arrow file with its header's fields changed."""
-    table, text = arrow_files.read(body, schema, kind)
+    table, text = arrow_files.decode(body, schema, kind)
     header = json.loads(text)
     change(header)
     columns = {name: table.column(name).combine_chunks() for name in table.column_names}

@@ -7,16 +7,14 @@ from typing import Literal
 
 import numpy as np
 
-from storage import layout
-from storage.formats.json_objects import FORMAT, dump
-from storage.records.control import Heartbeat, Stop
+from storage.records.control import ServiceState, Stop
+from storage.records.progress import Progress, ServiceKind
 from storage.records.rollouts import Order, Prompt
 from storage.records.weights import HostTensor
-from storage.run import batches, orders, runs, shards
+from storage.run import batches, evaluations, orders, runs, shards
+from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher
-from tasks import evals
-from tasks.evals import Evaluation
 from tasks.recipes.loader import load
 from tasks.recipes.run_config import RunConfig
 from tests import builders
@@ -64,7 +62,7 @@ class SmallRun:
         rows = [builders.row(version=step - 1), builders.row(version=0)]
         named = {f"dataflow/{name}".replace("__", "/"): value for name, value in metrics.items()}
         key = builders.FIRST
-        batches.commit(
+        batches.create(
             self.run,
             builders.batch(
                 *rows, policy=policy, step=step, ledger=(builders.entry(key),), waiting=(key,),
@@ -74,7 +72,7 @@ class SmallRun:
 
     def order(self, number: int) -> None:
         prompt = Prompt(f"chained_addition/train/{number}", {"question": "7+8-3=?", "answer": "12"})
-        orders.commit(
+        orders.create(
             self.run,
             Order(
                 number=number,
@@ -88,36 +86,43 @@ class SmallRun:
 
     def shard(self, number: int) -> None:
         """One group of two episodes with three sampled tokens each."""
-        shards.commit(self.run, builders.shard(order=number))
+        shards.create(self.run, builders.shard(order=number))
 
     def evaluation(self, version: int, first: list[float], final: list[float]) -> None:
         versions = dict.fromkeys(self.config.policies, version)
         rows = tuple(f"chained_addition/test/{index}" for index in range(len(first)))
-        a, b = np.array(first, np.float32), np.array(final, np.float32)
-        evals.commit(
+        evaluations.create(
             self.run,
-            Evaluation(versions, "chained_addition", "actor_and_verify", rows, a, b, 5.0, 1.0),
+            Evaluation(
+                versions=versions,
+                dataset="chained_addition",
+                workflow="actor_and_verify",
+                rows=rows,
+                first_attempt=np.array(first, np.float32),
+                final=np.array(final, np.float32),
+                created_s=5.0,
+                seconds=1.0,
+            ),
         )
 
     def beat(
         self,
-        kind: Literal["supervisor", "dataflow", "rollout", "trainer", "evaluation", "mirror"],
+        kind: ServiceKind,
         member: str,
         at_s: float,
         *,
-        state: str = "working",
+        state: str = ServiceState.WORKING,
         region: str = "",
         note: str = "",
-        progress: Mapping[str, float] | None = None,
-        rates: Mapping[str, float] | None = None,
+        progress: Progress | None = None,
         seconds: Mapping[str, float] | None = None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
-        beat = Heartbeat(
-            kind=kind, id=member, attempt=0, beats=9, beat_s=at_s, started_s=at_s - 60, pid=1, host="host", state=state, region=region, progress=progress or {}, rates=rates or {}, seconds=seconds or {},
-            versions=versions or {}, note=note,
+        beat = builders.heartbeat(
+            kind, member, beat_s=at_s, started_s=at_s - 60, state=state, region=region, note=note, progress=progress,
+            seconds=seconds, versions=versions,
         )  # fmt: skip
-        self.run.put(layout.heartbeat(kind, member), dump({"format": FORMAT, **vars(beat)}))
+        builders.put_heartbeat(self.run, beat)
 
     def stop(
         self, state: Literal["completed", "cancelled", "failed"], reason: str, at_s: float

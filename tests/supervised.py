@@ -7,11 +7,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from storage import layout
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, TransientError
-from storage.formats.json_objects import encode
-from storage.records.control import Heartbeat, Stop
+from storage.records.control import Stop
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
@@ -20,6 +18,7 @@ from tasks.supervision import supervisor
 from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import FlowRunPhase, Member
+from tests import builders
 
 
 class ScriptedLauncher:
@@ -114,14 +113,14 @@ class World:
         self.supervisor = self.restarted()
 
     def restarted(self) -> supervisor.Supervisor:
-        pulse = HeartbeatWriter(self.run, "supervisor", "supervisor", 0, 60.0)
+        heartbeat = HeartbeatWriter(self.run, "supervisor", "supervisor", 0, 60.0)
         run = replace(self.run, backend=self.backend, patience_s=0.01)  # type: ignore[arg-type]  # it passes every verb on
         clock = lambda: self.now_s  # noqa: E731 - two objects share it
         processes = FlowProcesses(self.cpu_s.get, clock, lambda: 1.0, self.terminated.append)
         return supervisor.Supervisor(
             run=run,
             config=self.config,
-            pulse=pulse,
+            heartbeat=heartbeat,
             launcher=self.launcher,
             clock=clock,
             processes=processes,
@@ -141,15 +140,5 @@ class World:
     def beat(self, beats: int, *members: str, attempt: int = 0) -> None:
         for member in members or self.launcher.runs:
             kind = self.supervisor.watches[member].member.kind
-            heartbeat = Heartbeat(
-                kind=kind,
-                id=member,
-                attempt=attempt,
-                beats=beats,
-                beat_s=1.0,
-                started_s=1.0,
-                pid=1,
-                host="here",
-                state="working",
-            )
-            self.run.put(layout.heartbeat(kind, member), encode(heartbeat))
+            beat = builders.heartbeat(kind, member, attempt=attempt, beats=beats)
+            builders.put_heartbeat(self.run, beat)

@@ -46,7 +46,7 @@ def write_orders(run: ObjectStore, count: int, start: int = 0, samples: int = 2)
             )
             for index in range(2)
         )
-        orders.commit(
+        orders.create(
             run,
             Order(
                 number=number,

@@ -1,4 +1,4 @@
-"""What a recipe says about training one policy. Free of torch."""
+"""Settings of the training of one policy. Importing this module does not import torch."""
 
 from typing import Any, Literal
 
@@ -25,11 +25,9 @@ class TrainConfig(Frozen):
     engine: str = "torch"
     """A built-in's name or an import path."""
     loss: LossConfig = M2po()
-    """`name` selects one of `trainer/losses/`; m2po where it is left out."""
+    """`name` selects a loss of `trainer/losses/`; default: m2po."""
     lr: NotNegative = 5e-6
-    """0 leaves the weights as they are, bit for bit: a policy that is played and not trained, or a
-    baseline.
-    """
+    """Learning rate; 0 leaves the weights unchanged, bit for bit (a baseline)."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.01
@@ -47,11 +45,9 @@ class TrainConfig(Frozen):
     """Recompute activations in the backward pass: less memory, more compute."""
     publish_dtype: Literal["BF16", "F32"] = "BF16"
     anchor_every: Steps = 20
-    """Every so-manieth version is published whole, the others as deltas to the one before; 1: all
-    of them whole.
-    """
+    """Every Nth version is an anchor, the others are deltas; 1: every version is an anchor."""
     publish_memory_mb: Megabytes = 1024
-    """Host memory that publishing may take beside the two versions it compares."""
+    """Host memory limit of publishing, without the two versions that it compares."""
     device: str = "cpu"
     threads: Threads = 1
     """CPU compute threads; 1 makes a resumed run bit-equal to an uninterrupted one."""
@@ -59,20 +55,17 @@ class TrainConfig(Frozen):
     """Steps between two checkpoints; the last step is always saved."""
     checkpoints_keep: Count = 2
     poll_interval_s: Seconds = 0.1
-    """Pause between two looks for the next batch."""
+    """Pause between two polls for the next batch."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_compact_deltas(cls, settings: Any) -> Any:
-        """Earlier releases stored the setting `compact_deltas` with every run: without effect where
-        it is false.
-        """
+        """Drop `compact_deltas: false`, which earlier releases stored with every run."""
         if not isinstance(settings, dict) or "compact_deltas" not in settings:
             return settings
         if settings["compact_deltas"] is not False:
             raise ValueError(
                 "compact_deltas was removed: leave it out; a run that set it is read and resumed "
-                "by the release that wrote it "
-                "(docs/decisions/0010-deltas-are-steps.md)"
+                "by the release that wrote it (docs/decisions/0010-deltas-are-steps.md)"
             )
         return {name: value for name, value in settings.items() if name != "compact_deltas"}

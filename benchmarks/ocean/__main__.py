@@ -20,7 +20,7 @@ first versions of each format in each setting are not measured: compiled loops a
 connections stand, memory is there to be reused. The client closes a connection that was idle for 12
 s; a worker's looks go over its connections in turn and keep some of them open, and --pause-s shows
 what a longer step leaves (`new`). The steps are made up (benchmarks/weight_steps.py), back and
-forth between two states of a model. The S3 servers are benchmarks/folder_s3.py.
+forth between two states of a model. The S3 servers are benchmarks/ocean/folder_s3.py.
 
 Needs Linux, root and a way to delay packets: netem in the kernel, or a script (--wan) that makes
 the two namespaces. Servers, workers and the emulated link share this machine: where `busy` nears

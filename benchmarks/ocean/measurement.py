@@ -144,7 +144,7 @@ def measure(settings: argparse.Namespace) -> Json:
         )
         home, near = (
             stack.enter_context(
-                running(namespace, "benchmarks.folder_s3", str(folder / name), str(PORT))
+                running(namespace, "benchmarks.ocean.folder_s3", str(folder / name), str(PORT))
             )
             for namespace, name in ((HOME, "home"), (FAR, "near"))
         )

@@ -124,7 +124,7 @@ class Worker:
         noticed_s, cpu_s = time.monotonic(), time.process_time()
         if isinstance(found, Manifest):
             read = reader.read(
-                self._run, POLICY, found.version, self._held, known=found, spare=self._spare
+                self._run, POLICY, found.version, self._held, manifest=found, spare=self._spare
             )
             self._held, self._spare = read, self._held
         else:

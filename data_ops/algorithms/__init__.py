@@ -1,4 +1,4 @@
-"""The data algorithms: the one table of each place, and how the lists of a recipe become objects.
+"""The tables of data algorithms, one for each place, and their construction from a recipe's lists.
 
 A model of these unions is both the settings of an algorithm and, for a built-in one, the algorithm.
 An entry of a recipe selects by its name; a name with a colon is the import path of a class.
@@ -45,7 +45,7 @@ def curators(configs: Sequence[CurateConfig]) -> tuple[Curate, ...]:
 
 
 def filters(configs: Sequence[FilterConfig]) -> tuple[tuple[str, Filter], ...]:
-    """Make (name, filter) for each entry of `data.filter`; the name is the reason in the books."""
+    """Make (name, filter) for each entry of `data.filter`; the name is the reason in the ledger."""
     return tuple(
         (config.name, config.make(f"data.filter.{at}")) for at, config in enumerate(configs)
     )

@@ -1,8 +1,8 @@
-"""Rewards of one group to advantages, as a pure function in float64.
+"""Compute the advantages of one group from its rewards, as a pure function in float64.
 
 Shape legend: G sequences of one (prompt, policy) group, first attempts and retries of all samples
-mixed. This module knows nothing of tokens: every token that the policy owns in a sequence gets the
-sequence's one value, which is what GAE with γ = λ = 1 and no critic gives.
+mixed. Every token that the policy owns in a sequence gets the sequence's one value, which is what
+GAE with γ = λ = 1 and no critic gives.
 """
 
 from typing import Annotated, Literal
@@ -14,7 +14,7 @@ from pydantic import model_validator
 from storage.config_model import AnySign, Frozen, OnlyWith, Positive, TokensOrNone
 
 STD_EPS = 1e-5
-"""Added to the standard deviation, so that a group with (almost) equal rewards does not explode."""
+"""Added to the standard deviation, so that advantages of nearly equal rewards stay small."""
 EQUAL_REWARDS_TOLERANCE = 1e-6
 """Rewards are equal when they differ by no more than this share of the largest absolute value among
 them.
@@ -53,10 +53,8 @@ class AdvantageConfig(Frozen):
         if self.overlong_tokens > self.overlong_max_tokens:
             raise ValueError(
                 f"overlong_tokens {self.overlong_tokens} is wider than overlong_max_tokens "
-                f"{self.overlong_max_tokens}: "
-                "every answer would be penalized; set overlong_max_tokens to the longest answer, "
-                "such as "
-                "sampling.max_new_tokens"
+                f"{self.overlong_max_tokens}: every answer would be penalized; set "
+                "overlong_max_tokens to the longest answer, such as sampling.max_new_tokens"
             )
         return self
 
@@ -64,7 +62,7 @@ class AdvantageConfig(Frozen):
 def group_advantages(
     rewards: Float64, lengths: NDArray[np.int64], config: AdvantageConfig
 ) -> Float64:
-    """Advantages [G] of `rewards` [G] for sequences of `lengths` [G] generated tokens.
+    """Return the advantages [G] of `rewards` [G] for sequences of `lengths` [G] generated tokens.
 
     1. DAPO's soft overlong penalty (arXiv 2503.14476): r += min(−(len − (L_max − T)) / T · f, 0),
        where T > 0.
@@ -80,8 +78,8 @@ def group_advantages(
     same factor, so that both baselines give the same. RLOO as published divides by nothing:
     `baseline: leave_one_out` with `divide_by_std: false`.
 
-    Rewards that are equal after step 2 (`rewards_equal`), a single one among them, have nothing to
-    be compared with: advantage 0. Raises ValueError for other shapes.
+    Rewards that are equal after step 2 (`rewards_equal`), or a single one, have advantage 0. Raises
+    ValueError for other shapes.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     if rewards.ndim != 1 or not rewards.size or np.shape(lengths) != rewards.shape:
@@ -103,16 +101,16 @@ def group_advantages(
 
 
 def rewards_equal(rewards: Float64) -> bool:
-    """Whether the rewards [G] are all the same up to rounding: max − min ≤ 1e-6 · max |r|. True for
-    a single one.
+    """Return whether the rewards [G] are all equal up to rounding: max − min ≤ 1e-6 · max |r|.
 
-    Relative, because the rewards' scale is the workflow's choice; `0.3` equals `0.1 + 0.2`.
+    True for a single one. Relative, because the rewards' scale is the workflow's choice; `0.3`
+    equals `0.1 + 0.2`.
     """
     return bool(np.ptp(rewards) <= EQUAL_REWARDS_TOLERANCE * np.abs(rewards).max())
 
 
 def shape_rewards(rewards: Float64, lengths: NDArray[np.int64], config: AdvantageConfig) -> Float64:
-    """Rewards [G] after the overlong penalty, bias, scale and clip: steps 1 and 2 of
+    """Return the rewards [G] after the overlong penalty, bias, scale and clip: steps 1 and 2 of
     `group_advantages`.
     """
     if config.overlong_tokens:

@@ -1,4 +1,4 @@
-"""Curators: which prompts are rolled out. `protocols.Curate` is the contract."""
+"""Built-in curators: which prompts are rolled out (`protocols.Curate`)."""
 
 from typing import ClassVar, Literal
 

@@ -1,37 +1,36 @@
-"""Data algorithms from outside of AstraFlow, by import path. `docs/data_algorithms.md` shows how to
-write one.
-"""
+"""Data algorithms from outside of AstraFlow, by import path (`docs/data_algorithms.md`)."""
 
 from typing import Any, ClassVar
 
 from data_ops.algorithms.named import Named
 from data_ops.algorithms.protocols import CURATOR, FILTER, PAGE, SAMPLER, Curate, Filter, Sample
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from storage.import_path import PluginKind, constructor_fault, resolve
 
 
 class CustomAlgorithm(Named):
     """`my_package.my_module:Name`, or `{name: "my_package.my_module:Name", args: {limit: 0.9}}`."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[PluginKind]
     name: str
     """Import path of the class."""
     args: dict[str, Any] = {}
     """Passed to its constructor."""
 
     def find(self) -> Any:
-        """Import the class and check it without building it.
+        """Import the class and check it without making an object.
 
-        ConfigError when it is not one of its kind, or takes other arguments than `args`.
+        Raises ConfigError when it is not one of its kind, or takes other arguments than `args`.
         """
-        made: Any = resolve(self.name, {}, self.kind)
-        if wrong := unfit(made, self.kind, self.args):
+        algorithm: Any = resolve(self.name, {}, self.kind)
+        if wrong := constructor_fault(algorithm, self.kind, self.args):
             raise ConfigError(f"{self.name} does not take args {self.args} ({wrong}); correct them")
-        return made
+        return algorithm
 
     def build(self, key: str) -> Any:
-        """Import the class and build it. ConfigError, beginning with the recipe's `key`, where it
-        is impossible.
+        """Import the class and make an object of it.
+
+        Raises ConfigError, beginning with the recipe's `key`, where that is impossible.
         """
         try:
             return self.find()(**self.args)
@@ -46,10 +45,10 @@ class CustomAlgorithm(Named):
 class CustomCurator(CustomAlgorithm):
     """A curator by import path."""
 
-    kind: ClassVar[Kind] = CURATOR
+    kind: ClassVar[PluginKind] = CURATOR
 
     def make(self, key: str) -> Curate:
-        """Build the curator; ConfigError, beginning with `key`, where it is impossible."""
+        """Return the curator. ConfigError, beginning with `key`, where that is impossible."""
         curator: Curate = self.build(key)
         if not hasattr(curator, "needs_shards"):
             raise ConfigError(f"{key}: {self.name} has no needs_shards; see {PAGE}")
@@ -59,20 +58,20 @@ class CustomCurator(CustomAlgorithm):
 class CustomFilter(CustomAlgorithm):
     """A filter by import path."""
 
-    kind: ClassVar[Kind] = FILTER
+    kind: ClassVar[PluginKind] = FILTER
 
     def make(self, key: str) -> Filter:
-        """Build the filter; ConfigError, beginning with `key`, where it is impossible."""
-        made: Filter = self.build(key)
-        return made
+        """Return the filter. ConfigError, beginning with `key`, where that is impossible."""
+        algorithm: Filter = self.build(key)
+        return algorithm
 
 
 class CustomSampler(CustomAlgorithm):
     """A sampler by import path."""
 
-    kind: ClassVar[Kind] = SAMPLER
+    kind: ClassVar[PluginKind] = SAMPLER
 
     def make(self, key: str) -> Sample:
-        """Build the sampler; ConfigError, beginning with `key`, where it is impossible."""
+        """Return the sampler. ConfigError, beginning with `key`, where that is impossible."""
         sampler: Sample = self.build(key)
         return sampler

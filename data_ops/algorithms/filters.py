@@ -1,6 +1,4 @@
-"""Filters: which (prompt, policy) groups are kept after rollout. `protocols.Filter` is the
-contract.
-"""
+"""Built-in filters: which (prompt, policy) groups are kept after rollout (`protocols.Filter`)."""
 
 from typing import Literal
 
@@ -10,12 +8,11 @@ from data_ops.algorithms.policy_groups import PolicyGroup
 
 
 class ZeroAdvantage(Named):
-    """DAPO's dynamic sampling (arXiv 2503.14476): a group whose rewards are all equal teaches
-    nothing, and is dropped.
+    """DAPO's dynamic sampling (arXiv 2503.14476): drop a group whose rewards are all equal.
 
     Equal up to rounding (`rewards_equal`), as in the advantages. Rewards are compared as the
-    workflow gave them, before any length penalty. A group of one is always dropped: its rewards are
-    all equal, and its only sequence has nothing to be better or worse than, so its advantage is 0.
+    workflow gave them, before any length penalty. A group of one is always dropped: its advantage
+    is 0.
     """
 
     name: Literal["zero_advantage"] = "zero_advantage"

@@ -1,4 +1,4 @@
-"""What every data algorithm in a recipe has: a name, written alone or in a section."""
+"""The base class of settings that a name selects, written alone or in a section."""
 
 from typing import Any
 

@@ -1,24 +1,27 @@
-"""From a shard's groups to the rows of each policy, as pure functions.
+"""Route a shard's groups to the policies, as pure functions.
 
-    Shard ⊃ Group ──▶ for every policy that owns a token of it:  PolicyGroup ⊃ Row   (masked to that policy)
+    Shard ⊃ Group ──▶ for every policy that owns a token of it:  PolicyGroup ⊃ BatchRow
+                                                                 (masked to that policy)
 
 A sequence goes to every policy that sampled at least one of its tokens, so it may go to several.
-This module knows nothing of filters, advantages or staleness: rows leave it with advantage 0.
+Rows have advantage 0 here; filters and advantages come later.
 """
 
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from storage.records.batches import BatchRow, Entry, SequenceKey
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
+from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 
 FAILED_EPISODE = "failed_episode"
 NOT_FINITE = "not_finite"
 UNTRAINABLE = "untrainable"
+OUTSIDE_VOCABULARY = "outside_vocabulary"
 LOGPROB_MAX = 0.01
 """Rounding may make a log-probability a little larger than 0."""
 
@@ -26,16 +29,17 @@ LOGPROB_MAX = 0.01
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PolicyGroup:
     """All sequences of one prompt in which one policy owns a token: first attempts and retries of
-    every sample together.
+    all samples.
     """
 
     policy: str
     prompt: Prompt
     rows: tuple[BatchRow, ...]
     """In the order of their keys; advantages are still 0."""
-    refused: tuple[Entry, ...]
-    """Sequences nobody can train on: of failed episodes, with a reward or log-probability that is
-    not a finite number, or untrainable otherwise.
+    refused: tuple[LedgerEntry, ...]
+    """Sequences that cannot be trained on, each with its reason: of failed episodes, with a reward
+    or log-probability that is not finite, untrainable otherwise, or with a token outside the
+    policy's vocabulary.
     """
     num_failed: int
     """Episodes of the prompt that failed."""
@@ -51,37 +55,43 @@ class PolicyGroup:
         return np.array([np.count_nonzero(row.loss_mask) for row in self.rows], dtype=np.int64)
 
 
-def route(shard: Shard, policies: Many[str]) -> dict[str, tuple[PolicyGroup, ...]]:
-    """Each policy's groups of the shard, in the shard's order; a group in which the policy owns no
-    token is left out.
+def route(
+    shard: Shard, policies: Many[str], vocab_sizes: Mapping[str, int | None] | None = None
+) -> dict[str, tuple[PolicyGroup, ...]]:
+    """Return each policy's groups of the shard, in the shard's order.
+
+    A group in which the policy owns no token is left out. Tokens are compared with the policy's
+    vocabulary where `vocab_sizes` has its size.
     """
+    sizes = vocab_sizes or {}
     return {
         policy: tuple(
             routed
             for index, group in enumerate(shard.groups)
-            if (routed := route_group(shard.order, index, group, policy)) is not None
+            if (routed := route_group(shard.order, index, group, policy, sizes.get(policy)))
+            is not None
         )
         for policy in policies
     }
 
 
-def route_group(order: int, index: int, group: Group, policy: str) -> PolicyGroup | None:
-    """The sequences of one group that `policy` owns a token of; None when there is no such
-    sequence.
-    """
+def route_group(
+    order: int, index: int, group: Group, policy: str, vocab_size: int | None = None
+) -> PolicyGroup | None:
+    """Return the sequences of one group in which `policy` owns a token; None for none."""
     rows: list[BatchRow] = []
-    refused: list[Entry] = []
+    refused: list[LedgerEntry] = []
     for number, episode in enumerate(group.episodes):
         for place, sequence in enumerate(episode.sequences):
-            own = owned_by(sequence, policy)
-            if not own.any():
+            owned = owned_by(sequence, policy)
+            if not owned.any():
                 continue
             key = SequenceKey(order, index, number, place)
-            reason = _refusal(episode, sequence, own)
+            reason = _refusal(episode, sequence, owned, vocab_size)
             if reason:
-                refused.append(Entry(key, "filtered", reason))
+                refused.append(LedgerEntry(key, "filtered", reason))
             else:
-                rows.append(mask_to(sequence, own, key, group.prompt.id))
+                rows.append(mask_to(sequence, owned, key, group.prompt.id))
     if not rows and not refused:
         return None
     num_failed = sum(episode.error is not None for episode in group.episodes)
@@ -95,42 +105,48 @@ def route_group(order: int, index: int, group: Group, policy: str) -> PolicyGrou
 
 
 def owned_by(sequence: Sequence, policy: str) -> NDArray[np.bool_]:
-    """[L] True on the tokens that `policy` sampled."""
+    """Return [L], True on the tokens that `policy` sampled."""
     if policy not in sequence.policies:
         return np.zeros(sequence.tokens.shape, dtype=np.bool_)
     return np.asarray(sequence.owners == sequence.policies.index(policy))
 
 
 def mask_to(
-    sequence: Sequence, own: NDArray[np.bool_], key: SequenceKey, prompt_id: str
+    sequence: Sequence, owned: NDArray[np.bool_], key: SequenceKey, prompt_id: str
 ) -> BatchRow:
-    """The sequence as one policy trains on it, `own` [L] marking its tokens: what others sampled is
-    context.
+    """Return the sequence as one policy trains on it; the tokens that others sampled are context.
 
-    `min_version` is the oldest over all of the policy's tokens, also over those that the workflow
-    masked: they are context that an old version chose.
+    `owned` [L] is True on the policy's tokens. `min_version` is the oldest version over all of
+    them, also over those that the workflow masked: they are context that an old version chose.
     """
-    mask = sequence.loss_mask & own
+    mask = sequence.loss_mask & owned
     return BatchRow(
         key=key,
         prompt_id=prompt_id,
         tokens=sequence.tokens,
         loss_mask=mask,
         logprobs=np.where(mask, sequence.logprobs, np.float32(0)).astype(np.float32, copy=False),
-        versions=np.where(mask, sequence.versions, NOBODY).astype(np.int32, copy=False),
+        versions=np.where(mask, sequence.versions, NOT_SAMPLED).astype(np.int32, copy=False),
         advantages=np.zeros(sequence.tokens.shape, dtype=np.float32),
         reward=sequence.reward,
         temperature=sequence.temperature,
-        min_version=int(sequence.versions[own].min()),
+        min_version=int(sequence.versions[owned].min()),
     )
 
 
-def _refusal(episode: Episode, sequence: Sequence, own: NDArray[np.bool_]) -> str:
+def _refusal(
+    episode: Episode, sequence: Sequence, owned: NDArray[np.bool_], vocab_size: int | None
+) -> str:
+    """Return why the policy that owns the tokens `owned` [L] cannot train on the sequence; empty
+    when it can.
+    """
     if episode.error is not None:
         return FAILED_EPISODE
-    mask = own & sequence.loss_mask
+    mask = owned & sequence.loss_mask
     logprobs = sequence.logprobs[mask]
     if not math.isfinite(sequence.reward) or not np.isfinite(logprobs).all():
         return NOT_FINITE
+    if vocab_size is not None and sequence.tokens.max() >= vocab_size:
+        return OUTSIDE_VOCABULARY
     is_greedy = logprobs.size and not sequence.temperature
     return UNTRAINABLE if is_greedy or mask[0] or (logprobs > LOGPROB_MAX).any() else ""

@@ -1,13 +1,12 @@
-"""The three places where a data algorithm plugs in, as Protocols. The tables are in
-`data_ops/algorithms/__init__.py`.
+"""The Protocols of data algorithms, one for each of the three places where they plug in.
 
     prompts ──Curate──▶ orders ──rollout──▶ groups ──Filter──▶ waiting rows ──Sample──▶ batch
 
-They compose as lists in the config; each entry is a built-in's name or an import path. A crash at
-any moment must not change what an algorithm decides afterwards, hence three rules: state is a
-deterministic fold over stored objects that never change (so it is rebuilt by folding again), random
-numbers come from the generator that is handed in, and nothing else is read.
-`docs/data_algorithms.md` is the contract for people who write one.
+They compose as lists in the config; each entry is the name of a built-in one (the tables are in
+`data_ops/algorithms/__init__.py`) or an import path. A crash must not change an algorithm's later
+decisions, hence three rules: state is a deterministic fold over stored objects that never change (a
+restart folds again), random numbers come from the generator that is an argument, and nothing else
+is read. `docs/data_algorithms.md` is the contract for people who write one.
 """
 
 from typing import Protocol
@@ -16,19 +15,18 @@ import numpy as np
 
 from data_ops.algorithms.policy_groups import PolicyGroup
 from data_ops.algorithms.samplers import Draft
-from storage.import_path import Kind
+from storage.import_path import PluginKind
 from storage.records.rollouts import Order, Prompt, Shard
 
 
 class Curate(Protocol):
-    """Before rollout: which prompts are worth playing."""
+    """Before rollout: which prompts are rolled out."""
 
     @property
     def needs_shards(self) -> bool:
-        """Whether `observe` is to be called. Where no curator needs it, a restart reads no shard
-        for them.
+        """Whether `observe` is to be called; an attribute, `needs_shards = True`.
 
-        An attribute: `needs_shards = True`.
+        Where no curator needs it, a restart reads no shard for them.
         """
 
     def observe(self, order: Order, shard: Shard) -> None:
@@ -38,31 +36,32 @@ class Curate(Protocol):
         ...
 
     def accept(self, prompt: Prompt, draw: np.random.Generator) -> bool:
-        """Whether to roll out the prompt. A function of what was observed and of `draw`; must not
-        change any state.
+        """Return whether to roll out the prompt: a function of the observed shards and of `draw`.
+        Must not change any state.
         """
         ...
 
 
 class Filter(Protocol):
-    """After rollout: which (prompt, policy) groups are worth training on."""
+    """After rollout: which (prompt, policy) groups are kept."""
 
     def keep(self, group: PolicyGroup) -> bool:
-        """Whether to keep the group, which has at least one row. Runs in parallel, and again after
-        a crash: no state.
+        """Return whether to keep the group, which has at least one row.
+
+        Called in parallel, in any process, and again after a crash: no state.
         """
         ...
 
 
 class Sample(Protocol):
-    """When a batch is assembled: which sequences go first, and which come back."""
+    """When a batch is assembled: which sequences go first, and which are replayed."""
 
     def arrange(self, draft: Draft) -> Draft:
-        """The draft with its rows reordered, some left out, or replays added. No state."""
+        """Return the draft with its rows reordered, some left out, or replays added. No state."""
         ...
 
 
 PAGE = "docs/data_algorithms.md"
-CURATOR = Kind("curator", Curate, PAGE)
-FILTER = Kind("filter", Filter, PAGE)
-SAMPLER = Kind("sampler", Sample, PAGE)
+CURATOR = PluginKind("curator", Curate, PAGE)
+FILTER = PluginKind("filter", Filter, PAGE)
+SAMPLER = PluginKind("sampler", Sample, PAGE)

@@ -1,9 +1,7 @@
-"""Samplers: in which order waiting sequences are used. Each is pure; `protocols.Sample` is the
-contract.
+"""Built-in samplers: in which order waiting sequences are used (`protocols.Sample`).
 
 Sorting is stable, so samplers compose: of `[a, b]`, b arranges first and a last, and b's order
-stands wherever a sees a tie. Rows come in arrival order, which therefore decides every tie that is
-left.
+decides a's ties. Rows come in arrival order, which decides the remaining ties.
 """
 
 from collections.abc import Callable
@@ -18,11 +16,10 @@ from storage.records.batches import BatchRow
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Draft:
-    """What a policy's next batch may be made of. Example: `replace(draft, rows=draft.rows[::-1])`
-    is last in, first out.
+    """The rows of which a policy's next batch may be made.
 
     The batch is `replays` followed by as many of `rows` as still fit; it is made as soon as the two
-    fill it.
+    fill it. Example: `replace(draft, rows=draft.rows[::-1])` is last in, first out.
     """
 
     policy: str
@@ -35,9 +32,7 @@ class Draft:
     out, never added to.
     """
     replays: tuple[BatchRow, ...]
-    """Rows of earlier batches that are asked for again; empty unless a replay algorithm puts them
-    here.
-    """
+    """Rows of earlier batches to be trained on again; empty unless a replay algorithm sets it."""
     trained: Callable[[int], tuple[BatchRow, ...]]
     """`trained(n)`: up to n rows of the newest batches that were no replays there, the newest batch
     first.

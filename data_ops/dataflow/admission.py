@@ -1,31 +1,30 @@
-"""How many orders may be outstanding: pure arithmetic on counts. Knows nothing of stores or
-prompts.
+"""Decide how many orders may be outstanding: pure arithmetic on counts.
 
 AReaL's rule (arXiv 2505.24298), with S = max_staleness and B = batch_size. Work that is sampled at
 version v can be used up to batch v + 1 + S. Workers are l versions behind the newest one when they
-play an order, as measured on what came back, so an order that is admitted at version v brings rows
-for batches up to v − l + 1 + S. With b batches made and w rows waiting, a policy has use for
+play an order, as measured on finished orders, so an order that is admitted at version v brings rows
+for batches up to v − l + 1 + S. With b batches made and w rows waiting, a policy can use
 
-    room = (min(v + 1 + max(0, S − l), steps) − b) · B − w        sequences,
+    demand = (min(v + 1 + max(0, S − l), steps) − b) · B − w        sequences,
 
-and is *short* while the outstanding orders are expected to bring fewer than that:  outstanding
-groups · yield < room. The yield, sequences a group brings this policy, is measured after filtering.
-An order is admitted while any unfinished policy is short; since orders are indivisible the last one
-may overshoot, by less than one order.
+and is *short* while the outstanding orders are expected to bring fewer:  outstanding groups · yield
+< demand. The yield is the number of sequences that a group brings this policy, measured after
+filtering. An order is admitted while any unfinished policy is short; since orders are indivisible
+the last one may overshoot, by less than one order.
 
 **Several policies share every rollout**, so what is just enough for one is too much for another
-whose trainer is slower or whose groups are filtered less. Asking *all* policies to be short would
-tie the fast to the slow; asking *any* costs no rollout that was not needed anyway, and what the
-other cannot use expires by staleness. A policy whose trainer stands still expires nothing, though,
-and would hoard: nothing is admitted while any unfinished policy holds more than `HOARD_MAX` times
-the (S + 1) · B sequences that staleness could ever let it use. Its trainer, once it runs, always
-brings it below that again: it has batches to train on, and each one makes rows too old. So the
-bound delays, but never deadlocks.
+whose trainer is slower or whose groups are filtered less. The rule "admit while *all* policies are
+short" would slow the fast policies down to the slow one. "While *any* is short" costs no rollout
+that was not needed, and what another policy cannot use expires by staleness. A policy whose trainer
+stands still expires nothing, though, and its backlog would grow: nothing is admitted while any
+unfinished policy has more than `BACKLOG_MAX` times the (S + 1) · B sequences that staleness could
+ever let it use. Its trainer, once it runs, always brings it below that again: it has batches to
+train on, and each one makes rows too old. So the bound delays, but never deadlocks.
 
-**S = 0** needs nothing special: a policy has no room from the moment batch v + 1 is made until
-version v + 1 exists, so it never asks for an order before there are the weights to play it with.
-Rows that come of older weights all the same (a worker had not noticed the new version, or the order
-was admitted for another policy) expire, and expired rows make room for one more order.
+**S = 0** needs nothing special: a policy has no demand from the moment batch v + 1 is made until
+version v + 1 exists, so no order is admitted for it before the weights to play it with exist. Rows
+that come from older weights all the same (a worker had not polled the new version, or the order was
+admitted for another policy) expire, and expired rows raise the demand again.
 """
 
 import math
@@ -33,27 +32,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 YIELD_WEIGHT = 0.1
-"""Weight of the newest shard in a policy's yield, once so many shards were seen that their mean
-gives it less.
-"""
+"""Least weight of the newest shard in a policy's yield."""
 YIELD_GUESS = 4
-"""Sequences an episode is expected to bring before any came back: too many rather than too few,
-because what is played too much at the first version is too old together. What is then missing is
-ordered when the first shards have told.
+"""Sequences an episode is expected to bring before any shard is finished: too many rather than too
+few, because surplus rows of the first version would all expire together. What is then missing is
+ordered after the first shards.
 """
 YIELD_GUESS_SHARDS = 3
-"""So many shards the guess counts for: one shard without a row to train on must not open the
-floodgates.
+"""Weight of the guess, in shards: a first shard without a row to train on must not admit a flood of
+orders.
 """
 YIELD_SHARE_MIN = 1 / 16
-"""Least yield that is reckoned with, as a share of `samples_per_prompt`: a bound for when nothing
-is kept.
+"""Least expected yield, as a share of `samples_per_prompt`: a bound for when nothing is kept."""
+BACKLOG_MAX = 4
+"""Sequences of one policy that may wait or be outstanding before others have to wait for it, in
+multiples of (S + 1) · B.
 """
-HOARD_MAX = 4
-"""Sequences that one policy may hold before others have to wait for it, in multiples of (S + 1) ·
-B.
-"""
-
 
 LAG_WEIGHT = 0.1
 """Weight of the newest shard in a policy's lag."""
@@ -61,19 +55,19 @@ LAG_WEIGHT = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Where one policy stands. Example: `Need(80, 3, 2, 128, 40, 8, 8.0)`."""
+    """The counts of one policy."""
 
     steps: int
     """Batches to make in all."""
     batches: int
     """Batches made."""
     version: int | None
-    """Newest version that is known; None while there is none, and then nothing is admitted."""
+    """Newest version; None while there is none, and then nothing is admitted."""
     batch_size: int
     waiting: int
-    """Rows that wait."""
+    """Waiting rows."""
     groups: int
-    """Groups of orders that this policy has not taken in."""
+    """Groups of outstanding orders that are not ingested for this policy."""
     group_yield: float
     """Sequences a group is expected to bring, after filtering."""
     lag: int = 0
@@ -96,7 +90,7 @@ class Yield:
         self._average = float(YIELD_GUESS * self.samples_per_prompt)
 
     def observe(self, num_groups: int, num_kept: int) -> None:
-        """A shard of `num_groups` groups brought `num_kept` rows."""
+        """Record that a shard of `num_groups` groups brought `num_kept` rows."""
         if num_groups:
             self._num_shards += 1
             weight = max(YIELD_WEIGHT, 1 / (YIELD_GUESS_SHARDS + self._num_shards))
@@ -117,7 +111,7 @@ class Lag:
     _average: float = 0.0
 
     def observe(self, admitted: int, played: int) -> None:
-        """An order of version `admitted` was played with weights as old as `played`."""
+        """Record that an order of version `admitted` was played with weights as old as `played`."""
         self._average += LAG_WEIGHT * (max(0, admitted - played) - self._average)
 
     @property
@@ -126,37 +120,32 @@ class Lag:
 
 
 def orders_to_admit(needs: Sequence[Need], max_staleness: int, prompts_per_order: int) -> int:
-    """How many more orders to write now.
+    """Return how many more orders to write now.
 
-    Example: one policy with room for 20 sequences, 1 outstanding group of yield 8, and 2 prompts an
-    order: 1 more order, after which 24 sequences are on the way.
+    Example: one policy with a demand of 20 sequences, 1 outstanding group of yield 8, and 2 prompts
+    an order: 1 more order, after which 24 sequences are outstanding.
     """
     unfinished = [need for need in needs if need.batches < need.steps]
     if not unfinished or any(need.version is None for need in unfinished):
         return 0
-    wanted = max(_groups_short(need, max_staleness) for need in unfinished)
-    bearable = min(_groups_bearable(need, max_staleness) for need in unfinished)
-    return max(0, _ceil_div(min(wanted, bearable), prompts_per_order))
+    num_short = max(_groups_short(need, max_staleness) for need in unfinished)
+    num_allowed = min(_groups_below_backlog(need, max_staleness) for need in unfinished)
+    return max(0, math.ceil(min(num_short, num_allowed) / prompts_per_order))
 
 
-def room(need: Need, max_staleness: int) -> int:
-    """Sequences sampled from now on that the policy has use for, whether they are on the way or
-    not; may be negative.
+def demand(need: Need, max_staleness: int) -> int:
+    """Return how many sequences sampled from now on the policy can use, outstanding ones included;
+    may be negative.
     """
-    usable = (
-        min((need.version or 0) + 1 + max(0, max_staleness - need.lag), need.steps) - need.batches
-    )
-    return usable * need.batch_size - need.waiting
+    last_batch = (need.version or 0) + 1 + max(0, max_staleness - need.lag)
+    num_batches = min(last_batch, need.steps) - need.batches
+    return num_batches * need.batch_size - need.waiting
 
 
 def _groups_short(need: Need, max_staleness: int) -> float:
-    return room(need, max_staleness) / need.group_yield - need.groups
+    return demand(need, max_staleness) / need.group_yield - need.groups
 
 
-def _groups_bearable(need: Need, max_staleness: int) -> float:
-    held_max = HOARD_MAX * (max_staleness + 1) * need.batch_size
-    return (held_max - need.waiting) / need.group_yield - need.groups
-
-
-def _ceil_div(groups: float, prompts_per_order: int) -> int:
-    return math.ceil(groups / prompts_per_order)
+def _groups_below_backlog(need: Need, max_staleness: int) -> float:
+    backlog_max = BACKLOG_MAX * (max_staleness + 1) * need.batch_size
+    return (backlog_max - need.waiting) / need.group_yield - need.groups

@@ -1,8 +1,8 @@
-"""The `dataflow/…` metrics of one policy's batches. Knows nothing of how rows were chosen.
+"""The `dataflow/…` metrics of one policy's batches.
 
-What was taken in since the batch before tells how the policy plays (`dataflow/reward/mean` is over
-every sequence, before any filter); the batch's rows tell what it is trained on
-(`dataflow/reward/batch_mean`).
+`IngestMetrics` are means over everything that was ingested since the batch before, such as
+`dataflow/reward/mean`, which counts every sequence before any filter. `batch_metrics` are those of
+the batch's own rows, such as `dataflow/reward/batch_mean`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from data_ops.dataflow.shard_ingest import PolicyIntake
+from data_ops.dataflow.shard_ingest import EpisodeOutcome, IngestedGroups, IngestedShard
 from storage.records.batches import Batch
-from storage.records.rollouts import Episode, Shard
 
 ACCURACIES = ("first_attempt", "final")
 """Episode metrics that are 1.0 or 0.0, correct or not."""
 
-_INTAKE_NAMES = (
+_INGEST_NAMES = (
     "dataflow/reward/mean",
     "dataflow/groups_kept_share",
     "dataflow/episodes_failed_share",
@@ -27,31 +26,32 @@ _INTAKE_NAMES = (
 Metrics = Mapping[str, float]
 
 
-class Intake:
-    """Running sums over what one policy took in since its newest batch."""
+class IngestMetrics:
+    """Running sums over what was ingested for one policy since its newest batch."""
 
     def __init__(self, newest: Metrics | None = None) -> None:
-        """`newest`: metrics of the newest batch, repeated while nothing new is taken in, so that no
+        """`newest`: metrics of the newest batch, repeated while nothing new is ingested, so that no
         curve has holes.
         """
         self._last = {
-            name: value for name, value in (newest or {}).items() if name.startswith(_INTAKE_NAMES)
+            name: value for name, value in (newest or {}).items() if name.startswith(_INGEST_NAMES)
         }
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
 
     def clear(self) -> None:
-        """A batch was made."""
+        """Begin the sums anew: a batch was made."""
         self._last = self.metrics()
         self._sums, self._counts = {}, {}
 
-    def add(self, intake: PolicyIntake, shard: Shard) -> None:
-        self._count("dataflow/reward/mean", intake.rewards.sum(), len(intake.rewards))
-        self._count("dataflow/groups_kept_share", intake.num_groups_kept, intake.num_groups)
-        episodes = [episode for group in shard.groups for episode in group.episodes]
+    def add(self, groups: IngestedGroups, shard: IngestedShard) -> None:
+        """Add the policy's groups of a shard."""
+        self._count("dataflow/reward/mean", groups.rewards.sum(), len(groups.rewards))
+        self._count("dataflow/groups_kept_share", groups.num_groups_kept, groups.num_groups)
+        episodes = shard.episodes
         self._count(
             "dataflow/episodes_failed_share",
-            sum(e.error is not None for e in episodes),
+            sum(episode.error is not None for episode in episodes),
             len(episodes),
         )
         for name in ACCURACIES:
@@ -59,7 +59,7 @@ class Intake:
             self._count(f"dataflow/accuracy/{name}", sum(values), len(values))
 
     def metrics(self) -> dict[str, float]:
-        """Means since the last `clear`, or the last ones known."""
+        """Return the means since the last `clear`; those before it where nothing was added."""
         return self._last | {name: self._sums[name] / count for name, count in self._counts.items()}
 
     def _count(self, name: str, total: float, count: int) -> None:
@@ -69,7 +69,7 @@ class Intake:
 
 
 def batch_metrics(batch: Batch, finished_s: Mapping[int, float], now_s: float) -> dict[str, float]:
-    """What the rows and the ledger of a batch show.
+    """Return the metrics of a batch's rows and ledger.
 
     `finished_s` is when the worker finished each order, by the worker's clock, and `now_s` this
     machine's time: where clocks disagree, `dataflow/shard_to_batch_s` is off by as much (and never
@@ -104,7 +104,7 @@ def _p90(values: list[float] | list[int]) -> float:
     return float(np.quantile(values, 0.9))
 
 
-def _measured(episodes: Iterable[Episode], name: str) -> Iterable[float]:
+def _measured(episodes: Iterable[EpisodeOutcome], name: str) -> Iterable[float]:
     return (
         episode.metrics[name]
         for episode in episodes

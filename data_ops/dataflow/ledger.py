@@ -1,13 +1,11 @@
-"""One policy's books: which orders were taken in, which rows wait, and what became of every other
-sequence.
+"""One policy's ledger: closed orders, waiting rows, and the fates of all other sequences.
 
-    take_in ──▶ waiting ──draft──▶ assemble ──▶ Batch (committed by the caller) ──▶ advance
-                   └── expire ──▶ ledger ──────────┘
+    ingest ──▶ waiting ──draft──▶ assemble ──▶ Batch (committed by the caller) ──▶ advance
+                  └── expire ──▶ entries ─────────┘
 
 Every sequence enters once, because its order is closed from then on, and is always in exactly one
-place: waiting, in the ledger of a batch (made or still to be made), or a row of a batch. A batch
-carries all that the next books need, so books are rebuilt from the newest batch alone. This module
-does no I/O and knows nothing of rewards or rollouts.
+place: waiting, an entry of a batch (made or still to be made), or a row of a batch. A batch carries
+all that the next ledger needs, so a ledger is restored from the newest batch alone. No I/O.
 """
 
 import zlib
@@ -19,20 +17,21 @@ import numpy as np
 from data_ops.algorithms.protocols import Sample
 from data_ops.algorithms.samplers import Draft
 from storage.errors import ConfigError
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 
 EXPIRED_REASON = "max_staleness"
 UNREADABLE_SHARD = "unreadable_shard"
 
 RowsOf = Callable[[int], Mapping[SequenceKey, BatchRow]]
-"""All rows of this policy in the shard of an order, as `intake.all_rows` gives them; empty when the
-shard is unreadable.
+"""All rows of this policy in the shard of an order (`shard_ingest.all_rows`); empty when the shard
+is unreadable.
 """
 
 
 class Ledger:
-    """The ledger of one policy between two batches. Nothing changes in it when a commit fails: only
-    `advance` moves on.
+    """The ledger of one policy between two batches.
+
+    Only `advance` begins the next batch: nothing changes when the commit of a batch fails.
     """
 
     def __init__(self, policy: str, batch_size: int, max_staleness: int) -> None:
@@ -42,35 +41,34 @@ class Ledger:
         self.last_step = 0
         """Newest batch."""
         self.closed_below = 0
-        """Every order below this one has been taken in."""
+        """Every order below this one has been ingested."""
         self._closed: set[int] = set()
         self._waiting: dict[SequenceKey, BatchRow] = {}
-        self._ledger: list[Entry] = []
-        self._taken_in: list[int] = []
+        self._entries: list[LedgerEntry] = []
+        self._ingested: list[int] = []
 
     @classmethod
     def restore(
         cls, policy: str, batch_size: int, max_staleness: int, newest: Batch | None, rows_of: RowsOf
     ) -> "Ledger":
-        """The books as they stood right after `newest` was made; only shards that its `waiting`
-        names are read.
+        """Return the ledger as it was right after `newest` was made.
 
-        A row that cannot be found again, because its shard became unreadable, is filtered as
-        `unreadable_shard`.
+        `rows_of` is called for the shards of its `waiting` keys alone. A waiting row whose shard
+        became unreadable is filtered as `unreadable_shard`.
         """
-        books = cls(policy, batch_size, max_staleness)
+        ledger = cls(policy, batch_size, max_staleness)
         if newest is None:
-            return books
-        books.last_step = newest.step
-        books.closed_below, books._closed = newest.closed_below, set(newest.closed)
-        found = {order: rows_of(order) for order in sorted({key.order for key in newest.waiting})}
+            return ledger
+        ledger.last_step = newest.step
+        ledger.closed_below, ledger._closed = newest.closed_below, set(newest.closed)
+        rows = {order: rows_of(order) for order in sorted({key.order for key in newest.waiting})}
         for key in newest.waiting:
-            row = found[key.order].get(key)
+            row = rows[key.order].get(key)
             if row is None:
-                books._ledger.append(Entry(key, "filtered", UNREADABLE_SHARD))
+                ledger._entries.append(LedgerEntry(key, "filtered", UNREADABLE_SHARD))
             else:
-                books._waiting[key] = row
-        return books
+                ledger._waiting[key] = row
+        return ledger
 
     @property
     def next_step(self) -> int:
@@ -78,7 +76,7 @@ class Ledger:
 
     @property
     def waiting(self) -> tuple[BatchRow, ...]:
-        """In arrival order."""
+        """The waiting rows, in arrival order."""
         return tuple(self._waiting.values())
 
     @property
@@ -86,18 +84,19 @@ class Ledger:
         return len(self._waiting)
 
     @property
-    def ledger(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LedgerEntry, ...]:
         """Final fates since the newest batch."""
-        return tuple(self._ledger)
+        return tuple(self._entries)
 
     def is_closed(self, order: int) -> bool:
         return order < self.closed_below or order in self._closed
 
-    def take_in(
-        self, order: int, rows: Iterable[BatchRow] = (), entries: Iterable[Entry] = ()
+    def ingest(
+        self, order: int, rows: Iterable[BatchRow] = (), entries: Iterable[LedgerEntry] = ()
     ) -> bool:
-        """Close `order` with all of its sequences; an unreadable shard has none. False, and no
-        change, when it was closed.
+        """Close `order` with all of its sequences; an unreadable shard has none.
+
+        Return False, and change nothing, when the order is closed already.
         """
         if self.is_closed(order):
             return False
@@ -105,14 +104,14 @@ class Ledger:
         while self.closed_below in self._closed:
             self._closed.remove(self.closed_below)
             self.closed_below += 1
-        self._taken_in.append(order)
+        self._ingested.append(order)
         self._waiting.update((row.key, row) for row in rows)
-        self._ledger.extend(entries)
+        self._entries.extend(entries)
         return True
 
     def expire(self) -> int:
         """Drop the waiting rows that are too stale for the next batch, which is trained at version
-        `last_step`.
+        `last_step`; return how many.
         """
         stale = [
             key
@@ -121,11 +120,11 @@ class Ledger:
         ]
         for key in stale:
             del self._waiting[key]
-            self._ledger.append(Entry(key, "expired", EXPIRED_REASON))
+            self._entries.append(LedgerEntry(key, "expired", EXPIRED_REASON))
         return len(stale)
 
     def draft(self, seed: int, trained: Callable[[int], tuple[BatchRow, ...]]) -> Draft:
-        """What the next batch may be made of, after `expire`."""
+        """Return what the next batch may be made of, after `expire`."""
         draw = np.random.default_rng([seed, zlib.crc32(self.policy.encode()), self.next_step])
         return Draft(
             policy=self.policy,
@@ -140,10 +139,10 @@ class Ledger:
     def assemble(
         self, samplers: Sequence[Sample], seed: int, trained: Callable[[int], tuple[BatchRow, ...]]
     ) -> Batch | None:
-        """The next batch, of exactly `batch_size` rows, without metrics and time; None while there
-        are not enough rows.
+        """Return the next batch, of exactly `batch_size` rows, without metrics and time; None while
+        there are too few rows.
 
-        `trained(n)` finds rows of earlier batches for replay algorithms. Nothing is used up before
+        `trained(n)` returns rows of earlier batches for replay algorithms. Rows go on waiting until
         `advance`.
         """
         self.expire()
@@ -160,17 +159,15 @@ class Ledger:
             policy=self.policy,
             step=self.next_step,
             rows=(*(_as_replay(row) for row in replays), *fresh),
-            ledger=self.ledger,
+            ledger=self.entries,
             waiting=tuple(key for key in self._waiting if key not in used),
-            shards=tuple(self._taken_in),
+            shards=tuple(self._ingested),
             closed_below=self.closed_below,
             closed=tuple(sorted(self._closed)),
         )
 
     def advance(self, batch: Batch) -> None:
-        """The batch is committed: its rows and the ledger are in the store, and the next batch
-        begins.
-        """
+        """Begin the next batch: this one is committed, with its rows and its ledger."""
         if batch.step != self.next_step or batch.policy != self.policy:
             raise ValueError(
                 f"batch {batch.step} of {batch.policy} does not follow batch {self.last_step} of "
@@ -179,12 +176,12 @@ class Ledger:
         for row in batch.rows:
             if not row.replay:
                 del self._waiting[row.key]
-        self._ledger.clear()
-        self._taken_in.clear()
+        self._entries.clear()
+        self._ingested.clear()
         self.last_step = batch.step
 
     def _check_choice(self, fresh: Sequence[BatchRow], replays: Sequence[BatchRow]) -> None:
-        """Whatever samplers do, no sequence is used twice unless the batch says so, and none that
+        """Raise ConfigError when samplers use a sequence twice, other than as a replay, or one that
         does not wait.
         """
         keys = [row.key for row in fresh]

@@ -1,11 +1,10 @@
-"""Which prompts the next order holds: the prompt stream, the curators' state, and where both stand.
+"""Choose the prompts of the next order: the prompt stream, its cursor, and the curators' state.
 
     PromptStream ──take(cursor)──▶ Curate.accept ──▶ Order n ──advance──▶ cursor, n + 1
     finished orders ──see──▶ Curate.observe ──▶ Order.seen
 
 All of it is a fold over the run's orders and the shards they list as seen, so a restart ends in the
-same state. This module knows nothing of policies or batches, nor of how many orders there should
-be.
+same state. How many orders there should be is decided in `admission`.
 """
 
 import logging
@@ -24,8 +23,8 @@ from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 
 REFUSALS_MAX = 256
-"""So many refusals in a row, and the next prompt is rolled out whatever the curators say: a run
-must not starve.
+"""After this many refusals in a row the next prompt is rolled out without asking the curators: a
+run must not starve.
 """
 READ_THREADS = 8
 """Orders read at once on a restart."""
@@ -44,8 +43,8 @@ class OrderWriter:
         prompts_per_order: int,
         seed: int,
     ) -> None:
-        """Rebuilds the state from the store: `curators` must be new. Raises TransientError, or
-        CorruptError naming the key.
+        """Rebuild the state from the store: `curators` must be new objects. Raises TransientError,
+        or CorruptError naming the key.
         """
         self._run = run
         self._stream = stream
@@ -61,26 +60,27 @@ class OrderWriter:
                 self._refold(order)
 
     @property
-    def _fold_shards(self) -> bool:
+    def needs_shards(self) -> bool:
+        """Whether a curator observes shards."""
         return any(curator.needs_shards for curator in self._curators)
 
     def is_seen(self, number: int) -> bool:
-        """Whether the order is in some order's `seen`, or will be in the next one's."""
+        """Return whether the order is in some order's `seen`, or will be in the next one's."""
         return number in self._seen
 
     def see(self, number: int, shard: Shard | None) -> None:
-        """An order is finished; `shard` is None when its bytes cannot be read. Does nothing the
-        second time.
+        """Record a finished order, and let the curators observe its shard; None when that cannot be
+        read, or `needs_shards` is False. Does nothing the second time.
         """
         if number in self._seen:
             return
-        if shard is not None and self._fold_shards:
+        if shard is not None and self.needs_shards:
             self._observe(orders.read(self._run, number), shard)
         self._seen.add(number)
         self._to_see.append(number)
 
     def draft(self, samples_per_prompt: int, now_s: float) -> Order:
-        """The next order, still to be committed. Nothing changes before `advance`."""
+        """Return the next order, still to be committed. Nothing changes before `advance`."""
         draws = [
             np.random.default_rng([self._seed, self.next_number, place])
             for place in range(len(self._curators))
@@ -111,7 +111,7 @@ class OrderWriter:
         )
 
     def advance(self, order: Order) -> None:
-        """The order is committed."""
+        """Begin the next order: this one is committed."""
         if order.number != self.next_number:
             raise ValueError(f"order {order.number} is not the next one, {self.next_number}")
         self._cursor = order.cursor
@@ -130,13 +130,13 @@ class OrderWriter:
                 curator.observe(order, shard)
 
     def _refold(self, order: Order) -> None:
-        """Do again what led to a stored order."""
+        """Repeat the changes of state that a stored order records."""
         for number in order.seen:
             self._seen.add(number)
-            if self._fold_shards:
+            if self.needs_shards:
                 try:
                     shard = shards.read(self._run, number)
                 except CorruptError:
-                    continue  # was unreadable then, too: created-once bytes do not change
+                    continue  # it was unreadable then, too: created-once bytes do not change
                 self._observe(orders.read(self._run, number), shard)
         self._cursor = order.cursor

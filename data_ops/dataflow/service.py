@@ -1,13 +1,12 @@
-"""The dataflow: one plain function that turns finished shards into batches and writes orders within
-the budget.
+"""The dataflow service: make batches of finished shards, and write orders within the staleness
+budget.
 
-    shards ──probe──▶ take in ──▶ one Assembly per policy ──▶ batches
-    weights ─latest─▶ admission ──▶ Ordering ──▶ orders
+    shards ──probe──▶ ingest ──▶ one BatchAssembly per policy ──▶ batches
+    weights ─poll──▶ admission ──▶ OrderWriter ──▶ orders
 
-Everything it holds in memory can be rebuilt from the store, so it may be killed between any two
-writes; and because every write is created once, two dataflows on one run do no harm: the slower one
-sees a conflict and rebuilds. It knows nothing of Prefect, engines or losses. How shards are taken
-in (inline, or as parallel tasks) is handed in.
+All of its state can be rebuilt from the store, so it may be killed between any two writes. Every
+write is created once, so two dataflows on one run do no harm: the slower one gets a ConflictError
+and rebuilds. How shards are ingested (inline, or as parallel tasks) is a parameter.
 """
 
 import logging
@@ -19,25 +18,29 @@ from functools import cache
 from data_ops.algorithms import curators
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow.admission import orders_to_admit
-from data_ops.dataflow.batch_assembly import BatchAssembly, Span, complaint, no_span
+from data_ops.dataflow.batch_assembly import BatchAssembly, Span, no_span, stall_reason
 from data_ops.dataflow.order_writer import OrderWriter
-from data_ops.dataflow.shard_ingest import IngestedShard, prepare
+from data_ops.dataflow.shard_ingest import IngestedShard, ingest_shard
+from data_ops.dataflow.vocabulary import VocabSizes
 from storage import layout
 from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.errors import ConflictError, CorruptError, TransientError
+from storage.records.batches import Fate
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Shard
 from storage.run import orders, shards
-from storage.run.quarantine import quarantine
+from storage.run.quarantine import quarantine_object
 from storage.store.object_store import ObjectStore
 
 PROBES_MAX = 256
-"""Outstanding orders looked at in one round; the next round goes on behind them."""
+"""Outstanding orders probed in one round; the next round goes on behind them."""
 SHARDS_PER_ROUND_MAX = 64
-"""Shards taken in in one round: bounds the memory that they need at once."""
+"""Shards ingested in one round: bounds the memory that they need at once."""
 ORDERS_PER_ROUND_MAX = 64
 
-TakeIn = Callable[[Sequence[int]], Sequence[IngestedShard]]
-"""`intake.prepare` for each of the orders, in any order and on any number of threads."""
+Ingest = Callable[[Sequence[int]], Sequence[IngestedShard]]
+"""`ingest_shard` for each of the orders, in any sequence, on any number of threads or processes."""
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class Dataflow:
         policies: Mapping[str, PolicyData],
         seed: int,
         *,
-        take_in: TakeIn | None = None,
+        ingest: Ingest | None = None,
         clock: Callable[[], float] = time.time,
         span: Span = no_span,
     ) -> None:
@@ -60,7 +63,8 @@ class Dataflow:
         unreadable order or batch.
         """
         self._run, self._config, self._policies, self._seed = run, config, policies, seed
-        self._take_in = take_in or self._take_in_here
+        self._ingest = ingest or self._ingest_here
+        self._vocab_sizes = VocabSizes(run, list(policies))
         self._clock, self._span = clock, span
         self._stream = config.prompts.stream()
         self.restore()
@@ -72,26 +76,25 @@ class Dataflow:
 
     @property
     def starved(self) -> bool:
-        """Whether a trainer waits for a batch, as far as the last round saw."""
+        """Whether a trainer waits for a batch, as of the last round."""
         return any(assembly.starved for assembly in self._assemblies)
 
     def round(self) -> bool:
-        """Do whatever can be done now; whether that was anything. Raises TransientError, and can
-        then be called again.
+        """Do whatever can be done now; return whether that was anything. Raises TransientError, and
+        can then be called again.
         """
         try:
-            taken_in = self._take_in_shards()
+            ingested = self._ingest_shards()
             made = self._feed()
             if self.done:
-                orders.end(self._run, self._ordering.next_number)  # tells the workers to leave
-            return taken_in or made
+                orders.create_end(self._run, self._order_writer.next_number)  # workers then leave
+            return ingested or made
         except ConflictError as conflict:
             self._rebuild(conflict)
             return True
 
     def feed(self) -> None:
-        """All of a round but the look at shards: batches of what waits already for the trainers,
-        orders for the workers.
+        """Do a round without ingesting shards: make batches of waiting rows, and write orders.
 
         Raises TransientError, and can then be called again.
         """
@@ -103,7 +106,7 @@ class Dataflow:
     def _feed(self) -> bool:
         for assembly in self._unfinished():
             with self._span("store"):
-                assembly.look_for_version()
+                assembly.poll_version()
         made = sum(assembly.make_batches() for assembly in self._unfinished())
         written = self._write_orders()
         return bool(made) or written
@@ -113,14 +116,15 @@ class Dataflow:
         self.restore()
 
     def restore(self) -> None:
-        """Rebuild the whole state from the store, as a new dataflow would; when that fails, the old
-        state stands whole.
+        """Rebuild the whole state from the store, as a new dataflow would.
+
+        When that fails, the old state remains.
         """
         config, run, seed = self._config, self._run, self._seed
         # Several policies wait for rows of the same shards: each shard is read once.
         read_shard = cache(self._read_shard)
         with self._span("store"):
-            ordering = OrderWriter(
+            order_writer = OrderWriter(
                 run, self._stream, curators(config.curate), config.prompts_per_order, seed
             )
             assemblies = [
@@ -129,33 +133,37 @@ class Dataflow:
                 )
                 for policy, data in self._policies.items()
             ]
-        self._ordering, self._assemblies = ordering, assemblies
+        self._order_writer, self._assemblies = order_writer, assemblies
         self._outstanding = {
-            number for number in range(self._ordering.next_number) if self._is_open(number)
+            number for number in range(self._order_writer.next_number) if self._is_open(number)
         }
         self._probed = -1
 
     @property
-    def complaint(self) -> str:
-        """What a person should know about a run that makes no headway; empty otherwise."""
-        return complaint(self._unfinished())
+    def stall_reason(self) -> str:
+        """Why a run makes no progress, for a person; empty when it does."""
+        return stall_reason(self._unfinished())
 
-    def progress(self) -> dict[str, float]:
-        """What a heartbeat says of it; totals count since the dataflow was started or rebuilt."""
-        counts: dict[str, float] = {
-            "closed_below": min(assembly.books.closed_below for assembly in self._assemblies),
-            "orders": self._ordering.next_number,
-        }
-        for assembly in self._assemblies:
-            counts[f"batches/{assembly.policy}"] = assembly.books.last_step
-            counts[f"waiting/{assembly.policy}"] = assembly.books.num_waiting
-            counts.update(
-                (f"{fate}/{assembly.policy}", total) for fate, total in assembly.totals.items()
-            )
-        return counts
+    def progress(self) -> DataflowProgress:
+        """Return counts for the heartbeat; totals are those since the last start or rebuild."""
+        policies = {assembly.policy: assembly for assembly in self._assemblies}
+
+        def total(fate: Fate) -> dict[str, int]:
+            return {policy: each.totals[fate] for policy, each in policies.items()}
+
+        return DataflowProgress(
+            closed_below=min(each.ledger.closed_below for each in policies.values()),
+            orders=self._order_writer.next_number,
+            batches={policy: each.ledger.last_step for policy, each in policies.items()},
+            waiting={policy: each.ledger.num_waiting for policy, each in policies.items()},
+            trained=total("trained"),
+            replayed=total("replayed"),
+            filtered=total("filtered"),
+            expired=total("expired"),
+        )
 
     def versions(self) -> dict[str, int]:
-        """The newest weights known of each policy."""
+        """Return each policy's newest version at the last poll."""
         return {
             assembly.policy: assembly.version
             for assembly in self._assemblies
@@ -166,51 +174,56 @@ class Dataflow:
         return [assembly for assembly in self._assemblies if not assembly.done]
 
     def _is_open(self, number: int) -> bool:
-        """Whether anybody still has to hear of the order's shard: a policy that needs batches, or
-        the curators.
+        """Return whether the order's shard is still to be ingested, for a policy that needs batches
+        or for the curators.
         """
-        if not self._ordering.is_seen(number):
+        if not self._order_writer.is_seen(number):
             return True
-        return any(not assembly.books.is_closed(number) for assembly in self._unfinished())
+        return any(not assembly.ledger.is_closed(number) for assembly in self._unfinished())
 
-    def _take_in_shards(self) -> bool:
+    def _ingest_shards(self) -> bool:
         with self._span("store"):
-            found = self._find_shards()
-        if not found:
+            finished = self._probe_shards()
+        if not finished:
             return False
         with self._span("algorithms"):
-            for prepared in sorted(self._take_in(found), key=lambda prepared: prepared.order):
-                self._fold(prepared)
+            for ingested in sorted(self._ingest(finished), key=lambda ingested: ingested.order):
+                self._fold(ingested)
         return True
 
-    def _take_in_here(self, numbers: Sequence[int]) -> list[IngestedShard]:
+    def _ingest_here(self, numbers: Sequence[int]) -> list[IngestedShard]:
+        policies, vocab_sizes = list(self._policies), self._vocab_sizes.read()
         return [
-            prepare(self._run, number, self._config, list(self._policies)) for number in numbers
+            ingest_shard(self._run, number, self._config, policies, vocab_sizes)
+            for number in numbers
         ]
 
-    def _find_shards(self) -> list[int]:
-        """Outstanding orders that have been answered, ascending; a bounded look that goes around in
-        a ring.
+    def _probe_shards(self) -> list[int]:
+        """Return outstanding orders that have a shard, ascending. Each call probes a bounded number
+        of orders, in turn.
         """
         ring = sorted(self._outstanding)
         start = bisect_right(ring, self._probed)
-        found: list[int] = []
+        finished: list[int] = []
         for number in (ring[start:] + ring[:start])[:PROBES_MAX]:
-            if len(found) == SHARDS_PER_ROUND_MAX:
+            if len(finished) == SHARDS_PER_ROUND_MAX:
                 break
             self._probed = number
             if shards.exists(self._run, number):
-                found.append(number)
-        return sorted(found)
+                finished.append(number)
+        return sorted(finished)
 
-    def _fold(self, prepared: IngestedShard) -> None:
+    def _fold(self, ingested: IngestedShard) -> None:
         """Enter one shard everywhere where its order is still open."""
-        if prepared.shard is None:
-            self._quarantine(prepared.order, prepared.problem)
+        order, shard = ingested.order, ingested.shard
+        if ingested.problem:
+            self._quarantine(order, ingested.problem)
+        elif shard is None and self._order_writer.needs_shards:
+            shard = self._read_shard(order)  # it was ingested by another process
         for assembly in self._unfinished():
-            assembly.take_in(prepared)
-        self._ordering.see(prepared.order, prepared.shard)
-        self._outstanding.discard(prepared.order)
+            assembly.ingest(ingested)
+        self._order_writer.see(order, shard)
+        self._outstanding.discard(order)
 
     def _write_orders(self) -> bool:
         config = self._config
@@ -221,10 +234,10 @@ class Dataflow:
         )
         for _ in range(number):
             with self._span("algorithms"):
-                order = self._ordering.draft(config.samples_per_prompt, self._clock())
+                order = self._order_writer.draft(config.samples_per_prompt, self._clock())
             with self._span("store"):
-                orders.commit(self._run, order)
-            self._ordering.advance(order)
+                orders.create(self._run, order)
+            self._order_writer.advance(order)
             self._outstanding.add(order.number)
             for assembly in self._assemblies:
                 assembly.admit(order.number)
@@ -239,7 +252,7 @@ class Dataflow:
 
     def _quarantine(self, number: int, problem: str) -> None:
         log.warning("%s is unreadable and quarantined: %s", layout.shard(number), problem)
-        quarantine(self._run, layout.shard(number), problem)
+        quarantine_object(self._run, layout.shard(number), problem)
 
 
 def serve(
@@ -247,12 +260,13 @@ def serve(
     config: DataConfig,
     policies: Mapping[str, PolicyData],
     seed: int,
-    take_in: TakeIn | None = None,
+    ingest: Ingest | None = None,
 ) -> None:
     """Run the dataflow until every policy has all of its batches, or the service must stop.
 
-    While every trainer has work, shards gather, so that more of them are taken in at once. A store
-    that is away is waited for. Raises ConfigError and CorruptError as `Dataflow` does.
+    While every trainer has work, shards gather, so that one task ingests more of them. A store that
+    does not answer is polled with a growing pause. Raises ConfigError and CorruptError, as
+    `Dataflow` does.
     """
     heartbeat = lifetime.heartbeat
     dataflow: Dataflow | None = None
@@ -261,13 +275,15 @@ def serve(
         busy = False
         try:
             dataflow = dataflow or Dataflow(
-                lifetime.run, config, policies, seed, take_in=take_in, span=heartbeat.span
+                lifetime.run, config, policies, seed, ingest=ingest, span=heartbeat.span
             )
             busy = dataflow.round()
             failures = 0
+            state, wait_reason = _state(dataflow, busy)
             heartbeat.update(
-                state="working" if busy else "waiting",
-                note=dataflow.complaint,
+                state=state,
+                wait_reason=wait_reason,
+                note=dataflow.stall_reason,
                 progress=dataflow.progress(),
                 versions=dataflow.versions(),
             )
@@ -277,17 +293,28 @@ def serve(
         except TransientError as error:
             failures += 1
             log.warning("the store does not answer (%d times in a row): %s", failures, error)
-            heartbeat.update(state="waiting", note=f"the store does not answer: {error}")
+            heartbeat.update(
+                state=ServiceState.WAITING,
+                wait_reason=WaitReason.STORE,
+                note=f"the store does not answer: {error}",
+            )
         if failures or not busy:
             with heartbeat.span("wait"):
                 lifetime.wait(max(config.poll_interval_s, backoff_s(failures)))
 
 
-def _gather(dataflow: Dataflow, config: DataConfig, lifetime: Lifetime) -> bool:
-    """Wait while shards gather, so that one task takes in several; returns whether it waited.
+def _state(dataflow: Dataflow, busy: bool) -> tuple[ServiceState, WaitReason]:
+    """State and wait reason for the heartbeat after a round."""
+    idle = WaitReason.NONE if busy else WaitReason.SHARDS
+    reason = WaitReason.UNTRAINABLE if dataflow.stall_reason else idle
+    return ServiceState.WORKING if busy else ServiceState.WAITING, reason
 
-    Meanwhile batches are made of the rows that are already there; a trainer that has no batch left
-    ends the wait. Raises TransientError.
+
+def _gather(dataflow: Dataflow, config: DataConfig, lifetime: Lifetime) -> bool:
+    """Wait while shards gather, so that one task ingests several; return whether it waited.
+
+    Meanwhile batches are made of the waiting rows; a trainer without a batch ends the wait. Raises
+    TransientError.
     """
     waited = False
     end_s = time.monotonic() + config.gather_interval_s

@@ -1,10 +1,9 @@
-"""Taking in one shard: read it, route it, drop what the filters drop, and put advantages on the
-rest.
+"""Ingest one shard: read it, route it to the policies, filter its groups, compute advantages.
 
-    shards/00000007.arrow ──read──▶ route ──▶ per policy: filters ──▶ advantages ──▶ Prepared ──▶ books
+    shards/00000007.arrow ──read──▶ route ──▶ per policy: filters ──▶ advantages ──▶ IngestedShard
 
-`prepare` is a pure function of stored objects and of the config: it may run anywhere, in parallel,
-and again after a crash. This module knows nothing of what was taken in before.
+`ingest_shard` is a pure function of stored objects and of the config: it may run anywhere, in
+parallel, and again after a crash. It has no state between two shards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,8 @@ from data_ops.algorithms.policy_groups import PolicyGroup, route
 from data_ops.algorithms.protocols import Filter
 from data_ops.config import DataConfig
 from storage.errors import CorruptError
-from storage.records.batches import BatchRow, Entry, SequenceKey
+from storage.records.batches import BatchRow, LedgerEntry, SequenceKey
+from storage.records.numbers import Number
 from storage.records.rollouts import Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
@@ -29,73 +29,109 @@ NO_TRAINED_TOKEN = "no_trained_token"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PolicyIntake:
-    """What one shard holds for one policy: every sequence is in `rows` or in `entries`."""
+class IngestedGroups:
+    """One policy's groups of a shard: every sequence is in `rows` or in `entries`."""
 
     rows: tuple[BatchRow, ...] = ()
     """Kept, with advantages."""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LedgerEntry, ...] = ()
     """Filtered, each with its reason."""
     rewards: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    """[N] of every sequence that could be trained on, before filtering: what people want to watch.
-    """
+    """[N] rewards of all sequences that could be trained on, before the filters: for metrics."""
     num_groups: int = 0
     num_groups_kept: int = 0
     """Groups of which at least one row is kept."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
+class EpisodeOutcome:
+    """What the dataflow's metrics use of an episode."""
+
+    error: str | None
+    """Why the episode failed; None when it did not."""
+    metrics: Mapping[str, Number]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class IngestedShard:
-    """One shard, ready for the books. An unreadable one has a `problem`, no `shard` and nothing for
-    any policy.
-    """
+    """One shard, ready for the ledgers. An unreadable one has a `problem` and nothing else."""
 
     order: int
-    policies: Mapping[str, PolicyIntake]
-    shard: Shard | None
     problem: str = ""
+    """Why the shard cannot be read; empty when it was read."""
+    policies: Mapping[str, IngestedGroups] = field(default_factory=dict)
+    episodes: tuple[EpisodeOutcome, ...] = ()
+    """Of all groups, in the shard's order."""
+    num_groups: int = 0
+    finished_s: float = 0.0
+    """When the worker finished the order, by the worker's clock."""
+    shard: Shard | None = None
+    """The decoded shard where it was ingested by this process; None where another process did."""
+
+    @classmethod
+    def of(cls, shard: Shard, policies: Mapping[str, IngestedGroups]) -> "IngestedShard":
+        """Return the ingested form of a shard, given each policy's groups of it."""
+        return cls(
+            order=shard.order,
+            policies=policies,
+            episodes=tuple(
+                EpisodeOutcome(episode.error, episode.metrics)
+                for group in shard.groups
+                for episode in group.episodes
+            ),
+            num_groups=len(shard.groups),
+            finished_s=shard.finished_s,
+            shard=shard,
+        )
 
 
-def prepare(
-    run: ObjectStore, order: int, config: DataConfig, policies: Sequence[str]
+def ingest_shard(
+    run: ObjectStore,
+    order: int,
+    config: DataConfig,
+    policies: Sequence[str],
+    vocab_sizes: Mapping[str, int | None] | None = None,
 ) -> IngestedShard:
-    """Take in the shard of `order`. Raises TransientError or NotFoundError of the store; unreadable
-    bytes are an answer.
+    """Ingest the shard of `order` for `policies`, each with the vocabulary size that `vocab_sizes`
+    has for it.
+
+    A shard that cannot be read is a result, too. Raises TransientError or NotFoundError of the
+    store.
     """
     try:
         shard = shards.read(run, order)
     except CorruptError as error:
-        return IngestedShard(order, {}, None, str(error))
+        return IngestedShard(order=order, problem=str(error))
     chain = filters(config.filter)
-    routed = route(shard, policies)
-    return IngestedShard(
-        order, {policy: take_in(routed[policy], config, chain) for policy in policies}, shard
+    routed = route(shard, policies, vocab_sizes)
+    return IngestedShard.of(
+        shard, {policy: ingest_groups(routed[policy], config, chain) for policy in policies}
     )
 
 
-def take_in(
+def ingest_groups(
     groups: Sequence[PolicyGroup], config: DataConfig, chain: Sequence[tuple[str, Filter]]
-) -> PolicyIntake:
-    """Filter one policy's groups of a shard, and give advantages to what is kept."""
+) -> IngestedGroups:
+    """Filter one policy's groups of a shard, and compute the advantages of the kept rows."""
     rows: list[BatchRow] = []
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     num_groups_kept = 0
     for group in groups:
         entries.extend(group.refused)
         reason = _refusal(group, config, chain)
         if reason:
-            entries.extend(Entry(row.key, "filtered", reason) for row in group.rows)
+            entries.extend(LedgerEntry(row.key, "filtered", reason) for row in group.rows)
             continue
         kept = [row for row in with_advantages(group, config.advantage) if row.loss_mask.any()]
         entries.extend(
-            Entry(row.key, "filtered", NO_TRAINED_TOKEN)
+            LedgerEntry(row.key, "filtered", NO_TRAINED_TOKEN)
             for row in group.rows
             if not row.loss_mask.any()
         )
         num_groups_kept += bool(kept)
         rows.extend(kept)
     rewards = np.concatenate([group.rewards for group in groups]) if groups else np.zeros(0)
-    return PolicyIntake(
+    return IngestedGroups(
         rows=tuple(rows),
         entries=tuple(entries),
         rewards=rewards,
@@ -105,7 +141,7 @@ def take_in(
 
 
 def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[BatchRow]:
-    """The group's rows, each with its one advantage on every token that is trained on.
+    """Return the group's rows, each with its one advantage on every token that is trained on.
 
     A row that is masked as a whole still counts in the group's mean and deviation: masking a cut
     answer must not make its siblings look worse.
@@ -120,8 +156,8 @@ def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[BatchRo
 
 
 def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey, BatchRow]:
-    """Every row of one policy in the shard, whatever the filters say: what a restart finds its
-    waiting rows in.
+    """Return every row of one policy in the shard, before the filters. A restart selects the waiting
+    rows from them.
     """
     return {
         row.key: row
@@ -131,7 +167,7 @@ def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey,
 
 
 def _refusal(group: PolicyGroup, config: DataConfig, chain: Sequence[tuple[str, Filter]]) -> str:
-    """Why the whole group is dropped; empty when it is kept."""
+    """Return why the whole group is dropped; empty when it is kept."""
     if group.num_failed and not config.keep_partial_groups:
         return PARTIAL_GROUP
     if not group.rows:

@@ -1,4 +1,4 @@
-"""Where prompts come from: one file for each source, and the one table of them."""
+"""Sources of prompts: one file for each, and the one table of them."""
 
 from typing import Annotated, Final, TypeAlias
 
@@ -17,7 +17,7 @@ PromptSource: TypeAlias = Annotated[
     | Annotated[CustomPrompts, Tag("custom")],
     Discriminator(ByKey(("builtin", "path", "hub", "custom"))),
 ]
-"""The table: which of these keys a section `prompts` has selects the source."""
+"""The table: a section `prompts` selects the source by which of these keys it has."""
 
 PROMPT_SOURCES: Final = variants(PromptSource)
 """Key → the model of its settings."""

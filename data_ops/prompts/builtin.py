@@ -1,4 +1,4 @@
-"""Prompts that are made on the spot: nothing is downloaded."""
+"""Prompts that are generated: nothing is downloaded."""
 
 from typing import Literal
 
@@ -11,12 +11,12 @@ class BuiltinPrompts(PromptSettings):
     """`prompts: {builtin: chained_addition, split: train}`: endless and seeded."""
 
     builtin: Literal["chained_addition"]
-    """Which problems."""
+    """Which generator."""
     split: str = "train"
     """`train` or `test`; the two never share a problem."""
 
     def stream(self) -> PromptStream:
-        """Make the problems as they are asked for."""
+        """Return a stream that generates the problems."""
         return PromptStream(
             lambda index: problem(index, self.split, self.seed), self.limit, self.seed
         )

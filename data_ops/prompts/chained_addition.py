@@ -1,9 +1,8 @@
-"""Problems made on the spot: `7+8-3=?`, three to five operands from 1 to 9, every running value
+"""Generate problems such as `7+8-3=?`: three to five operands from 1 to 9, every running value
 within 0 and 99.
 
 A problem is a pure function of its index, split and seed. A hash of the expression itself decides
-which split it belongs to, so `train` and `test` never share a problem, whatever the seeds. Knows
-nothing of models or tokens.
+its split, so `train` and `test` never share a problem, whatever the seeds.
 """
 
 import re
@@ -14,19 +13,19 @@ from storage.records.rollouts import Prompt
 
 SPLITS = ("train", "test")
 TEST_SHARE = 5
-"""One expression in so many belongs to `test`."""
+"""One expression in this many belongs to `test`."""
 ATTEMPTS_MAX = 1000
-"""Draws until an expression of the split comes up; the chance to miss so often is below 1e-90."""
+"""Draws until an expression of the split is drawn; the chance that none is lies below 1e-90."""
 
 _EXPRESSION = re.compile(r"[1-9](?:[+-][1-9])+")
 _TERM = re.compile(r"([+-])([1-9])")
 
 
 def problem(index: int, split: str, seed: int) -> Prompt:
-    """Problem number `index` of a split, the same on every machine.
+    """Return problem number `index` of a split, the same on every machine.
 
     Example: `Prompt("chained_addition/train/0/17", {"question": "7+8-3=?", "answer": "12"})`.
-    An unknown split is a ConfigError.
+    Raises ConfigError for an unknown split.
     """
     if split not in SPLITS:
         raise ConfigError(
@@ -44,16 +43,15 @@ def problem(index: int, split: str, seed: int) -> Prompt:
 
 
 def split_of(expression: str) -> str:
-    """The split an expression such as `7+8-3` belongs to."""
+    """Return the split of an expression such as `7+8-3`."""
     digest = blake2b(expression.encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "little") % TEST_SHARE == 0 else "train"
 
 
 def steps(question: str) -> list[tuple[int, str, int, int]]:
-    """The additions a question asks for, as (left, op, right, value).
+    """Return the additions of a question, as (left, op, right, value).
 
-    `7+8-3=?` → `[(7, "+", 8, 15), (15, "-", 3, 12)]`. Anything else than such a question is a
-    ValueError.
+    `7+8-3=?` → `[(7, "+", 8, 15), (15, "-", 3, 12)]`. Raises ValueError for anything else.
     """
     expression = question.removesuffix("=?")
     if not _EXPRESSION.fullmatch(expression):
@@ -67,8 +65,8 @@ def steps(question: str) -> list[tuple[int, str, int, int]]:
 
 
 def _draw(key: str) -> tuple[str, int]:
-    """An expression and its value from a key. From a hash, not `random`, whose draws may change
-    with a Python release.
+    """Draw an expression and its value from a key, by a hash: draws of `random` may change with a
+    Python release.
     """
     draws = iter(blake2b(key.encode(), digest_size=64).digest())
 
@@ -81,9 +79,7 @@ def _draw(key: str) -> tuple[str, int]:
     for _ in range(num_operands - 1):
         right, minus = 1 + below(9), below(2) == 1
         if right > value:
-            minus = (
-                False  # running values stay at or above zero; five operands up to 9 never pass 99
-            )
+            minus = False  # no running value is negative; five operands up to 9 never pass 99
         value = value - right if minus else value + right
         expression += f"{'-' if minus else '+'}{right}"
     return expression, value

@@ -1,13 +1,11 @@
-"""Prompts from outside of AstraFlow, by import path. `docs/sources.md` shows how to write a
-source.
-"""
+"""Prompts from outside of AstraFlow, by import path (`docs/sources.md`)."""
 
 from typing import Any, Final, Protocol
 
 from data_ops.prompts.source import PromptSettings
 from data_ops.prompts.stream import PromptStream
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from storage.import_path import PluginKind, constructor_fault, resolve
 from storage.records.rollouts import Prompt
 
 
@@ -21,7 +19,7 @@ class IndexedPrompts(Protocol):
         """Return prompt `index`, from 0, with an id that no other prompt of the source has."""
 
 
-PROMPTS: Final = Kind("source of prompts", IndexedPrompts, "docs/sources.md")
+PROMPTS: Final = PluginKind("source of prompts", IndexedPrompts, "docs/sources.md")
 
 
 class CustomPrompts(PromptSettings):
@@ -33,7 +31,9 @@ class CustomPrompts(PromptSettings):
     """Passed to its constructor."""
 
     def stream(self) -> PromptStream:
-        """Import the class and build the source. ConfigError where either is impossible."""
+        """Import the class and return a stream of its prompts. Raises ConfigError where that is
+        impossible.
+        """
         try:
             source: IndexedPrompts = self.find()(**self.args)
         except ConfigError as error:
@@ -46,13 +46,13 @@ class CustomPrompts(PromptSettings):
         return PromptStream(source.prompt, min(sizes, default=None), self.seed)
 
     def find(self) -> Any:
-        """Import the class and check it without building it.
+        """Import the class and check it without making an object.
 
-        ConfigError when it is not a source of prompts, or takes other arguments than `args`.
+        Raises ConfigError when it is not a source of prompts, or takes other arguments than `args`.
         """
-        made: Any = resolve(self.custom, {}, PROMPTS)
-        if wrong := unfit(made, PROMPTS, self.args):
+        source: Any = resolve(self.custom, {}, PROMPTS)
+        if wrong := constructor_fault(source, PROMPTS, self.args):
             raise ConfigError(
                 f"{self.custom} does not take args {self.args} ({wrong}); correct them"
             )
-        return made
+        return source

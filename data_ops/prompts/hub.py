@@ -25,14 +25,12 @@ class HubPrompts(Columns):
     """`train`, `test`, or another split of the data set."""
 
     def stream(self) -> PromptStream:
-        """Fetch the data set. ConfigError where it cannot be loaded, or has rows that are no
-        prompts.
-        """
+        """Load the data set. ConfigError where that is impossible, or rows are no prompts."""
         return PromptStream.of(read_hub(self)[: self.limit], self.seed)
 
 
 def read_hub(source: HubPrompts) -> list[Prompt]:
-    """A data set of the Hugging Face hub; row n (from 1) becomes the prompt
+    """Load a data set of the Hugging Face hub; row n (from 1) becomes the prompt
     `{data set}/{split}/{n - 1}`.
     """
     try:
@@ -40,8 +38,7 @@ def read_hub(source: HubPrompts) -> list[Prompt]:
     except ImportError as error:
         raise ConfigError(
             f"prompts.hub={source.hub} needs the package `datasets`: pip install datasets, or name "
-            "a JSONL or Parquet "
-            "file with prompts.path"
+            "a JSONL or Parquet file with prompts.path"
         ) from error
     try:
         rows = datasets.load_dataset(source.hub, source.hub_config, split=source.split)
@@ -50,9 +47,8 @@ def read_hub(source: HubPrompts) -> list[Prompt]:
         # ValueError underneath.
         raise ConfigError(
             f"prompts.hub={source.hub} (configuration {source.hub_config}, split {source.split}) "
-            "cannot be loaded "
-            f"({type(error).__name__}: {error}); check the names and the network, or name a file "
-            "with prompts.path"
+            f"cannot be loaded ({type(error).__name__}: {error}); check the names and the network, "
+            "or name a file with prompts.path"
         ) from error
     what = f"data set {source.hub}"
     return collect(
@@ -65,17 +61,17 @@ def read_hub(source: HubPrompts) -> list[Prompt]:
 
 
 def _plain_rows(rows: Iterable[Json], what: str) -> Iterator[Json]:
-    """The rows without the columns that JSON has no type for (images, times, …); each such column
-    is logged once.
+    """Yield the rows without the columns whose types JSON lacks (images, times, …); each such
+    column is logged once.
     """
-    left_out: set[str] = set()
+    logged: set[str] = set()
     for row in rows:
-        strange = {name for name, value in row.items() if not json_values.is_plain(value)}
-        if strange - left_out:
+        dropped = {name for name, value in row.items() if not json_values.is_plain(value)}
+        if dropped - logged:
             log.warning(
                 "%s: columns %s are left out, because JSON cannot hold their types",
                 what,
-                ", ".join(sorted(strange - left_out)),
+                ", ".join(sorted(dropped - logged)),
             )
-            left_out |= strange
-        yield {name: value for name, value in row.items() if name not in strange}
+            logged |= dropped
+        yield {name: value for name, value in row.items() if name not in dropped}

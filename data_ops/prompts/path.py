@@ -16,8 +16,7 @@ from storage.records.types import Json
 
 ROWS_PER_BATCH = 1_000
 LINE_BYTES_MAX = 2**24
-"""Of a JSONL file. One large JSON value in place of prompts is refused before the memory is full.
-"""
+"""Of a JSONL file: a file that is one large JSON value is refused before the memory is full."""
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class FilePrompts(Columns):
     """A JSONL or Parquet file."""
 
     def stream(self) -> PromptStream:
-        """Read the file. ConfigError that names the file, the lines and what to do."""
+        """Read the file. Raises ConfigError that names the file, the lines and what to do."""
         if self.path.endswith(".jsonl"):
             prompts = read_jsonl(self)
         elif self.path.endswith(".parquet"):
@@ -43,8 +42,8 @@ class FilePrompts(Columns):
 
 
 def read_jsonl(source: FilePrompts) -> list[Prompt]:
-    """One JSON object a line, blank lines skipped; line n becomes the prompt `{file stem}/{n - 1}`.
-    ConfigError for a line that is longer than LINE_BYTES_MAX.
+    """Read one JSON object a line, skipping blank ones; line n becomes the prompt
+    `{file stem}/{n - 1}`. Raises ConfigError for a line that is longer than LINE_BYTES_MAX.
     """
     path = _existing(source)
     with path.open("rb") as file:
@@ -67,7 +66,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def read_parquet(source: FilePrompts) -> list[Prompt]:
-    """One prompt a row; row n (from 1) becomes the prompt `{file stem}/{n - 1}`."""
+    """Read one prompt a row; row n (from 1) becomes the prompt `{file stem}/{n - 1}`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -93,10 +92,10 @@ def _existing(source: FilePrompts) -> Path:
 
 
 def _plain(table: Any, path: Path) -> Any:
-    """The table without the columns that JSON cannot hold: an order carries its prompts as JSON."""
+    """Return the table without the columns whose types JSON lacks: orders store prompts as JSON."""
     import pyarrow as pa
 
-    known = (
+    scalars = (
         pa.types.is_string,
         pa.types.is_large_string,
         pa.types.is_integer,
@@ -110,26 +109,24 @@ def _plain(table: Any, path: Path) -> Any:
             return plain(kind.value_type)
         if any(check(kind) for check in nested):
             return all(plain(kind.field(i).type) for i in range(kind.num_fields))
-        return any(check(kind) for check in known)
+        return any(check(kind) for check in scalars)
 
-    left_out = [column.name for column in table.schema if not plain(column.type)]
-    if left_out:
+    dropped = [column.name for column in table.schema if not plain(column.type)]
+    if dropped:
         log.warning(
             "%s: columns %s are left out, because JSON cannot hold their types",
             path,
-            ", ".join(left_out),
+            ", ".join(dropped),
         )
-    return table.drop_columns(left_out)
+    return table.drop_columns(dropped)
 
 
 def _rows(table: Any) -> Iterator[Json | Unreadable]:
-    """The table's rows as plain data, a thousand at a time; a row that Arrow cannot convert is the
-    reason why.
-    """
+    """Yield the table's rows as plain data; in place of a row that Arrow cannot convert, why."""
     for batch in table.to_batches(ROWS_PER_BATCH):
         try:
             yield from batch.to_pylist()
-        except ValueError:  # text that is not UTF-8: which row it is in is found row by row
+        except ValueError:  # text that is not UTF-8: convert row by row to find it
             for number in range(batch.num_rows):
                 try:
                     yield from batch.slice(number, 1).to_pylist()

@@ -1,9 +1,8 @@
-"""Rows of a file or of a data set as prompts, with errors that name the rows that cannot be used,
-and why.
+"""Convert rows of a file or of a data set to prompts; errors name the unusable rows, with reasons.
 
 A row's named columns become `fields["question"]` and `fields["answer"]`; its other columns are kept
 beside them. All of it is stored with the orders, as JSON: a row that JSON cannot represent exactly
-is refused here, where its line number is available.
+is refused here, where its line number is known.
 """
 
 import json
@@ -22,11 +21,11 @@ COLUMNS_SHOWN = 200
 
 
 class BrokenRowError(Exception):
-    """One row that cannot be a prompt; the message says what is wrong with it."""
+    """One row that cannot be a prompt; the message says why."""
 
 
 class Unreadable(str):
-    """In place of a row: why its bytes are none."""
+    """In place of a row: why its bytes cannot be read."""
 
 
 def collect(
@@ -36,8 +35,8 @@ def collect(
     rows: Iterable[tuple[int, bytes | Json | Unreadable]],
     unit: str,
 ) -> list[Prompt]:
-    """Prompts of the numbered rows; raises ConfigError that names the broken ones when there are
-    any, or when there is none.
+    """Return the prompts of the numbered rows. Raises ConfigError that names the broken rows when
+    there are any, or when there is no prompt.
     """
     if wrong := json_values.fault(stem):
         raise ConfigError(
@@ -53,14 +52,15 @@ def collect(
         if source.limit and len(prompts) >= source.limit and not broken:
             break
     if broken:
-        raise ConfigError("\n  ".join(_complaint(what, unit, broken, len(prompts))))
+        raise ConfigError("\n  ".join(_report(what, unit, broken, len(prompts))))
     if not prompts:
         raise ConfigError(f"{what} holds no prompt at all; give a source with at least one {unit}")
     return prompts
 
 
-def _complaint(what: str, unit: str, broken: list[tuple[int, str]], num_good: int) -> Iterator[str]:
-    yield f"{what}: {len(broken)} of {len(broken) + num_good} {unit}s cannot be used; correct or remove them:"
+def _report(what: str, unit: str, broken: list[tuple[int, str]], num_good: int) -> Iterator[str]:
+    num_rows = len(broken) + num_good
+    yield f"{what}: {len(broken)} of {num_rows} {unit}s cannot be used; correct or remove them:"
     yield from (f"{unit} {number}: {reason}" for number, reason in broken[:BROKEN_LINES_SHOWN])
     if len(broken) > BROKEN_LINES_SHOWN:
         yield f"and {len(broken) - BROKEN_LINES_SHOWN} more"
@@ -111,8 +111,8 @@ def _object(pairs: list[tuple[str, Any]]) -> Json:
 
 
 def _whole(digits: str) -> int:
-    """The number; one with too many digits to be read becomes another that is too long, and is
-    refused with its column.
+    """Return the number; for one with too many digits to convert another that is too long, which is
+    then refused with its column.
     """
     return int(digits) if len(digits) <= json_values.DIGITS_MAX else 10**json_values.DIGITS_MAX
 
@@ -124,8 +124,8 @@ def _text(columns: Json, name: str) -> str:
         )
     value = columns[name]
     if not isinstance(value, str | int | float) or isinstance(value, bool):
-        held = "nothing" if value is None else type(value).__name__
-        raise BrokenRowError(f"column {name!r} holds {held} instead of text")
+        kind = "nothing" if value is None else type(value).__name__
+        raise BrokenRowError(f"column {name!r} holds {kind} instead of text")
     text = str(value).strip()
     if not text:
         raise BrokenRowError(f"column {name!r} is empty")

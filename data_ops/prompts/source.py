@@ -1,6 +1,4 @@
-"""The settings that sources of prompts share. A source is a model with
-`stream() -> PromptStream`.
-"""
+"""Settings that sources of prompts share. A source is a model with `stream() -> PromptStream`."""
 
 from pydantic import Field
 
@@ -8,16 +6,16 @@ from storage.config_model import Frozen, Rows, Seed
 
 
 class PromptSettings(Frozen):
-    """What every source has."""
+    """Settings of every source."""
 
     limit: Rows | None = None
-    """Use only the first so many prompts."""
+    """Use only the first `limit` prompts."""
     seed: Seed = 0
     """Of the shuffling of every epoch, and of the generator of a built-in source."""
 
 
 class Columns(PromptSettings):
-    """Which columns of a row become the prompt."""
+    """Columns of a row that become the prompt."""
 
     question: str = "question"
     """Column that holds the problem."""

@@ -1,9 +1,9 @@
-"""A stream of prompts, and the cursor from which a restarted dataflow continues exactly.
+"""A stream of prompts with a cursor, from which a restarted dataflow continues exactly.
 
     a source ──stream()──▶ PromptStream ──take(cursor, count)──▶ prompts, next cursor
-                                        └─all(limit)──▶ prompts in the source's own order (evaluation)
+                                        └─all(limit)──▶ prompts in the source's order (evaluation)
 
-This module decides the order of the prompts. Sources read them; curators decide which of them are
+This module defines the order of the prompts. Sources read them; curators choose which of them are
 rolled out.
 """
 
@@ -17,14 +17,12 @@ from storage.records.types import Json
 
 
 class PromptStream:
-    """Prompts without end. A finite source is gone through epoch by epoch, each epoch in its own
-    seeded permutation.
+    """Prompts without end. A finite source is repeated epoch by epoch, each in another seeded
+    permutation.
     """
 
     def __init__(self, at: Callable[[int], Prompt], size: int | None, seed: int) -> None:
-        """`at(i)` makes or finds prompt i of the source, i < `size`; a `size` of None means that
-        there is no last one.
-        """
+        """`at(i)` returns prompt i of the source, i < `size`; `size` is None for an endless one."""
         if size is not None and size < 1:
             raise ValueError(f"a prompt stream needs at least one prompt, not {size}")
         self._at = at
@@ -34,15 +32,14 @@ class PromptStream:
 
     @classmethod
     def of(cls, prompts: Sequence[Prompt], seed: int) -> "PromptStream":
-        """A stream of these prompts."""
+        """Return a stream of these prompts."""
         return cls(prompts.__getitem__, len(prompts), seed)
 
     def take(self, cursor: Json, count: int) -> tuple[list[Prompt], Json]:
-        """The next `count` prompts after `cursor`, and the cursor behind them.
+        """Return the next `count` prompts after `cursor`, and the cursor behind them.
 
-        A cursor is `{"epoch": e, "position": p}`: p prompts of epoch e have been handed out. `{}`
-        is the start. The same cursor always gives the same prompts. Raises CorruptError for
-        anything else.
+        A cursor is `{"epoch": e, "position": p}`: p prompts of epoch e have been taken. `{}` is the
+        start. The same cursor always gives the same prompts. Raises CorruptError for anything else.
         """
         epoch, position = _read_cursor(cursor)
         prompts = []
@@ -54,8 +51,8 @@ class PromptStream:
         return prompts, {"epoch": epoch, "position": position}
 
     def all(self, limit: int | None = None) -> list[Prompt]:
-        """The source's first `limit` prompts (or all) in its own order. Raises ConfigError for all
-        of an endless source.
+        """Return the source's first `limit` prompts (or all) in the source's order. Raises
+        ConfigError for all of an endless source.
         """
         if limit is None and self._size is None:
             raise ConfigError(

@@ -143,11 +143,8 @@ def _usage_message(error: Exception) -> tuple[str, str] | None:
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    from stamina import instrumentation
-
     global _debug
     _debug = debug
-    instrumentation.set_on_retry_hooks([])  # the store logs its retries itself
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # `?` for what an ASCII terminal cannot show

@@ -231,7 +231,7 @@ def _store(home: Home) -> Check:
         store = environment.open_store(home, plan.if_running(state.load(home)))
         if store.address == home.store.as_uri() and not home.store.exists():
             return Check("store", "ok", f"`astraflow up` creates {home.store}")
-        object_store.check(store)
+        object_store.check_store(store)
     except AstraFlowError as error:
         return Check("store", "fail", str(error), "correct ASTRAFLOW_STORE or its credentials")
     return Check("store", "ok", f"{store.address}: put-if-absent works")

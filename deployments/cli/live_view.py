@@ -12,10 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from storage.records.control import FAULTS, ClosingStep, ServiceState
 from tasks import sizes
-from tasks.monitoring.closing_steps import ClosingStep
 from tasks.monitoring.status import Closing, EvalStatus, PolicyStatus, Status
-from tasks.monitoring.status_schema import MemberStatus
+from tasks.monitoring.status_schema import SILENT
 from tasks.terminal_text import one_line
 
 BAR_WIDTH = 40
@@ -158,7 +158,7 @@ def trouble_lines(status: Status) -> list[str]:
     troubled = [
         member
         for member in status.members
-        if member.state in ("failed", "silent") or (member.note and _waits(member))
+        if member.state in (ServiceState.FAILED, SILENT) or member.wait_reason in FAULTS
     ]
     return [
         f"{member.id}: {member.state}{f', {member.note}' if member.note else ''}"
@@ -174,14 +174,9 @@ def waiting_lines(status: Status) -> list[str]:
         return []
     by_note: dict[str, list[str]] = {}
     for member in status.members:
-        if member.state == "waiting" and member.note:
+        if member.state == ServiceState.WAITING and member.note:
             by_note.setdefault(member.note, []).append(member.id)
     return [f"{', '.join(sorted(ids))}: {note}" for note, ids in sorted(by_note.items())]
-
-
-def _waits(member: MemberStatus) -> bool:
-    """Waiting for a base model, a version or a batch is nobody's trouble."""
-    return member.state == "waiting" and not member.note.startswith("waits for")
 
 
 def traffic_lines(status: Status) -> list[str]:

@@ -68,9 +68,11 @@ def verify(run: RunId = None, as_json: AsJson = False) -> None:
     from deployments.cli import tables
     from storage.run import runs as stored_runs
     from storage.verify.verify import verify as check
+    from tasks.recipes.run_terms import run_terms
 
     name = run_or_newest(run)
-    verdict = check(stored_runs.open_run(store(), name))
+    stored = stored_runs.open_run(store(), name)
+    verdict = check(stored, run_terms(stored))
     if as_json:
         show({"run_id": name, **tables.verdict_json(verdict)}, as_json)
     else:
@@ -195,7 +197,7 @@ def tag(
         tags.create(stored, name, *tags.parse(version))
         say(f"{version} is tagged {name}")
     else:
-        tagged = tags.look(stored)
+        tagged = tags.read_all(stored)
         if tagged.found:
             show(tables.tags_table(tagged.found), as_json=False)
         elif not tagged.unreadable:

@@ -23,6 +23,7 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import AstraFlowError, ConfigError, TransientError
 from storage.records.control import Stop
+from storage.records.progress import BaseModelProgress
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring.status import Status, status
@@ -238,8 +239,8 @@ def last_words(followed: Followed) -> str:
 def _base_model(run: ObjectStore) -> tuple[float | None, str]:
     """How far the base models are, from the one who builds them."""
     for beat in heartbeats.read_all(run):
-        if beat.kind == "base_model" and beat.state not in ("done", "failed"):
-            return beat.progress.get("base_model"), beat.note
+        if isinstance(beat.progress, BaseModelProgress) and not beat.has_ended:
+            return beat.progress.base_model, beat.note
     return None, ""
 
 

@@ -24,6 +24,7 @@ from storage.verify.verify import Progress, verify
 from tasks.monitoring.status import Status
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
+from tasks.recipes.run_terms import run_terms
 from tasks.recipes.source import parse_assignments
 
 Say = Callable[[str], None]
@@ -147,7 +148,7 @@ def summarize(followed: Followed, last: Status, say: Say) -> None:
     say(f"{followed.run_id}: {last.state} after {live_view.clock(last.elapsed_s)}; {last.reason}")
     for line in tables.summary_lines(last):
         say(f"  {line}")
-    say(f"  verify: {tables.verdict_line(verify(run, _progress_printer(say)))}")
+    say(f"  verify: {tables.verdict_line(verify(run, run_terms(run), _progress_printer(say)))}")
     report = (
         f"{run.url}/{layout.REPORT}"
         if run.exists(layout.REPORT)
@@ -199,7 +200,7 @@ def _stack(home: Home, say: Say) -> Stack:
     recorded = state.load(home)
     if server and store and not (recorded and server == recorded.prefect_url):
         say(f"starting the run on {server}; its workers may be on other machines")
-        object_store.check(environment.open_store(home))
+        object_store.check_store(environment.open_store(home))
         tracking = environment.given("MLFLOW_TRACKING_URI") or ""
         return Stack(
             prefect_url=server,

@@ -51,12 +51,12 @@ def run_or_newest(run: str | None) -> str:
 
     if run is not None:
         return run
-    listed = stored_runs.look(store())
+    listed = stored_runs.read_all(store())
     for run_id, reason in listed.unreadable.items():
         warn(f"the run {run_id} is skipped, because it cannot be read: {reason}")
-    if not listed.found:
+    if not listed.ids:
         raise ConfigError(f"{store().address} has no run yet; start one with `astraflow run`")
-    return listed.found[-1]
+    return listed.ids[-1]
 
 
 def show(content: Any, as_json: bool) -> None:

@@ -118,9 +118,9 @@ def given(name: str) -> str | None:
     """
     value = os.environ.get(name) or None
     if value is not None and name in addresses.VARIABLES:
-        addresses.refuse_credentials(name, value)
+        addresses.check_no_credentials(name, value)
         if name == "PREFECT_API_URL":
-            addresses.refuse_no_server(name, value)
+            addresses.check_server_address(name, value)
         elif name == "MLFLOW_TRACKING_URI":
             tracking_uri.refuse_unusable(value)
     return value
@@ -235,7 +235,7 @@ def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
     """
     for name in addresses.VARIABLES:
         if url := environment.get(name):
-            addresses.refuse_credentials(name, url)
+            addresses.check_no_credentials(name, url)
     if url := environment.get("ASTRAFLOW_STORE"):
         object_store.open_store(url)
     return {name: environment[name] for name in POOL if environment.get(name)}

@@ -35,7 +35,7 @@ def _fault(uri: str) -> str:
         return "it has no scheme"
     if scheme in SERVERS:
         try:
-            addresses.refuse_no_server(VARIABLE, uri)
+            addresses.check_server_address(VARIABLE, uri)
         except ConfigError:
             return "host or port is missing or wrong"
         return ""

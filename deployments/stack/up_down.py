@@ -55,7 +55,7 @@ def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
         recorded = state.load(home)
         alive = if_running(recorded)
         if not _has_late_credentials(alive):
-            object_store.check(environment.open_store(home, alive))
+            object_store.check_store(environment.open_store(home, alive))
         if alive is None:
             _stop_unrecorded(home, say)
         planned = plan(home, recorded)
@@ -226,17 +226,13 @@ def _has_local_supervisor(store: ObjectStore, run: RunSummary) -> bool:
 
     Under load a supervisor may get too little CPU time for its heartbeats.
     """
-    from tasks.monitoring import status
-
     if run.state != "interrupted":
         return False
     beats = heartbeats.read_all(store.sub(layout.run_prefix(run.run_id)))
     return any(
         processes.lives_since(beat.pid, beat.beat_s)
         for beat in beats
-        if beat.kind == "supervisor"
-        and beat.state not in status.ENDED
-        and beat.host == socket.gethostname()
+        if beat.kind == "supervisor" and not beat.has_ended and beat.host == socket.gethostname()
     )
 
 

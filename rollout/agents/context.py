@@ -16,7 +16,7 @@ import numpy as np
 
 from rollout.agents.chat import Chat, Message
 from storage.errors import ConfigError
-from storage.records.rollouts import NOBODY, FinishReason, Sequence
+from storage.records.rollouts import NOT_SAMPLED, FinishReason, Sequence
 from storage.records.types import Float32, Int8, Int32
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Context:
         self._finish_reason = generation.finish_reason
         if policy not in self._policies:
             self._policies.append(policy)
-        versions = np.full(len(generation.tokens), NOBODY, dtype=np.int32)
+        versions = np.full(len(generation.tokens), NOT_SAMPLED, dtype=np.int32)
         for span in generation.spans:
             versions[span.start : span.end] = span.version
         self._messages.append({"role": "assistant", "content": text})
@@ -82,7 +82,7 @@ class Context:
         temperature = 1.0 if self._temperature is None else self._temperature
         return Sequence(
             tokens=np.asarray(self.tokens, dtype=np.int32),
-            loss_mask=(owners != NOBODY) & (temperature > 0),
+            loss_mask=(owners != NOT_SAMPLED) & (temperature > 0),
             logprobs=np.concatenate(self._logprobs),
             owners=owners,
             versions=np.concatenate(self._versions),
@@ -96,7 +96,7 @@ class Context:
     def _append(
         self,
         tokens: list[int],
-        owner: int = NOBODY,
+        owner: int = NOT_SAMPLED,
         versions: Int32 | None = None,
         logprobs: Float32 | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Context:
         self.tokens.extend(tokens)
         self._owners.append(np.full(count, owner, dtype=np.int8))
         self._versions.append(
-            np.full(count, NOBODY, dtype=np.int32) if versions is None else versions
+            np.full(count, NOT_SAMPLED, dtype=np.int32) if versions is None else versions
         )
         self._logprobs.append(
             np.zeros(count, dtype=np.float32) if logprobs is None else logprobs.astype(np.float32)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollout.config import EngineConfig
-from storage.import_path import Kind, resolve
+from storage.import_path import PluginKind, resolve
 from storage.records.rollouts import FinishReason
 from storage.records.types import Float32, Int32, Json
 from storage.records.weights import HostTensor
@@ -145,7 +145,7 @@ ENGINES: dict[str, MakesEngine | str] = {"torch": "rollout.engines.torch.engine:
 """Built-in engines by import path, so that torch is imported only by those who use it."""
 
 
-ENGINE = Kind(
+ENGINE = PluginKind(
     "rollout engine", Engine, "docs/rollout_engine.md", made_with=("config", "model_config")
 )
 

@@ -19,7 +19,7 @@ from rollout.rewards.judge_pool import JudgePool
 from rollout.rewards.math_answers.box import last_box
 from rollout.rewards.math_answers.comparison import CHARS_MAX, equal
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve
+from storage.import_path import PluginKind, resolve
 from storage.records.rollouts import Prompt
 
 INLINE_CHARS_MAX: Final = 4_000
@@ -99,7 +99,7 @@ REWARDS: Final[Mapping[str, Callable[[float], Reward]]] = {"math": MathReward}
 """The built-in rewards; any other is named by its import path."""
 
 
-REWARD: Final = Kind("reward", Reward, "docs/workflows.md", made_with=("timeout_s",))
+REWARD: Final = PluginKind("reward", Reward, "docs/workflows.md", made_with=("timeout_s",))
 
 
 def find_reward(name: str) -> Callable[[float], Reward]:

@@ -115,13 +115,20 @@ class AgentPool:
         await asyncio.to_thread(self._reward.close)
 
 
-def check_agent_pool(config: RolloutConfig, sampling: Mapping[str, SamplingConfig]) -> None:
-    """Raises ConfigError for a workflow, its arguments, a reward or roles that cannot work; needs
-    no store and no model.
+def check_agent_pool(
+    config: RolloutConfig, sampling: Mapping[str, SamplingConfig]
+) -> tuple[str, ...]:
+    """Return the policies that the workflow uses; needs no store and no model.
+
+    Raises:
+        ConfigError: the workflow, its arguments, its reward or its roles cannot work.
     """
     reward = make_reward(config.workflow.reward, config.workflow.reward_timeout_s)
     try:
-        policies_by_role(make_workflow(config.workflow, reward), config.workflow, sampling)
+        by_role = policies_by_role(
+            make_workflow(config.workflow, reward), config.workflow, sampling
+        )
+        return tuple(dict.fromkeys(by_role.values()))
     finally:
         reward.close()
 

@@ -17,6 +17,7 @@ from storage import layout
 from storage.coordination import heartbeats, leases
 from storage.errors import CorruptError, NotFoundError
 from storage.records.control import Lease
+from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
@@ -143,12 +144,14 @@ class OrderLeasing:
         """Below it the dataflow reports to have taken in every order. Only a hint, to begin the
         search near its end; one beyond every order would hide them all.
         """
-        told = [
-            beat.progress.get("closed_below", 0)
-            for beat in heartbeats.read_all(self._run)
-            if beat.kind == "dataflow"
-        ]
-        hint = int(max(told, default=0))
+        hint = max(
+            (
+                beat.progress.closed_below
+                for beat in heartbeats.read_all(self._run)
+                if isinstance(beat.progress, DataflowProgress)
+            ),
+            default=0,
+        )
         return hint if hint and self._run.exists(layout.order(hint - 1)) else 0
 
     def _prove(self, unproven: int) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from storage.records.rollouts import NOBODY, Episode
+from storage.records.progress import RolloutProgress
+from storage.records.rollouts import NOT_SAMPLED, Episode
 
 WINDOW_S = 10.0
 """Rates are taken over the last so many seconds."""
@@ -29,7 +30,7 @@ class Throughput:
     def episode(self, episode: Episode) -> None:
         """An episode is over, whatever becomes of its order."""
         tokens = sum(
-            int(np.count_nonzero(sequence.owners != NOBODY)) for sequence in episode.sequences
+            int(np.count_nonzero(sequence.owners != NOT_SAMPLED)) for sequence in episode.sequences
         )
         self._episodes += 1
         self._episodes_failed += episode.error is not None
@@ -40,13 +41,15 @@ class Throughput:
         """This worker's shard is the order's."""
         self._orders_done += 1
 
-    def progress(self) -> dict[str, float]:
-        return {
-            "orders_done": self._orders_done,
-            "episodes": self._episodes,
-            "episodes_failed": self._episodes_failed,
-            "tokens": self._tokens,
-        }
+    def progress(self) -> RolloutProgress:
+        """The counters and the rate, for a heartbeat; all other fields are at their defaults."""
+        return RolloutProgress(
+            orders_done=self._orders_done,
+            episodes=self._episodes,
+            episodes_failed=self._episodes_failed,
+            tokens=self._tokens,
+            tokens_per_s=self.tokens_per_s(),
+        )
 
     def tokens_per_s(self) -> float:
         """Sampled tokens of episodes that ended within the last `WINDOW_S`, or since the start

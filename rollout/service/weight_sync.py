@@ -16,6 +16,7 @@ from rollout.engines.engine import Engine
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import BACKOFF_MAX_S, backoff_s
 from storage.errors import AstraFlowError, ConfigError, TransientError
+from storage.records.control import WaitReason
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
 from storage.weights.manifests import LoadedWeights
@@ -37,7 +38,7 @@ class WeightSync:
         policy: str,
         engine: Engine,
         interval_s: float,
-        pulse: HeartbeatWriter,
+        heartbeat: HeartbeatWriter,
         held: LoadedWeights | None = None,
         memory_bytes: int = manifests.MEMORY_BYTES,
     ) -> None:
@@ -46,16 +47,30 @@ class WeightSync:
         self._policy = policy
         self._engine = engine
         self._interval_s = interval_s
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._held = held
         self._spare: LoadedWeights | None = None
         """The version before, whose memory the next one takes: engines keep none of what they are
         given.
         """
         self._memory_bytes = memory_bytes
-        self._failures = 0
+        self.failures = 0
+        """Since the worker was launched."""
+        self.refresh_s: float | None = None
+        """Duration of the last change of version; None before the first."""
         self._failures_in_a_row = 0
         self._damaged = False
+
+    @property
+    def policy(self) -> str:
+        return self._policy
+
+    @property
+    def wait_reason(self) -> WaitReason:
+        """Why the newest weights cannot be loaded; NONE while they can."""
+        if not self._failures_in_a_row:
+            return WaitReason.NONE
+        return WaitReason.DAMAGED_OBJECT if self._damaged else WaitReason.STORE
 
     async def serve(self) -> None:
         """Refresh until cancelled: also while the worker drains, so that it plays with fresh
@@ -81,7 +96,7 @@ class WeightSync:
                 self._failures_in_a_row = 0
                 return False
             start_s = time.monotonic()
-            with self._pulse.span("refresh"):
+            with self._heartbeat.span("refresh"):
                 newest = found.version
                 read = await asyncio.to_thread(
                     reader.read,
@@ -89,7 +104,7 @@ class WeightSync:
                     self._policy,
                     newest,
                     self._held,
-                    known=found,
+                    manifest=found,
                     spare=self._spare,
                     memory_bytes=self._memory_bytes,
                 )
@@ -101,18 +116,14 @@ class WeightSync:
             self._report(error)
             return False
         self._failures_in_a_row = 0
-        self._pulse.update(
-            versions={self._policy: newest},
-            rates={f"refresh_s_{self._policy}": time.monotonic() - start_s},
-        )
+        self.refresh_s = time.monotonic() - start_s
+        self._heartbeat.update(versions={self._policy: newest})
         return True
 
     def _report(self, error: AstraFlowError) -> None:
-        self._failures += 1
+        self.failures += 1
         self._damaged = not isinstance(error, TransientError)
         self._failures_in_a_row += 1
         log.warning("%s stays at version %d: %s", self._policy, self._engine.version, error)
-        self._pulse.update(
-            note=f"{self._policy} stays at version {self._engine.version}: {error}",
-            progress={f"refresh_failures_{self._policy}": self._failures},
-        )
+        note = f"{self._policy} stays at version {self._engine.version}: {error}"
+        self._heartbeat.update(note=note)

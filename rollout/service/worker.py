@@ -13,11 +13,10 @@ prompts' sources.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -35,6 +34,8 @@ from storage.errors import (
     NotFoundError,
     TransientError,
 )
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import RolloutProgress
 from storage.records.rollouts import Episode, Group, Order, Shard
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
@@ -59,7 +60,9 @@ RENEWALS_PER_TTL = 3
 
 def end_reason(run: ObjectStore) -> str:
     """Why no worker is needed: the run ended, or its last shard was made; empty otherwise."""
-    return stop_reason(run) or ("the dataflow needs no further shard" if orders.ended(run) else "")
+    return stop_reason(run) or (
+        "the dataflow needs no further shard" if orders.has_ended(run) else ""
+    )
 
 
 def work(
@@ -77,12 +80,11 @@ def work(
     run = replace(lifetime.run, patience_s=min(lifetime.run.patience_s, STORE_PATIENCE_S))
     run, at_home = traffic.counted(run)
     weights_from, at_mirror = _weights_of(run, config, region)
-    crossed = partial(traffic.progress, at_home, at_mirror)
 
     async def serve() -> None:
         threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="store")
         asyncio.get_running_loop().set_default_executor(threads)
-        opened = await _opened(weights_from, config, sampling, lifetime)
+        opened = await _opened(weights_from, config, sampling, policies, lifetime)
         if opened is None:
             return
         cast, held = opened
@@ -99,11 +101,13 @@ def work(
                 )
                 for policy, engine in cast.engines.items()
             ]
-            await Worker(run, lifetime, config, cast, refreshers, region, crossed).serve()
+            await Worker(
+                run, lifetime, config, cast, refreshers, region, at_home, at_mirror
+            ).serve()
         finally:
             await cast.close()
 
-    check_agent_pool(config, sampling)
+    policies = check_agent_pool(config, sampling)
     asyncio.run(serve())
 
 
@@ -124,13 +128,13 @@ async def _opened(
     run: ObjectStore,
     config: RolloutConfig,
     sampling: Mapping[str, SamplingConfig],
+    policies: Sequence[str],
     lifetime: Lifetime,
 ) -> tuple[AgentPool, dict[str, LoadedWeights]] | None:
     """The cast and its newest weights, once the base models exist; None when it must stop first."""
     heartbeat, failures = lifetime.heartbeat, 0
     with heartbeat.span("wait"):
         while not await lifetime.async_should_stop():
-            heartbeat.update(state="waiting")
             try:
                 async with AsyncExitStack() as on_failure:
                     cast = open_agent_pool(run, config, sampling)
@@ -139,27 +143,35 @@ async def _opened(
                     versions = {
                         policy: weights.manifest.version for policy, weights in held.items()
                     }
-                    heartbeat.update(note="", versions=versions)
+                    heartbeat.update(state=ServiceState.STARTING, note="", versions=versions)
                     on_failure.pop_all()
                     return cast, held
             except NotFoundError as error:
                 failures = 0
+                missing = _missing_base_models(run, policies)
                 heartbeat.update(
-                    note=_awaited(run, sampling) or f"cannot open the models yet: {error}"
+                    state=ServiceState.WAITING,
+                    wait_reason=WaitReason.BASE_MODEL if missing else WaitReason.DAMAGED_OBJECT,
+                    note=f"waits for the base model of {', '.join(missing)}"
+                    if missing
+                    else f"cannot open the models yet: {error}",
                 )
             except TransientError as error:
                 failures += 1
-                heartbeat.update(note=f"cannot open the models, and tries again: {error}")
+                heartbeat.update(
+                    state=ServiceState.WAITING,
+                    wait_reason=WaitReason.STORE,
+                    note=f"cannot open the models, and tries again: {error}",
+                )
             await lifetime.async_wait(max(OPEN_INTERVAL_S, backoff_s(failures)))
     return None
 
 
-def _awaited(run: ObjectStore, policies: Iterable[str]) -> str:
-    """Which base models are not there yet; empty where all are, or the store does not tell."""
+def _missing_base_models(run: ObjectStore, policies: Iterable[str]) -> list[str]:
+    """Policies without version 0; none while the store does not answer."""
     with suppress(TransientError):
-        if lacking := [policy for policy in policies if not manifests.exists(run, policy, 0)]:
-            return f"waits for the base model of {', '.join(lacking)}"
-    return ""
+        return [policy for policy in policies if not manifests.exists(run, policy, 0)]
+    return []
 
 
 class Worker:
@@ -173,10 +185,11 @@ class Worker:
         cast: AgentPool,
         refreshers: Sequence[WeightSync],
         region: str,
-        traffic: Callable[[], Mapping[str, float]],
+        at_home: Counting,
+        at_mirror: Counting | None,
     ) -> None:
-        """`run` is the store of `lifetime` with shorter patience; `traffic` counts what was
-        read.
+        """`run` is the store of `lifetime` with shorter patience; `at_home` and `at_mirror` count
+        the bytes read and written there.
         """
         self._run = run
         self._lifetime = lifetime
@@ -184,10 +197,10 @@ class Worker:
         self._cast = cast
         self._refreshers = refreshers
         self._region = region
-        self._pulse = lifetime.heartbeat
-        self._name = self._pulse.last.id
+        self._heartbeat = lifetime.heartbeat
+        self._name = self._heartbeat.last.id
         self._claims = OrderLeasing(run, self._name, region, config.lease_ttl_s)
-        self._traffic = traffic
+        self._at_home, self._at_mirror = at_home, at_mirror
         self._tally = Throughput()
         self._plays: dict[asyncio.Task[None], LeasedOrder] = {}
         """Every order in play, with the newest form of its lease."""
@@ -209,9 +222,7 @@ class Worker:
         finally:
             for play in self._plays:
                 play.cancel()
-            self._pulse.update(
-                progress=self._progress(), rates={"tokens_per_s": 0.0, "running": 0.0}
-            )
+            self._heartbeat.update(progress=replace(self._progress(), tokens_per_s=0.0, running=0))
 
     async def _lead(self) -> None:
         """Keep `orders_ahead` orders in play until the worker must stop."""
@@ -228,8 +239,8 @@ class Worker:
                 failures += 1
                 self._note(f"cannot look for orders, and tries again: {error}")
             pause_s = max(self._config.poll_interval_s, backoff_s(failures))
-            self._pulse.update(state="working" if self._plays else "waiting")
-            with self._pulse.span("generate" if self._plays else "wait"):
+            self._report_state(store_away=failures > 0)
+            with self._heartbeat.span("generate" if self._plays else "wait"):
                 await self._any_done(self._lifetime.async_wait(pause_s))
 
     async def _any_done(self, pause: Coroutine[Any, Any, object]) -> None:
@@ -287,8 +298,8 @@ class Worker:
         """
         for failures in count(1):
             try:
-                with self._pulse.span("store"):
-                    return await asyncio.to_thread(shards.commit, self._run, shard)
+                with self._heartbeat.span("store"):
+                    return await asyncio.to_thread(shards.create, self._run, shard)
             except TransientError as error:
                 self._note(f"shard {shard.order} cannot be stored, and is tried again: {error}")
                 await asyncio.sleep(backoff_s(failures))
@@ -339,7 +350,7 @@ class Worker:
 
         Give all of it back at once when no worker is needed.
         """
-        self._pulse.update(state="draining")
+        self._heartbeat.update(state=ServiceState.DRAINING)
         end_s = time.monotonic() + self._config.drain_s
         while self._plays and not await self._lifetime.async_is_over():
             if (left_s := end_s - time.monotonic()) <= 0:
@@ -363,19 +374,36 @@ class Worker:
     async def _tell(self) -> None:
         """Keeps what the heartbeats say up to date."""
         while True:
-            rates = {
-                "tokens_per_s": self._tally.tokens_per_s(),
-                "running": float(self._cast.running),
-            }
-            self._pulse.update(progress=self._progress(), rates=rates)
+            self._heartbeat.update(progress=self._progress())
             await asyncio.sleep(TELL_INTERVAL_S)
 
-    def _progress(self) -> dict[str, float]:
-        return {**self._tally.progress(), **self._traffic()}
+    def _progress(self) -> RolloutProgress:
+        syncs = {sync.policy: sync for sync in self._refreshers}
+        return replace(
+            self._tally.progress(),
+            running=self._cast.running,
+            shard_bytes=self._at_home.shards(),
+            weights_bytes_home=self._at_home.weights(),
+            weights_bytes_mirror=self._at_mirror.weights() if self._at_mirror else {},
+            refresh_s={
+                policy: sync.refresh_s
+                for policy, sync in syncs.items()
+                if sync.refresh_s is not None
+            },
+            refresh_failures={policy: sync.failures for policy, sync in syncs.items()},
+        )
+
+    def _report_state(self, store_away: bool) -> None:
+        """Put the state between two polls for orders into the heartbeat."""
+        state = ServiceState.WORKING if self._plays else ServiceState.WAITING
+        idle = WaitReason.NONE if self._plays else WaitReason.ORDERS
+        faults = [sync.wait_reason for sync in self._refreshers if sync.wait_reason]
+        reason = WaitReason.STORE if store_away else next(iter(faults), idle)
+        self._heartbeat.update(state=state, wait_reason=reason)
 
     def _note(self, note: str) -> None:
         log.warning("%s: %s", self._name, note)
-        self._pulse.update(note=note)
+        self._heartbeat.update(note=note)
 
 
 def _given_up(order: Order, lost: int) -> tuple[Group, ...]:

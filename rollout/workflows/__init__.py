@@ -10,7 +10,7 @@ from rollout.rewards.math_reward import Reward
 from rollout.workflows.actor_and_verify import ActorAndVerify
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve
+from storage.import_path import PluginKind, resolve
 
 WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {
     "single_turn": SingleTurn,
@@ -19,7 +19,7 @@ WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {
 """The built-in workflows; any other is named by its import path."""
 
 
-WORKFLOW: Final = Kind("workflow", Workflow, "docs/workflows.md", made_with=("reward",))
+WORKFLOW: Final = PluginKind("workflow", Workflow, "docs/workflows.md", made_with=("reward",))
 
 
 def find_workflow(config: WorkflowConfig, key: str = "") -> type[Workflow]:

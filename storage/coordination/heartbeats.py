@@ -1,9 +1,13 @@
-"""What services report of themselves every few seconds. Hints: overwritten, never the base of a
-correctness decision.
+"""Heartbeats: the state of each service, written every few seconds. Hints: overwritten, never the
+base of a correctness decision.
 
-A heartbeat is overwritten all the time, and every view of a run reads all of them. So its numbers
-are finite and bounded, its texts are short, and its key is its member's own: `parse` refuses any
-other, whoever reads it, and `HeartbeatWriter` writes no other.
+    HeartbeatWriter ──encode──▶ heartbeats/{kind}/{id}.json ──parse──▶ Heartbeat ──▶ supervisor,
+                                                                        status, gc, benchmarks
+
+Every view of a run reads all of its heartbeats, so each is small and bounded: its numbers are
+finite, its texts are short, and it lies under its member's own key. `parse` refuses any other
+heartbeat, and `HeartbeatWriter` writes no other. States, wait reasons and progress fields of a
+newer release are read as far as this release has them.
 """
 
 import logging
@@ -14,55 +18,70 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from types import TracebackType
-from typing import Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 from storage import layout
 from storage.errors import UNREADABLE, AstraFlowError, ConfigError, CorruptError, NotFoundError
-from storage.formats.json_objects import decode, encode
+from storage.formats import json_objects
+from storage.formats.json_objects import build, decode, dump
 from storage.formats.json_values import storable_text
-from storage.records.control import Heartbeat
-from storage.records.numbers import QUANTITY_MAX
+from storage.records.control import (
+    ClosingStep,
+    Heartbeat,
+    HeartbeatHeader,
+    ServiceState,
+    WaitReason,
+)
+from storage.records.numbers import QUANTITY_MAX, Quantity
+from storage.records.progress import PROGRESS_OF, Progress, ServiceKind
 from storage.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
-Kind: TypeAlias = Literal[
-    "supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"
-]
-
 STORE_PATIENCE_S = 2.5
-"""A beat's look at what stands, and its write, each give up on a failing store after so long: the
-next one says more.
+"""The read and the write of one heartbeat each give up on a failing store after this time; the next
+heartbeat tries again.
 """
 CLOSE_TIMEOUT_S = 15.0
-"""How long leaving a `HeartbeatWriter` waits for its thread."""
+"""How long the end of a `HeartbeatWriter`'s block waits for its thread."""
 _KEY = re.compile(rf"{layout.HEARTBEATS}/{layout.NAME.pattern}/{layout.NAME.pattern}\.json")
 """Other keys are no objects of the run."""
-_FOLDERS = {f"{layout.HEARTBEATS}/{kind}" for kind in get_args(Kind)}
-"""What is listed under such a key, a link or a file, hides the heartbeats of a kind."""
+_FOLDERS = {f"{layout.HEARTBEATS}/{kind}" for kind in get_args(ServiceKind)}
+"""An object or a link under such a key hides the heartbeats of a kind."""
 
 BYTES_MAX = 1_000_000
 TEXT_MAX = 2_000
-"""Characters of a note, and of every other text; what is longer is cut where it is written and
-where it is read.
+"""Characters of a note, and of every other text; longer texts are cut when written and when read.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StoredHeartbeat(HeartbeatHeader):
+    """A heartbeat as it is stored: the progress record split into numbers and numbers by policy."""
+
+    progress: Mapping[str, Quantity] = field(default_factory=dict)
+    by_policy: Mapping[str, Mapping[str, Quantity]] = field(default_factory=dict)
+    """Field of the progress record → policy → number."""
+    rates: Mapping[str, Quantity] = field(default_factory=dict)
+    """More numbers of the progress record, where an earlier release wrote the heartbeat."""
 
 
 @dataclass(frozen=True)
 class Heartbeats:
-    """The newest beats of a run's members, sorted by key."""
+    """The newest heartbeats of a run's members, sorted by key."""
 
     beats: list[Heartbeat]
     unreadable: Mapping[str, str]
-    """Key → why it cannot be read. The member's next beat replaces it, unless that cannot be read
-    either. `heartbeats` alone: not even their names are known.
+    """Key → why it cannot be read. The member's next heartbeat replaces it, unless that cannot be
+    read either. With the key `heartbeats` alone, not even their names could be listed.
     """
 
 
 def look(run: ObjectStore) -> Heartbeats:
-    """Read the newest beat of every member."""
+    """Read the newest heartbeat of every member."""
     beats: list[Heartbeat] = []
     unreadable: dict[str, str] = {}
     try:
@@ -88,8 +107,10 @@ def look(run: ObjectStore) -> Heartbeats:
 
 
 def read_all(run: ObjectStore) -> list[Heartbeat]:
-    """The newest beat of every member whose beat can be read, sorted by key. ConfigError when they
-    cannot even be listed.
+    """Read the newest readable heartbeat of every member, sorted by key.
+
+    Raises:
+        ConfigError: the heartbeats cannot be listed.
     """
     seen = look(run)
     if layout.HEARTBEATS in seen.unreadable:
@@ -98,47 +119,94 @@ def read_all(run: ObjectStore) -> list[Heartbeat]:
 
 
 def parse(body: bytes, key: str) -> Heartbeat:
-    """The heartbeat in the object `key`; CorruptError for numbers out of bounds, or for another
-    member's beat.
+    """Parse the heartbeat in the object `key`.
+
+    Raises:
+        CorruptError: it is too large, holds a number out of bounds, or is another member's.
     """
     if len(body) > BYTES_MAX:
         raise CorruptError(f"{key} has {len(body):,} bytes; a heartbeat has at most {BYTES_MAX:,}")
-    beat = decode(Heartbeat, body, key)
+    stored = decode(_StoredHeartbeat, body, key)
     try:
-        own = layout.heartbeat(beat.kind, beat.id)
+        stored_key = layout.heartbeat(stored.kind, stored.id)
     except ConfigError as error:
         raise CorruptError(f"{key}: {error}") from error
-    if own != key:
-        raise CorruptError(f"{key} holds the heartbeat of {own}")
-    if beat.region and not layout.NAME.fullmatch(beat.region):
+    if stored_key != key:
+        raise CorruptError(f"{key} holds the heartbeat of {stored_key}")
+    if stored.region and not layout.NAME.fullmatch(stored.region):
         raise CorruptError(
-            f"{key} names the region {beat.region[:TEXT_MAX]!r}; a region is letters, digits, '_' "
-            "and '-'"
+            f"{key} names the region {stored.region[:TEXT_MAX]!r}; a region is letters, digits, "
+            "'_' and '-'"
         )
-    return replace(
-        beat, host=beat.host[:TEXT_MAX], state=beat.state[:TEXT_MAX], note=beat.note[:TEXT_MAX]
+    header = {name: getattr(stored, name) for name in _HEADER}
+    cut = {name: getattr(stored, name)[:TEXT_MAX] for name in ("host", "note")}
+    return Heartbeat(
+        **header
+        | cut
+        | {
+            "state": _member_of(stored.state[:TEXT_MAX], ServiceState, ClosingStep),
+            "wait_reason": _member_of(stored.wait_reason[:TEXT_MAX], WaitReason),
+            "progress": build(PROGRESS_OF[stored.kind], dump(_progress_fields(stored)), key),
+        }
     )
 
 
+def encode(beat: Heartbeat) -> bytes:
+    """Return the stored form of a heartbeat."""
+    header = {name: getattr(beat, name) for name in _HEADER}
+    values = {name: value for name, value in vars(beat.progress).items() if value is not None}
+    by_policy = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    numbers = {name: value for name, value in values.items() if name not in by_policy}
+    return json_objects.encode({**header, "progress": numbers, "by_policy": by_policy})
+
+
+_HEADER = tuple(each.name for each in fields(HeartbeatHeader))
+
+
+def _member_of(text: str, *enums: type[StrEnum]) -> str:
+    """The enum member with this value; `text` itself when no enum has it."""
+    return next((enum(text) for enum in enums if text in set(enum)), text)
+
+
+def _progress_fields(stored: _StoredHeartbeat) -> dict[str, Any]:
+    """Join the numbers of a progress record.
+
+    Earlier releases wrote `rates` beside `progress`, and numbers by policy as
+    `weights_bytes_home_solver` and `batches/solver`.
+    """
+    numbers = {**stored.rates, **stored.progress}
+    joined: dict[str, Any] = {**numbers, **stored.by_policy}
+    for each in fields(PROGRESS_OF[stored.kind]):
+        if each.default_factory is dict and each.name not in stored.by_policy:
+            prefixes = (f"{each.name}_", f"{each.name}/")
+            joined[each.name] = {
+                name[len(each.name) + 1 :]: value
+                for name, value in numbers.items()
+                if name.startswith(prefixes)
+            }
+    return joined
+
+
 class HeartbeatWriter:
-    """A member's heart: a thread that writes its beat every `interval_s`, from entering to leaving
-    the `with` block.
+    """Writes a member's heartbeat every `interval_s`, from the start to the end of a `with` block.
 
-        with Pulse(run, "trainer", "trainer-solver", attempt=0, interval_s=2.0) as pulse:
-            with pulse.span("wait"):
+        with HeartbeatWriter(run, "trainer", "trainer-solver", attempt=0, interval_s=2.0) as heartbeat:
+            with heartbeat.span("wait"):
                 batch = next_batch()
-            pulse.update(state="working", progress={"step": 3}, versions={"solver": 2})
+            heartbeat.update(
+                state=ServiceState.WORKING, progress=TrainerProgress(step=3), versions={"solver": 2}
+            )
 
-    With `leave`, attempts are fenced: when the beat of a higher attempt stands, this heart stops
-    for good and calls `leave` once, so that of two living attempts of a member the newer one stays.
-    All methods may be called from any thread. A failing store never breaks the service: it is
-    logged, once per kind.
+    With `leave`, attempts are fenced: when the stored heartbeat is a higher attempt's, this writer
+    stops for good and calls `leave` once, so that of two living attempts of a member the newer one
+    stays. All methods may be called from any thread. A store that fails later than the first write
+    never breaks the service: it is logged, once per kind of error.
     """
 
     def __init__(
         self,
         run: ObjectStore,
-        kind: Kind,
+        kind: ServiceKind,
         id: str,
         attempt: int,
         interval_s: float,
@@ -149,10 +217,10 @@ class HeartbeatWriter:
         self._key = layout.heartbeat(kind, id)
         self._interval_s = interval_s
         self._leave = leave
-        self._stopped = False
+        self._superseded = False
         self._lock = threading.Lock()
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._beat_on, name=f"pulse-{id}", daemon=True)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name=f"heartbeat-{id}", daemon=True)
         self._logged: set[type[AstraFlowError]] = set()
         now_s = time.time()
         self._beat = Heartbeat(
@@ -164,30 +232,40 @@ class HeartbeatWriter:
             started_s=now_s,
             pid=os.getpid(),
             host=socket.gethostname(),
-            state="starting",
+            state=ServiceState.STARTING,
             region=region,
+            progress=PROGRESS_OF[kind](),
         )
 
     def update(
         self,
         *,
-        state: str | None = None,
+        state: ServiceState | ClosingStep | None = None,
+        wait_reason: WaitReason | None = None,
         note: str | None = None,
-        progress: Mapping[str, float] | None = None,
-        rates: Mapping[str, float] | None = None,
+        progress: Progress | None = None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
-        """Merge into what the next beat says; keys not named keep their values. A number that no
-        beat can hold is left out.
+        """Change fields of the next heartbeat; those not given keep their values.
+
+        Args:
+            wait_reason: none if only `state` is given.
+            progress: replaces the progress record as a whole; numbers in it that no heartbeat can
+                hold are left out.
+            versions: merged by policy.
         """
+        if wait_reason is None and state is not None:
+            wait_reason = WaitReason.NONE
         with self._lock:
             beat = self._beat
+            if progress is not None and type(progress) is not type(beat.progress):
+                raise TypeError(f"{beat.kind} has no {type(progress).__name__}")
             self._beat = replace(
                 beat,
                 state=beat.state if state is None else state,
+                wait_reason=beat.wait_reason if wait_reason is None else wait_reason,
                 note=beat.note if note is None else storable_text(note[:TEXT_MAX]),
-                progress={**beat.progress, **_measured(progress or {})},
-                rates={**beat.rates, **_measured(rates or {})},
+                progress=beat.progress if progress is None else _storable(progress),
                 versions={**beat.versions, **(versions or {})},
             )
 
@@ -210,11 +288,23 @@ class HeartbeatWriter:
 
     @property
     def last(self) -> Heartbeat:
-        """What the last beat said, with every update since."""
+        """The last heartbeat, with every update since."""
         with self._lock:
             return self._beat
 
     def __enter__(self) -> "HeartbeatWriter":
+        """Write the first heartbeat.
+
+        Raises:
+            ConfigError: it cannot be written before a person has corrected the store. Observers
+                would take the service for dead, and replace it again and again.
+        """
+        try:
+            self._write()
+        except ConfigError as error:
+            raise ConfigError(f"cannot write the heartbeat {self._key}: {error}") from error
+        except AstraFlowError as error:
+            self._log(error)
         self._thread.start()
         return self
 
@@ -224,18 +314,23 @@ class HeartbeatWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._left.set()
+        self._closed.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         if error is None:
-            self.update(state="done")
+            self.update(state=ServiceState.DONE)
         else:
-            self.update(state="failed", note=f"{type(error).__name__}: {error}")
-        self._write()
+            self.update(state=ServiceState.FAILED, note=f"{type(error).__name__}: {error}")
+        self._try_write()
 
-    def _beat_on(self) -> None:
-        self._write()
-        while not self._left.wait(self._interval_s):
+    def _serve(self) -> None:
+        while not self._closed.wait(self._interval_s):
+            self._try_write()
+
+    def _try_write(self) -> None:
+        try:
             self._write()
+        except AstraFlowError as error:
+            self._log(error)
 
     def _write(self) -> None:
         if self._is_superseded():
@@ -246,35 +341,46 @@ class HeartbeatWriter:
             self._beat = beat = replace(
                 beat, beats=beat.beats + 1, beat_s=time.time(), seconds=seconds
             )
-        try:
-            self._run.put(self._key, encode(beat))
-        except AstraFlowError as error:
-            if type(error) not in self._logged:
-                self._logged.add(type(error))
-                log.warning("%s goes on without heartbeats: %s", beat.id, error)
+        self._run.put(self._key, encode(beat))
+
+    def _log(self, error: AstraFlowError) -> None:
+        if type(error) not in self._logged:
+            self._logged.add(type(error))
+            log.warning("%s goes on without heartbeats: %s", self._beat.id, error)
 
     def _is_superseded(self) -> bool:
-        """Whether a higher attempt has beaten. What cannot be read proves nothing."""
-        if self._leave is None or self._stopped:
-            return self._stopped
+        """Whether the stored heartbeat is a higher attempt's. One that cannot be read is not."""
+        if self._leave is None or self._superseded:
+            return self._superseded
         try:
-            stands = parse(self._run.get(self._key), self._key)
+            stored = parse(self._run.get(self._key), self._key)
         except AstraFlowError as error:
             log.debug("no heartbeat in %s: %s", self._key, error)
             return False
-        mine = self.last
-        if stands.attempt <= mine.attempt:
+        last = self.last
+        if stored.attempt <= last.attempt:
             return False
-        self._stopped = True
+        self._superseded = True
         log.warning(
-            "%s: attempt %d lives, so attempt %d leaves", mine.id, stands.attempt, mine.attempt
+            "%s: attempt %d lives, so attempt %d leaves", last.id, stored.attempt, last.attempt
         )
         self._leave()
         return True
 
 
-def _measured(numbers: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in numbers.items() if 0 <= value <= QUANTITY_MAX}
+def _storable(progress: Progress) -> Progress:
+    """The record with the default in place of every number that no heartbeat can hold."""
+    changes: dict[str, Any] = {}
+    for name, value in vars(progress).items():
+        if isinstance(value, Mapping):
+            changes[name] = {key: each for key, each in value.items() if _is_quantity(each)}
+        elif value is not None and not _is_quantity(value):
+            changes[name] = vars(type(progress)())[name]
+    return replace(progress, **changes)
+
+
+def _is_quantity(value: float) -> bool:
+    return 0 <= value <= QUANTITY_MAX
 
 
 def _cpu_seconds() -> float:

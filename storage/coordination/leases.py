@@ -1,11 +1,11 @@
-"""Leases: a worker's claim on an order, so that a live worker's order is left alone and a dead
-one's is taken over.
+"""Leases: a worker's claim on an order, so that other workers leave the order of a live worker
+alone and take over that of a dead one.
 
-    attempt 0 ──renewed by its owner──▶ … silent for ttl_s (or released) ──▶ attempt 1, created once by whoever is first
+    attempt 0 ──renewed by its owner──▶ … not renewed for ttl_s, or released ──▶ attempt 1, created once
 
-A lease saves double work, it decides nothing: two workers may hold one order for a while, and the
-shard's put-if-absent keeps one result. Expiry is judged on the observer's own monotonic clock, so
-clocks of machines need not agree.
+A lease saves double work and decides nothing: two workers may hold one order for a while, and the
+shard's put-if-absent keeps one result. Expiry is measured on the observer's own monotonic clock, so
+the clocks of machines need not agree.
 """
 
 import logging
@@ -18,22 +18,31 @@ from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import decode, encode
 from storage.plain_names import new_write_id
 from storage.records.control import Lease
+from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 
 log = logging.getLogger(__name__)
 
+ATTEMPTS_MAX = 10_000
+"""Leases of one order. An order with so many is an error: its leases are no work of workers."""
+UNREADABLE_MAX = 16
+"""Unreadable leases that are counted, from the newest one back."""
+
 
 @dataclass(frozen=True)
 class _Sighting:
+    """The state of a lease when an observer last found it changed."""
+
     attempt: int
     renewals: int
     since_s: float
-    """On the observer's clock: when this attempt was first seen with this many renewals."""
+    """Time on the observer's clock."""
 
 
 class LeaseWatch:
-    """One observer's memory of others' leases. For one thread. A fresh observer waits a whole
-    `ttl_s` of its own.
+    """One observer's record of the leases of others, by which it decides that one expired.
+
+    For one thread. A new observer waits for a whole `ttl_s`.
     """
 
     def __init__(self, ttl_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,32 +51,40 @@ class LeaseWatch:
         self._sightings: dict[int, _Sighting] = {}
 
     def expired(self, lease: Lease) -> bool:
-        """Whether this observer has seen the lease stand still for `ttl_s`; call it again and again
-        to let it judge.
+        """Return whether the lease was not renewed for `ttl_s`, as far as this observer has read it.
+
+        Call it with every read of the lease.
         """
         now_s = self._clock()
-        seen = self._sightings.get(lease.order)
-        if seen is None or (seen.attempt, seen.renewals) != (lease.attempt, lease.renewals):
+        sighting = self._sightings.get(lease.order)
+        if sighting is None or (sighting.attempt, sighting.renewals) != (
+            lease.attempt,
+            lease.renewals,
+        ):
             self._sightings[lease.order] = _Sighting(lease.attempt, lease.renewals, now_s)
             return False
-        return now_s - seen.since_s >= self.ttl_s
+        return now_s - sighting.since_s >= self.ttl_s
 
     def attempt_of(self, order: int) -> int:
-        """The newest attempt seen of an order: where the search for a newer one begins."""
-        seen = self._sightings.get(order)
-        return seen.attempt if seen else 0
+        """Return the newest attempt read of an order, from which the search for a newer one starts."""
+        sighting = self._sightings.get(order)
+        return sighting.attempt if sighting else 0
 
     def forget(self, order: int) -> None:
-        """Drop what is remembered of an order that is done."""
+        """Drop the record of an order."""
         self._sightings.pop(order, None)
 
 
 def take(run: ObjectStore, order: int, worker: str, region: str, watch: LeaseWatch) -> Lease | None:
-    """A lease on `order`: its first, or the one after an expired or released one. None while
-    another's stands.
+    """Create a lease on `order`: its first, or the one after an expired or released one.
 
-    `lost` of the result counts the leases before it that expired; the caller judges how many are
-    too many.
+    The caller checks `lost` of the result, the number of earlier leases that expired.
+
+    Returns:
+        None while another worker has the order.
+
+    Raises:
+        CorruptError: the order has more than ATTEMPTS_MAX leases.
     """
     newest = read_newest(run, order, watch.attempt_of(order))
     if newest is not None and not newest.released and not watch.expired(newest):
@@ -90,16 +107,16 @@ def take(run: ObjectStore, order: int, worker: str, region: str, watch: LeaseWat
 
 
 def renew(run: ObjectStore, lease: Lease) -> Lease:
-    """The lease with one renewal more, written down; ConflictError when it is lost: give up the
-    order's work.
+    """Store the lease with one renewal more and return it.
+
+    Raises:
+        ConflictError: the lease is lost; drop the order's work.
     """
     return _overwrite(run, lease, released=False)
 
 
 def release(run: ObjectStore, lease: Lease) -> None:
-    """Give the order back, open to others at once. A lease that was lost already needs no giving
-    back.
-    """
+    """Release the order for other workers; nothing happens where the lease is lost already."""
     try:
         _overwrite(run, lease, released=True)
     except ConflictError:
@@ -107,50 +124,76 @@ def release(run: ObjectStore, lease: Lease) -> None:
 
 
 def read_newest(run: ObjectStore, order: int, start: int = 0) -> Lease | None:
-    """The lease of the highest attempt, searched from attempt `start` up; None when there is none.
+    """Read the lease of the highest attempt, found by probing upwards from attempt `start`.
 
-    One that cannot be read holds no order: its place is taken by an expired one, with the order
-    open at once.
+    An unreadable lease counts as expired, and the order is open at once.
+
+    Returns:
+        None when there is no lease.
+
+    Raises:
+        CorruptError: the order has more than ATTEMPTS_MAX leases.
     """
-    newest: Lease | None = None
-    attempt = start
-    while True:
+
+    def exists(attempt: int) -> bool:
+        return attempt <= ATTEMPTS_MAX and run.exists(layout.lease(order, attempt))
+
+    try:
+        first = _read(run, order, start)
+    except NotFoundError:
+        return None
+    except CorruptError:
+        first = None  # counted below
+    newest = first_absent(exists, start + 1) - 1
+    if newest == start and first is not None:
+        return first
+    if newest >= ATTEMPTS_MAX:
+        raise CorruptError(
+            f"order {order} has more than {ATTEMPTS_MAX:,} leases, which no workers made: delete "
+            f"{run.url}/{layout.LEASES}/{order:08d}.*"
+        )
+    num_unreadable = 0
+    for attempt in range(newest, max(newest - UNREADABLE_MAX, -1), -1):
         try:
-            newest = _read(run, order, attempt)
+            lease = _read(run, order, attempt)
         except NotFoundError:
-            return newest
+            continue  # deleted meanwhile
         except CorruptError as error:
-            log.warning("a lease that cannot be read holds no order: %s", error)
-            newest = Lease(
-                order=order,
-                attempt=attempt,
-                worker="",
-                region="",
-                lost=_lost_up_to(newest) + 1,
-                released=True,
-            )
-        attempt += 1
+            log.warning("an unreadable lease counts as expired: %s", error)
+            num_unreadable += 1
+            continue
+        if not num_unreadable:
+            return lease
+        return _open_lease(order, newest, lost=_lost_up_to(lease) + num_unreadable)
+    return _open_lease(order, newest, lost=num_unreadable) if num_unreadable else None
 
 
-def _lost_up_to(newest: Lease | None) -> int:
-    """How many leases expired, once `newest` is over."""
-    return newest.lost + (not newest.released) if newest else 0
+def _open_lease(order: int, attempt: int, lost: int) -> Lease:
+    """A released lease in place of an unreadable one."""
+    return Lease(order=order, attempt=attempt, worker="", region="", lost=lost, released=True)
+
+
+def _lost_up_to(lease: Lease | None) -> int:
+    """How many leases expired, once `lease` is over."""
+    return lease.lost + (not lease.released) if lease else 0
 
 
 def _overwrite(run: ObjectStore, lease: Lease, released: bool) -> Lease:
-    """Only the owner ever overwrites a lease, one call at a time; looking first tells it that the
-    store or another worker disagrees.
+    """Overwrite a lease, one call at a time and by its owner only, after it was read back.
+
+    Raises:
+        ConflictError: the lease is gone, or another worker has the order.
     """
     key = layout.lease(lease.order, lease.attempt)
     try:
-        stands = _read(run, lease.order, lease.attempt)
+        stored = _read(run, lease.order, lease.attempt)
     except NotFoundError:
         raise ConflictError(f"{key} is gone") from None
-    if stands.write_id != lease.write_id or stands.released:
+    if stored.write_id != lease.write_id or stored.released:
         raise ConflictError(f"{key} is no longer {lease.worker}'s")
     if run.exists(layout.lease(lease.order, lease.attempt + 1)):
         raise ConflictError(f"{key} expired and was superseded by attempt {lease.attempt + 1}")
-    changed = replace(stands, renewals=stands.renewals + 1, released=released)
+    changed = replace(stored, renewals=stored.renewals + 1, released=released)
     run.put(key, encode(changed))
     return changed
 

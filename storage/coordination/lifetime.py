@@ -23,6 +23,7 @@ import tenacity
 
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, TransientError
+from storage.records.control import WaitReason
 from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore
 
@@ -137,7 +138,7 @@ class Lifetime:
         except TransientError as error:
             raise StoppedError(f"{what} failed while the service must stop: {error}") from error
         if retrying.statistics["attempt_number"] > 1:
-            self.heartbeat.update(note="")
+            self.heartbeat.update(note="", wait_reason=WaitReason.NONE)
         return result
 
     async def async_is_over(self) -> bool:
@@ -165,5 +166,5 @@ class Lifetime:
     def _report(self, what: str, state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
         note = f"{what} failed and is retried in {state.upcoming_sleep:g} s: {error}"
-        self.heartbeat.update(note=note)
+        self.heartbeat.update(note=note, wait_reason=WaitReason.STORE)
         log.warning("%s", note)

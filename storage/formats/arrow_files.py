@@ -69,7 +69,7 @@ def list_column(arrays: Sequence[NDArray[Any]], kind: Any, num_empty: int = 0) -
     return pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), flat, type=kind)
 
 
-def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -> bytes:
+def encode(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -> bytes:
     """The file of one table. `columns` holds arrays or plain sequences by name; `header` is
     whatever is no column. ConfigError for more than readers take.
     """
@@ -86,7 +86,7 @@ def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -
     batch = pa.RecordBatch.from_arrays(
         [_array(columns[field.name], field.type) for field in schema], schema=schema
     )
-    arrow_sizes.refuse_to_write(batch.num_rows, batch.nbytes, kind)
+    arrow_sizes.check_table(batch.num_rows, batch.nbytes, kind)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_batch(batch)
@@ -94,7 +94,7 @@ def write(schema: Schema, columns: Mapping[str, Any], kind: str, header: Json) -
     return _file_digest(body, place).join(_around(body, place))
 
 
-def read(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
+def decode(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
     """The table, one chunk per column, and the header's JSON; CorruptError says what of the file
     cannot be believed.
     """
@@ -106,7 +106,7 @@ def read(body: bytes, schema: Schema, kind: str) -> tuple[Table, bytes]:
             raise CorruptError(
                 f"a {kind} file has the columns {_brief(reader.schema)}; expected {_brief(schema)}"
             )
-        arrow_sizes.check(body)
+        arrow_sizes.check_file(body)
         table = reader.read_all()
         table.validate(full=True)
         _refuse_nulls(table, kind)

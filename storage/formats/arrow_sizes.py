@@ -37,7 +37,7 @@ _I64 = struct.Struct("<q")
 _BLOCK, _BUFFER = struct.Struct("<qi4xq"), struct.Struct("<qq")
 
 
-def check(body: bytes) -> None:
+def check_file(body: bytes) -> None:
     """CorruptError when reading the file would take more memory, or more rows, than its size
     allows, or cannot be foretold.
     """
@@ -58,7 +58,7 @@ def check(body: bytes) -> None:
         )
 
 
-def refuse_to_write(rows: int, memory: int, kind: str) -> None:
+def check_table(rows: int, memory: int, kind: str) -> None:
     """ConfigError for a table that nobody would read."""
     if rows > ROWS_MAX or memory > MEMORY_MAX:
         raise ConfigError(

@@ -32,11 +32,11 @@ VALUES_MAX = 2**21
 """Values of one object: a manifest of 100,000 tensors has half as many. Each takes some 300 bytes
 of memory when it is read.
 """
-FAULTS_TOLD_MAX = 1000
+DESCRIBED_FAULTS_MAX = 1000
 """With more wrong fields than this none is described: the descriptions would take more memory than
 the object.
 """
-TOLD_CHARACTERS_MAX = 500
+MESSAGE_CHARACTERS_MAX = 500
 _DIGITS = re.compile("[0-9a-f]{32}")
 _LONG_NUMBER = re.compile(rb"\d{19}")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"')
@@ -112,7 +112,7 @@ def build(record: type[R], text: bytes, what: str) -> R:
     try:
         return cast(R, _adapter(cast(Hashable, record)).validate_json(text, strict=True))
     except ValidationError as error:
-        if error.error_count() > FAULTS_TOLD_MAX:
+        if error.error_count() > DESCRIBED_FAULTS_MAX:
             raise CorruptError(
                 f"{what} is not a {record.__name__}: {error.error_count()} fields are wrong"
             ) from None
@@ -202,7 +202,7 @@ def _refuse_large_integers(text: bytes, what: str) -> None:
 
 
 def _brief(text: str) -> str:
-    return text if len(text) <= TOLD_CHARACTERS_MAX else f"{text[:TOLD_CHARACTERS_MAX]}…"
+    return text if len(text) <= MESSAGE_CHARACTERS_MAX else f"{text[:MESSAGE_CHARACTERS_MAX]}…"
 
 
 def _checksum(body: bytes) -> bytes:

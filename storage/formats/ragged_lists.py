@@ -1,5 +1,6 @@
-"""Several list columns of one table that run in step: element i of a row's lists speaks of the
-row's token i.
+"""List columns of a table that are aligned by token: element i of each list belongs to token i.
+
+Shape legend: T tokens of all rows, R rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,37 +18,36 @@ from storage.records.types import Bool
 
 @dataclass(frozen=True)
 class TokenLists:
-    """The flat values of every column, [T] each, and the rows' shared bounds in them."""
+    """The flat values of every column, and the row offsets that all columns share."""
 
     values: Mapping[str, NDArray[Any]]
+    """Column → [T]."""
     offsets: NDArray[np.int32]
-    """[rows + 1] row r is `values[offsets[r]:offsets[r + 1]]`."""
+    """[R + 1] row r of a column is `values[column][offsets[r]:offsets[r + 1]]`."""
 
     @classmethod
-    def of(cls, table: Table, names: Iterable[str]) -> "TokenLists":
-        """The columns `names` of `table`; CorruptError when two of them differ in a row's
-        length.
-        """
+    def from_table(cls, table: Table, names: Iterable[str]) -> "TokenLists":
+        """Read the columns `names`; CorruptError when two of them differ in the length of a row."""
         columns = {name: lists(table, name) for name in names}
-        (first, (_, offsets)), *others = columns.items()
-        for name, (_, bounds) in others:
-            if (wrong := np.flatnonzero(np.diff(bounds) != np.diff(offsets))).size:
-                raise CorruptError(f"row {wrong[0]}: {name} and {first} differ in length")
-        values = {name: flat[bounds[0] : bounds[-1]] for name, (flat, bounds) in columns.items()}
-        return cls(values, offsets - offsets[0])
+        (first, (_, first_offsets)), *others = columns.items()
+        for name, (_, offsets) in others:
+            if (rows := np.flatnonzero(np.diff(offsets) != np.diff(first_offsets))).size:
+                raise CorruptError(f"row {rows[0]}: {name} and {first} differ in length")
+        values = {name: flat[offsets[0] : offsets[-1]] for name, (flat, offsets) in columns.items()}
+        return cls(values, first_offsets - first_offsets[0])
 
-    def cut(self, name: str) -> Iterator[NDArray[Any]]:
-        """The column row by row, as views."""
-        flat, bounds = self.values[name], self.offsets.tolist()
-        return (flat[start:end] for start, end in pairwise(bounds))
+    def rows(self, name: str) -> Iterator[NDArray[Any]]:
+        """Iterate over the rows of a column, as views."""
+        flat, offsets = self.values[name], self.offsets.tolist()
+        return (flat[start:end] for start, end in pairwise(offsets))
 
     def repeat(self, per_row: NDArray[Any]) -> NDArray[Any]:
-        """[rows] → [T]: each row's value on each of its tokens."""
+        """Return [T] from [R]: the value of each row on each of its tokens."""
         return np.repeat(per_row, np.diff(self.offsets))
 
-    def refuse(self, wrong: Bool, what: str) -> None:
-        """CorruptError naming row and token when `wrong` [T] is True anywhere."""
-        if wrong.any():
-            place = int(wrong.argmax())
-            row = int(np.searchsorted(self.offsets, place, side="right")) - 1
-            raise CorruptError(f"row {row}, token {place - int(self.offsets[row])}: {what}")
+    def raise_where(self, is_wrong: Bool, fault: str) -> None:
+        """Raise CorruptError for the first True of `is_wrong` [T], with its row and token."""
+        if is_wrong.any():
+            position = int(is_wrong.argmax())
+            row = int(np.searchsorted(self.offsets, position, side="right")) - 1
+            raise CorruptError(f"row {row}, token {position - int(self.offsets[row])}: {fault}")

@@ -39,7 +39,7 @@ HEADER_BYTES_MAX = 100_000_000
 """The safetensors package's own bound."""
 NUMBER_DIGITS_MAX = 19
 """Of any number in a header: they lie below 2^63."""
-TOLD_CHARACTERS_MAX = 200
+MESSAGE_CHARACTERS_MAX = 200
 """Of what is wrong in a header, which may be of any length."""
 _LENGTH_BYTES = 8
 
@@ -147,7 +147,7 @@ def _object(pairs: list[tuple[str, Json]]) -> Json:
     return found
 
 
-def metadata_of(body: bytes) -> dict[str, str]:
+def read_metadata(body: bytes) -> dict[str, str]:
     """The `__metadata__` of a safetensors file."""
     found = _parts(body)[0].get("__metadata__", {})
     return {str(key): str(value) for key, value in found.items()}
@@ -208,7 +208,7 @@ def _is_shape(sizes: list[int]) -> bool:
 
 
 def _brief(text: str) -> str:
-    return text if len(text) <= TOLD_CHARACTERS_MAX else f"{text[:TOLD_CHARACTERS_MAX]}…"
+    return text if len(text) <= MESSAGE_CHARACTERS_MAX else f"{text[:MESSAGE_CHARACTERS_MAX]}…"
 
 
 def _bytes(bits: NDArray[Any]) -> memoryview:

@@ -25,11 +25,11 @@ from storage.store.ordered_map import ordered_map
 
 FILE_BYTES_MAX = 2**28
 """Tensors are spread over files of about this size; a larger tensor gets a file of its own."""
-OTHER_FILE_BYTES_MAX = 2**26
+EXTRA_FILE_BYTES_MAX = 2**26
 """Of a file that holds no tensors: configuration, tokenizer. All of them are read into memory at
 once.
 """
-OTHER_FILES_MAX = 64
+EXTRA_FILES_MAX = 64
 """Files of a folder that hold no tensors."""
 TRANSFERS_MAX = 4
 """Files that are moved, and therefore held in memory, at once."""
@@ -73,14 +73,14 @@ def write(
     for name in extra_files:
         if wrong := plain_names.model_file_fault(name):
             raise ConfigError(
-                f"{plain_names.shown(name)} cannot be stored in {folder.url}: the name {wrong}"
+                f"{plain_names.quoted(name)} cannot be stored in {folder.url}: the name {wrong}"
             )
-    large = [name for name, body in extra_files.items() if len(body) > OTHER_FILE_BYTES_MAX]
-    if large or len(extra_files) > OTHER_FILES_MAX:
+    large = [name for name, body in extra_files.items() if len(body) > EXTRA_FILE_BYTES_MAX]
+    if large or len(extra_files) > EXTRA_FILES_MAX:
         raise ConfigError(
             f"{len(extra_files)} files, of which {', '.join(large) or 'none'} have more than "
-            f"{OTHER_FILE_BYTES_MAX:,} bytes, "
-            f"cannot be stored in {folder.url}: at most {OTHER_FILES_MAX} smaller ones are read; "
+            f"{EXTRA_FILE_BYTES_MAX:,} bytes, "
+            f"cannot be stored in {folder.url}: at most {EXTRA_FILES_MAX} smaller ones are read; "
             "leave out what is no part"
         )
 
@@ -117,7 +117,7 @@ def write(
     return Contents(infos, tuple(file for file, _ in parts) + tuple(files))
 
 
-def finish(folder: ObjectStore, contents: Contents, manifest: object) -> None:
+def commit(folder: ObjectStore, contents: Contents, manifest: object) -> None:
     """Make the folder real. ConflictError when a rival's manifest stands; the own data files are
     gone then.
     """
@@ -154,33 +154,33 @@ def read_tensors(folder: ObjectStore, contents: Contents) -> dict[str, HostTenso
     return {name: found[name] for name in contents.tensors}
 
 
-def read_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
+def read_extra_files(folder: ObjectStore, contents: Contents) -> dict[str, bytes]:
     """Every file that holds no tensors, verified, by its name without the write id. CorruptError
     for two of one name, and for a file of a kind that does not belong beside a model's tensors.
     """
     holders = {info.file for info in contents.tensors.values()}
     others = [info for info in contents.files if info.name not in holders]
-    names = [plain_names.own_name(info.name) for info in others]
-    if len(others) > OTHER_FILES_MAX:
+    names = [plain_names.without_write_id(info.name) for info in others]
+    if len(others) > EXTRA_FILES_MAX:
         raise CorruptError(
             f"{folder.url}/{MANIFEST} lists {len(others)} files beside its tensors; at most "
-            f"{OTHER_FILES_MAX} are read"
+            f"{EXTRA_FILES_MAX} are read"
         )
     for info in others:
-        if info.num_bytes > OTHER_FILE_BYTES_MAX:
+        if info.num_bytes > EXTRA_FILE_BYTES_MAX:
             raise CorruptError(
-                f"{folder.url}/{MANIFEST} lists {plain_names.shown(info.name)} with "
+                f"{folder.url}/{MANIFEST} lists {plain_names.quoted(info.name)} with "
                 f"{info.num_bytes:,} bytes; a file without "
-                f"tensors has at most {OTHER_FILE_BYTES_MAX:,}"
+                f"tensors has at most {EXTRA_FILE_BYTES_MAX:,}"
             )
     for name, count in Counter(names).items():
         if wrong := plain_names.model_file_fault(name) or ("is listed twice" if count > 1 else ""):
             raise CorruptError(
-                f"{folder.url}/{MANIFEST} lists the file {plain_names.shown(name)}, whose name "
+                f"{folder.url}/{MANIFEST} lists the file {plain_names.quoted(name)}, whose name "
                 f"{wrong}"
             )
     with ThreadPoolExecutor(TRANSFERS_MAX) as pool:
-        bodies = list(pool.map(lambda info: read_twice(lambda: checked_file(folder, info)), others))
+        bodies = list(pool.map(lambda info: read_twice(lambda: read_file(folder, info)), others))
     return dict(zip(names, bodies, strict=True))
 
 
@@ -201,7 +201,7 @@ def _num_bytes(tensors: Mapping[str, HostTensor]) -> int:
     return sum(tensor.bits.nbytes for tensor in tensors.values())
 
 
-def checked_file(folder: ObjectStore, info: FileInfo) -> bytes:
+def read_file(folder: ObjectStore, info: FileInfo) -> bytes:
     """One fetch of a file; CorruptError when it is not the one the manifest lists."""
     where = f"{folder.url}/{info.name}"
     try:
@@ -220,7 +220,7 @@ def _checked_tensors(
     folder: ObjectStore, info: FileInfo, infos: Mapping[str, TensorInfo]
 ) -> dict[str, HostTensor]:
     where = f"{folder.url}/{info.name}"
-    tensors = from_safetensors(checked_file(folder, info))
+    tensors = from_safetensors(read_file(folder, info))
     expected = {name: tensor for name, tensor in infos.items() if tensor.file == info.name}
     if tensors.keys() != expected.keys():
         raise CorruptError(

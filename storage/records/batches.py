@@ -53,7 +53,7 @@ class BatchRow:
     """A replay algorithm asked for the sequence again."""
 
 
-class Entry(NamedTuple):
+class LedgerEntry(NamedTuple):
     """A line of the books: what became of one sequence for one policy. Example:
     `Entry(key, "filtered", "zero_advantage")`.
     """
@@ -62,8 +62,8 @@ class Entry(NamedTuple):
     fate: Fate
     reason: str
     """Of `filtered`: the filter's name, or the dataflow's own `failed_episode`, `not_finite`,
-    `untrainable`, `partial_group`, `no_trained_token` or `unreadable_shard`. Of `expired`:
-    `max_staleness`. Never empty.
+    `outside_vocabulary`, `untrainable`, `partial_group`, `no_trained_token` or `unreadable_shard`.
+    Of `expired`: `max_staleness`. Never empty.
     """
 
 
@@ -75,7 +75,7 @@ class Batch:
     step: int
     """1, 2, 3, …: batch n turns version n−1 into version n."""
     rows: tuple[BatchRow, ...]
-    ledger: tuple[Entry, ...]
+    ledger: tuple[LedgerEntry, ...]
     """Final fates since the batch before, other than `trained` and `replayed` (those are the rows).
     """
     waiting: tuple[SequenceKey, ...]

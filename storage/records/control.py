@@ -4,10 +4,12 @@ the run.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
 from storage.plain_names import PartName
 from storage.records.numbers import Count, Quantity, UnixTime
+from storage.records.progress import Progress, ServiceKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +41,64 @@ class OrdersEnd:
     """Orders that the writer knows of; a hint."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heartbeat:
-    """What a service says of itself every few seconds. A hint: overwritten, never the base of a
-    correctness decision.
-    """
+class ServiceState(StrEnum):
+    """State of a service, as its heartbeat reports it."""
 
-    kind: Literal[
-        "supervisor", "base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"
-    ]
+    STARTING = "starting"
+    WORKING = "working"
+    WAITING = "waiting"
+    """It can do nothing until something else exists or answers: the heartbeat's `wait_reason`."""
+    DRAINING = "draining"
+    """It was asked to stop, and finishes what it has begun."""
+    DONE = "done"
+    FAILED = "failed"
+
+
+class ClosingStep(StrEnum):
+    """State of a supervisor after the run's end: the steps that it takes, in this order."""
+
+    LEAVING = "leaving"
+    """Members leave by themselves; those that do not are cancelled."""
+    VERIFYING = "verifying"
+    REPORTING = "reporting"
+    TRACKING = "tracking"
+    """MLflow gets the last metrics, the report and the models."""
+
+
+class WaitReason(StrEnum):
+    """What a service waits for."""
+
+    NONE = ""
+    BASE_MODEL = "base_model"
+    """Version 0 of a policy."""
+    VERSION = "version"
+    """The next versions to evaluate."""
+    BATCH = "batch"
+    ORDERS = "orders"
+    SHARDS = "shards"
+    MEMBERS = "members"
+    """Members of the run that are not at work yet, or not done."""
+    STORE = "store"
+    """The object store, or a mirror, does not answer."""
+    PREFECT = "prefect"
+    """The Prefect server does not answer."""
+    DAMAGED_OBJECT = "damaged_object"
+    """A stored object is missing or cannot be read."""
+    UNTRAINABLE = "untrainable"
+    """No sequence that was ingested lately can be trained on."""
+
+
+FAULTS = frozenset(
+    {WaitReason.STORE, WaitReason.PREFECT, WaitReason.DAMAGED_OBJECT, WaitReason.UNTRAINABLE}
+)
+"""Wait reasons that a person may have to act on. The others occur in every run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeartbeatHeader:
+    """Fields of a heartbeat that every kind of service has."""
+
+    kind: ServiceKind
     id: PartName
     """`dataflow`, `trainer-solver`, `rollout-us-east-0`, …: the member's name, stable over
     restarts.
@@ -56,27 +107,37 @@ class Heartbeat:
     """Which launch of the member this is."""
     beats: Count
     beat_s: UnixTime
-    """Unix time of this beat."""
+    """Unix time at which the heartbeat was written."""
     started_s: UnixTime
     pid: Count
     host: str
-    state: str
-    """`starting`, `working`, `waiting`, `draining`, `done`, `failed`; a supervisor's also a step
-    after the run's end.
-    """
+    state: ServiceState | ClosingStep | str
+    """A plain string only where a newer release wrote a state that this one does not have."""
+    wait_reason: WaitReason | str = WaitReason.NONE
+    """A plain string only where a newer release wrote a reason that this one does not have."""
     region: str = ""
-    progress: Mapping[str, Quantity] = field(default_factory=dict)
-    """Counters: `orders_done`, `episodes`, `tokens`, `step`, `closed_below`, …"""
-    rates: Mapping[str, Quantity] = field(default_factory=dict)
-    """Gauges: `tokens_per_s`, `running`, …"""
     seconds: Mapping[str, Quantity] = field(default_factory=dict)
     """Cumulative wall seconds by component: `wait`, `step`, `publish`, `generate`, `store`, …; and
     `cpu` of the process.
     """
     versions: Mapping[str, Count] = field(default_factory=dict)
-    """policy → version held."""
+    """policy → version loaded."""
     note: str = ""
-    """The last thing worth telling a person."""
+    """Text for people; no program reads it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat(HeartbeatHeader):
+    """State of a service, which it writes every few seconds. A hint: overwritten, never the base
+    of a correctness decision. Stored as docs/format.md describes (`storage.coordination.heartbeats`).
+    """
+
+    progress: Progress
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the service left, by its own account."""
+        return self.state in (ServiceState.DONE, ServiceState.FAILED)
 
 
 @dataclass(frozen=True)

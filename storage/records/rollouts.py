@@ -1,9 +1,8 @@
-"""Records of rollouts: what is asked for, and what was sampled.
+"""Records of rollouts: orders, and the sequences that workers sampled for them.
 
     Prompt ──▶ Order ──▶ Shard ⊃ Group ⊃ Episode ⊃ Sequence
 
-Shape legend: L tokens of one sequence. Frozen records without files or schemas: `run/orders.py` and
-`run/shards.py` store them.
+Shape legend: L tokens of one sequence. `run/orders.py` and `run/shards.py` store these records.
 """
 
 from collections.abc import Mapping
@@ -13,10 +12,8 @@ from typing import Literal
 from storage.records.numbers import Count, UnixTime
 from storage.records.types import Bool, Float32, Int8, Int32, Json
 
-NOBODY = -1
-"""In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token, which nobody
-sampled.
-"""
+NOT_SAMPLED = -1
+"""In `Sequence.owners` and `Sequence.versions`: a prompt, tool or environment token."""
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -30,7 +27,7 @@ class Prompt:
     id: str
     """Unique within the run's prompt source."""
     fields: Json
-    """At least `question`; whatever else the source's columns hold (`answer`, tests, …)."""
+    """The columns of the prompt source: `question`, and any others (`answer`, tests, …)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,72 +44,71 @@ class Order:
     seed: Count
     """Every random number of the order's episodes derives from it."""
     seen: tuple[Count, ...]
-    """Orders whose shards the dataflow took in since it wrote the order before: curators fold over
-    these, in this order.
+    """Orders whose shards were ingested after the previous order was written, in that sequence.
+    Curators fold over them.
     """
     cursor: Json
-    """Where the prompt source stands after this order; a restarted dataflow goes on from the newest
+    """Position of the prompt source after this order. A restarted dataflow resumes from the newest
     order's cursor.
     """
     created_s: UnixTime = 0.0
-    """Unix time, seconds; a hint for reports."""
+    """Unix time, seconds; used in reports only."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Sequence:
-    """The tokens of one model context. A prompt of two tokens and an answer of three, sampled by
-    policy 0 at version 4:
+    """The tokens of one model context.
+
+    Example: a prompt of two tokens and an answer of three, sampled by policy 0 at version 4.
 
     tokens    [11, 12, 40, 41,  2]      owners   [-1, -1, 0, 0, 0]
     loss_mask [ F,  F,  T,  T,  T]      versions [-1, -1, 4, 4, 4]
     """
 
     tokens: Int32
-    """[L] exactly what the engine consumed and produced."""
+    """[L] token ids as the engine consumed and produced them."""
     loss_mask: Bool
-    """[L] True on tokens that may be trained on; only ever True where `owners` is a policy."""
+    """[L] True on tokens that may be trained on; False wherever `owners` is NOT_SAMPLED."""
     logprobs: Float32
     """[L] natural log-probability under the sampling distribution (after temperature, top-k,
-    top-p); 0 where nobody sampled.
+    top-p); 0 where `owners` is NOT_SAMPLED.
     """
     owners: Int8
-    """[L] index into `policies` of the policy that sampled the token, or NOBODY."""
+    """[L] index into `policies` of the policy that sampled the token, or NOT_SAMPLED."""
     versions: Int32
-    """[L] weights version that sampled the token, or NOBODY."""
+    """[L] weights version that sampled the token, or NOT_SAMPLED."""
     policies: tuple[str, ...]
     """Names that `owners` indexes."""
     reward: float
     temperature: float = 1.0
-    """Sampling temperature; the trainer divides its logits by the same."""
+    """Sampling temperature; the trainer divides its logits by the same value."""
     starts_episode: bool = False
     """True on the first sequence of its episode."""
     name: str = ""
-    """The workflow's word for this context: `attempt`, `verdict`, `retry`, …"""
+    """The workflow's name of this context: `attempt`, `verdict`, `retry`, …"""
     finish_reason: FinishReason = "stop"
-    """How the last generation in the sequence ended."""
+    """Why the last generation in the sequence ended."""
 
     def min_version(self, policy: str) -> int:
-        """The oldest version that sampled a token of `policy` here; raises ValueError when it owns
-        none.
-        """
-        own = self.owners == self.policies.index(policy)
-        return int(self.versions[own].min())
+        """Return the oldest version of `policy` that sampled a token here; ValueError for none."""
+        is_own = self.owners == self.policies.index(policy)
+        return int(self.versions[is_own].min())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One play of the workflow. A failed one carries `error` and usually no sequences."""
+    """One execution of a workflow on one prompt. A failed one has `error`, usually no sequences."""
 
     sequences: tuple[Sequence, ...]
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What the workflow measured. Math workflows set `first_attempt` and `final` to 1.0 or 0.0
-    (correct or not).
+    """Measurements of the workflow. Math workflows set `first_attempt` and `final` to 1.0 (correct)
+    or 0.0.
     """
     error: str | None = None
-    """`Kind: message` of what the play raised, or `timeout after 60 s`."""
+    """`Kind: message` of the exception that ended the episode, or `timeout after 60 s`."""
     seconds: float = 0.0
-    """Wall-clock from start to end of the play."""
+    """Wall-clock time of the episode."""
 
 
 @dataclass(frozen=True)
@@ -129,15 +125,15 @@ class Shard:
 
     order: int
     attempt: int
-    """Lease attempt under which it was made."""
+    """Lease attempt under which the worker produced it."""
     worker: str
     region: str
     groups: tuple[Group, ...]
-    """One for each prompt of the order, in the order's order."""
+    """One for each prompt of the order, in the same sequence."""
     weights: Mapping[str, Mapping[int, str]]
-    """policy → version → digest of the tensors the worker held, for every version that sampled a
-    token of the shard.
+    """policy → version → digest of the loaded weights, for every version that sampled a token of the
+    shard.
     """
     started_s: float
     finished_s: float
-    """Unix times by the worker's clock; for reports, never for correctness."""
+    """Unix times by the worker's clock; used in reports only."""

@@ -95,7 +95,7 @@ class StoredDelta:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merged:
+class MergedDelta:
     """`weights/{policy}/{version}/since-{base}.json`: a way that passes over the versions in
     between. Created once.
     """

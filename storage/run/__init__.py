@@ -1,3 +1,1 @@
-"""Objects of a run: run.json, orders, shards, batches, evaluations, checkpoints, base models,
-quarantine.
-"""
+"""The objects of a run, one module for each kind, and the base models that runs share."""

@@ -1,4 +1,4 @@
-"""Base models that runs share, stored by the digest of the recipe that built them."""
+"""Base models, which runs share. Their key is a digest of the settings of the build."""
 
 import time
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from storage.store.object_store import ObjectStore, read_twice
 
 @dataclass(frozen=True, kw_only=True)
 class ModelManifest:
-    """What `models/{build digest}/manifest.json` says."""
+    """The content of `models/{build digest}/manifest.json`."""
 
     build_digest: str
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
     metrics: Mapping[str, Number] = field(default_factory=dict)
-    """What the build measured, such as its accuracy."""
+    """Measurements of the build, such as its accuracy."""
     created_s: Number = 0.0
     write_id: str = ""
 
@@ -36,9 +36,7 @@ def save_model(
     files: Mapping[str, bytes],
     metrics: Mapping[str, float],
 ) -> None:
-    """Store a built model. When another builder of the recipe was first, its model stands and this
-    one is dropped.
-    """
+    """Store a model. If another builder has stored one of this digest, that model is kept."""
     folder = store.sub(layout.model_prefix(build_digest))
     write_id = new_write_id()
     contents = tensor_set.write(folder, tensors, files, write_id)
@@ -51,28 +49,28 @@ def save_model(
         write_id=write_id,
     )
     with suppress(ConflictError):
-        tensor_set.finish(folder, contents, manifest)
+        tensor_set.commit(folder, contents, manifest)
 
 
 def has_model(store: ObjectStore, build_digest: str) -> bool:
+    """Return whether a model of this digest is stored."""
     return store.exists(layout.manifest(layout.model_prefix(build_digest)))
 
 
 def load_model(
     store: ObjectStore, build_digest: str
 ) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
-    """The tensors and the other files by name, all verified; NotFoundError when it was never
-    saved.
-    """
+    """Read and verify the tensors and the extra files of a model; NotFoundError for none."""
     manifest = read_model_manifest(store, build_digest)
     folder = store.sub(layout.model_prefix(build_digest))
     contents = Contents(manifest.tensors, manifest.files)
-    return tensor_set.read_tensors(folder, contents), tensor_set.read_files(folder, contents)
+    return tensor_set.read_tensors(folder, contents), tensor_set.read_extra_files(folder, contents)
 
 
 def read_model_manifest(store: ObjectStore, build_digest: str) -> ModelManifest:
+    """Read the manifest of a model; NotFoundError for none, CorruptError for that of another."""
     key = layout.manifest(layout.model_prefix(build_digest))
     manifest = read_twice(lambda: unseal(ModelManifest, store.get(key), key))
     if manifest.build_digest != build_digest:
-        raise CorruptError(f"{key} is the manifest of {plain_names.shown(manifest.build_digest)}")
+        raise CorruptError(f"{key} is the manifest of {plain_names.quoted(manifest.build_digest)}")
     return manifest

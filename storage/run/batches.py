@@ -1,11 +1,11 @@
-"""Batches as Arrow files: what one policy trains on in one step, and its books, in one table.
+"""Batches as Arrow files: the sequences of one step and its part of the ledger, in one table.
 
     fate                  rows
-    trained, replayed     sequences, with all their arrays, in the order they are trained on
-    filtered, expired     ledger lines, with empty arrays
-    waiting               keys that still wait, with empty arrays, in arrival order
+    trained, replayed     sequences, with all their arrays, in training order
+    filtered, expired     ledger entries, with empty arrays
+    waiting               keys of waiting sequences, with empty arrays, in arrival order
 
-The header holds what belongs to the batch as a whole. `decode` believes nothing.
+The header has the fields of the batch as a whole. `decode` validates everything.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from storage.formats.arrow_files import DICTIONARY, Table, list_of, schema_of
 from storage.formats.json_objects import build
 from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from storage.records.numbers import Count, Number, UnixTime
-from storage.records.rollouts import NOBODY
+from storage.records.rollouts import NOT_SAMPLED
 from storage.records.types import Bool, Int32
-from storage.run.shards import refuse_temperatures
+from storage.run.shards import check_temperatures
 from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 
@@ -70,15 +70,13 @@ class _Header:
     write_id: str
 
 
-def commit(run: ObjectStore, batch: Batch) -> None:
-    """Create the batch; ConflictError when another dataflow made this step's batch first."""
+def create(run: ObjectStore, batch: Batch) -> None:
+    """Create the batch; ConflictError when a batch of this step exists."""
     run.create(layout.batch(batch.policy, batch.step), encode(batch))
 
 
 def read(run: ObjectStore, policy: str, step: int) -> Batch:
-    """NotFoundError while there is no such batch; CorruptError when its bytes, fetched twice, are
-    not this batch.
-    """
+    """Read a batch; NotFoundError while it does not exist, CorruptError for an invalid one."""
     key = layout.batch(policy, step)
     try:
         batch = read_twice(lambda: decode(run.get(key)))
@@ -90,40 +88,35 @@ def read(run: ObjectStore, policy: str, step: int) -> Batch:
 
 
 def exists(run: ObjectStore, policy: str, step: int) -> bool:
+    """Return whether the step has a batch."""
     return run.exists(layout.batch(policy, step))
 
 
 def next_step(run: ObjectStore, policy: str, start: int = 1) -> int:
-    """The first step from `start` on that has no batch."""
+    """Return the lowest step, not below `start`, that has no batch."""
     return first_absent(lambda step: exists(run, policy, step), start)
 
 
 def encode(batch: Batch) -> bytes:
-    """The bytes of a batch, with a fresh write id: two encodings of one batch differ."""
-    bare = len(batch.ledger) + len(batch.waiting)
-    fates = [ROW_FATES[row.replay] for row in batch.rows] + [entry.fate for entry in batch.ledger]
-    keys = (
-        [row.key for row in batch.rows]
-        + [entry.key for entry in batch.ledger]
-        + list(batch.waiting)
-    )
-    places = np.array(keys, dtype=np.int64).reshape(-1, len(SequenceKey._fields))
+    """Encode a batch, with a new write id: two encodings of one batch differ."""
+    rows, ledger, waiting = batch.rows, batch.ledger, batch.waiting
+    num_empty = len(ledger) + len(waiting)
+    keys = [row.key for row in rows] + [entry.key for entry in ledger] + list(waiting)
+    key_parts = np.array(keys, dtype=np.int64).reshape(-1, len(SequenceKey._fields))
+    fates = [ROW_FATES[row.replay] for row in rows] + [entry.fate for entry in ledger]
+    reasons = [""] * len(rows) + [entry.reason for entry in ledger] + [""] * len(waiting)
     columns = {
-        **{name: places[:, column] for column, name in enumerate(SequenceKey._fields)},
-        "fate": fates + [WAITING] * len(batch.waiting),
-        "reason": [""] * len(batch.rows)
-        + [entry.reason for entry in batch.ledger]
-        + [""] * len(batch.waiting),
-        "prompt_id": [row.prompt_id for row in batch.rows] + [""] * bare,
+        **{name: key_parts[:, column] for column, name in enumerate(SequenceKey._fields)},
+        "fate": fates + [WAITING] * len(waiting),
+        "reason": reasons,
+        "prompt_id": [row.prompt_id for row in rows] + [""] * num_empty,
         **{
-            name: arrow_files.list_column(
-                [getattr(row, name) for row in batch.rows], kind, num_empty=bare
-            )
+            name: arrow_files.list_column([getattr(row, name) for row in rows], kind, num_empty)
             for name, kind in TOKEN_COLUMNS.items()
         },
-        "reward": [row.reward for row in batch.rows] + [0.0] * bare,
-        "temperature": [row.temperature for row in batch.rows] + [1.0] * bare,
-        "min_version": [row.min_version for row in batch.rows] + [NOBODY] * bare,
+        "reward": [row.reward for row in rows] + [0.0] * num_empty,
+        "temperature": [row.temperature for row in rows] + [1.0] * num_empty,
+        "min_version": [row.min_version for row in rows] + [NOT_SAMPLED] * num_empty,
     }
     header = _Header(
         policy=batch.policy,
@@ -135,14 +128,15 @@ def encode(batch: Batch) -> bytes:
         created_s=batch.created_s,
         write_id=new_write_id(),
     )
-    return arrow_files.write(SCHEMA, columns, KIND, vars(header))
+    return arrow_files.encode(SCHEMA, columns, KIND, vars(header))
 
 
 def decode(body: bytes) -> Batch:
-    """The batch in `body`, its arrays read-only views; CorruptError says what is wrong and in which
-    row.
+    """Decode and validate a batch; its arrays are read-only views of `body`.
+
+    Raises CorruptError, which names the row and what is wrong with it.
     """
-    table, text = arrow_files.read(body, SCHEMA, KIND)
+    table, text = arrow_files.decode(body, SCHEMA, KIND)
     header = build(_Header, text, "a batch's header")
     fates = arrow_files.strings(table, "fate")
     reasons = arrow_files.strings(table, "reason")
@@ -160,7 +154,7 @@ def decode(body: bytes) -> Batch:
         policy=header.policy,
         step=header.step,
         rows=rows,
-        ledger=tuple(Entry(key, fate, reason) for key, fate, reason in entries),  # type: ignore[arg-type]  # fates were checked
+        ledger=tuple(LedgerEntry(key, fate, reason) for key, fate, reason in entries),  # type: ignore[arg-type]  # fates were checked
         waiting=tuple(keys[num_entries:]),
         shards=header.shards,
         closed_below=header.closed_below,
@@ -173,42 +167,43 @@ def decode(body: bytes) -> Batch:
 def _keys(table: Table) -> list[SequenceKey]:
     columns = [arrow_files.numbers(table, name) for name in SequenceKey._fields]
     for name, column in zip(SequenceKey._fields, columns, strict=True):
-        if (wrong := np.flatnonzero(column < 0)).size:
-            raise CorruptError(f"row {wrong[0]}: {name} is negative")
+        if (wrong_rows := np.flatnonzero(column < 0)).size:
+            raise CorruptError(f"row {wrong_rows[0]}: {name} is negative")
     return [SequenceKey(*key) for key in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def _check_order(fates: list[str]) -> int:
-    """How many rows carry arrays; CorruptError for an unknown fate, or when rows, ledger and
-    waiting are mixed.
+    """Return the number of rows with arrays.
+
+    Raises CorruptError for an unknown fate, or when rows, ledger and waiting are mixed.
     """
-    places = {
-        fate: place
-        for place, kind in enumerate((ROW_FATES, LEDGER_FATES, (WAITING,)))
-        for fate in kind
+    section_of = {
+        fate: section
+        for section, section_fates in enumerate((ROW_FATES, LEDGER_FATES, (WAITING,)))
+        for fate in section_fates
     }
-    if unknown := set(fates) - places.keys():
+    if unknown := set(fates) - section_of.keys():
         raise CorruptError(f"a batch has the unknown fates {sorted(unknown)}")
-    order = [places[fate] for fate in fates]
-    if order != sorted(order):
+    sections = [section_of[fate] for fate in fates]
+    if sections != sorted(sections):
         raise CorruptError("a batch's rows are not in the order trained, ledger, waiting")
-    return order.count(0)
+    return sections.count(0)
 
 
 def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[BatchRow, ...]:
-    lists = TokenLists.of(table, TOKEN_COLUMNS)
+    lists = TokenLists.from_table(table, TOKEN_COLUMNS)
     if len(lists.values["tokens"]) != lists.offsets[len(keys)]:
         raise CorruptError("a batch has tokens on a row that is not trained on")
-    if (bare := np.flatnonzero(np.diff(lists.offsets[: len(keys) + 1]) == 0)).size:
-        raise CorruptError(f"row {bare[0]}: is trained on, yet has no tokens")
+    if (empty_rows := np.flatnonzero(np.diff(lists.offsets[: len(keys) + 1]) == 0)).size:
+        raise CorruptError(f"row {empty_rows[0]}: is trained on, yet has no tokens")
     _check_tokens(lists)
-    refuse_temperatures(arrow_files.numbers(table, "temperature"))
-    _check_ages(lists, arrow_files.numbers(table, "min_version"), len(keys))
-    # Rows stand first in the table, so pairing with the shorter list of keys cuts off the rest.
+    check_temperatures(arrow_files.numbers(table, "temperature"))
+    _check_min_versions(lists, arrow_files.numbers(table, "min_version"), len(keys))
+    # Rows come first in the table, so pairing with the shorter list of keys drops the others.
     rows = zip(
         keys,
         arrow_files.strings(table, "prompt_id"),
-        *(lists.cut(name) for name in TOKEN_COLUMNS),
+        *(lists.rows(name) for name in TOKEN_COLUMNS),
         arrow_files.numbers(table, "reward").tolist(),
         arrow_files.numbers(table, "temperature").tolist(),
         arrow_files.numbers(table, "min_version").tolist(),
@@ -229,39 +224,50 @@ def _rows(table: Table, keys: list[SequenceKey], fates: list[str]) -> tuple[Batc
             min_version=min_version,
             replay=replay,
         )
-        for key, prompt_id, tokens, mask, logprobs, versions, advantages, reward, temperature, min_version, replay in rows
+        for (
+            key,
+            prompt_id,
+            tokens,
+            mask,
+            logprobs,
+            versions,
+            advantages,
+            reward,
+            temperature,
+            min_version,
+            replay,
+        ) in rows
     )
 
 
-def _check_ages(lists: TokenLists, ages: Int32, num_rows: int) -> None:
-    """No row to train on claims to be younger than a token that it trains on. `ages` [rows] is
-    `min_version`.
+def _check_min_versions(lists: TokenLists, min_versions: Int32, num_rows: int) -> None:
+    """Check that no trained token has a version below its row's `min_version` [rows].
 
-    It may be older: the policy's own tokens that the workflow masked count too, and only the shard
-    knows those.
+    All of them may be above it: `min_version` also counts tokens that the workflow masked, whose
+    versions only the shard has.
     """
-    if (wrong := np.flatnonzero(ages[:num_rows] < 0)).size:
-        raise CorruptError(f"row {wrong[0]}: min_version is negative")
-    younger = lists.repeat(ages) > lists.values["versions"]
-    lists.refuse(
-        lists.values["loss_mask"] & younger, "versions are older than the row's min_version"
+    if (wrong_rows := np.flatnonzero(min_versions[:num_rows] < 0)).size:
+        raise CorruptError(f"row {wrong_rows[0]}: min_version is negative")
+    is_older = lists.values["versions"] < lists.repeat(min_versions)
+    lists.raise_where(
+        lists.values["loss_mask"] & is_older, "versions are older than the row's min_version"
     )
 
 
 def _check_tokens(lists: TokenLists) -> None:
-    """Every token keeps the promises of `BatchRow`; all rows at once."""
+    """Check every token against the promises of `BatchRow`."""
     mask: Bool = lists.values["loss_mask"]
     versions = lists.values["versions"]
-    lists.refuse(lists.values["tokens"] < 0, "tokens are negative")
-    lists.refuse(mask & (versions < 0), "versions are negative on a token that is trained on")
-    lists.refuse(
-        ~mask & (versions != NOBODY), "versions name one on a token that is not trained on"
+    lists.raise_where(lists.values["tokens"] < 0, "tokens are negative")
+    lists.raise_where(mask & (versions < 0), "versions are negative on a token that is trained on")
+    lists.raise_where(
+        ~mask & (versions != NOT_SAMPLED), "versions name one on a token that is not trained on"
     )
-    lists.refuse(
+    lists.raise_where(
         ~mask & (lists.values["logprobs"] != 0),
         "logprobs are not 0 on a token that is not trained on",
     )
-    lists.refuse(
+    lists.raise_where(
         ~mask & (lists.values["advantages"] != 0),
         "advantages are not 0 on a token that is not trained on",
     )

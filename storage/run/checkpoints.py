@@ -1,8 +1,7 @@
-"""What a trainer needs to go on where it was: tensors (fp32 masters, optimizer) and a JSON state
-(RNGs, step).
+"""Checkpoints, from which a trainer resumes: tensors (fp32 masters, optimizer) and a JSON state.
 
-Steps with a checkpoint are not contiguous, so the newest is found by listing. A listing that lags
-costs repeated work, never correctness: an older checkpoint leads through the same batches.
+Steps with a checkpoint are not contiguous, so the newest is found by listing. A stale listing costs
+repeated work, never correctness: an older checkpoint leads through the same batches.
 """
 
 import logging
@@ -29,9 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """What `checkpoints/{policy}/{step}/manifest.json` says; the last object written of a
-    checkpoint.
-    """
+    """The content of `checkpoints/{policy}/{step}/manifest.json`, which is written last."""
 
     policy: PartName
     step: int
@@ -45,9 +42,7 @@ class CheckpointManifest:
 def save(
     run: ObjectStore, policy: str, step: int, tensors: Mapping[str, HostTensor], state: Json
 ) -> None:
-    """Store the checkpoint of `step`, data before manifest; ConflictError when another trainer
-    saved that step.
-    """
+    """Store a checkpoint, the manifest last; ConflictError when another trainer saved this step."""
     folder = run.sub(layout.checkpoint(policy, step))
     write_id = new_write_id()
     contents = tensor_set.write(folder, tensors, {}, write_id)
@@ -60,11 +55,11 @@ def save(
         created_s=time.time(),
         write_id=write_id,
     )
-    tensor_set.finish(folder, contents, manifest)
+    tensor_set.commit(folder, contents, manifest)
 
 
 class Checkpoint(NamedTuple):
-    """Everything of one step."""
+    """The checkpoint of one step."""
 
     step: int
     tensors: dict[str, HostTensor]
@@ -72,38 +67,40 @@ class Checkpoint(NamedTuple):
 
 
 def newest(run: ObjectStore, policy: str) -> Checkpoint | None:
-    """The newest checkpoint that can be read; None when there is none. CorruptError when there are
-    some, all damaged.
+    """Read the newest undamaged checkpoint; None without any.
+
+    Raises CorruptError when there are checkpoints and all of them are damaged.
     """
-    damage: CorruptError | None = None
+    first_error: CorruptError | None = None
     for step in reversed(steps(run, policy)):
         try:
             return Checkpoint(step, *load(run, policy, step))
         except CorruptError as error:
             log.warning(
-                "the checkpoint of step %d of %s is damaged, an older one is looked for: %s",
+                "the checkpoint of step %d of %s is damaged, an older one is tried: %s",
                 step,
                 policy,
                 error,
             )
-            damage = damage or error
-    if damage:
-        raise damage
+            first_error = first_error or error
+    if first_error:
+        raise first_error
     return None
 
 
 def load(run: ObjectStore, policy: str, step: int) -> tuple[dict[str, HostTensor], Json]:
-    """Tensors (every digest verified) and state; NotFoundError when the step has no checkpoint."""
+    """Read and verify the checkpoint of a step; NotFoundError for none."""
     manifest = read_manifest(run, policy, step)
     folder = run.sub(layout.checkpoint(policy, step))
-    return tensor_set.read_tensors(
-        folder, Contents(manifest.tensors, manifest.files)
-    ), manifest.state
+    contents = Contents(manifest.tensors, manifest.files)
+    return tensor_set.read_tensors(folder, contents), manifest.state
 
 
 def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifest:
-    """NotFoundError when the step has no checkpoint; CorruptError when its manifest is damaged, or
-    another's.
+    """Read the manifest of a step.
+
+    Raises NotFoundError when it has no checkpoint, CorruptError when the manifest is damaged or
+    belongs to another step.
     """
     key = layout.manifest(layout.checkpoint(policy, step))
     manifest = read_twice(lambda: unseal(CheckpointManifest, run.get(key), key))
@@ -113,32 +110,29 @@ def read_manifest(run: ObjectStore, policy: str, step: int) -> CheckpointManifes
 
 
 def prune(run: ObjectStore, policy: str, keep: int) -> None:
-    """Keep the newest `keep` checkpoints that are whole: one whose manifest cannot be read, or
-    which lacks a file, counts for none. Older ones, and what killed writers left below them, go,
-    manifests first; nothing does while fewer are whole.
+    """Delete all checkpoints that are older than the newest `keep` complete ones.
+
+    Files that killed writers left in older folders are deleted too. Manifests are deleted first.
+    Nothing is deleted while fewer than `keep` checkpoints are complete.
     """
-    whole = (step for step in reversed(steps(run, policy)) if _is_whole(run, policy, step))
-    kept = list(islice(whole, keep))
+    complete = (step for step in reversed(steps(run, policy)) if _is_complete(run, policy, step))
+    kept = list(islice(complete, keep))
     if len(kept) < keep:
         return
-    keys = [(key, key.rpartition("/")[0]) for key in _keys(run, policy)]
-    spell = partial(layout.checkpoint, policy)
-    older = {
-        spell(step)
-        for step in layout.numbers({folder for _, folder in keys}, spell)
+    folder_of = {key: key.rpartition("/")[0] for key in _keys(run, policy)}
+    folder_of_step = partial(layout.checkpoint, policy)
+    old_folders = {
+        folder_of_step(step)
+        for step in layout.numbers(set(folder_of.values()), folder_of_step)
         if step < kept[-1]
     }
-    for key in sorted(
-        (key for key, folder in keys if folder in older),
-        key=lambda key: not key.endswith(f"/{MANIFEST}"),
-    ):
+    old_keys = [key for key, folder in folder_of.items() if folder in old_folders]
+    for key in sorted(old_keys, key=lambda key: not key.endswith(f"/{MANIFEST}")):
         run.delete(key)
 
 
-def _is_whole(run: ObjectStore, policy: str, step: int) -> bool:
-    """Whether the manifest can be read and every file that it lists is there. What these hold is
-    not read.
-    """
+def _is_complete(run: ObjectStore, policy: str, step: int) -> bool:
+    """Return whether the manifest can be read and every file in it exists. Files are not read."""
     try:
         manifest = read_manifest(run, policy, step)
     except (*UNREADABLE, NotFoundError):
@@ -149,7 +143,7 @@ def _is_whole(run: ObjectStore, policy: str, step: int) -> bool:
 
 
 def steps(run: ObjectStore, policy: str) -> list[int]:
-    """Steps with a checkpoint, ascending."""
+    """List the steps that have a checkpoint, ascending."""
     return layout.numbers(
         _keys(run, policy), lambda step: layout.manifest(layout.checkpoint(policy, step))
     )

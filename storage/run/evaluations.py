@@ -1,11 +1,13 @@
-"""What an evaluation found, as an object of the run: one Arrow file for each vector of versions,
-created once.
+"""Evaluations as Arrow files: the results of one held-out set at exact versions, created once.
 
-Everything read is checked: bytes, places, and that each answer is right, wrong or failed. This
-module does not play, score or schedule evaluations.
+One evaluation of `actor_and_verify` gives two accuracies on the same first attempts: of the solver
+alone (`first_attempt`) and of the team (`final`).
+
+A reader checks the bytes, the key, and that each result is in [0, 1] or NaN. This module does not
+play or schedule evaluations.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,8 +24,10 @@ from storage.records.types import Float32
 from storage.store.object_store import ObjectStore, read_twice
 
 CACHE_MAX = 1024
-"""Evaluations kept in memory."""
+"""Evaluations in the cache of the process."""
 KIND = "evaluation"
+SOLO_WORKFLOW = "single_turn"
+"""The name under which the accuracy of first attempts is reported."""
 SCHEMA = arrow_files.schema_of(
     {"prompt_id": arrow_files.DICTIONARY, "first_attempt": pa.float32(), "final": pa.float32()}
 )
@@ -31,77 +35,104 @@ SCHEMA = arrow_files.schema_of(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Evaluation:
-    """One play of the held-out set by exact versions. Two problems, the second mended by the team:
-    `Evaluation({"solver": 20, "verifier": 20}, "chained_addition", "actor_and_verify", ("a", "b"),
-    [1, 0], [1, 1])`.
+    """The results of the held-out set at one version of each policy.
+
+    Example: the answer to problem `b` was wrong at first and right in the end.
+
+    Evaluation(versions={"solver": 20, "verifier": 20}, dataset="chained_addition",
+               workflow="actor_and_verify", rows=("a", "b"), first_attempt=[1, 0], final=[1, 1])
     """
 
     versions: Mapping[str, int]
-    """policy → the version that played."""
+    """policy → evaluated version."""
     dataset: str
     workflow: str
     rows: tuple[str, ...]
     """[N] prompt ids."""
     first_attempt: Float32
-    """[N] 1.0 where the first attempt was right, else 0.0; NaN where the play failed."""
+    """[N] 1.0 where the first attempt was right, else 0.0; NaN where the episode failed."""
     final: Float32
-    """[N] the same of the workflow's final answer."""
+    """[N] the same for the workflow's final answer."""
     created_s: float = 0.0
     seconds: float = 0.0
-    """Wall-clock of the play."""
+    """Wall-clock time of the evaluation."""
 
 
 def key(evaluation: Evaluation) -> str:
-    """The key of the evaluation, relative to its run."""
+    """Return the key of the evaluation, relative to its run."""
     return layout.evaluation(evaluation.versions)
 
 
-def commit(run: ObjectStore, evaluation: Evaluation) -> None:
-    """Creates the evaluation; ConflictError when the same versions have been evaluated already."""
+def create(run: ObjectStore, evaluation: Evaluation) -> None:
+    """Create the evaluation; ConflictError when these versions were evaluated already."""
     run.create(key(evaluation), encode(evaluation))
 
 
 def read(run: ObjectStore, versions: Mapping[str, int]) -> Evaluation:
-    """Raises NotFoundError, or CorruptError naming the object."""
+    """Read the evaluation of these versions; NotFoundError for none, CorruptError with its key."""
     return _read_key(run, layout.evaluation(versions))
 
 
 def exists(run: ObjectStore, versions: Mapping[str, int]) -> bool:
+    """Return whether these versions were evaluated."""
     return run.exists(layout.evaluation(versions))
 
 
 def keys(run: ObjectStore, start_after: str = "") -> list[str]:
-    """Keys of all evaluations below the run, in the order of their versions."""
-    return [found for found in run.list(layout.EVALS, start_after) if found.endswith(".arrow")]
+    """List the keys of all evaluations of the run, in ascending order of versions."""
+    return [key for key in run.list(layout.EVALS, start_after) if key.endswith(".arrow")]
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """Every evaluation of a run, in the order of their versions."""
+    """The evaluations of a run, in ascending order of versions."""
 
-    found: tuple[Evaluation, ...]
+    readable: tuple[Evaluation, ...]
     unreadable: Mapping[str, str]
-    """Key → why it cannot be read. `evals` alone: not even their names are known."""
+    """Key → why it cannot be read. The key `evals`: the evaluations cannot be listed."""
 
 
-def look(run: ObjectStore, wanted: Sequence[str] | None = None) -> Evaluations:
-    """Read every evaluation below the run, or those of the keys `wanted`."""
-    found: list[Evaluation] = []
+def read_all(run: ObjectStore, selected: Sequence[str] | None = None) -> Evaluations:
+    """Read all evaluations of the run, or those of the keys `selected`."""
+    readable: list[Evaluation] = []
     unreadable: dict[str, str] = {}
     try:
-        places = keys(run) if wanted is None else wanted
+        to_read = keys(run) if selected is None else selected
     except ConfigError as error:
         return Evaluations((), {layout.EVALS: str(error)})
-    for place in places:
+    for name in to_read:
         try:
-            found.append(_read_key(run, place))
+            readable.append(_read_key(run, name))
         except CorruptError as error:
-            unreadable[place] = str(error)
-    return Evaluations(tuple(found), unreadable)
+            unreadable[name] = str(error)
+    return Evaluations(tuple(readable), unreadable)
+
+
+def missing(run: ObjectStore, vectors: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]:
+    """The vectors of versions that have no evaluation yet."""
+    return [versions for versions in vectors if not exists(run, versions)]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """One accuracy of an evaluation. Example: `Accuracy("single_turn", 0.5, 2)`."""
+
+    workflow: str
+    accuracy: float
+    """In [0, 1]; a failed play counts as wrong."""
+    n: int
+
+
+def scores(evaluation: Evaluation) -> tuple[Accuracy, ...]:
+    """Accuracies of an evaluation: the solver alone, then the team if the workflow has one."""
+    alone = Accuracy(SOLO_WORKFLOW, _accuracy(evaluation.first_attempt), len(evaluation.rows))
+    if evaluation.workflow == SOLO_WORKFLOW:
+        return (alone,)
+    return alone, Accuracy(evaluation.workflow, _accuracy(evaluation.final), len(evaluation.rows))
 
 
 def encode(evaluation: Evaluation) -> bytes:
-    """One row for each prompt; everything else stands in the header."""
+    """Encode an evaluation: one row for each prompt, everything else in the header."""
     header = {
         "versions": dict(evaluation.versions),
         "dataset": evaluation.dataset,
@@ -115,22 +146,22 @@ def encode(evaluation: Evaluation) -> bytes:
         "first_attempt": evaluation.first_attempt,
         "final": evaluation.final,
     }
-    return arrow_files.write(SCHEMA, columns, KIND, header)
+    return arrow_files.encode(SCHEMA, columns, KIND, header)
 
 
 def decode(body: bytes) -> Evaluation:
-    """Raises CorruptError for bytes that are not an evaluation of this format, or whose answers are
-    neither right nor wrong.
-    """
-    table, text = arrow_files.read(body, SCHEMA, KIND)
+    """Decode an evaluation; CorruptError for other bytes, and for results outside [0, 1]."""
+    table, text = arrow_files.decode(body, SCHEMA, KIND)
     header = build(_Header, text, "the header of an evaluation")
     return Evaluation(
         versions=header.versions,
         dataset=header.dataset,
         workflow=header.workflow,
         rows=tuple(arrow_files.strings(table, "prompt_id")),
-        first_attempt=_judged(arrow_files.numbers(table, "first_attempt"), "first_attempt"),
-        final=_judged(arrow_files.numbers(table, "final"), "final"),
+        first_attempt=_checked_results(
+            arrow_files.numbers(table, "first_attempt"), "first_attempt"
+        ),
+        final=_checked_results(arrow_files.numbers(table, "final"), "final"),
         created_s=header.created_s,
         seconds=header.seconds,
     )
@@ -146,28 +177,30 @@ class _Header:
     write_id: str
 
 
-@lru_cache(
-    maxsize=CACHE_MAX
-)  # created-once objects never change, and a live view asks for all of them every second
-def _read_key(run: ObjectStore, place: str) -> Evaluation:
+@lru_cache(maxsize=CACHE_MAX)  # they never change, and a live view reads all of them every second
+def _read_key(run: ObjectStore, name: str) -> Evaluation:
     try:
-        evaluation = read_twice(lambda: decode(run.get(place)))
-        own = key(evaluation)
+        evaluation = read_twice(lambda: decode(run.get(name)))
+        expected_name = key(evaluation)
     except UNREADABLE as error:
-        raise CorruptError(f"{place}: {error}") from error
-    if own != place:
-        raise CorruptError(f"{place} holds the evaluation of {dict(evaluation.versions)}")
+        raise CorruptError(f"{name}: {error}") from error
+    if name != expected_name:
+        raise CorruptError(f"{name} holds the evaluation of {dict(evaluation.versions)}")
     return evaluation
 
 
-def _judged(values: Float32, column: str) -> Float32:
-    """[N] the column; CorruptError for a value that is not in [0, 1], or NaN for a play that
-    failed.
-    """
-    wrong = np.flatnonzero(~(np.isnan(values) | ((values >= 0) & (values <= 1))))
-    if wrong.size:
+def _checked_results(values: Float32, column: str) -> Float32:
+    """Return the column [N]; CorruptError for a value that is neither in [0, 1] nor NaN."""
+    is_valid = np.isnan(values) | ((values >= 0) & (values <= 1))
+    if (wrong_rows := np.flatnonzero(~is_valid)).size:
+        row = wrong_rows[0]
         raise CorruptError(
-            f"{column} of row {wrong[0]} is {values[wrong[0]]:g}; it is in [0, 1], or NaN for a "
-            "play that failed"
+            f"{column} of row {row} is {values[row]:g}; it is in [0, 1], or NaN for an episode "
+            "that failed"
         )
     return values
+
+
+def _accuracy(answers: Float32) -> float:
+    """Share of right answers; a failed play (NaN) counts as wrong. 0 for no answers."""
+    return float(np.nan_to_num(answers).mean(dtype=np.float64)) if len(answers) else 0.0

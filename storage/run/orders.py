@@ -1,6 +1,4 @@
-"""Orders as objects: created once, contiguous from 0, and the object that ends them. Knows nothing
-of who makes or plays them.
-"""
+"""Orders as JSON objects, numbered from 0 without gaps, and `end.json`, which ends them."""
 
 from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError
@@ -12,63 +10,62 @@ from storage.store.galloping_search import first_absent
 from storage.store.object_store import ObjectStore, read_twice
 
 EPISODES_MAX = 2**16
-"""Episodes of one order. Workers make a task of each at once."""
+"""Episodes of one order: a worker starts a task for each of them at once."""
 
 
-def commit(run: ObjectStore, order: Order) -> None:
+def create(run: ObjectStore, order: Order) -> None:
     """Create the order.
 
-    ConflictError when its number is taken, ConfigError when it has more than EPISODES_MAX episodes,
-    or a prompt that JSON cannot hold.
+    Raises:
+        ConflictError: an order of this number exists.
+        ConfigError: it has more than EPISODES_MAX episodes, or a prompt that JSON cannot represent.
     """
-    if _episodes(order) > EPISODES_MAX:
+    if _num_episodes(order) > EPISODES_MAX:
         raise ConfigError(
-            f"an order of {_episodes(order)} episodes is too large, at most {EPISODES_MAX} are "
-            "played: "
-            "make data.prompts_per_order or data.samples_per_prompt smaller"
+            f"an order of {_num_episodes(order)} episodes is too large, at most {EPISODES_MAX} are "
+            "allowed: make data.prompts_per_order or data.samples_per_prompt smaller"
         )
     for prompt in order.prompts:
-        if wrong := json_values.fault({"id": prompt.id, **prompt.fields}):
+        if fault := json_values.fault({"id": prompt.id, **prompt.fields}):
+            path, reason = fault
             raise ConfigError(
                 f"the prompt {prompt.id!r} cannot be stored in order {order.number}: its "
-                f"{wrong[0]!r} {wrong[1]}; "
+                f"{path!r} {reason}; "
                 "correct or remove it in data.prompts, and start the run under another id"
             )
     run.create(layout.order(order.number), seal(order))
 
 
 def read(run: ObjectStore, number: int) -> Order:
-    """NotFoundError when it does not exist yet, CorruptError when its bytes are not this order."""
+    """Read an order; NotFoundError while it does not exist, CorruptError for an invalid one."""
     key = layout.order(number)
     order = read_twice(lambda: unseal(Order, run.get(key), key))
     if order.number != number:
         raise CorruptError(f"{key} holds order {order.number}")
-    if _episodes(order) > EPISODES_MAX:
+    if _num_episodes(order) > EPISODES_MAX:
         raise CorruptError(
-            f"{key} asks for {_episodes(order)} episodes; at most {EPISODES_MAX} are played"
+            f"{key} has {_num_episodes(order)} episodes; at most {EPISODES_MAX} are allowed"
         )
     return order
 
 
-def _episodes(order: Order) -> int:
+def _num_episodes(order: Order) -> int:
     return max(1, len(order.prompts)) * order.samples_per_prompt
 
 
 def next_number(run: ObjectStore, start: int = 0) -> int:
-    """The first number from `start` on that no order has."""
+    """Return the lowest number, not below `start`, that no order has."""
     return first_absent(lambda number: run.exists(layout.order(number)), start)
 
 
-def end(run: ObjectStore, number: int) -> None:
-    """Say that no further shard is needed, after `number` orders; the first to say so stands."""
+def create_end(run: ObjectStore, number: int) -> None:
+    """Create `end.json`, unless it exists: no further shard is needed, after `number` orders."""
     try:
         run.create(layout.orders_end(), seal(OrdersEnd(number)))
     except ConflictError:
         return
 
 
-def ended(run: ObjectStore) -> bool:
-    """Whether no further shard is needed, whatever orders are unanswered: that the object stands
-    says so.
-    """
+def has_ended(run: ObjectStore) -> bool:
+    """Return whether no further shard is needed, not even for orders that have none yet."""
     return run.exists(layout.orders_end())

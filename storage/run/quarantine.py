@@ -1,7 +1,7 @@
-"""What could not be read: a copy and the reason, never silently dropped.
+"""The quarantine: a copy of each unreadable object, with the reason.
 
-The unreadable object itself stays, because created-once objects never change; whoever takes objects
-in skips those that are quarantined here.
+The unreadable object itself stays, because created-once objects never change. The dataflow does not
+ingest a quarantined shard again.
 """
 
 from contextlib import suppress
@@ -12,7 +12,7 @@ from storage.errors import UNREADABLE, ConflictError, CorruptError, NotFoundErro
 from storage.formats.json_objects import seal, unseal
 from storage.store.object_store import ObjectStore
 
-_REASON = ".json"
+_REASON_SUFFIX = ".json"
 
 
 @dataclass(frozen=True)
@@ -21,29 +21,28 @@ class _Reason:
     reason: str
 
 
-def quarantine(run: ObjectStore, key: str, reason: str) -> None:
-    """Copy the object `key` into the quarantine and write down why; the first reason stands."""
+def quarantine_object(run: ObjectStore, key: str, reason: str) -> None:
+    """Copy the object `key` into the quarantine, with the reason. An existing reason stays."""
     copy = layout.quarantine(key)
-    # Nothing to copy, too much of it, or an earlier copy stands: either way the reason below is
-    # what counts.
+    # The object is absent or too large, or a copy exists. The reason is stored in any case.
     with suppress(NotFoundError, ConflictError, CorruptError):
         run.create(copy, run.get(key))
     try:
-        run.create(copy + _REASON, seal(_Reason(key, reason)))
+        run.create(copy + _REASON_SUFFIX, seal(_Reason(key, reason)))
     except ConflictError:
         return
 
 
-def quarantined(run: ObjectStore) -> dict[str, str]:
-    """Key → reason of every quarantined object."""
-    found: dict[str, str] = {}
+def read_quarantine(run: ObjectStore) -> dict[str, str]:
+    """Return key → reason of every quarantined object."""
+    reasons: dict[str, str] = {}
     for name in run.list(layout.QUARANTINE):
-        if not name.endswith(_REASON):
+        if not name.endswith(_REASON_SUFFIX):
             continue
         try:
             record = unseal(_Reason, run.get(name), name)
         except (*UNREADABLE, NotFoundError):
-            continue  # the copy of an unreadable JSON object: its reason stands beside it
-        if name == layout.quarantine(record.key) + _REASON:
-            found[record.key] = record.reason
-    return found
+            continue  # the copy of an unreadable JSON object; its reason is another object
+        if name == layout.quarantine(record.key) + _REASON_SUFFIX:
+            reasons[record.key] = record.reason
+    return reasons

@@ -1,14 +1,13 @@
-"""A run: its prefix in the store, its frozen configuration, and the object that ends it."""
+"""Runs: `run.json` with the frozen configuration, and `stop.json`, which ends the run."""
 
 import difflib
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from storage import layout
-from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
+from storage.errors import UNREADABLE, ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
 from storage.formats.json_values import storable_text
 from storage.plain_names import RUN_ID, RunId
@@ -17,17 +16,15 @@ from storage.records.numbers import UnixTime
 from storage.records.types import Json
 from storage.store.object_store import ObjectStore, read_twice
 
-log = logging.getLogger(__name__)
-
 STOP_BYTES_MAX = 1_000_000
-"""Of `stop.json`, which every service reads every few seconds."""
+"""Limit for `stop.json`, which every service reads every few seconds."""
 REASON_MAX = 10_000
-"""Characters of a reason; what is longer is cut where it is written and where it is read."""
+"""Characters of a reason; a longer one is truncated when it is written and when it is read."""
 _DIFFERENCES_MAX = 10
-"""Differing settings that one error message names."""
+"""Differing settings that one error message lists."""
 
-Fill: TypeAlias = Callable[[Json], Json]
-"""A configuration with every default written out."""
+FillDefaults: TypeAlias = Callable[[Json], Json]
+"""Returns a configuration with every default written out."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class RunRecord:
     run_id: RunId
     created_s: UnixTime
     deployment: str
-    """The Prefect deployment that started the run; empty when none did."""
+    """The Prefect deployment that started the run; empty for none."""
     config: Json
 
 
@@ -46,38 +43,42 @@ def create_run(
     run_id: str,
     config: Json,
     deployment: str = "",
-    filled: Fill = lambda config: config,
+    fill_defaults: FillDefaults = lambda config: config,
 ) -> ObjectStore:
-    """The sub-store of run `run_id`, created or joined; ConfigError when it exists with another
-    configuration.
+    """Create a run, or join an existing one, and return its sub-store.
 
-    `filled` writes today's defaults into a configuration that was frozen before they were there.
+    Args:
+        fill_defaults: adds today's defaults to a configuration that an earlier release froze.
+
+    Raises:
+        ConfigError: the run exists with another configuration.
     """
     run = store.sub(layout.run_prefix(run_id))
     body = seal(RunRecord(run_id, time.time(), deployment, config))
     try:
         run.create(layout.RUN, body)
     except ConflictError:
-        _refuse_differences(
-            run_id, filled(read_run(run).config), filled(unseal(RunRecord, body, layout.RUN).config)
-        )
+        requested = unseal(RunRecord, body, layout.RUN).config  # as it comes back from JSON
+        _check_same_config(run_id, fill_defaults(read_run(run).config), fill_defaults(requested))
     return run
 
 
 def check_restart(
-    store: ObjectStore, run_id: str, config: Json | None, filled: Fill = lambda config: config
+    store: ObjectStore,
+    run_id: str,
+    config: Json | None,
+    fill_defaults: FillDefaults = lambda config: config,
 ) -> Stop | None:
-    """The stop that starting run `run_id` again would lift; None without one, or without such a
-    run.
+    """Return the stop that a restart of the run would clear; None without a stop or without a run.
 
-    Raises ConfigError when the run is completed, or has another configuration than the one that is
-    given.
+    Raises ConfigError when the run is completed, or when it has a configuration other than
+    `config`.
     """
     run = store.sub(layout.run_prefix(run_id))
     if not run.exists(layout.RUN):
         return None
     if config is not None:
-        _refuse_differences(run_id, filled(read_run(run).config), filled(config))
+        _check_same_config(run_id, fill_defaults(read_run(run).config), fill_defaults(config))
     stop = read_stop(run)
     if stop is not None and stop.state == "completed":
         raise ConfigError(f"run {run_id} is completed; choose another run id")
@@ -85,29 +86,27 @@ def check_restart(
 
 
 def open_run(store: ObjectStore, run_id: str) -> ObjectStore:
-    """The sub-store of an existing run; ConfigError names similar runs when there is none."""
+    """Return the sub-store of an existing run; ConfigError, with similar ids, for none."""
     if RUN_ID.fullmatch(run_id):
         run = store.sub(layout.run_prefix(run_id))
         if run.exists(layout.RUN):
             return run
-    known = list_runs(store)
-    near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.5) or known[-3:]
-    hint = f"did you mean {' or '.join(near)}?" if near else "the store holds no run yet"
+    ids = read_all(store).ids
+    similar = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5) or ids[-3:]
+    hint = f"did you mean {' or '.join(similar)}?" if similar else "the store holds no run yet"
     raise ConfigError(f"there is no run {run_id!r} in {store.url}; {hint}")
 
 
 def read_run(run: ObjectStore) -> RunRecord:
-    """The whole record of a run; NotFoundError when `run` is no run's sub-store, CorruptError when
-    it is damaged.
-    """
+    """Read `run.json`; NotFoundError when there is none, CorruptError when it is damaged."""
     record = read_twice(lambda: unseal(RunRecord, run.get(layout.RUN), layout.RUN))
     if record.run_id != run.prefix.rstrip("/").rpartition("/")[2]:
         raise CorruptError(f"{run.url}/{layout.RUN} is the record of run {record.run_id}")
     return record
 
 
-def run_config(run: ObjectStore) -> Json:
-    """The resolved configuration, as it was frozen when the run was created."""
+def read_run_config(run: ObjectStore) -> Json:
+    """Read the resolved configuration, as it was frozen when the run was created."""
     return read_run(run).config
 
 
@@ -115,43 +114,28 @@ def run_config(run: ObjectStore) -> Json:
 class Runs:
     """The runs of a store."""
 
-    found: tuple[str, ...]
-    """Ids, oldest first."""
+    ids: tuple[str, ...]
+    """Readable runs, oldest first."""
     unreadable: Mapping[str, str]
     """Id → why its `run.json` cannot be read."""
 
 
-def look(store: ObjectStore) -> Runs:
-    """Every folder that holds a run; one without `run.json`, or whose name is no run id, is
-    none.
-    """
-    ages: list[tuple[float, str]] = []
+def read_all(store: ObjectStore) -> Runs:
+    """List all runs. A folder without `run.json`, or whose name is no run id, is not a run."""
+    created: list[tuple[float, str]] = []
     unreadable: dict[str, str] = {}
     for run_id in filter(RUN_ID.fullmatch, store.folders(layout.RUNS)):
         try:
-            ages.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
+            created.append((read_run(store.sub(layout.run_prefix(run_id))).created_s, run_id))
         except NotFoundError:
             continue
-        except (
-            CorruptError,
-            ConfigError,
-        ) as error:  # of this one: the folder of all runs was listed
+        except UNREADABLE as error:
             unreadable[run_id] = str(error)
-    return Runs(tuple(run_id for _, run_id in sorted(ages)), unreadable)
-
-
-def list_runs(store: ObjectStore) -> list[str]:
-    """Ids of all runs of the store, oldest first; one whose `run.json` is damaged is left out, with
-    a warning.
-    """
-    seen = look(store)
-    for run_id, why in seen.unreadable.items():
-        log.warning("the run %s is left out: %s", run_id, why)
-    return list(seen.found)
+    return Runs(tuple(run_id for _, run_id in sorted(created)), unreadable)
 
 
 def request_stop(run: ObjectStore, stop: Stop) -> Stop:
-    """End the run; the first request stands and is returned."""
+    """End the run and return the stop that is in effect: the first one that was requested."""
     stop = replace(stop, reason=storable_text(stop.reason[:REASON_MAX]))
     try:
         run.create(layout.STOP, seal(stop))
@@ -161,22 +145,23 @@ def request_stop(run: ObjectStore, stop: Stop) -> Stop:
 
 
 def read_stop(run: ObjectStore) -> Stop | None:
-    """The request that stands, or None while the run shall go on. CorruptError for one that cannot
-    be read: whether the run is completed is not known then, and nothing but a person can lift it.
+    """Read the stop of the run; None while it has none.
+
+    Raises CorruptError for a damaged one: then it is unknown whether the run is completed, and a
+    person must repair it.
     """
     try:
-        return read_twice(lambda: _parsed_stop(run.get(layout.STOP)))
+        return read_twice(lambda: _decode_stop(run.get(layout.STOP)))
     except NotFoundError:
         return None
     except CorruptError as error:
         raise CorruptError(
             f"the run's end cannot be read: {error}; put {run.url}/{layout.STOP} back from a copy, "
-            "or delete it to take the "
-            "run up again"
+            "or delete it to resume the run"
         ) from error
 
 
-def _parsed_stop(body: bytes) -> Stop:
+def _decode_stop(body: bytes) -> Stop:
     if len(body) > STOP_BYTES_MAX:
         raise CorruptError(
             f"{layout.STOP} has {len(body):,} bytes; it has at most {STOP_BYTES_MAX:,}"
@@ -186,12 +171,12 @@ def _parsed_stop(body: bytes) -> Stop:
 
 
 def clear_stop(run: ObjectStore) -> None:
-    """Let a stopped run be resumed."""
+    """Delete the stop, so that the run can be resumed."""
     run.delete(layout.STOP)
 
 
-def _refuse_differences(run_id: str, stands: Json, wanted: Json) -> None:
-    differences = list(_differences(stands, wanted, ""))
+def _check_same_config(run_id: str, stored: Json, requested: Json) -> None:
+    differences = list(_differences(stored, requested, ""))
     if not differences:
         return
     more = (
@@ -206,14 +191,14 @@ def _refuse_differences(run_id: str, stands: Json, wanted: Json) -> None:
     )
 
 
-def _differences(stands: Any, wanted: Any, path: str) -> Iterator[str]:
-    """`data.max_staleness is 8 there, 4 here` for every leaf that differs."""
-    if isinstance(stands, dict) and isinstance(wanted, dict):
-        for key in sorted(stands.keys() | wanted.keys()):
+def _differences(stored: Any, requested: Any, path: str) -> Iterator[str]:
+    """Yield `data.max_staleness is 8 there, 4 here` for every leaf that differs."""
+    if isinstance(stored, dict) and isinstance(requested, dict):
+        for key in sorted(stored.keys() | requested.keys()):
             yield from _differences(
-                stands.get(key, "absent"),
-                wanted.get(key, "absent"),
+                stored.get(key, "absent"),
+                requested.get(key, "absent"),
                 f"{path}.{key}" if path else key,
             )
-    elif stands != wanted:
-        yield f"{path} is {stands!r} there, {wanted!r} here"
+    elif stored != requested:
+        yield f"{path} is {stored!r} there, {requested!r} here"

@@ -1,17 +1,18 @@
-"""Shards as Arrow files: one row per sequence, whatever belongs to an episode or a group in the
-header.
+"""Shards as Arrow files: one row per sequence; data of episodes and groups in the header.
 
-    row      group episode sequence | tokens loss_mask logprobs owners versions | policy_set reward temperature …
-    header   order attempt worker region weights policy_sets | groups: prompt, episodes: reward metrics error seconds
+    row      group episode sequence | tokens loss_mask logprobs owners versions
+             | policy_set reward temperature starts_episode name finish_reason
+    header   order attempt worker region weights policy_sets
+             | groups: prompt, episodes: reward metrics error seconds
 
-So episodes that failed without a sequence survive too. `decode` believes nothing: whatever it
-returns fulfils every promise of `storage.records.Sequence`. Bits of log-probabilities and rewards
-are kept as they are, NaN included: what is wrong with them is wrong with one sequence, which the
-dataflow leaves out.
+The header keeps episodes that failed without a sequence. `decode` validates everything: a shard
+that it returns fulfils every promise of `storage.records.rollouts.Sequence`. Log-probabilities and
+rewards may be NaN or infinite: such a value spoils one sequence, which the dataflow filters.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ from storage.formats.json_objects import build
 from storage.formats.ragged_lists import TokenLists
 from storage.plain_names import new_write_id
 from storage.records.numbers import Count, Number, UnixTime
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 from storage.records.types import Bool, Int8, Int32
 from storage.store.object_store import ObjectStore, read_twice
 
@@ -86,8 +87,8 @@ class _Header:
     write_id: str
 
 
-def commit(run: ObjectStore, shard: Shard) -> bool:
-    """Create the shard; False when a twin, another result of the same order, was first."""
+def create(run: ObjectStore, shard: Shard) -> bool:
+    """Create the shard; return False when another result of the same order exists already."""
     try:
         run.create(layout.shard(shard.order), encode(shard))
     except ConflictError:
@@ -96,8 +97,9 @@ def commit(run: ObjectStore, shard: Shard) -> bool:
 
 
 def read(run: ObjectStore, order: int) -> Shard:
-    """NotFoundError while the order has no shard; CorruptError when its bytes, fetched twice, are
-    no shard of it.
+    """Read the shard of an order.
+
+    Raises NotFoundError while the order has no shard, CorruptError for an invalid one.
     """
     key = layout.shard(order)
     try:
@@ -110,22 +112,21 @@ def read(run: ObjectStore, order: int) -> Shard:
 
 
 def exists(run: ObjectStore, order: int) -> bool:
+    """Return whether the order has a shard."""
     return run.exists(layout.shard(order))
 
 
 def encode(shard: Shard) -> bytes:
-    """The bytes of a shard, with a fresh write id: two encodings of one shard differ."""
+    """Encode a shard, with a new write id: two encodings of one shard differ."""
     rows = [
-        (group, episode, number, sequence)
-        for group, plays in enumerate(shard.groups)
-        for episode, play in enumerate(plays.episodes)
-        for number, sequence in enumerate(play.sequences)
+        (group_index, episode_index, sequence_index, sequence)
+        for group_index, group in enumerate(shard.groups)
+        for episode_index, episode in enumerate(group.episodes)
+        for sequence_index, sequence in enumerate(episode.sequences)
     ]
     sequences = [row[3] for row in rows]
-    sets = {
-        policies: index
-        for index, policies in enumerate(dict.fromkeys(s.policies for s in sequences))
-    }
+    distinct_sets = dict.fromkeys(s.policies for s in sequences)
+    policy_sets = {policies: index for index, policies in enumerate(distinct_sets)}
     columns = {
         "group": [row[0] for row in rows],
         "episode": [row[1] for row in rows],
@@ -134,24 +135,25 @@ def encode(shard: Shard) -> bytes:
             name: arrow_files.list_column([getattr(s, name) for s in sequences], kind)
             for name, kind in TOKEN_COLUMNS.items()
         },
-        "policy_set": [sets[s.policies] for s in sequences],
+        "policy_set": [policy_sets[s.policies] for s in sequences],
         "reward": [s.reward for s in sequences],
         "temperature": [s.temperature for s in sequences],
         "starts_episode": [s.starts_episode for s in sequences],
         "name": [s.name for s in sequences],
         "finish_reason": [s.finish_reason for s in sequences],
     }
-    return arrow_files.write(SCHEMA, columns, KIND, vars(_header(shard, tuple(sets))))
+    return arrow_files.encode(SCHEMA, columns, KIND, vars(_header(shard, tuple(policy_sets))))
 
 
 def decode(body: bytes) -> Shard:
-    """The shard in `body`, its arrays read-only views; CorruptError says what is wrong and in which
-    row.
+    """Decode and validate a shard; its arrays are read-only views of `body`.
+
+    Raises CorruptError, which names the row and what is wrong with it.
     """
-    table, text = arrow_files.read(body, SCHEMA, KIND)
+    table, text = arrow_files.decode(body, SCHEMA, KIND)
     header = build(_Header, text, "a shard's header")
     _check_header(header)
-    _check_places(table, header)
+    _check_keys(table, header)
     sequences = iter(_sequences(table, header.policy_sets))
     groups = tuple(
         Group(group.prompt, tuple(_episode(episode, sequences) for episode in group.episodes))
@@ -175,13 +177,13 @@ def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
             group.prompt,
             tuple(
                 _EpisodeHeader(
-                    reward=play.reward,
-                    metrics=dict(play.metrics),
-                    error=play.error,
-                    seconds=play.seconds,
-                    num_sequences=len(play.sequences),
+                    reward=episode.reward,
+                    metrics=dict(episode.metrics),
+                    error=episode.error,
+                    seconds=episode.seconds,
+                    num_sequences=len(episode.sequences),
                 )
-                for play in group.episodes
+                for episode in group.episodes
             ),
         )
         for group in shard.groups
@@ -201,11 +203,9 @@ def _header(shard: Shard, policy_sets: tuple[tuple[str, ...], ...]) -> _Header:
 
 
 def _episode(header: _EpisodeHeader, sequences: Iterator[Sequence]) -> Episode:
-    own = tuple(
-        sequence for _, sequence in zip(range(header.num_sequences), sequences, strict=False)
-    )
+    """Build an episode from its header and the next `num_sequences` of `sequences`."""
     return Episode(
-        sequences=own,
+        sequences=tuple(islice(sequences, header.num_sequences)),
         reward=header.reward,
         metrics=header.metrics,
         error=header.error,
@@ -223,54 +223,52 @@ def _check_header(header: _Header) -> None:
     }:
         if not layout.NAME.fullmatch(policy):
             raise CorruptError(
-                f"a shard names the policy {plain_names.shown(policy)}, which no policy can be "
-                "called"
+                f"a shard has the policy {plain_names.quoted(policy)}, which is not a valid name"
             )
 
 
-def _check_places(table: Table, header: _Header) -> None:
-    """The rows stand exactly where the header says there are sequences, in order."""
-    num_listed = sum(play.num_sequences for plays in header.groups for play in plays.episodes)
-    if (
-        num_listed != table.num_rows
-    ):  # a number, which may say anything; the places below are as many as there are rows
+def _check_keys(table: Table, header: _Header) -> None:
+    """Check that the rows are exactly the sequences that the header lists, in the same order."""
+    num_listed = sum(episode.num_sequences for group in header.groups for episode in group.episodes)
+    # Before `listed` is built: a header may list any number of sequences.
+    if num_listed != table.num_rows:
         raise CorruptError(
             f"a shard has {table.num_rows} rows; its header lists {num_listed} sequences"
         )
-    expected = [
-        (group, episode, number)
-        for group, plays in enumerate(header.groups)
-        for episode, play in enumerate(plays.episodes)
-        for number in range(play.num_sequences)
+    listed = [
+        (group_index, episode_index, sequence_index)
+        for group_index, group in enumerate(header.groups)
+        for episode_index, episode in enumerate(group.episodes)
+        for sequence_index in range(episode.num_sequences)
     ]
-    found = np.stack(
+    actual = np.stack(
         [arrow_files.numbers(table, name) for name in ("group", "episode", "sequence")], axis=1
     )
-    wanted = np.array(expected, dtype=np.int32).reshape(found.shape)
-    if (wrong := np.flatnonzero((found != wanted).any(axis=1))).size:
-        row = int(wrong[0])
+    expected = np.array(listed, dtype=np.int32).reshape(actual.shape)
+    if (wrong_rows := np.flatnonzero((actual != expected).any(axis=1))).size:
+        row = int(wrong_rows[0])
         raise CorruptError(
-            f"row {row} of a shard is group, episode, sequence {found[row]}; expected {wanted[row]}"
+            f"row {row} of a shard is group, episode, sequence {actual[row]}; "
+            f"expected {expected[row]}"
         )
 
 
 def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[Sequence]:
-    lists = TokenLists.of(table, TOKEN_COLUMNS)
-    refuse_temperatures(arrow_files.numbers(table, "temperature"))
-    sets = arrow_files.numbers(table, "policy_set")
-    if ((sets < 0) | (sets >= len(policy_sets))).any():
+    lists = TokenLists.from_table(table, TOKEN_COLUMNS)
+    check_temperatures(arrow_files.numbers(table, "temperature"))
+    set_indices = arrow_files.numbers(table, "policy_set")
+    if ((set_indices < 0) | (set_indices >= len(policy_sets))).any():
         raise CorruptError(
             f"a shard's policy_set names one of {len(policy_sets)} sets that does not exist"
         )
-    _check_tokens(
-        lists, np.array([len(policies) for policies in policy_sets], dtype=np.int64)[sets]
-    )
+    set_sizes = np.array([len(policies) for policies in policy_sets], dtype=np.int64)
+    _check_tokens(lists, set_sizes[set_indices])
     reasons = arrow_files.strings(table, "finish_reason")
     if unknown := set(reasons) - FINISH_REASONS:
         raise CorruptError(f"a shard has the unknown finish reasons {sorted(unknown)}")
     rows = zip(
-        *(lists.cut(name) for name in TOKEN_COLUMNS),
-        [policy_sets[policy_set] for policy_set in sets.tolist()],
+        *(lists.rows(name) for name in TOKEN_COLUMNS),
+        [policy_sets[index] for index in set_indices.tolist()],
         arrow_files.numbers(table, "reward").tolist(),
         arrow_files.numbers(table, "temperature").tolist(),
         arrow_files.numbers(table, "starts_episode").tolist(),
@@ -292,34 +290,50 @@ def _sequences(table: Table, policy_sets: tuple[tuple[str, ...], ...]) -> list[S
             name=name,
             finish_reason=reason,
         )
-        for tokens, mask, logprobs, owners, versions, policies, reward, temperature, starts_episode, name, reason in rows
+        for (
+            tokens,
+            mask,
+            logprobs,
+            owners,
+            versions,
+            policies,
+            reward,
+            temperature,
+            starts_episode,
+            name,
+            reason,
+        ) in rows
     ]
 
 
-def refuse_temperatures(values: NDArray[np.float64]) -> None:
-    """CorruptError naming the first of `values` [rows] that is no temperature."""
-    wrong = np.flatnonzero(
-        ~((values == 0) | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX)))
-    )
-    if wrong.size:
-        found = f"row {wrong[0]}: the temperature is {values[wrong[0]]:g}"
-        raise CorruptError(f"{found}; it is 0, or from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}")
+def check_temperatures(values: NDArray[np.float64]) -> None:
+    """Raise CorruptError for the first of `values` [rows] that is not a valid temperature."""
+    is_valid = (values == 0) | ((values >= TEMPERATURE_MIN) & (values <= TEMPERATURE_MAX))
+    if (wrong_rows := np.flatnonzero(~is_valid)).size:
+        row = wrong_rows[0]
+        raise CorruptError(
+            f"row {row}: the temperature is {values[row]:g}; "
+            f"it is 0, or from {TEMPERATURE_MIN:g} to {TEMPERATURE_MAX:g}"
+        )
 
 
 def _check_tokens(lists: TokenLists, num_policies: NDArray[np.int64]) -> None:
-    """Every token keeps the promises of `Sequence`; all rows at once. `num_policies` [rows]."""
+    """Check every token against the promises of `Sequence`. `num_policies` [rows]."""
     owners: Int8 = lists.values["owners"]
     versions: Int32 = lists.values["versions"]
     mask: Bool = lists.values["loss_mask"]
-    sampled = owners != NOBODY
-    lists.refuse(lists.values["tokens"] < 0, "tokens are negative")
-    lists.refuse(
-        (owners < NOBODY) | (owners >= lists.repeat(num_policies)),
+    sampled = owners != NOT_SAMPLED
+    lists.raise_where(lists.values["tokens"] < 0, "tokens are negative")
+    lists.raise_where(
+        (owners < NOT_SAMPLED) | (owners >= lists.repeat(num_policies)),
         "owners name a policy that does not exist",
     )
-    lists.refuse(mask & ~sampled, "loss_mask is True on a token nobody sampled")
-    lists.refuse(sampled & (versions < 0), "versions are negative on a sampled token")
-    lists.refuse(~sampled & (versions != NOBODY), "versions name one on a token nobody sampled")
-    lists.refuse(
-        ~sampled & (lists.values["logprobs"] != 0), "logprobs are not 0 on a token nobody sampled"
+    lists.raise_where(mask & ~sampled, "loss_mask is True on a token that was not sampled")
+    lists.raise_where(sampled & (versions < 0), "versions are negative on a sampled token")
+    lists.raise_where(
+        ~sampled & (versions != NOT_SAMPLED), "versions name one on a token that was not sampled"
+    )
+    lists.raise_where(
+        ~sampled & (lists.values["logprobs"] != 0),
+        "logprobs are not 0 on a token that was not sampled",
     )

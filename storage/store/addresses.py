@@ -58,7 +58,7 @@ def without_credentials(url: str) -> str:
     return f"{scheme}{separator}{place}"
 
 
-def refuse_no_server(variable: str, url: str) -> None:
+def check_server_address(variable: str, url: str) -> None:
     """Raises ConfigError when what `variable` holds cannot be the address of an HTTP server."""
     try:
         parts = urlsplit(url)
@@ -72,7 +72,7 @@ def refuse_no_server(variable: str, url: str) -> None:
         )
 
 
-def refuse_credentials(variable: str, url: str) -> None:
+def check_no_credentials(variable: str, url: str) -> None:
     """Raises ConfigError when the address that `variable` holds has a user, a password or a token
     in it.
     """

@@ -19,7 +19,7 @@ BYTES_MAX = 2**27
 """
 
 
-def refuse_size(key: str, num_bytes: int, where: str) -> None:
+def check_size(key: str, num_bytes: int, where: str) -> None:
     """CorruptError when the object `key`, which shall be read as a whole, is too large for what its
     name promises. Asked with the size that the store tells, before any of it is read.
     """

@@ -23,9 +23,9 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError, TransientError
-from storage.store.backend import Keys, refuse_size
+from storage.store.backend import Keys, check_size
 
-TEMPORARY = ".tmp-"
+TEMPORARY_PREFIX = ".tmp-"
 """Names of unfinished files begin so; no listing shows them."""
 DEPTH_MAX = 64
 """Folders that are nested deeper hold no objects."""
@@ -68,7 +68,7 @@ class LocalFiles:
                 status = os.fstat(file.fileno())
                 _refuse_other_than_file(status, path)
                 if num_bytes < 0:
-                    refuse_size(key, status.st_size, str(path))
+                    check_size(key, status.st_size, str(path))
                 file.seek(start)
                 return file.read(num_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -131,7 +131,9 @@ class LocalFiles:
 
     def list(self, prefix: str, start_after: str) -> Keys:
         found = (
-            key for key, entry in self._entries(prefix) if not entry.name.startswith(TEMPORARY)
+            key
+            for key, entry in self._entries(prefix)
+            if not entry.name.startswith(TEMPORARY_PREFIX)
         )
         return sorted(key for key in found if key > start_after)
 
@@ -163,7 +165,7 @@ class LocalFiles:
         """
         found: dict[str, int] = {}
         for key, entry in self._entries(prefix):
-            if entry.name.startswith(TEMPORARY):
+            if entry.name.startswith(TEMPORARY_PREFIX):
                 with suppress(FileNotFoundError):  # its writer was at work after all
                     status = entry.stat(follow_symlinks=False)
                     if status.st_mtime < before_s:
@@ -261,7 +263,7 @@ def _status(folder: int, name: str) -> os.stat_result:
 
 
 def _is_of_object(name: str) -> bool:
-    return name.endswith(OBJECT_SUFFIXES) and not name.startswith(TEMPORARY)
+    return name.endswith(OBJECT_SUFFIXES) and not name.startswith(TEMPORARY_PREFIX)
 
 
 def _stands(folder: int, name: str) -> bool:
@@ -320,7 +322,7 @@ def _walk(
 @contextmanager
 def _temporary(folder: int, body: bytes) -> Iterator[str]:
     """The name of a finished, synced file in `folder`, which is gone at the end."""
-    name = f"{TEMPORARY}{uuid4().hex}"
+    name = f"{TEMPORARY_PREFIX}{uuid4().hex}"
 
     def opened(_: str, flags: int) -> int:
         return os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)

@@ -7,7 +7,7 @@ import threading
 import fsspec
 
 from storage.errors import NotFoundError
-from storage.store.backend import Keys, refuse_size
+from storage.store.backend import Keys, check_size
 
 # fsspec's memory files share one read position, and its directory of files is one dict of the
 # process: every access is taken in turn, over all stores.
@@ -25,7 +25,7 @@ class MemoryObjects:
 
     def read(self, key: str) -> bytes:
         body = self._read(key, None, None)
-        refuse_size(key, len(body), f"memory:/{self._path(key)}")
+        check_size(key, len(body), f"memory:/{self._path(key)}")
         return body
 
     def read_part(self, key: str, start: int, end: int) -> bytes:

@@ -1,15 +1,14 @@
-"""The object store every service meets in: a prefix of a local folder, of memory, or of an S3
-bucket.
+"""The object store: keys below a prefix of a local folder, of memory, or of an S3 bucket.
 
-    caller ──▶ ObjectStore (prefix, bounded retries, lost answers) ──▶ Backend (local_files, memory_objects, s3_objects)
+    caller ──▶ ObjectStore (prefix, bounded retries, lost answers) ──▶ Backend (local, memory, s3)
 
-"Created once" is the one primitive everything rests on: of any number of writers exactly one
-succeeds, and a reader never sees half an object. This module knows nothing of what the objects
-mean. A store may be used from many threads.
+Everything rests on one primitive, "created once": of any number of writers exactly one succeeds,
+and a reader never sees a partial object. A store may be used from many threads.
 """
 
 import logging
 import os
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote
 
-import stamina
+import tenacity
 
 from storage import plain_names
 from storage.errors import (
@@ -30,8 +29,8 @@ from storage.errors import (
 )
 from storage.plain_names import new_write_id
 from storage.store import s3_url
-from storage.store.backend import Backend, Keys, refuse_size
-from storage.store.local import TEMPORARY, LocalFiles
+from storage.store.backend import Backend, Keys, check_size
+from storage.store.local import TEMPORARY_PREFIX, LocalFiles
 from storage.store.memory import MemoryObjects
 from storage.store.ordered_map import ordered_map
 from storage.store.s3 import S3Objects
@@ -40,13 +39,17 @@ log = logging.getLogger(__name__)
 
 STORE_VARIABLE = "ASTRAFLOW_STORE"
 PATIENCE_S = 45.0
-"""How long one call goes on trying while the store fails transiently."""
+"""How long a call is retried while the store fails transiently."""
 TRIES_MAX = 16
-"""Most tries of one call within that time."""
+"""Tries of one call within that time."""
+BACKOFF_S, BACKOFF_MAX_S, JITTER_S = 0.1, 5.0, 0.5
+"""First and longest pause between two tries; it doubles with each try. A random part of the jitter
+is added.
+"""
 CHECK_PATIENCE_S = 5.0
 PART_BYTES_MIN, PART_BYTES_MAX = 2**19, 2**23
-"""Objects that are larger are fetched in parts: over an ocean one connection carries 8 MB/s,
-whatever the link.
+"""An object of known size that exceeds the lower bound is fetched in parts of a size in this range:
+over an ocean one connection carries 8 MB/s, whatever the link.
 """
 PARTS_MAX = 32
 """Parts of one object that are fetched at once."""
@@ -56,122 +59,130 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectStore:
-    """Objects below one prefix of a store. Keys are relative, parts joined by `/`; all errors are
-    `AstraFlowError`.
+    """The objects below one prefix of a store.
+
+    Keys are relative to it, their parts joined by `/`. All errors are `AstraFlowError`.
     """
 
     url: str
-    """Of the place alone: messages and links append keys to it."""
+    """URL without query: messages and links append keys to it."""
     backend: Backend
     prefix: str = ""
     """Empty, or a folder with its final `/`."""
     patience_s: float = PATIENCE_S
     query: str = ""
-    """How the place is reached, where its URL said so: `endpoint=https://host&profile=eu`."""
+    """Query of the URL: `endpoint=https://host&profile=eu`."""
 
     @property
     def address(self) -> str:
-        """The URL by which `open_store` opens this very store in any process."""
+        """The URL with which `open_store` opens this store in any process."""
         return f"{self.url}?{self.query}" if self.query else self.url
 
     def get(self, key: str, num_bytes: int = 0) -> bytes:
-        """The whole object; NotFoundError when there is none, CorruptError when what is there is no
-        file, or larger than its key allows. A large one of known size is fetched in parts, many at
-        once.
+        """Read a whole object.
+
+        Args:
+            num_bytes: the size, if it is known; a large object is then fetched in parallel parts.
+
+        Raises:
+            NotFoundError: the object does not exist.
+            CorruptError: it is not a file, or larger than its key allows.
         """
         path = self._path(key)
         if num_bytes <= PART_BYTES_MIN:
-            return self._retried(lambda: self.backend.read(path))
+            return self._retry(lambda: self.backend.read(path))
         part_bytes = min(max(-(-num_bytes // PARTS_MAX), PART_BYTES_MIN), PART_BYTES_MAX)
 
-        def part(start: int) -> bytes:
+        def read_part(start: int) -> bytes:
             end = min(start + part_bytes, num_bytes)
-            return self._retried(lambda: self.backend.read_part(path, start, end))
+            return self._retry(lambda: self.backend.read_part(path, start, end))
 
+        starts = range(0, num_bytes, part_bytes)
         parts: list[bytes] = []
-        for found in ordered_map(
-            part, range(0, num_bytes, part_bytes), threads=PARTS_MAX, budget=2 * PARTS_MAX
-        ):
-            parts.append(found)
-            if len(found) < part_bytes:
-                break  # the object ends here, whatever size it was said to have
+        for body in ordered_map(read_part, starts, threads=PARTS_MAX, budget=2 * PARTS_MAX):
+            parts.append(body)
+            if len(body) < part_bytes:
+                break  # the object ends here, even if `num_bytes` is larger
         return b"".join(parts)
 
     def create(self, key: str, body: bytes) -> None:
-        """Atomic put-if-absent; ConflictError when an object with another body stands.
+        """Create an object if it is absent, atomically; ConflictError when it exists.
 
-        When the same bytes stand, they are taken for this call's own write whose answer got lost.
-        Bodies therefore carry a write id wherever two writers could otherwise produce the same
-        bytes and both believe they won.
+        An existing object with the same bytes is taken for the result of an earlier try of this
+        call whose answer was lost. Therefore bodies contain a write id wherever two writers could
+        produce the same bytes.
         """
         path = self._path(key)
         try:
-            refuse_size(key, len(body), f"{self.url}/{key}")
+            check_size(key, len(body), f"{self.url}/{key}")
         except CorruptError as error:
             raise ConfigError(
-                f"{error}, which nobody would read; make prompts, orders or the recipe smaller"
+                f"{error}, or it could not be read; make prompts, orders or the recipe smaller"
             ) from None
 
-        def commit() -> bool:
+        def create_or_compare() -> bool:
+            """Return whether the object has `body` now."""
             if self.backend.create(path, body):
                 return True
             try:
                 return self.backend.read(path) == body
             except NotFoundError:
                 raise TransientError(
-                    f"{self.url}/{key} stood and was deleted while it was being created"
+                    f"{self.url}/{key} was deleted while it was being created"
                 ) from None
-            except CorruptError:  # it is too large to be this one, or no file
+            except CorruptError:  # it is too large to be this one, or not a file
                 return False
 
-        if not self._retried(commit):
+        if not self._retry(create_or_compare):
             raise ConflictError(
-                f"{self.url}/{key} exists with another body: somebody else was first"
+                f"{self.url}/{key} exists with another body: another writer was first"
             )
 
     def put(self, key: str, body: bytes) -> None:
-        """Create or overwrite: for hints, renewals by an object's one owner, and files whose name
-        holds a write id.
+        """Create or overwrite an object.
+
+        For hints, for renewals by the only owner of an object, and for files whose name contains a
+        write id.
         """
         path = self._path(key)
-        self._retried(lambda: self.backend.write(path, body))
+        self._retry(lambda: self.backend.write(path, body))
 
     def exists(self, key: str) -> bool:
+        """Return whether the object exists, readable or not."""
         path = self._path(key)
-        return self._retried(lambda: self.backend.exists(path))
+        return self._retry(lambda: self.backend.exists(path))
 
     def list(self, prefix: str = "", start_after: str = "") -> Keys:
-        """All keys below the folder `prefix`, sorted, relative to this store; only those after
-        `start_after`. What a foreign writer gave a name that cannot be a key is left out.
+        """List the keys below the folder `prefix`, sorted, relative to this store.
+
+        Only keys after `start_after` are listed. Names that are not valid keys are omitted: other
+        programs wrote them.
         """
         folder = self._folder(prefix)
         after = self.prefix + start_after if start_after else ""
-        found = self._retried(lambda: self.backend.list(folder, after))
-        return [key[len(self.prefix) :] for key in found if _is_key(key)]
+        paths = self._retry(lambda: self.backend.list(folder, after))
+        return [path[len(self.prefix) :] for path in paths if _is_key(path)]
 
     def folders(self, prefix: str = "") -> Keys:
-        """Names of the folders directly below `prefix`, sorted, without walking through what lies
-        in them.
-        """
+        """List the names of the folders directly below `prefix`, sorted. Their keys are not read."""
         folder = self._folder(prefix)
-        return [
-            name for name in self._retried(lambda: self.backend.folders(folder)) if _is_key(name)
-        ]
+        names = self._retry(lambda: self.backend.folders(folder))
+        return [name for name in names if _is_key(name)]
 
     def delete(self, key: str) -> None:
-        """Deleting what is not there is no error."""
+        """Delete the object if it exists."""
         path = self._path(key)
-        self._retried(lambda: self.backend.delete(path))
+        self._retry(lambda: self.backend.delete(path))
 
     def sub(self, prefix: str) -> "ObjectStore":
-        """The same store seen from the folder `prefix`."""
+        """Return the same store with the keys relative to the folder `prefix`."""
         folder = self._path(prefix.rstrip("/"))
         return replace(self, url=f"{self.url}/{prefix.rstrip('/')}", prefix=f"{folder}/")
 
     def _path(self, key: str) -> str:
         if not _is_key(key):
             raise ConfigError(
-                f"{plain_names.shown(key)} cannot be a key of {self.url}; "
+                f"{plain_names.quoted(key)} cannot be a key of {self.url}; "
                 "its parts must be plain names joined by single slashes"
             )
         return self.prefix + key
@@ -179,29 +190,26 @@ class ObjectStore:
     def _folder(self, prefix: str) -> str:
         return f"{self._path(prefix.rstrip('/'))}/" if prefix else self.prefix
 
-    def _retried(self, call: Callable[[], R]) -> R:
-        """`call` again and again, with jittered pauses, while it fails transiently and patience
-        lasts.
-        """
-        for attempt in stamina.retry_context(
-            on=TransientError, attempts=TRIES_MAX, timeout=self.patience_s, wait_jitter=0.5
-        ):
-            with attempt:
-                try:
-                    return call()
-                except TransientError as error:
-                    log.info("try %d of %d: %s", attempt.num, TRIES_MAX, error)
-                    raise
-        raise AssertionError("stamina either returns or raises")
+    def _retry(self, call: Callable[[], R]) -> R:
+        """Return the result of `call`, which is repeated while it raises TransientError."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(TransientError),
+            wait=_backoff_s,
+            stop=tenacity.stop_after_attempt(TRIES_MAX)
+            | tenacity.stop_after_delay(self.patience_s),
+            after=_log_failure,
+            reraise=True,
+        )
+        return retrying(call)
 
 
 def open_store(url: str) -> ObjectStore:
-    """The store at `url`: a path, `file:///path`, `memory://name` or `s3://bucket/prefix`. Touches
-    nothing yet.
+    """Open the store at a path, `file:///path`, `memory://name` or `s3://bucket/prefix`.
 
-    `s3://bucket/prefix?endpoint=https://host&profile=eu` names the server and the profile of
-    `~/.aws` for this store alone. A URL that cannot be opened, or that holds credentials, is a
-    ConfigError, which does not repeat them.
+    Nothing is read or written yet. `s3://bucket/prefix?endpoint=https://host&profile=eu` sets the
+    server and the profile of `~/.aws` for this store alone.
+
+    Raises ConfigError for an invalid URL, and for one with credentials, which are not repeated.
     """
     scheme, _, rest = url.partition("://")
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", url):
@@ -211,13 +219,13 @@ def open_store(url: str) -> ObjectStore:
         )
     if "://" in url and not url.isprintable():
         raise ConfigError(
-            f"the store URL {url!r} holds a character that cannot be printed; write it as %XX, or "
-            "leave it out"
+            f"the store URL {url!r} has a character that cannot be printed; write it as %XX, or "
+            "remove it"
         )
     if not rest:
         if "://" in url or not url:
             raise ConfigError(
-                f"the store URL {url!r} names no place; write a path, or s3://bucket/prefix"
+                f"the store URL {url!r} has no path; write a path, or s3://bucket/prefix"
             )
         return _local(url)
     if scheme == "file":
@@ -225,8 +233,8 @@ def open_store(url: str) -> ObjectStore:
     if scheme == "memory":
         return ObjectStore(url=url.rstrip("/"), backend=MemoryObjects(f"/{rest.strip('/')}"))
     if scheme == "s3":
-        place = s3_url.parse(url)
-        return ObjectStore(url=place.url, backend=S3Objects(place), query=place.query)
+        location = s3_url.parse(url)
+        return ObjectStore(url=location.url, backend=S3Objects(location), query=location.query)
     raise ConfigError(
         f"the store URL {scheme}://… has the unknown scheme {scheme!r}; use a path, file, memory "
         "or s3"
@@ -234,14 +242,12 @@ def open_store(url: str) -> ObjectStore:
 
 
 def default_store() -> ObjectStore:
-    """The store that ASTRAFLOW_STORE names, else `.astraflow/store` in the working directory."""
+    """Open the store of ASTRAFLOW_STORE, else `.astraflow/store` in the working directory."""
     return open_store(os.environ.get(STORE_VARIABLE) or str(Path.cwd() / ".astraflow" / "store"))
 
 
-def check(store: ObjectStore) -> None:
-    """Prove that the store can be written and that put-if-absent holds; ConfigError says what fails
-    and what to do.
-    """
+def check_store(store: ObjectStore) -> None:
+    """Test that the store can be written and that put-if-absent works; ConfigError if not."""
     probe = replace(store, patience_s=min(store.patience_s, CHECK_PATIENCE_S))
     key = f"checks/{new_write_id()}"
     try:
@@ -251,11 +257,11 @@ def check(store: ObjectStore) -> None:
                 f"the store {store.address} returns other bytes than were written; use another "
                 "store"
             )
-        _second_create_loses(probe, key)
+        _check_create_once(probe, key)
         probe.delete(key)
     except ConfigError as error:
-        named = os.environ.get(STORE_VARIABLE)
-        if STORE_VARIABLE in str(error) or not named or open_store(named).address != store.address:
+        url = os.environ.get(STORE_VARIABLE)
+        if STORE_VARIABLE in str(error) or not url or open_store(url).address != store.address:
             raise
         raise ConfigError(f"{error} ({STORE_VARIABLE} names this store)") from error
     except AstraFlowError as error:
@@ -266,16 +272,15 @@ def check(store: ObjectStore) -> None:
 
 
 def _is_key(key: str) -> bool:
-    """Whether all parts are plain names: none that leads elsewhere, is a temporary file's, or
-    cannot be printed.
-    """
+    """Return whether all parts are printable names, none of them `.`, `..` or a temporary file's."""
     parts = key.split("/")
     return key.isprintable() and not any(
-        part in ("", ".", "..") or part.startswith(TEMPORARY) for part in parts
+        part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts
     )
 
 
-def _second_create_loses(store: ObjectStore, key: str) -> None:
+def _check_create_once(store: ObjectStore, key: str) -> None:
+    """Raise ConfigError when a second create of `key` succeeds."""
     try:
         store.create(key, b"second")
     except ConflictError:
@@ -283,14 +288,12 @@ def _second_create_loses(store: ObjectStore, key: str) -> None:
     raise ConfigError(
         f"the store {store.address} overwrites objects that must be created once (it ignores "
         "If-None-Match); "
-        "use one that honours conditional writes, such as AWS S3, Ceph, MinIO or a local folder"
+        "use one that supports conditional writes, such as AWS S3, Ceph, MinIO or a local folder"
     )
 
 
 def _file_path(rest: str) -> str:
-    """The path of `file://rest`. ConfigError for one of another machine, of none, or with
-    parameters.
-    """
+    """Return the path of `file://rest`; ConfigError for another machine, no path, or parameters."""
     machine, slash, path = rest.partition("/")
     if machine not in ("", "localhost"):
         machine = machine.rpartition("@")[2]
@@ -300,11 +303,11 @@ def _file_path(rest: str) -> str:
             f"write three slashes, file:///{path or machine}, for the folder /{path or machine} "
             "here"
         )
-    for mark, spelled in (("?", "%3F"), ("#", "%23")):
-        if mark in path:
+    for character, escape in (("?", "%3F"), ("#", "%23")):
+        if character in path:
             raise ConfigError(
-                f"a store URL file:///path takes no parameters; write a {mark} of the path as "
-                f"{spelled}"
+                f"a store URL file:///path takes no parameters; write a {character} of the path as "
+                f"{escape}"
             )
     if not path:
         raise ConfigError(f"the store URL file://{rest} names no folder; write file:///path")
@@ -314,23 +317,30 @@ def _file_path(rest: str) -> str:
 def _local(path: str) -> ObjectStore:
     try:
         absolute = Path(path).expanduser().absolute()
-        named = os.fsencode(absolute)
-    except (
-        RuntimeError,
-        ValueError,
-    ) as error:  # a user that is not there; characters that no file system takes
+        encoded = os.fsencode(absolute)
+    except (RuntimeError, ValueError) as error:  # an unknown user; invalid characters
         raise ConfigError(
-            f"the store {path!r} can be no folder ({error}); write another path"
+            f"the store {path!r} cannot be a folder ({error}); write another path"
         ) from None
-    if b"\0" in named:
+    if b"\0" in encoded:
         raise ConfigError(
-            f"the store {path!r} can be no folder, because its name holds a NUL; write another path"
+            f"the store {path!r} cannot be a folder, because it contains a NUL; write another path"
         )
     return ObjectStore(url=absolute.as_uri(), backend=LocalFiles(absolute))
 
 
+def _backoff_s(state: tenacity.RetryCallState) -> float:
+    backoff_s = BACKOFF_S * 2.0 ** (state.attempt_number - 1) + random.uniform(0, JITTER_S)
+    return min(backoff_s, BACKOFF_MAX_S)
+
+
+def _log_failure(state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    log.info("try %d of %d: %s", state.attempt_number, TRIES_MAX, error)
+
+
 def read_twice(read: Callable[[], R]) -> R:
-    """What `read` returns; it is called again when it raises CorruptError, and then that stands."""
+    """Return the result of `read`, which is called a second time if it raises CorruptError."""
     try:
         return read()
     except CorruptError:

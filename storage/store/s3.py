@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from storage.errors import AstraFlowError, ConfigError, NotFoundError, TransientError
-from storage.store.backend import Keys, refuse_size
-from storage.store.s3_url import S3Place
+from storage.store.backend import Keys, check_size
+from storage.store.s3_url import S3Location
 
 CREATE_BYTES_MAX = 5 * 2**30
 """S3's bound of a single PUT."""
@@ -42,7 +42,7 @@ class S3Objects:
     or `~/.aws`.
     """
 
-    def __init__(self, place: S3Place) -> None:
+    def __init__(self, place: S3Location) -> None:
         self.place = place
         self.bucket = place.bucket
         self.root = f"{place.root}/" if place.root else ""
@@ -60,7 +60,7 @@ class S3Objects:
                 "get_object", Bucket=self.bucket, Key=self.root + key
             )
             try:
-                refuse_size(key, answer["ContentLength"], self._name(key))
+                check_size(key, answer["ContentLength"], self._name(key))
                 return bytes(await answer["Body"].read())
             finally:
                 answer["Body"].close()
@@ -167,7 +167,7 @@ class S3Objects:
             raise _sorted(error, self.place, self._name(key)) from error
 
 
-def _sorted(error: Exception, place: S3Place, name: str) -> AstraFlowError:
+def _sorted(error: Exception, place: S3Location, name: str) -> AstraFlowError:
     """What the failure of a request for the object `name` means."""
     status, code = _status(error), _code(error)
     if code == "NoSuchBucket":
@@ -191,7 +191,7 @@ def _sorted(error: Exception, place: S3Place, name: str) -> AstraFlowError:
     return ConfigError(f"the store refused {name} with status {status} ({code}): {error}")
 
 
-def _open(place: S3Place) -> Any:
+def _open(place: S3Location) -> Any:
     try:
         import s3fs
     except ImportError as error:

@@ -15,8 +15,8 @@ _HINT = "credentials stand in AWS_… variables or in a profile of ~/.aws, never
 
 
 @dataclass(frozen=True)
-class S3Place:
-    """Example: `S3Place("bucket", "prefix", "https://host", "eu")`."""
+class S3Location:
+    """Example: `S3Location("bucket", "prefix", "https://host", "eu")`."""
 
     bucket: str
     root: str = ""
@@ -50,7 +50,7 @@ class S3Place:
         return f"the profile {self.profile} in ~/.aws" if self.profile else "the AWS_… variables"
 
 
-def parse(url: str) -> S3Place:
+def parse(url: str) -> S3Location:
     """ConfigError for a URL without a bucket, with credentials, or with parameters other than
     `endpoint` and `profile`.
     """
@@ -64,9 +64,11 @@ def parse(url: str) -> S3Place:
             f"the store URL s3://{shown} has more than a bucket's name before its first slash; "
             f"{_HINT}"
         )
-    named = S3Place(bucket, root.strip("/"))
+    named = S3Location(bucket, root.strip("/"))
     given = _parameters(named.url, query)
-    return S3Place(named.bucket, named.root, _endpoint(named.url, given), given.get("profile", ""))
+    return S3Location(
+        named.bucket, named.root, _endpoint(named.url, given), given.get("profile", "")
+    )
 
 
 def _parameters(url: str, query: str) -> dict[str, str]:

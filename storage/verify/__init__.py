@@ -1,3 +1,1 @@
-"""Verification of a whole run: every object against its digests, its place and the run's
-invariants.
-"""
+"""Verification of a run: every object against its digests, its key and the run's invariants."""

@@ -1,13 +1,12 @@
-"""Invariants 1, 2, 5, 6 and 7 over one policy's batches: a fold that holds every entry of the books
-against the shards.
+"""Audit of one policy's batches: a fold that compares every entry of the ledger with the shards.
 
-waiting ─┬─ + sequences of the shards that batch n took in
-         ├─ − trained (rows), filtered, expired (ledger)       ⇒  must equal what batch n says still waits
-         └─ a fate for a sequence that does not wait is a fault: twice, too early, or never played
+waiting ─┬─ + sequences of the shards that batch n ingests
+         ├─ − trained (rows), filtered, expired (ledger)      ⇒  must equal what batch n lists as waiting
+         └─ a fate for a sequence that does not wait is a violation: twice, too early, or not in a shard
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,27 +17,14 @@ from storage.run import batches
 from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
 from storage.verify.shards import ShardAudit, row_digest
+from storage.verify.violations import Findings, Invariant
 
-Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What the run promises of a policy. Example of a completed run of 80 steps:
-    `Terms(128, 8, 80)`.
-    """
-
-    batch_size: int
-    """Rows of every batch."""
-    max_staleness: int
-    due: int
-    """The batch and the version that must exist, with all before them; −1 where none must, yet."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class PolicyBooks:
-    """What became of the sequences that hold tokens of a policy."""
+class LedgerCounts:
+    """Number of batches, and of sequences with tokens of a policy by their fate."""
 
     batches: int = 0
     trained: int = 0
@@ -46,179 +32,195 @@ class PolicyBooks:
     filtered: int = 0
     expired: int = 0
     waiting: int = 0
-    """Not yet decided: waiting after the last batch, or in a shard that no batch has taken in."""
+    """Not decided yet: waiting after the last batch, or in a shard that no batch ingested."""
 
 
-@dataclass(kw_only=True)
-class _Fold:
-    """The books as the objects so far imply them."""
+class LedgerAudit:
+    """Audit of one policy's batches, in their order."""
 
-    waiting: set[SequenceKey] = field(default_factory=set)
-    settled: dict[SequenceKey, str] = field(default_factory=dict)
-    """sequence → key of the batch that settled it."""
-    trained: set[SequenceKey] = field(default_factory=set)
-    taken_in: set[int] = field(default_factory=set)
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0)
-    )
+    def __init__(
+        self,
+        run: ObjectStore,
+        policy: str,
+        shards: ShardAudit,
+        findings: Findings,
+        *,
+        batch_size: int,
+        max_staleness: int,
+    ) -> None:
+        self._run, self._policy, self._shards, self._findings = run, policy, shards, findings
+        self._batch_size, self._max_staleness = batch_size, max_staleness
+        self._digests: Mapping[int, Mapping[SequenceKey, str]] = shards.sequences.get(policy, {})
+        """order → sequence → digest of what a row must hold."""
+        self._waiting: set[SequenceKey] = set()
+        self._settled: dict[SequenceKey, str] = {}
+        """sequence → key of the batch that gave it its fate."""
+        self._trained: set[SequenceKey] = set()
+        self._ingested: set[int] = set()
+        """Orders whose shards a batch ingested."""
+        self._counts = dict.fromkeys(("trained", "replayed", "filtered", "expired"), 0)
 
+    def audit(self, steps: Sequence[int], due: int, progress: Progress) -> LedgerCounts:
+        """Read the batches.
 
-def audit_books(
-    run: ObjectStore,
-    policy: str,
-    steps: Sequence[int],
-    terms: Terms,
-    audit: ShardAudit,
-    set_aside: Mapping[str, str],
-    broken: Broken,
-    progress: Progress,
-) -> PolicyBooks:
-    """Fold over the policy's batches, whose numbers `steps` are, in order, and report what does not
-    fit.
-    """
-    known = audit.seen_by.get(policy, {})
-    fold = _Fold()
-    last = max([0, *steps])
-    missing = gaps(steps, 1, max(last, terms.due) + 1)
-    for step in missing.first:
-        why = f"batch {last} exists" if step < last else "and the run is completed"
-        broken(1, layout.batch(policy, step), f"batch {step} is missing, {why}")
-    if missing.more:
-        broken(1, f"{layout.BATCHES}/{policy}", f"and {missing.more:,} more batches are missing")
-    for at, step in enumerate(steps):
-        progress(f"batches of {policy}", (at + 1) / len(steps))
-        where = layout.batch(policy, step)
-        try:
-            batch = batches.read(run, policy, step)
-        except TransientError:
-            raise
-        except AstraFlowError as error:
-            broken(1, where, str(error))
-            continue
-        if len(batch.rows) != terms.batch_size:
-            broken(
-                1,
-                where,
-                f"has {len(batch.rows)} rows; every batch of {policy} has {terms.batch_size}",
+        Args:
+            steps: numbers of the batches that exist, ascending.
+            due: the batch that must exist, with all before it; −1 where none must.
+        """
+        self._check_numbers(steps, due)
+        for index, step in enumerate(steps):
+            progress(f"batches of {self._policy}", (index + 1) / len(steps))
+            key = layout.batch(self._policy, step)
+            try:
+                batch = batches.read(self._run, self._policy, step)
+            except TransientError:
+                raise
+            except AstraFlowError as error:
+                self._findings.add(Invariant.CONTIGUOUS, key, str(error))
+                continue
+            if len(batch.rows) != self._batch_size:
+                self._findings.add(
+                    Invariant.CONTIGUOUS,
+                    key,
+                    f"has {len(batch.rows)} rows; every batch of {self._policy} has "
+                    f"{self._batch_size}",
+                )
+            self._ingest(batch, key)
+            self._settle(batch, key)
+            self._compare_waiting(batch, key)
+        not_ingested = sum(
+            len(sequences)
+            for order, sequences in self._digests.items()
+            if order not in self._ingested
+        )
+        waiting = len(self._waiting) + not_ingested
+        return LedgerCounts(batches=len(steps), waiting=waiting, **self._counts)
+
+    def _check_numbers(self, steps: Sequence[int], due: int) -> None:
+        last = max([0, *steps])
+        missing = gaps(steps, 1, max(last, due) + 1)
+        for step in missing.first:
+            why = f"batch {last} exists" if step < last else "and the run is completed"
+            self._findings.add(
+                Invariant.CONTIGUOUS,
+                layout.batch(self._policy, step),
+                f"batch {step} is missing, {why}",
             )
-        _take_in(batch, where, known, fold, audit, set_aside, broken)
-        _settle(batch, where, known, fold, terms.max_staleness, broken)
-        _compare_waiting(batch, where, fold, broken)
-    untouched = sum(
-        len(sequences) for order, sequences in known.items() if order not in fold.taken_in
-    )
-    return PolicyBooks(batches=len(steps), waiting=len(fold.waiting) + untouched, **fold.counts)
+        if missing.more:
+            self._findings.add(
+                Invariant.CONTIGUOUS,
+                f"{layout.BATCHES}/{self._policy}",
+                f"and {missing.more:,} more batches are missing",
+            )
 
+    def _ingest(self, batch: Batch, key: str) -> None:
+        """Add the sequences of the shards that the batch ingests."""
+        for order in batch.shards:
+            if order in self._ingested:
+                self._findings.add(Invariant.LEDGER, key, f"takes in shard {order} a second time")
+                continue
+            shard_key = layout.shard(order)
+            if order not in self._shards.readable and shard_key not in self._shards.quarantined:
+                self._findings.add(
+                    Invariant.LEDGER,
+                    key,
+                    f"took in shard {order}, which does not exist or cannot be read",
+                )
+            self._ingested.add(order)
+            self._waiting |= self._digests.get(order, {}).keys()
+        # Counted, not listed: `closed_below` may be any number.
+        beyond = {order for order in self._ingested if order >= batch.closed_below}
+        closed_beyond = {order for order in batch.closed if order >= batch.closed_below}
+        num_below = len(self._ingested) - len(beyond)
+        if closed_beyond != beyond or num_below != batch.closed_below:
+            self._findings.add(
+                Invariant.LEDGER,
+                key,
+                f"counts {batch.closed_below + len(closed_beyond)} shards as taken in; the batches "
+                f"up to it name {len(self._ingested)}",
+            )
 
-def _take_in(
-    batch: Batch,
-    where: str,
-    known: Mapping[int, Mapping[SequenceKey, str]],
-    fold: _Fold,
-    audit: ShardAudit,
-    set_aside: Mapping[str, str],
-    broken: Broken,
-) -> None:
-    for order in batch.shards:
-        if order in fold.taken_in:
-            broken(6, where, f"takes in shard {order} a second time")
-            continue
-        if order not in audit.readable and layout.shard(order) not in set_aside:
-            broken(6, where, f"took in shard {order}, which does not exist or cannot be read")
-        fold.taken_in.add(order)
-        fold.waiting |= known.get(order, {}).keys()
-    # Counted, not listed: `closed_below` may say anything.
-    beyond = {order for order in fold.taken_in if order >= batch.closed_below}
-    closed_beyond = {order for order in batch.closed if order >= batch.closed_below}
-    if closed_beyond != beyond or len(fold.taken_in) - len(beyond) != batch.closed_below:
-        num_closed = batch.closed_below + len(closed_beyond)
-        broken(
-            6,
-            where,
-            f"counts {num_closed} shards as taken in; the batches up to it name "
-            f"{len(fold.taken_in)}",
-        )
+    def _settle(self, batch: Batch, key: str) -> None:
+        """Give the sequences of the batch and of its ledger their fates."""
+        for row in batch.rows:
+            self._check_row(batch.step, row, key)
+            if row.replay:
+                self._counts["replayed"] += 1
+                if row.key not in self._trained:
+                    self._findings.add(
+                        Invariant.TRAINED_ONCE,
+                        key,
+                        f"replays {_name(row.key)}, which was never trained on",
+                    )
+                continue
+            self._settle_sequence(row.key, "trained", key)
+            self._trained.add(row.key)
+        for entry in batch.ledger:
+            self._settle_sequence(entry.key, entry.fate, key)
 
+    def _settle_sequence(self, sequence: SequenceKey, fate: str, key: str) -> None:
+        self._counts[fate] += 1
+        if sequence in self._waiting:
+            self._waiting.discard(sequence)
+        elif sequence in self._settled:
+            self._findings.add(
+                Invariant.TRAINED_ONCE if fate == "trained" else Invariant.LEDGER,
+                key,
+                f"{_name(sequence)} is {fate}, but {self._settled[sequence]} had settled it",
+            )
+        else:
+            self._findings.add(
+                Invariant.LEDGER,
+                key,
+                f"{_name(sequence)} is {fate}, but no shard taken in so far holds it",
+            )
+        self._settled[sequence] = key
 
-def _settle(
-    batch: Batch,
-    where: str,
-    known: Mapping[int, Mapping[SequenceKey, str]],
-    fold: _Fold,
-    max_staleness: int,
-    broken: Broken,
-) -> None:
-    for row in batch.rows:
-        _check_row(batch.step, row, where, known, max_staleness, broken)
-        if row.replay:
-            fold.counts["replayed"] += 1
-            if row.key not in fold.trained:
-                broken(2, where, f"replays {_name(row.key)}, which was never trained on")
-            continue
-        _close(row.key, "trained", where, fold, broken)
-        fold.trained.add(row.key)
-    for entry in batch.ledger:
-        _close(entry.key, entry.fate, where, fold, broken)
+    def _check_row(self, step: int, row: BatchRow, key: str) -> None:
+        expected_digest = self._digests.get(row.key.order, {}).get(row.key)
+        if expected_digest is not None and expected_digest != row_digest(row):
+            self._findings.add(
+                Invariant.TOKENS, key, f"{_name(row.key)} is not as its shard holds it"
+            )
+        if not np.isfinite(row.advantages).all():
+            self._findings.add(
+                Invariant.TOKENS,
+                key,
+                f"{_name(row.key)} has an advantage that is not a finite number",
+            )
+        trained_versions = row.versions[row.loss_mask]
+        if not trained_versions.size:
+            return
+        newest, staleness = int(np.max(trained_versions)), step - 1 - row.min_version
+        if staleness > self._max_staleness and not row.replay:
+            self._findings.add(
+                Invariant.STALENESS,
+                key,
+                f"{_name(row.key)} has staleness {staleness}; at most {self._max_staleness} is "
+                "allowed",
+            )
+        if newest > step - 1:
+            self._findings.add(
+                Invariant.STALENESS,
+                key,
+                f"{_name(row.key)} has tokens of version {newest}, which batch {step} cannot know",
+            )
 
-
-def _close(key: SequenceKey, fate: str, where: str, fold: _Fold, broken: Broken) -> None:
-    """A waiting sequence gets its one fate."""
-    fold.counts[fate] += 1
-    if key in fold.waiting:
-        fold.waiting.discard(key)
-    elif key in fold.settled:
-        broken(
-            2 if fate == "trained" else 6,
-            where,
-            f"{_name(key)} is {fate}, but {fold.settled[key]} had settled it",
-        )
-    else:
-        broken(6, where, f"{_name(key)} is {fate}, but no shard taken in so far holds it")
-    fold.settled[key] = where
-
-
-def _check_row(
-    step: int,
-    row: BatchRow,
-    where: str,
-    known: Mapping[int, Mapping[SequenceKey, str]],
-    max_staleness: int,
-    broken: Broken,
-) -> None:
-    stored = known.get(row.key.order, {}).get(row.key)
-    if stored is not None and stored != row_digest(row):
-        broken(7, where, f"{_name(row.key)} is not as its shard holds it")
-    if not np.isfinite(row.advantages).all():
-        broken(7, where, f"{_name(row.key)} has an advantage that is not a finite number")
-    trained = row.versions[row.loss_mask]
-    if not trained.size:
-        return
-    newest, staleness = int(np.max(trained)), step - 1 - row.min_version
-    if staleness > max_staleness and not row.replay:
-        broken(
-            5,
-            where,
-            f"{_name(row.key)} has staleness {staleness}; at most {max_staleness} is allowed",
-        )
-    if newest > step - 1:
-        broken(
-            5,
-            where,
-            f"{_name(row.key)} has tokens of version {newest}, which batch {step} cannot know",
-        )
-
-
-def _compare_waiting(batch: Batch, where: str, fold: _Fold, broken: Broken) -> None:
-    listed = set(batch.waiting)
-    for key in sorted(fold.waiting - listed):
-        broken(6, where, f"{_name(key)} has vanished: no fate, and not waiting")
-    for key in sorted(listed - fold.waiting):
-        broken(
-            6, where, f"{_name(key)} is listed as waiting, but it is settled or was never taken in"
-        )
-    # What the batch says is where the dataflow went on from; following it keeps one fault from
-    # being reported at every step.
-    fold.waiting = listed
+    def _compare_waiting(self, batch: Batch, key: str) -> None:
+        listed = set(batch.waiting)
+        for sequence in sorted(self._waiting - listed):
+            self._findings.add(
+                Invariant.LEDGER, key, f"{_name(sequence)} has vanished: no fate, and not waiting"
+            )
+        for sequence in sorted(listed - self._waiting):
+            self._findings.add(
+                Invariant.LEDGER,
+                key,
+                f"{_name(sequence)} is listed as waiting, but it is settled or was never taken in",
+            )
+        # The dataflow went on from what the batch lists; so does the audit, and reports a violation
+        # once and not at every later batch.
+        self._waiting = listed
 
 
 def _name(key: SequenceKey) -> str:

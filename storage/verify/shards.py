@@ -1,14 +1,13 @@
-"""Invariants 1 and 4 over orders and shards; remembers of every sequence what the books are held
-against.
+"""Audit of orders and shards, and what the other audits need to know of every sequence.
 
-A shard is read once. What stays in memory of it is small: per sequence, its policies and a digest
-of what each policy's trainer must see; the tokens themselves are dropped.
+A shard is read once. Little of it stays in memory: of each sequence its policies, and a digest of
+what each policy's trainer must receive.
 """
 
 import struct
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
@@ -21,173 +20,182 @@ from storage.records.types import Bool, Float32, Int32
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
+from storage.verify.violations import Findings, Invariant
 
-Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
 
 
-@dataclass(kw_only=True)
-class ShardAudit:
-    """What the shards of a run hold."""
-
-    num_orders: int
-    num_shards: int
-    num_sequences: int = 0
-    readable: set[int] = field(default_factory=set)
-    """Orders whose shard can be read."""
-    seen_by: dict[str, dict[int, dict[SequenceKey, str]]] = field(default_factory=dict)
-    """policy → order → sequence → digest of what the policy's trainer must see of it."""
-    held: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
-    """(policy, version) → digest that workers held → key of the first shard that says so."""
-
-    def check_versions(self, published: Mapping[str, Mapping[int, str]], broken: Broken) -> None:
-        """Every version a token names exists, and was held as it was published: policy → version →
-        digest.
-        """
-        for (policy, version), digests in sorted(self.held.items()):
-            true = published.get(policy, {}).get(version)
-            for digest, where in digests.items():
-                if true is None:
-                    broken(
-                        4,
-                        where,
-                        f"has tokens of version {version} of {policy}, which does not exist",
-                    )
-                elif digest != true:
-                    broken(
-                        4,
-                        where,
-                        f"was sampled with weights {digest}, but version {version} of {policy} is "
-                        f"{true}",
-                    )
-
-
 @dataclass(frozen=True)
-class _Asked:
-    """What a shard must answer."""
+class _OrderTerms:
+    """What an order asked for."""
 
     prompt_ids: list[str]
     samples: int
     """Episodes of each prompt."""
 
 
-def audit_shards(
-    run: ObjectStore, set_aside: Mapping[str, str], broken: Broken, progress: Progress
-) -> ShardAudit:
-    """Read every order and shard of the run."""
-    # Shards are listed first: their orders were written before them.
-    numbers = layout.numbers(run.list(f"{layout.SHARDS}/"), layout.shard)
-    ordered = set(layout.numbers(run.list(f"{layout.ORDERS}/"), layout.order))
-    audit = ShardAudit(num_orders=len(ordered), num_shards=len(numbers))
-    last = max(ordered, default=-1)
-    missing = gaps(sorted(ordered), 0, last)
-    for number in missing.first:
-        broken(1, layout.order(number), f"order {number} is missing, order {last} exists")
-    if missing.more:
-        broken(
-            1, layout.ORDERS, f"and {missing.more:,} more orders are missing, order {last} exists"
-        )
-    asked = _read_orders(run, sorted(ordered), broken, progress)
-    for at, number in enumerate(numbers):
-        progress("shards", (at + 1) / len(numbers))
-        if number not in ordered:
-            broken(1, layout.shard(number), f"answers order {number}, which does not exist")
-        if layout.shard(number) not in set_aside:
-            _audit_shard(run, number, asked.get(number), audit, broken)
-    return audit
+class ShardAudit:
+    """Audit of a run's orders and shards."""
 
+    def __init__(
+        self, run: ObjectStore, quarantined: Mapping[str, str], findings: Findings
+    ) -> None:
+        self.quarantined = quarantined
+        """Key of an object in quarantine → reason."""
+        self.num_orders = self.num_shards = self.num_sequences = 0
+        self.readable: set[int] = set()
+        """Orders whose shard can be read."""
+        self.sequences: dict[str, dict[int, dict[SequenceKey, str]]] = {}
+        """policy → order → sequence → digest of what the policy's trainer must receive of it."""
+        self._run, self._findings = run, findings
+        self._worker_digests: dict[tuple[str, int], dict[str, str]] = {}
+        """(policy, version) → digest of the weights of a worker → key of the first such shard."""
 
-def _read_orders(
-    run: ObjectStore, numbers: Many[int], broken: Broken, progress: Progress
-) -> dict[int, _Asked]:
-    """What each order that can be read asked for."""
-    asked: dict[int, _Asked] = {}
-    for at, number in enumerate(numbers):
-        progress("orders", (at + 1) / len(numbers))
+    def audit(self, progress: Progress) -> None:
+        """Read every order and shard of the run."""
+        # Shards are listed first: their orders were written before them.
+        numbers = layout.numbers(self._run.list(f"{layout.SHARDS}/"), layout.shard)
+        ordered = layout.numbers(self._run.list(f"{layout.ORDERS}/"), layout.order)
+        self.num_orders, self.num_shards = len(ordered), len(numbers)
+        self._check_order_numbers(ordered)
+        terms = self._read_orders(ordered, progress)
+        with_order = set(ordered)
+        for index, number in enumerate(numbers):
+            progress("shards", (index + 1) / len(numbers))
+            if number not in with_order:
+                self._findings.add(
+                    Invariant.CONTIGUOUS,
+                    layout.shard(number),
+                    f"answers order {number}, which does not exist",
+                )
+            if layout.shard(number) not in self.quarantined:
+                self._audit_shard(number, terms.get(number))
+
+    def check_versions(self, published: Mapping[str, Mapping[int, str]]) -> None:
+        """Check that every version that a token names exists, with the digest that its worker had.
+
+        Args:
+            published: policy → version → digest.
+        """
+        for (policy, version), digests in sorted(self._worker_digests.items()):
+            published_digest = published.get(policy, {}).get(version)
+            for digest, key in digests.items():
+                if published_digest is None:
+                    self._findings.add(
+                        Invariant.VERSIONS_EXIST,
+                        key,
+                        f"has tokens of version {version} of {policy}, which does not exist",
+                    )
+                elif digest != published_digest:
+                    self._findings.add(
+                        Invariant.VERSIONS_EXIST,
+                        key,
+                        f"was sampled with weights {digest}, but version {version} of {policy} is "
+                        f"{published_digest}",
+                    )
+
+    def _check_order_numbers(self, ordered: Many[int]) -> None:
+        last = max(ordered, default=-1)
+        missing = gaps(ordered, 0, last)
+        for number in missing.first:
+            self._findings.add(
+                Invariant.CONTIGUOUS,
+                layout.order(number),
+                f"order {number} is missing, order {last} exists",
+            )
+        if missing.more:
+            self._findings.add(
+                Invariant.CONTIGUOUS,
+                layout.ORDERS,
+                f"and {missing.more:,} more orders are missing, order {last} exists",
+            )
+
+    def _read_orders(self, numbers: Many[int], progress: Progress) -> dict[int, _OrderTerms]:
+        """Read every order that can be read."""
+        terms: dict[int, _OrderTerms] = {}
+        for index, number in enumerate(numbers):
+            progress("orders", (index + 1) / len(numbers))
+            try:
+                order = orders.read(self._run, number)
+            except TransientError:
+                raise
+            except AstraFlowError as error:
+                self._findings.add(Invariant.CONTIGUOUS, layout.order(number), str(error))
+            else:
+                prompt_ids = [prompt.id for prompt in order.prompts]
+                terms[number] = _OrderTerms(prompt_ids, order.samples_per_prompt)
+        return terms
+
+    def _audit_shard(self, number: int, terms: _OrderTerms | None) -> None:
+        key = layout.shard(number)
         try:
-            order = orders.read(run, number)
+            shard = shards.read(self._run, number)
         except TransientError:
             raise
         except AstraFlowError as error:
-            broken(1, layout.order(number), str(error))
-        else:
-            asked[number] = _Asked(
-                [prompt.id for prompt in order.prompts], order.samples_per_prompt
+            self._findings.add(
+                Invariant.LEDGER, key, f"cannot be read and is not in quarantine: {error}"
             )
-    return asked
+            return
+        self.readable.add(number)
+        if terms is not None:
+            self._check_terms(shard, terms, key)
+        for policy, versions in shard.weights.items():
+            for version, digest in versions.items():
+                self._worker_digests.setdefault((policy, version), {}).setdefault(digest, key)
+        for g, group in enumerate(shard.groups):
+            for e, episode in enumerate(group.episodes):
+                for s, sequence in enumerate(episode.sequences):
+                    self.num_sequences += 1
+                    self._add_sequence(shard, SequenceKey(number, g, e, s), sequence)
 
-
-def _audit_shard(
-    run: ObjectStore, number: int, asked: _Asked | None, audit: ShardAudit, broken: Broken
-) -> None:
-    where = layout.shard(number)
-    try:
-        shard = shards.read(run, number)
-    except TransientError:
-        raise
-    except AstraFlowError as error:
-        broken(6, where, f"cannot be read and is not in quarantine: {error}")
-        return
-    audit.readable.add(number)
-    if asked is not None:
-        _check_answer(shard, asked, where, broken)
-    for policy, versions in shard.weights.items():
-        for version, digest in versions.items():
-            audit.held.setdefault((policy, version), {}).setdefault(digest, where)
-    for group_at, group in enumerate(shard.groups):
-        for episode_at, episode in enumerate(group.episodes):
-            for sequence_at, sequence in enumerate(episode.sequences):
-                audit.num_sequences += 1
-                key = SequenceKey(number, group_at, episode_at, sequence_at)
-                _note_sequence(shard, key, sequence, audit, broken)
-
-
-def _check_answer(shard: Shard, asked: _Asked, where: str, broken: Broken) -> None:
-    answered = [group.prompt.id for group in shard.groups]
-    if answered != asked.prompt_ids:
-        broken(1, where, f"answers the prompts {answered}, its order asked for {asked.prompt_ids}")
-    for group in shard.groups:
-        if len(group.episodes) != asked.samples:
-            broken(
-                1,
-                where,
-                f"has {len(group.episodes)} episodes of {group.prompt.id}, its order asked for "
-                f"{asked.samples}",
+    def _check_terms(self, shard: Shard, terms: _OrderTerms, key: str) -> None:
+        prompt_ids = [group.prompt.id for group in shard.groups]
+        if prompt_ids != terms.prompt_ids:
+            self._findings.add(
+                Invariant.CONTIGUOUS,
+                key,
+                f"answers the prompts {prompt_ids}, its order asked for {terms.prompt_ids}",
             )
-
-
-def _note_sequence(
-    shard: Shard, key: SequenceKey, sequence: Sequence, audit: ShardAudit, broken: Broken
-) -> None:
-    where = layout.shard(key.order)
-    for index, policy in enumerate(sequence.policies):
-        own = sequence.owners == index
-        if not own.any():
-            continue
-        for version in np.unique(sequence.versions[own]).tolist():
-            if version not in shard.weights.get(policy, {}):
-                broken(
-                    4,
-                    where,
-                    f"{_name(key)} has tokens of version {version} of {policy}, whose weights it "
-                    "does not name",
+        for group in shard.groups:
+            if len(group.episodes) != terms.samples:
+                self._findings.add(
+                    Invariant.CONTIGUOUS,
+                    key,
+                    f"has {len(group.episodes)} episodes of {group.prompt.id}, its order asked for "
+                    f"{terms.samples}",
                 )
-        digest = view_digest(
-            shard.groups[key.group].prompt.id,
-            sequence.tokens,
-            sequence.loss_mask & own,
-            sequence.logprobs,
-            sequence.versions,
-            sequence.min_version(policy),
-            sequence.reward,
-            sequence.temperature,
-        )
-        audit.seen_by.setdefault(policy, {}).setdefault(key.order, {})[key] = digest
+
+    def _add_sequence(self, shard: Shard, key: SequenceKey, sequence: Sequence) -> None:
+        """Check the versions of a sequence's tokens, and keep its digest for each policy."""
+        for index, policy in enumerate(sequence.policies):
+            of_policy = sequence.owners == index
+            if not of_policy.any():
+                continue
+            for version in np.unique(sequence.versions[of_policy]).tolist():
+                if version not in shard.weights.get(policy, {}):
+                    self._findings.add(
+                        Invariant.VERSIONS_EXIST,
+                        layout.shard(key.order),
+                        f"{_name(key)} has tokens of version {version} of {policy}, whose weights "
+                        "it does not name",
+                    )
+            digest = _trainer_digest(
+                shard.groups[key.group].prompt.id,
+                sequence.tokens,
+                sequence.loss_mask & of_policy,
+                sequence.logprobs,
+                sequence.versions,
+                sequence.min_version(policy),
+                sequence.reward,
+                sequence.temperature,
+            )
+            self.sequences.setdefault(policy, {}).setdefault(key.order, {})[key] = digest
 
 
 def row_digest(row: BatchRow) -> str:
-    """Digest of what a trainer sees of a batch row; equals that of the sequence it came from."""
-    return view_digest(
+    """Digest what a trainer receives in a batch row; equals that of the sequence in its shard."""
+    return _trainer_digest(
         row.prompt_id,
         row.tokens,
         row.loss_mask,
@@ -199,20 +207,22 @@ def row_digest(row: BatchRow) -> str:
     )
 
 
-def view_digest(
+def _trainer_digest(
     prompt_id: str,
     tokens: Int32,
     mask: Bool,
     logprobs: Float32,
     versions: Int32,
-    oldest: int,
+    min_version: int,
     reward: float,
     temperature: float,
 ) -> str:
-    """Digest of all of a sequence that a batch repeats. `tokens` and `mask` are [L]; `logprobs` and
-    `versions`, [L] too, count where the mask is True.
+    """Digest everything of a sequence that a batch repeats.
+
+    Args:
+        tokens, mask, logprobs, versions: [L]; the last two count where `mask` is True.
     """
-    digest = xxhash.xxh3_128(struct.pack("<qidd", len(tokens), oldest, reward, temperature))
+    digest = xxhash.xxh3_128(struct.pack("<qidd", len(tokens), min_version, reward, temperature))
     for part, dtype in (
         (tokens, np.int32),
         (mask, np.bool_),

@@ -1,6 +1,4 @@
-"""Invariants 1 and 3 over one policy's versions: contiguous, each from its parent and its batch,
-every digest true.
-"""
+"""Audit of one policy's versions and checkpoints: no gaps, true parents, batches and digests."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
@@ -11,148 +9,180 @@ from storage.records.weights import Manifest
 from storage.run import checkpoints
 from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
+from storage.verify.violations import Findings, Invariant
 from storage.weights import manifests, reader, update_path
 from storage.weights.manifests import LoadedWeights
-from storage.weights.update_path import PathStep
+from storage.weights.update_path import PathDelta
 
-Broken = Callable[[int, str, str], None]
 Progress = Callable[[str, float], None]
 
 
-def audit_weights(
-    run: ObjectStore, policy: str, due: int, broken: Broken, progress: Progress
-) -> Mapping[int, str]:
-    """Check every published version of the policy, and that those up to `due` (−1: none) are;
-    returns the digests of the versions whose manifest can be read. The manifests themselves are let
-    go: there may be ten thousand large ones.
-    """
-    keys = run.list(f"{layout.WEIGHTS}/{policy}/")
-    versions = layout.numbers(
-        keys, lambda version: layout.manifest(layout.weights(policy, version))
-    )
-    last = max([-1, *versions])
-    missing = gaps(versions, 0, max(last, due) + 1)
-    for version in missing.first:
-        why = f"version {last} exists" if version < last else "and the run is completed"
-        broken(1, layout.weights(policy, version), f"version {version} is missing, {why}")
-    if missing.more:
-        broken(1, f"{layout.WEIGHTS}/{policy}", f"and {missing.more:,} more versions are missing")
-    merges = layout.merges(keys, policy)
-    last_user = {base: version for version in sorted(merges) for base in merges[version]}
-    digests: dict[int, str] = {}
-    held: dict[int, LoadedWeights] = {}
-    for at, version in enumerate(versions):
-        progress(f"weights of {policy}", (at + 1) / len(versions))
-        manifest = _read(run, policy, version, broken)
-        if manifest is None:
-            continue
-        _check_ancestry(run, manifest, broken)
-        found = _check_bytes(run, manifest, merges.get(version, ()), held, broken)
-        held = {base: one for base, one in held.items() if version < last_user.get(base, version)}
-        if found:
-            held[version] = found
-        digests[version] = manifest.digest
-    return digests
+class WeightsAudit:
+    """Audit of every published version of one policy, in their order."""
+
+    def __init__(self, run: ObjectStore, policy: str, findings: Findings) -> None:
+        self._run, self._policy, self._findings = run, policy, findings
+        self._loaded: dict[int, LoadedWeights] = {}
+        """Versions that later ones are made of: the last one, and bases of merged deltas."""
+
+    def audit(self, due: int, progress: Progress) -> Mapping[int, str]:
+        """Read every version in every way that leads to it.
+
+        Manifests are not kept: there may be ten thousand large ones.
+
+        Args:
+            due: the version that must exist, with all before it; −1 where none must.
+
+        Returns:
+            version → digest, of the versions whose manifest can be read.
+        """
+        keys = self._run.list(f"{layout.WEIGHTS}/{self._policy}/")
+        versions = layout.numbers(
+            keys, lambda version: layout.manifest(layout.weights(self._policy, version))
+        )
+        self._check_numbers(versions, due)
+        merged_bases = layout.merged_deltas(keys, self._policy)
+        last_use = {
+            base: version for version in sorted(merged_bases) for base in merged_bases[version]
+        }
+        digests: dict[int, str] = {}
+        for index, version in enumerate(versions):
+            progress(f"weights of {self._policy}", (index + 1) / len(versions))
+            manifest = self._read_manifest(version)
+            if manifest is None:
+                continue
+            self._check_ancestry(manifest)
+            loaded = self._read_all_ways(manifest, merged_bases.get(version, ()))
+            self._loaded = {
+                base: weights
+                for base, weights in self._loaded.items()
+                if version < last_use.get(base, version)
+            }
+            if loaded:
+                self._loaded[version] = loaded
+            digests[version] = manifest.digest
+        return digests
+
+    def _check_numbers(self, versions: Collection[int], due: int) -> None:
+        last = max([-1, *versions])
+        missing = gaps(versions, 0, max(last, due) + 1)
+        for version in missing.first:
+            why = f"version {last} exists" if version < last else "and the run is completed"
+            self._findings.add(
+                Invariant.CONTIGUOUS,
+                layout.weights(self._policy, version),
+                f"version {version} is missing, {why}",
+            )
+        if missing.more:
+            self._findings.add(
+                Invariant.CONTIGUOUS,
+                f"{layout.WEIGHTS}/{self._policy}",
+                f"and {missing.more:,} more versions are missing",
+            )
+
+    def _read_manifest(self, version: int) -> Manifest | None:
+        try:
+            return manifests.read_manifest(self._run, self._policy, version)
+        except TransientError:
+            raise
+        except AstraFlowError as error:
+            key = layout.manifest(layout.weights(self._policy, version))
+            self._findings.add(Invariant.LINEAGE, key, str(error))
+            return None
+
+    def _check_ancestry(self, manifest: Manifest) -> None:
+        key = layout.manifest(layout.weights(manifest.policy, manifest.version))
+        parent = manifest.version - 1 if manifest.version else None
+        batch = manifest.version or None
+        if manifest.parent != parent:
+            self._findings.add(
+                Invariant.LINEAGE,
+                key,
+                f"names parent {manifest.parent}; the parent of version {manifest.version} is "
+                f"{parent}",
+            )
+        if manifest.batch != batch:
+            self._findings.add(
+                Invariant.LINEAGE,
+                key,
+                f"names batch {manifest.batch}; version {manifest.version} is made of batch "
+                f"{batch}",
+            )
+        if batch is not None and not self._run.exists(layout.batch(manifest.policy, batch)):
+            self._findings.add(
+                Invariant.LINEAGE, key, f"was made of batch {batch}, which does not exist"
+            )
+
+    def _read_all_ways(
+        self, manifest: Manifest, merged_bases: Collection[int]
+    ) -> LoadedWeights | None:
+        """Read the version as an anchor, by its delta, and by merged deltas from `merged_bases`.
+
+        Returns:
+            The version; None where its data was retired, or cannot be read in any way.
+        """
+        if manifests.is_retired(self._run, manifest):
+            return None
+        if manifest.version == 0:
+            self._try(manifest, self._read_files)
+        usable = [
+            delta
+            for delta in update_path.path_deltas(manifest)
+            if delta.base is None or delta.base in self._loaded
+        ]
+        reads: list[Callable[[], LoadedWeights | None]] = [
+            partial(self._apply, manifest, delta) for delta in usable
+        ]
+        reads += [partial(self._apply_merged, manifest, base) for base in merged_bases]
+        if not usable:  # its base cannot be read
+            reads.append(partial(reader.read, self._run, self._policy, manifest.version))
+        loaded: LoadedWeights | None = None
+        for read in reads:
+            result = self._try(manifest, read)
+            loaded = loaded or result
+        return loaded
+
+    def _try(
+        self, manifest: Manifest, read: Callable[[], LoadedWeights | None]
+    ) -> LoadedWeights | None:
+        """Return what `read` returns; its error is a violation, unless the data was retired."""
+        folder = layout.weights(manifest.policy, manifest.version)
+        try:
+            return read()
+        except NotFoundError as error:
+            # An interrupted retirement may leave a version's data, but not all of its base's.
+            if not self._run.exists(layout.retired(manifest.policy, manifest.version)):
+                self._findings.add(Invariant.LINEAGE, folder, str(error))
+        except UNREADABLE as error:
+            if not manifests.is_retired(self._run, manifest):  # it may be retired meanwhile
+                self._findings.add(Invariant.LINEAGE, folder, str(error))
+        return None
+
+    def _apply(self, manifest: Manifest, delta: PathDelta) -> LoadedWeights:
+        base = self._loaded[delta.base] if delta.base is not None else None
+        return update_path.apply_path(self._run, manifest, [delta], base)
+
+    def _apply_merged(self, manifest: Manifest, base: int) -> LoadedWeights | None:
+        """Read the merged delta, and apply it where its base could be read."""
+        merged = manifests.read_merged(self._run, manifest.policy, manifest.version, base)
+        if base not in self._loaded:
+            return None
+        return self._apply(manifest, update_path.merged_path_delta(merged))
+
+    def _read_files(self) -> None:
+        reader.fetch_files(self._run, self._policy, 0)
 
 
-def audit_checkpoints(run: ObjectStore, policy: str, broken: Broken) -> None:
-    """Check that the manifest of every checkpoint can be read. Its data, which is large and which
-    only its trainer reads, is left out.
+def audit_checkpoints(run: ObjectStore, policy: str, findings: Findings) -> None:
+    """Check that the manifest of every checkpoint can be read.
+
+    The data, which is large and which only the trainer reads, is left out.
     """
     for step in checkpoints.steps(run, policy):
         try:
             checkpoints.read_manifest(run, policy, step)
         except NotFoundError:
-            pass  # its trainer has pruned it meanwhile
+            pass  # the trainer has deleted it meanwhile
         except UNREADABLE as error:
-            broken(3, layout.manifest(layout.checkpoint(policy, step)), str(error))
-
-
-def _read(run: ObjectStore, policy: str, version: int, broken: Broken) -> Manifest | None:
-    where = layout.manifest(layout.weights(policy, version))
-    try:
-        return manifests.read_manifest(run, policy, version)
-    except TransientError:
-        raise
-    except AstraFlowError as error:
-        broken(3, where, str(error))
-        return None
-
-
-def _check_ancestry(run: ObjectStore, manifest: Manifest, broken: Broken) -> None:
-    where = layout.manifest(layout.weights(manifest.policy, manifest.version))
-    parent = manifest.version - 1 if manifest.version else None
-    batch = manifest.version or None
-    if manifest.parent != parent:
-        broken(
-            3,
-            where,
-            f"names parent {manifest.parent}; the parent of version {manifest.version} is {parent}",
-        )
-    if manifest.batch != batch:
-        broken(
-            3,
-            where,
-            f"names batch {manifest.batch}; version {manifest.version} is made of batch {batch}",
-        )
-    if batch is not None and not run.exists(layout.batch(manifest.policy, batch)):
-        broken(3, where, f"was made of batch {batch}, which does not exist")
-
-
-def _check_bytes(
-    run: ObjectStore,
-    manifest: Manifest,
-    merged: Collection[int],
-    held: Mapping[int, LoadedWeights],
-    broken: Broken,
-) -> LoadedWeights | None:
-    """Goes every way that leads to the version: from nowhere, from the version before, and from the
-    bases of `merged` changes. Returns the version; None where its data was let go, or no way leads
-    to it.
-    """
-    where = layout.weights(manifest.policy, manifest.version)
-    if manifests.is_gone(run, manifest):
-        return None  # what its manifest says was checked above
-
-    def checked(read: Callable[[], LoadedWeights | None]) -> LoadedWeights | None:
-        try:
-            return read()
-        except NotFoundError as error:
-            if not run.exists(layout.retired(manifest.policy, manifest.version)):
-                broken(
-                    3, where, str(error)
-                )  # a retirement that was cut off left its data, but not all that leads to it
-        except UNREADABLE as error:
-            if not manifests.is_gone(run, manifest):  # it may be retired while it is read
-                broken(3, where, str(error))
-        return None
-
-    def go(leg: PathStep) -> LoadedWeights:
-        return reader.apply_path(
-            run, manifest, [leg], held[leg.base] if leg.base is not None else None
-        )
-
-    def go_merged(base: int) -> LoadedWeights | None:
-        leg = update_path.merged_leg(
-            manifests.read_merged(run, manifest.policy, manifest.version, base)
-        )
-        return go(leg) if base in held else None
-
-    if manifest.version == 0:
-        checked(partial(_check_files, run, manifest.policy))
-    ways_there = [leg for leg in update_path.legs(manifest) if leg.base is None or leg.base in held]
-    reads: list[Callable[[], LoadedWeights | None]] = [
-        *(partial(go, leg) for leg in ways_there),
-        *(partial(go_merged, b) for b in merged),
-    ]
-    if not ways_there:  # what leads there could not be read itself
-        reads.append(partial(reader.read, run, manifest.policy, manifest.version))
-    found: LoadedWeights | None = None
-    for read in reads:
-        one = checked(read)
-        found = found or one
-    return found
-
-
-def _check_files(run: ObjectStore, policy: str) -> None:
-    reader.fetch_files(run, policy, 0)
+            key = layout.manifest(layout.checkpoint(policy, step))
+            findings.add(Invariant.LINEAGE, key, str(error))

@@ -1,11 +1,11 @@
-"""Merged changes, for workers that are several versions behind: one object in place of eight, at
+"""MergedDelta deltas, for workers that are several versions behind: one object in place of eight, with
 two thirds of their bytes.
 
-    delta 9, 10, … 16  ──steps add up──▶  weights/{policy}/00000016/since-00000008.json + files
+    delta 9, 10, … 16  ──changes add up──▶  weights/{policy}/00000016/since-00000008.json + files
 
-They are made from the stored deltas alone, without any weights, where the versions stand anyway: by
-the trainer at home, by a mirror in its region. They are a shorter way and nothing more: who finds
-none, or a wrong one, goes version by version.
+A merged delta is made from the stored deltas alone, without any weights, where they are stored: by
+the trainer at home, by a mirror in its region. It only shortens the path: a reader that finds none,
+or a damaged one, reads version by version.
 """
 
 import logging
@@ -20,66 +20,68 @@ from storage import layout
 from storage.errors import AstraFlowError, ConflictError, CorruptError
 from storage.formats.json_objects import seal
 from storage.plain_names import new_write_id
-from storage.records.weights import HostTensor, Merged, StoredDelta, TensorInfo
+from storage.records.weights import HostTensor, MergedDelta, StoredDelta, TensorInfo
 from storage.store.object_store import ObjectStore
 from storage.weights import delta_store, manifests, update_path
 from storage.weights.codec import deltas
 from storage.weights.codec.deltas import Change
 from storage.weights.manifests import MEMORY_BYTES, MERGED_SPAN
-from storage.weights.update_path import PathStep
+from storage.weights.update_path import PathDelta
 
 log = logging.getLogger(__name__)
 
 BYTES_MIN = 2**20
-"""Fewer bytes than this of single deltas are fetched as fast one by one."""
+"""Single deltas with fewer bytes than this together are fetched as fast one by one."""
 SHARE_MAX = 0.8
-"""Of the bytes of the single deltas: what is not smaller does not pay."""
+"""A merged delta with more than this share of the single deltas' bytes is not stored."""
 
 
 @dataclass(frozen=True)
-class _Fetched:
-    """One leg with its files' entries, by file and entry."""
+class _FetchedDelta:
+    """A delta with the entries of its files, by file and entry."""
 
-    leg: PathStep
+    delta: PathDelta
     entries: Mapping[tuple[str, str], HostTensor]
 
 
 def merge(
     run: ObjectStore, policy: str, version: int, base: int, memory_bytes: int = MEMORY_BYTES
 ) -> bool:
-    """Store the changes from `base` to `version` as one; whether that pays and was done. Done
-    before is no error. Single deltas of more than `memory_bytes` together are not merged: all of
-    them lie in memory.
+    """Store one delta from `base` to `version`; return whether it is worth it and stored now.
 
-    NotFoundError and CorruptError when a version in between cannot be read.
+    Args:
+        memory_bytes: single deltas that are larger together are not merged, because all of them are
+            in memory at once.
+
+    Raises:
+        NotFoundError, CorruptError: a version in between cannot be read.
     """
-    if run.exists(layout.merged(policy, version, base)):
+    if run.exists(layout.merged_delta(policy, version, base)):
         return False
-    legs = _single_legs(run, policy, version, base)
-    num_bytes = sum(leg.num_bytes for leg in legs)
-    if len(legs) != version - base or not BYTES_MIN <= num_bytes <= memory_bytes:
+    single = _single_deltas(run, policy, version, base)
+    num_bytes = sum(delta.num_bytes for delta in single)
+    if len(single) != version - base or not BYTES_MIN <= num_bytes <= memory_bytes:
         return False
-    fetched = [_fetch(run, leg) for leg in legs]
+    fetched = [_fetch(run, delta) for delta in single]
     infos, changes, whole = {}, [], {}
-    first: dict[tuple[object, ...], str] = {}
+    first: dict[_Origin, str] = {}
     threads = os.cpu_count() or 1
-    for name, info in legs[-1].tensors.items():
-        source, start, blobs = _trace(fetched, name)
-        same = (source, id(start), *map(id, blobs))
-        twin = first.setdefault(same, name)
-        infos[name] = replace(info, file="", entry="" if twin == name else twin, source=source)
+    for name, info in single[-1].tensors.items():
+        origin = _origin(fetched, name)
+        twin = first.setdefault(origin, name)
+        infos[name] = replace(
+            info, file="", entry="" if twin == name else twin, source=origin.source
+        )
         if twin != name:
             continue
-        if start is not None:
-            for blob in blobs:
-                start = deltas.apply(start, delta_store.blob_of(blob))
-            whole[name] = start
+        if origin.whole is not None:
+            whole[name] = _with_changes(origin.whole, origin.changes)
             if sum(tensor.bits.nbytes for tensor in whole.values()) > memory_bytes:
                 return False
-        elif blobs:
-            changes.append(_merged(name, info, blobs, threads))
+        elif origin.changes:
+            changes.append(_merged_change(name, info, origin.changes, threads))
     folder, write_id = run.sub(layout.weights(policy, version)), new_write_id()
-    written = delta_store.store(
+    written = delta_store.write_changes(
         folder,
         infos,
         changes,
@@ -90,65 +92,62 @@ def merge(
     )
     if written is None:
         return False
-    step = StoredDelta(base, written.contents.tensors, written.contents.files)
+    merged = MergedDelta(
+        policy=policy,
+        version=version,
+        step=StoredDelta(base, written.contents.tensors, written.contents.files),
+        created_s=time.time(),
+        write_id=write_id,
+    )
     try:
-        run.create(
-            layout.merged(policy, version, base),
-            seal(
-                Merged(
-                    policy=policy,
-                    version=version,
-                    step=step,
-                    created_s=time.time(),
-                    write_id=write_id,
-                )
-            ),
-        )
-    except ConflictError:  # another one merged the same
-        for file in step.files:
+        run.create(layout.merged_delta(policy, version, base), seal(merged))
+    except ConflictError:  # another service merged the same
+        for file in merged.step.files:
             folder.delete(file.name)
     return True
 
 
-class Merging:
-    """Merges in the background, one span at a time."""
+class BackgroundMerger:
+    """Merges deltas in a background thread, one span of versions at a time."""
 
     def __init__(self, run: ObjectStore, memory_bytes: int = MEMORY_BYTES) -> None:
         self._run = run
         self._memory_bytes = memory_bytes
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="merge")
-        self._under_way: Future[None] | None = None
-        self._merged: dict[str, int] = {}
+        self._running: Future[None] | None = None
+        self._merged_to: dict[str, int] = {}
+        """policy → last version of the span that was merged, or tried, last."""
 
-    def after(self, policy: str, version: int) -> None:
-        """Merge the newest whole span up to `version`, which stands, unless that was done or
-        another is under way.
+    def merge_up_to(self, policy: str, version: int) -> None:
+        """Start to merge the newest whole span up to `version`, which exists.
+
+        Does nothing when that span was merged before, or another merge is running.
         """
         end = version - version % MERGED_SPAN
-        busy = self._under_way is not None and not self._under_way.done()
-        if end >= MERGED_SPAN and end != self._merged.get(policy) and not busy:
-            self._merged[policy] = end
-            self._under_way = self._pool.submit(self._merge, policy, end)
+        busy = self._running is not None and not self._running.done()
+        if end >= MERGED_SPAN and end != self._merged_to.get(policy) and not busy:
+            self._merged_to[policy] = end
+            self._running = self._pool.submit(self._merge, policy, end)
 
     def _merge(self, policy: str, end: int) -> None:
         try:
             merge(self._run, policy, end, end - MERGED_SPAN, self._memory_bytes)
         except AstraFlowError as error:
             log.warning(
-                "the changes of %s up to version %d are not merged, workers go version by version: "
-                "%s",
+                "the deltas of %s up to version %d are not merged, workers read version by "
+                "version: %s",
                 policy,
                 end,
                 error,
             )
 
     def close(self) -> None:
-        """Let the one under way end."""
+        """Wait for the merge that is running."""
         self._pool.shutdown(wait=True)
 
 
-def _single_legs(run: ObjectStore, policy: str, version: int, base: int) -> list[PathStep]:
-    """The delta of every version after `base`, as far as there are deltas."""
+def _single_deltas(run: ObjectStore, policy: str, version: int, base: int) -> list[PathDelta]:
+    """Read the manifests after `base`; return the delta of every version that has one."""
     with ThreadPoolExecutor(manifests.READ_THREADS) as pool:
         chain = list(
             pool.map(
@@ -157,51 +156,66 @@ def _single_legs(run: ObjectStore, policy: str, version: int, base: int) -> list
             )
         )
     return [
-        leg
+        delta
         for manifest in chain
-        for leg in update_path.legs(manifest)
-        if leg.base == manifest.version - 1
+        for delta in update_path.path_deltas(manifest)
+        if delta.base == manifest.version - 1
     ]
 
 
-def _fetch(run: ObjectStore, leg: PathStep) -> _Fetched:
-    folder = run.sub(leg.folder)
+def _fetch(run: ObjectStore, delta: PathDelta) -> _FetchedDelta:
+    folder = run.sub(delta.folder)
     with ThreadPoolExecutor(delta_store.TRANSFERS_MAX) as pool:
-        files = delta_store.needed(folder.url, leg.tensors, leg.files)
+        files = delta_store.tensor_files(folder.url, delta.tensors, delta.files)
         contents = pool.map(lambda file: delta_store.fetch(folder, file), files)
         entries = {
             (file.name, name): tensor
-            for file, own in zip(files, contents, strict=True)
-            for name, tensor in own.items()
+            for file, tensors in zip(files, contents, strict=True)
+            for name, tensor in tensors.items()
         }
-    return _Fetched(leg, entries)
+    return _FetchedDelta(delta, entries)
 
 
-def _trace(
-    fetched: Sequence[_Fetched], name: str
-) -> tuple[str, HostTensor | None, list[HostTensor]]:
-    """Where a tensor comes from: the base's tensor of that name, or one that was stored as a whole
-    on the way; and the blobs that are to be applied to it.
-    """
-    blobs: list[HostTensor] = []
-    for one in reversed(fetched):
-        info = one.leg.tensors.get(name)
-        stored = one.entries.get((info.file, info.entry or name)) if info else None
+@dataclass(frozen=True)
+class _Origin:
+    """How a tensor is made over several versions; equal for tied tensors."""
+
+    source: str
+    """The base's tensor that it comes from; empty when it was stored as a whole on the way."""
+    whole: HostTensor | None
+    changes: tuple[HostTensor, ...]
+    """Entries of delta files, in the order in which they are applied."""
+
+
+def _origin(fetched: Sequence[_FetchedDelta], name: str) -> _Origin:
+    """Trace a tensor of the last version back to the base."""
+    changes: list[HostTensor] = []
+    for each in reversed(fetched):
+        info = each.delta.tensors.get(name)
+        stored = each.entries.get((info.file, info.entry or name)) if info else None
         if info is None or (info.file and stored is None):
             raise CorruptError(
-                f"{one.leg.folder} does not hold the tensor {name}, which a later version needs"
+                f"{each.delta.folder} does not hold the tensor {name}, which a later version needs"
             )
         if not info.source:
-            return "", stored, blobs[::-1]
+            return _Origin("", stored, tuple(reversed(changes)))
         if stored is not None:
-            blobs.append(stored)
+            changes.append(stored)
         name = info.source
-    return name, None, blobs[::-1]
+    return _Origin(name, None, tuple(reversed(changes)))
 
 
-def _merged(name: str, info: TensorInfo, blobs: Sequence[HostTensor], threads: int) -> Change:
+def _with_changes(tensor: HostTensor, changes: Sequence[HostTensor]) -> HostTensor:
+    for change in changes:
+        tensor = deltas.apply(tensor, delta_store.blob_of(change))
+    return tensor
+
+
+def _merged_change(
+    name: str, info: TensorInfo, changes: Sequence[HostTensor], threads: int
+) -> Change:
     blob, num_changed = deltas.merge(
-        [delta_store.blob_of(blob) for blob in blobs],
+        [delta_store.blob_of(change) for change in changes],
         info.dtype,
         math.prod(info.shape),
         threads=threads,

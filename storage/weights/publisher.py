@@ -13,12 +13,12 @@ from storage.plain_names import new_write_id
 from storage.records.weights import HostTensor, Manifest, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.weights import delta_store
-from storage.weights.delta_store import Written
+from storage.weights.delta_store import WrittenDelta
 from storage.weights.manifests import MEMORY_BYTES, LoadedWeights, exists
 
 DELTA_SHARE_MAX = 0.5
-"""A delta larger than this share of the tensors' bytes is not worth its chain."""
-_NOTHING: Mapping[str, float] = MappingProxyType({})
+"""A delta with more than this share of the tensors' bytes is stored as an anchor instead."""
+_NO_METRICS: Mapping[str, float] = MappingProxyType({})
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -31,18 +31,25 @@ def publish(
     base: LoadedWeights | None = None,
     anchor: bool = False,
     memory_bytes: int = MEMORY_BYTES,
-    metrics: Mapping[str, float] = _NOTHING,
+    metrics: Mapping[str, float] = _NO_METRICS,
     extra_files: Mapping[str, bytes] = _NO_FILES,
 ) -> Manifest:
-    """Make `version` real: data files first, the manifest last. ConflictError when the version
-    exists.
+    """Store a version and return its manifest: data files first, the manifest last.
 
-    A delta to `base`, which must be the version before. An anchor without one, where one is asked
-    for, and where the delta would not be smaller than DELTA_SHARE_MAX of the tensors; where there
-    is a `base`, the anchor carries the delta as well. `extra_files` (version 0 only by convention)
-    are the model's other files: `config.json`, tokenizer, … The manifest's `metrics` get
-    `weights/…` of the publication itself. A publication that is cut off leaves files nobody lists;
-    publishing again is safe. ConfigError for no tensors at all.
+    Stored is a delta to `base`, or an anchor: without `base`, with `anchor` or `extra_files`, and
+    where the delta would have more than DELTA_SHARE_MAX of the tensors' bytes. An anchor carries the
+    delta, too, unless that would be so large. An interrupted publication leaves files that no
+    manifest lists; publishing again is safe.
+
+    Args:
+        base: the version before.
+        metrics: for the manifest, which gets `weights/…` of the publication besides.
+        extra_files: the model's other files, such as `config.json` and the tokenizer; by convention
+            of version 0 only.
+
+    Raises:
+        ConflictError: the version exists.
+        ConfigError: there are no tensors.
     """
     if not tensors:
         raise ConfigError(
@@ -58,7 +65,7 @@ def publish(
     folder = run.sub(layout.weights(policy, version))
     write_id = new_write_id()
     start_s = time.monotonic()
-    delta = _delta(folder, base, tensors, write_id, memory_bytes) if base else None
+    delta = _write_delta(folder, base, tensors, write_id, memory_bytes) if base else None
     is_anchor = delta is None or anchor or bool(extra_files)
     whole = Contents({}, ())
     if is_anchor:
@@ -77,23 +84,23 @@ def publish(
         step=StoredDelta(version - 1, delta.contents.tensors, delta.contents.files)
         if delta and is_anchor
         else None,
-        metrics={**metrics, **_told(tensors, delta, time.monotonic() - start_s)},
+        metrics={**metrics, **_metrics(tensors, delta, time.monotonic() - start_s)},
         created_s=time.time(),
         write_id=write_id,
     )
     stored = whole.files + (delta.contents.files if delta else ())
-    tensor_set.finish(folder, Contents(listed.tensors, stored), manifest)
+    tensor_set.commit(folder, Contents(listed.tensors, stored), manifest)
     return manifest
 
 
-def _delta(
+def _write_delta(
     folder: ObjectStore,
     base: LoadedWeights,
     tensors: Mapping[str, HostTensor],
     write_id: str,
     memory_bytes: int,
-) -> Written | None:
-    """A stored delta; None where an anchor is better."""
+) -> WrittenDelta | None:
+    """Store the delta to `base`; None where an anchor is better."""
     return delta_store.write(
         folder,
         base.tensors,
@@ -105,10 +112,10 @@ def _delta(
     )
 
 
-def _told(
-    tensors: Mapping[str, HostTensor], delta: Written | None, seconds: float
+def _metrics(
+    tensors: Mapping[str, HostTensor], delta: WrittenDelta | None, seconds: float
 ) -> dict[str, float]:
-    """What a publication tells of itself."""
+    """Metrics of the publication, which took `seconds`."""
     if delta is None:
         return {"weights/encode_s": 0.0, "weights/upload_s": seconds}
     size = sum(tensor.bits.size for tensor in tensors.values())

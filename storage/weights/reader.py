@@ -1,10 +1,11 @@
-"""Reading a version of the weights, by the update path with the fewest bytes, verified bit for bit.
+"""Reading of a version of the weights, by the update path with the fewest bytes, verified bit for
+bit.
 
     anchor 0 ──delta 1──▶ 1 ──delta 2──▶ 2 …  anchor 20 ──delta 21──▶ …
 
-An anchor holds every tensor, and also the delta from the version before; a delta only that. A
-reader that holds a version needs only the deltas since; every other reader starts from the nearest
-anchor.
+An anchor holds every tensor, and also the delta from the version before; a delta holds only that. A
+reader that has a version loaded needs only the deltas since; every other reader starts from the
+nearest anchor.
 """
 
 import logging
@@ -15,6 +16,7 @@ from itertools import pairwise
 from storage import layout
 from storage.errors import CorruptError, NotFoundError
 from storage.formats import tensor_set
+from storage.formats.model_config import MODEL_CONFIG, check_sizes
 from storage.records.weights import HostTensor, Manifest
 from storage.store.object_store import ObjectStore
 from storage.weights import update_path
@@ -25,22 +27,20 @@ from storage.weights.manifests import (
     LoadedWeights,
     chain_from_anchor,
     contents,
-    is_gone,
+    is_retired,
     read_manifest,
     read_manifests,
     read_merged,
 )
-from storage.weights.update_path import PathStep
+from storage.weights.update_path import DamagedPathError, PathDelta
 
 log = logging.getLogger(__name__)
-LOOK_BACK_MAX = 64
-"""Who is further behind starts from an anchor."""
+LAG_VERSIONS_MAX = 64
+"""A reader that is further behind starts from an anchor."""
 
 
 def fetch(run: ObjectStore, policy: str, version: int) -> dict[str, HostTensor]:
-    """All tensors of a version. Every file and tensor is verified; CorruptError when a second fetch
-    fails too.
-    """
+    """Read all tensors of a version from its nearest anchor; raises what `read` raises."""
     return dict(read(run, policy, version).tensors)
 
 
@@ -48,151 +48,151 @@ def read(
     run: ObjectStore,
     policy: str,
     version: int,
-    held: LoadedWeights | None = None,
+    loaded: LoadedWeights | None = None,
     *,
-    known: Manifest | None = None,
+    manifest: Manifest | None = None,
     spare: LoadedWeights | None = None,
     memory_bytes: int = MEMORY_BYTES,
 ) -> LoadedWeights:
-    """A version, by the cheapest way from `held`, else from the nearest anchor; unchanged tensors
-    are shared with `held`.
+    """Read a version by the cheapest path from `loaded`, else from the nearest anchor.
 
-    Every file and every resulting tensor is verified. What does not come out right from `held` is
-    read once more, from an anchor. `known` is the version's manifest, where that was read already.
-    The memory of `spare`, a version that nobody uses any more, is written over: fresh memory costs
-    more than all else. CorruptError names the version that cannot be read, and the chain it lies
-    on; NotFoundError when data of the chain was retired. Beside the versions it takes about
-    `memory_bytes`.
+    Every file and every resulting tensor is verified. Where the path from `loaded` gives wrong bits,
+    the version is read again from an anchor.
+
+    Args:
+        loaded: a version in memory. Unchanged tensors are shared with it.
+        manifest: that of the version, where the caller has read it already.
+        spare: a version that nobody uses any more. Its memory is written to, because fresh memory
+            costs more than everything else here.
+        memory_bytes: of files that are in memory at once, besides the versions.
+
+    Raises:
+        CorruptError: the version cannot be read; the message names the versions of the path.
+        NotFoundError: the version does not exist, or data that it needs was retired.
     """
     if (
-        held is not None
-        and held.manifest.version <= version <= held.manifest.version + LOOK_BACK_MAX
+        loaded is not None
+        and loaded.manifest.version <= version <= loaded.manifest.version + LAG_VERSIONS_MAX
     ):
         try:
-            return _from_held(run, policy, version, held, known, spare, memory_bytes)
+            return _read_from_loaded(run, policy, version, loaded, manifest, spare, memory_bytes)
         except (CorruptError, NotFoundError) as error:
             log.warning("%s; version %d of %s is read from an anchor", error, version, policy)
-    return _from_anchor(run, policy, version, memory_bytes)
-
-
-def apply_path(
-    run: ObjectStore,
-    manifest: Manifest,
-    way: Sequence[PathStep],
-    held: LoadedWeights | None,
-    memory_bytes: int = MEMORY_BYTES,
-    spare: LoadedWeights | None = None,
-) -> LoadedWeights:
-    """The version of `manifest`, by just this way; CorruptError when it does not lead there."""
-    tensors, digested = update_path.follow(
-        run, way, held.tensors if held else {}, memory_bytes, spare.tensors if spare else {}
-    )
-    known = (
-        {id(tensor): held.manifest.tensors[name].digest for name, tensor in held.tensors.items()}
-        if held
-        else {}
-    )
-    update_path.check(manifest, tensors, digested, known)
-    return LoadedWeights(manifest, tensors)
+    return _read_from_anchor(run, policy, version, memory_bytes)
 
 
 def fetch_files(run: ObjectStore, policy: str, version: int = 0) -> dict[str, bytes]:
-    """The model's other files by their own names, verified: `config.json`, `tokenizer.json`, …"""
+    """The model's other files by their own names, verified: `config.json`, `tokenizer.json`, …
+
+    CorruptError where `config.json` names sizes beyond those of the version's tensors.
+    """
     manifest = read_manifest(run, policy, version)
-    return tensor_set.read_files(run.sub(layout.weights(policy, version)), contents(manifest))
+    files = tensor_set.read_extra_files(
+        run.sub(layout.weights(policy, version)), contents(manifest)
+    )
+    if MODEL_CONFIG in files:
+        shapes = (info.shape for info in manifest.tensors.values())
+        check_sizes(files[MODEL_CONFIG], shapes, f"{MODEL_CONFIG} of {policy}")
+    return files
 
 
-def _from_held(
+def _read_from_loaded(
     run: ObjectStore,
     policy: str,
     version: int,
-    held: LoadedWeights,
-    known: Manifest | None,
+    loaded: LoadedWeights,
+    manifest: Manifest | None,
     spare: LoadedWeights | None,
     memory_bytes: int,
 ) -> LoadedWeights:
-    """By the cheapest way, else by the cheapest without merged changes."""
-    start = held.manifest.version
+    """Read by the cheapest path; where that fails, by the cheapest without merged deltas."""
+    start = loaded.manifest.version
     if version == start:
-        return held
+        return loaded
     between = read_manifests(run, policy, range(start + 1, version))
-    chain = [found for found in between if isinstance(found, Manifest)] + [
-        known or read_manifest(run, policy, version)
-    ]
-    single = [leg for manifest in chain for leg in update_path.legs(manifest)]
-    merged = _merged_legs(run, policy, start, version)
-    way, longer = (update_path.cheapest(legs, start, version) for legs in (single + merged, single))
-    if way is None:
+    target = manifest or read_manifest(run, policy, version)
+    chain = [*(each for each in between if isinstance(each, Manifest)), target]
+    single = [delta for each in chain for delta in update_path.path_deltas(each)]
+    merged = _merged_deltas(run, policy, start, version)
+    path = update_path.cheapest(single + merged, start, version)
+    path_without_merged = update_path.cheapest(single, start, version)
+    if path is None:
         raise CorruptError(
             f"no unbroken chain leads from version {start} to version {version} of {policy}"
         )
     try:
-        return apply_path(run, chain[-1], way, held, memory_bytes, spare)
+        return update_path.apply_path(run, target, path, loaded, memory_bytes, spare)
     except CorruptError as error:
-        if longer is None or longer == way:
+        if path_without_merged is None or path_without_merged == path:
             raise
-        log.warning("%s; version %d of %s is read without merged changes", error, version, policy)
-        return apply_path(run, chain[-1], longer, held, memory_bytes)
+        log.warning("%s; version %d of %s is read without merged deltas", error, version, policy)
+        return update_path.apply_path(run, target, path_without_merged, loaded, memory_bytes)
 
 
-def _from_anchor(run: ObjectStore, policy: str, version: int, memory_bytes: int) -> LoadedWeights:
-    """From the nearest anchor; where that one is damaged and carries its delta, from the one
+def _read_from_anchor(
+    run: ObjectStore, policy: str, version: int, memory_bytes: int
+) -> LoadedWeights:
+    """Read from the nearest anchor; where that is damaged and carries its delta, from the one
     before.
     """
     damaged: set[int] = set()
-    told: CorruptError | NotFoundError | None = None
+    first_error: CorruptError | NotFoundError | None = None
     while True:
         try:
             chain = chain_from_anchor(run, policy, version, damaged)
-            legs = [leg for manifest in chain for leg in update_path.legs(manifest)]
-            way = update_path.cheapest(
-                [leg for leg in legs if leg.base is not None or leg.version not in damaged],
-                None,
-                version,
-            )
-            if way is None:
+            usable = [
+                delta
+                for each in chain
+                for delta in update_path.path_deltas(each)
+                if delta.base is not None or delta.version not in damaged
+            ]
+            path = update_path.cheapest(usable, None, version)
+            if path is None:
                 raise CorruptError(
                     f"no unbroken chain leads from an anchor to version {version} of {policy}"
                 )
         except CorruptError as error:
-            raise told or error from error
+            raise first_error or error from error
         try:
-            return apply_path(run, chain[-1], way, None, memory_bytes)
-        except update_path.DamagedPathError as error:
-            told = told or _explained(run, chain, way, error)
-            if error.leg.base is not None or chain[0].step is None:
-                raise told from error
-            damaged.add(error.leg.version)
+            return update_path.apply_path(run, chain[-1], path, None, memory_bytes)
+        except DamagedPathError as error:
+            first_error = first_error or _explained(run, chain, path, error)
+            if error.delta.base is not None or chain[0].step is None:
+                raise first_error from error
+            damaged.add(error.delta.version)
 
 
 def _explained(
-    run: ObjectStore, chain: Sequence[Manifest], way: Sequence[PathStep], error: CorruptError
+    run: ObjectStore, chain: Sequence[Manifest], path: Sequence[PathDelta], error: CorruptError
 ) -> CorruptError | NotFoundError:
-    """What a person is told of a way that does not lead to the version at its end."""
+    """The error to raise when a path from an anchor fails: it names a retired version, or the path
+    and what to do.
+    """
     policy, version = chain[-1].policy, chain[-1].version
-    passed = {leg.version for leg in way}
-    for link in chain:
-        if link.version in passed and is_gone(run, link):
-            needed = "" if link.version == version else f", which version {version} needs,"
+    on_path = {delta.version for delta in path}
+    for manifest in chain:
+        if manifest.version in on_path and is_retired(run, manifest):
+            needed = "" if manifest.version == version else f", which version {version} needs,"
             return NotFoundError(
-                f"the data of version {link.version} of {policy}{needed} was retired on purpose"
+                f"the data of version {manifest.version} of {policy}{needed} was retired on purpose"
             )
-    links = " ← ".join(str(leg.version) for leg in reversed(way))
+    links = " ← ".join(str(delta.version) for delta in reversed(path))
     return CorruptError(
         f"version {version} of {policy} cannot be read, whose chain is {links}: {error}; "
         "put the object back as it was, or go on from the next anchor"
     )
 
 
-def _merged_legs(run: ObjectStore, policy: str, start: int, version: int) -> list[PathStep]:
-    """The merged changes that stand between two versions."""
+def _merged_deltas(run: ObjectStore, policy: str, start: int, version: int) -> list[PathDelta]:
+    """Read the merged deltas between two versions; those that cannot be read are left out."""
     spans = pairwise(range(-(-start // MERGED_SPAN) * MERGED_SPAN, version + 1, MERGED_SPAN))
 
-    def read_leg(span: tuple[int, int]) -> list[PathStep]:
+    def read_span(span: tuple[int, int]) -> list[PathDelta]:
+        base, end = span
         try:
-            return [update_path.merged_leg(read_merged(run, policy, span[1], span[0]))]
+            return [update_path.merged_path_delta(read_merged(run, policy, end, base))]
         except (NotFoundError, CorruptError):
-            return []  # only a shorter way
+            return []  # single deltas lead there too
 
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        return [leg for found in pool.map(read_leg, spans) for leg in found]
+        return [delta for deltas in pool.map(read_span, spans) for delta in deltas]

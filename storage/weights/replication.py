@@ -1,13 +1,13 @@
-"""Regional mirrors: a region's own copy of every version's weights, so that each crosses the ocean
-once, however many workers there are.
+"""Replication: regional mirrors, so that each version's weights cross the ocean once, however many
+workers a region has.
 
-    home ──1. what changed, the manifest──▶ mirror ──▶ workers of the region; what it lacks or has wrong ──▶ home
-         ──2. whole tensors of anchors ───▶
+    home ──1. deltas, the manifest────▶ mirror ──▶ workers of the region
+         ──2. whole tensors of anchors ▶        what the mirror lacks or has wrong is read from home
 
-A mirror holds the same keys as home. It shows an anchor as soon as it has what those need who hold
-the version before; the anchor's whole tensors, which cross for a minute where the model is large,
-follow file by file while nothing newer is there. How one reads from it is `near_first.py`'s
-knowledge. Knows nothing of services.
+A mirror holds the same keys as home. It shows an anchor as soon as it has the anchor's delta, which
+is all that readers of the version before need. The anchor's whole tensors, which take a minute where
+the model is large, follow file by file while there is no newer version. `read_through` reads from a
+mirror.
 """
 
 import logging
@@ -19,45 +19,53 @@ from typing import NamedTuple
 
 from storage import layout
 from storage.coordination.lifetime import Lifetime, backoff_s
-from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError, TransientError
+from storage.errors import (
+    AstraFlowError,
+    ConfigError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    TransientError,
+)
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import MirrorProgress
 from storage.records.weights import FileInfo, Manifest
 from storage.run.runs import read_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.store.ordered_map import ordered_map
 from storage.weights import manifests
-from storage.weights.compaction import Merging
+from storage.weights.compaction import BackgroundMerger
 from storage.weights.delta_store import TRANSFERS_MAX
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
-"""Pause between two looks for a next version."""
+"""Pause between two polls for a next version."""
 MIRROR_PATIENCE_S = 5.0
-"""A call on a failing mirror gives up after this time; the service pauses then, and can be stopped.
-"""
+"""A call on a failing mirror gives up after this time, so that the service can be stopped."""
 
 
 def of_run(home: ObjectStore, url: str) -> ObjectStore:
-    """The place of the run `home` in the mirror at `url`."""
+    """Return the store of the run `home` in the mirror at `url`."""
     return open_store(url).sub(home.prefix.rstrip("/"))
 
 
 def early_stop_reason(home: ObjectStore) -> str:
-    """Why the run ended without being completed; empty otherwise.
+    """Return why the run ended without being completed; empty otherwise.
 
-    The mirror of a completed run still copies the last versions.
+    A completed run is none of these: its mirror still copies the last versions.
     """
     stop = read_stop(home)
     return f"the run is {stop.state}: {stop.reason}" if stop and stop.state != "completed" else ""
 
 
-class Copied(NamedTuple):
+class CopiedVersion(NamedTuple):
     """A version that a mirror shows now."""
 
     num_bytes: int
-    """That crossed."""
-    left: tuple[FileInfo, ...]
-    """An anchor's whole tensors, which are still to cross."""
+    """Bytes that were copied."""
+    pending: tuple[FileInfo, ...]
+    """Files with an anchor's whole tensors, which are still to be copied."""
 
 
 def replicate(
@@ -65,102 +73,128 @@ def replicate(
 ) -> None:
     """Copy every version as it appears, until the service must stop or the mirror is complete.
 
-    A store that is away is waited for; damage at home is reported and tried again. Changes are
-    merged in the mirror.
+    Calls on a store that does not answer are retried; so are copies of damaged objects, which are
+    reported. Merged deltas are made in the mirror.
 
     Args:
         lifetime: its store is home; it is over for `early_stop_reason`.
-        last: the mirror is complete when version `last` of every policy is there, with all before
-        it.
+        last: the mirror is complete with version `last` of every policy and all before it.
 
     Raises:
-        ConfigError: the mirror cannot be used from the start. One that was used, and whose bucket
-            or keys were lost then, is waited for.
+        ConfigError: the mirror cannot be used from the start. Later, such an error is retried.
     """
     home, heartbeat = lifetime.run, lifetime.heartbeat
     mirror = replace(mirror, patience_s=min(mirror.patience_s, MIRROR_PATIENCE_S))
-    copies = [_Copy(home, mirror, policy) for policy in policies]
-    crossed: Counter[str] = Counter()
-    pause_s, failures, answered = 0.0, 0, False
-    with closing(Merging(mirror)) as merging:
+    copies = [_PolicyCopy(home, mirror, policy) for policy in policies]
+    copied_bytes: Counter[str] = Counter()
+    pause_s, failures, was_usable = 0.0, 0, False
+    with closing(BackgroundMerger(mirror)) as merger:
         while not lifetime.wait(pause_s):
             failed = copied = False
             for copy in copies:
                 try:
                     with heartbeat.span("mirror"):
-                        num_bytes = copy.go_on()
-                    answered = True
+                        num_bytes = copy.copy_next()
+                    was_usable = True
                 except (TransientError, CorruptError, NotFoundError, ConfigError) as error:
-                    if isinstance(error, ConfigError) and not answered:
+                    if isinstance(error, ConfigError) and not was_usable:
                         raise
                     failed = True
                     note = f"{copy.policy} is not mirrored: {error}"
-                    heartbeat.update(state="waiting", note=note)
+                    reason = _wait_reason(error)
+                    heartbeat.update(state=ServiceState.WAITING, wait_reason=reason, note=note)
                     log.warning("%s", note)
                     continue
                 if num_bytes is None:
                     continue
                 copied = True
-                crossed[f"mirrored_bytes_{copy.policy}"] += num_bytes
+                copied_bytes[copy.policy] += num_bytes
                 heartbeat.update(
-                    state="working", note="", progress=crossed, versions={copy.policy: copy.newest}
+                    state=ServiceState.WORKING,
+                    note="",
+                    progress=MirrorProgress(mirrored_bytes=dict(copied_bytes)),
+                    versions={copy.policy: copy.newest},
                 )
-                merging.after(copy.policy, copy.newest)
+                merger.merge_up_to(copy.policy, copy.newest)
             missing = [copy.policy for copy in copies if copy.newest < 0]
             if missing and not failed:
                 note = f"waits for the base model of {', '.join(missing)}"
-                heartbeat.update(state="waiting", note=note)
-            if last is not None and all(copy.newest >= last and not copy.left for copy in copies):
+                reason = WaitReason.BASE_MODEL
+                heartbeat.update(state=ServiceState.WAITING, wait_reason=reason, note=note)
+            if last is not None and all(
+                copy.newest >= last and not copy.pending for copy in copies
+            ):
                 return
             failures = failures + 1 if failed else 0
             pause_s = 0.0 if copied else max(POLL_INTERVAL_S, backoff_s(failures))
 
 
-class _Copy:
-    """One policy's, as far as it has come."""
+def _wait_reason(error: AstraFlowError) -> WaitReason:
+    damaged = isinstance(error, (CorruptError, NotFoundError))
+    return WaitReason.DAMAGED_OBJECT if damaged else WaitReason.STORE
+
+
+class _PolicyCopy:
+    """The copy of one policy's weights, as far as it has come."""
 
     def __init__(self, home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
         self._home, self._mirror, self.policy = home, mirror, policy
         self.newest = -1
-        self.left: deque[tuple[int, FileInfo]] = deque()
-        """Whole tensors of anchors that the mirror shows, and their versions."""
+        """The newest version that the mirror shows; −1 before it was read."""
+        self.pending: deque[tuple[int, FileInfo]] = deque()
+        """Versions, and files with whole tensors of anchors that the mirror shows."""
 
-    def go_on(self) -> int | None:
-        """Copy the next version, else one more file that is left; the bytes that crossed, None when
-        there is nothing to do.
+    def copy_next(self) -> int | None:
+        """Copy the next version, else one pending file.
+
+        Returns:
+            The bytes that were copied; None when there is nothing to copy.
         """
         if self.newest < 0:
-            self._begin()
-        if (
-            copied := copy_version(self._home, self._mirror, self.policy, self.newest + 1)
-        ) is not None:
-            self.newest += 1
-            self.left += ((self.newest, file) for file in copied.left)
-            return copied.num_bytes
-        if not self.left:
-            return None
-        version, file = self.left[0]
+            self._resume()
+        if (num_bytes := self._copy_version(self.newest + 1)) is not None:
+            return num_bytes
+        if not self.pending:
+            return self._copy_after_missing()
+        version, file = self.pending[0]
         try:
             num_bytes = copy_files(self._home, self._mirror, self.policy, version, [file])
-        except (
-            NotFoundError
-        ) as error:  # nor does home have it: whoever needs it hears of that there
+        except NotFoundError as error:  # home lacks it too, where readers get the same error
             log.warning("an anchor of %s is not mirrored as a whole: %s", self.policy, error)
             num_bytes = 0
-        self.left.popleft()
+        self.pending.popleft()
         return num_bytes
 
-    def _begin(self) -> None:
-        """From what stands in the mirror, of whose newest anchor files may be missing. Home tells
-        which that is: a mirror may be damaged.
+    def _copy_version(self, version: int) -> int | None:
+        copied = copy_version(self._home, self._mirror, self.policy, version)
+        if copied is None:
+            return None
+        self.newest = version
+        self.pending += ((version, file) for file in copied.pending)
+        return copied.num_bytes
+
+    def _copy_after_missing(self) -> int | None:
+        """Copy the version after the next one, where home has lost the manifest of that."""
+        missing = self.newest + 1
+        if self.newest < 0 or not manifests.exists(self._home, self.policy, missing + 1):
+            return None
+        if (num_bytes := self._copy_version(missing)) is not None:  # published meanwhile
+            return num_bytes
+        log.warning("version %d of %s is missing and is not mirrored", missing, self.policy)
+        return self._copy_version(missing + 1)
+
+    def _resume(self) -> None:
+        """Go on from the versions in the mirror, whose newest anchor may lack files.
+
+        Manifests are read from home, because a mirror may be damaged.
         """
-        _refuse_another_run(self._home, self._mirror, self.policy)
+        _check_same_run(self._home, self._mirror, self.policy)
         version = manifests.latest(self._mirror, self.policy)
         if version is None:
             return
         try:
             anchor = manifests.nearest_anchor(self._home, self.policy, version)
-            self.left += ((anchor.version, file) for file in _left(anchor))
+            self.pending += ((anchor.version, file) for file in _whole_tensor_files(anchor))
         except (CorruptError, NotFoundError) as error:
             log.warning("no anchor of %s is completed in the mirror: %s", self.policy, error)
         self.newest = version
@@ -168,12 +202,12 @@ class _Copy:
 
 def copy_version(
     home: ObjectStore, mirror: ObjectStore, policy: str, version: int
-) -> Copied | None:
-    """Copy what the mirror lacks of a version, or None while there is no such version.
+) -> CopiedVersion | None:
+    """Copy what the mirror lacks of a version; None while home has no such version.
 
-    What comes from the version before first, or an anchor that does not tell that; then the
-    manifest, so that a mirror never shows a version without a way to it. Bytes go as they are:
-    whoever reads them checks them.
+    First the files of the delta, or of an anchor without one, then the manifest, so that a mirror
+    never shows a version that cannot be read. Bytes are copied unverified: their readers verify
+    them.
     """
     key = layout.manifest(layout.weights(policy, version))
     try:
@@ -187,20 +221,21 @@ def copy_version(
     try:
         mirror.create(key, body)
     except ConflictError:
-        log.info("another mirror of %s was faster with version %d", policy, version)
-    return Copied(num_bytes + len(body), _left(manifest))
+        log.info("another service mirrored version %d of %s first", version, policy)
+    return CopiedVersion(num_bytes + len(body), _whole_tensor_files(manifest))
 
 
 def copy_files(
     home: ObjectStore, mirror: ObjectStore, policy: str, version: int, files: Sequence[FileInfo]
 ) -> int:
-    """Copy files of a version, many at once, those that the mirror has and those that were retired
-    left out; the bytes that crossed.
+    """Copy files of a version, many at once, and return the bytes that were copied.
+
+    Files that the mirror has, and files of a retired version, are left out.
     """
 
     def copy(file: FileInfo) -> int:
         key = f"{layout.weights(policy, version)}/{file.name}"
-        if mirror.exists(key):  # from a copy that was cut off; the name holds its writer's id
+        if mirror.exists(key):  # from an interrupted copy; the name holds its writer's id
             return 0
         try:
             mirror.put(key, home.get(key, file.num_bytes))
@@ -218,14 +253,13 @@ def copy_files(
     )
 
 
-def _left(manifest: Manifest) -> tuple[FileInfo, ...]:
+def _whole_tensor_files(manifest: Manifest) -> tuple[FileInfo, ...]:
+    """The files of an anchor that carries its delta: they are copied after the manifest."""
     return manifest.files if manifest.step else ()
 
 
-def _refuse_another_run(home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
-    """ConfigError when the mirror's version 0 is not home's: a run of this name was mirrored there
-    before.
-    """
+def _check_same_run(home: ObjectStore, mirror: ObjectStore, policy: str) -> None:
+    """Raise ConfigError when the mirror has another version 0 than home, of another run."""
     key = layout.manifest(layout.weights(policy, 0))
     if mirror.exists(key) and home.exists(key) and mirror.get(key) != home.get(key):
         raise ConfigError(

@@ -146,9 +146,19 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> R
     """What of the policy's weights may go at Unix time `now_s`. Reads every manifest. CorruptError
     for one that is damaged, and for a damaged tag or heartbeat, whose versions are not known.
     """
-    newest = manifests.latest(run, policy)
-    if newest is None:
+    keys = run.list(f"{layout.WEIGHTS}/{policy}")
+    versions = layout.numbers(
+        keys, lambda version: layout.manifest(layout.weights(policy, version))
+    )
+    if not versions:
         return RetirementPlan(policy=policy, kept={}, retired={}, num_bytes=0)
+    newest = versions[-1]
+    missing = next((n for n, version in enumerate(versions) if version != n), None)
+    if missing is not None:
+        raise CorruptError(
+            f"version {missing} of {policy} is missing, version {newest} exists; what the versions "
+            "after it need is not known: put its manifest back"
+        )
     with ThreadPoolExecutor(READ_THREADS) as pool:
         chain = list(
             pool.map(
@@ -156,14 +166,13 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> R
                 range(newest + 1),
             )
         )
-    tagged = tags.read_all(run)
+    tagged = tags.require_all(run)
     kept = _wanted(run, chain, retention, tagged, now_s)
     for version in sorted(kept, reverse=True):
         base = chain[version].base
         while base is not None and base not in kept:
             kept[base] = f"leads to version {version}"
             base = chain[base].base
-    keys = run.list(f"{layout.WEIGHTS}/{policy}")
     data = _by_version(policy, keys)
     told = set(layout.numbers(keys, partial(layout.retired, policy)))
     gone = told - data.keys()
@@ -177,7 +186,9 @@ def plan(run: ObjectStore, policy: str, retention: Retention, now_s: float) -> R
     }  # also of a delta that changes nothing: its base goes
     num_bytes = _num_bytes(run, [chain[version] for version in retired], retired)
     reasons = {version: kept[version] for version in sorted(kept) if version not in gone}
-    returned = tuple(v for v in sorted(kept) if v in told and not manifests.is_gone(run, chain[v]))
+    returned = tuple(
+        v for v in sorted(kept) if v in told and not manifests.is_retired(run, chain[v])
+    )
     return RetirementPlan(
         policy=policy,
         kept=reasons,
@@ -201,7 +212,7 @@ def retire(run: ObjectStore, planned: RetirementPlan) -> None:
         # other.
         if late := [
             tag
-            for tag in tags.read_all(run)
+            for tag in tags.require_all(run)
             if tag not in planned.tags and tag.policy == planned.policy
         ]:
             raise ConfigError(
@@ -331,7 +342,7 @@ def _oldest_held(run: ObjectStore, policy: str, now_s: float) -> int | None:
         beat.versions[policy]
         for beat in seen.beats
         if beat.kind in READERS
-        and beat.state not in ("done", "failed")
+        and not beat.has_ended
         and policy in beat.versions
         and now_s - beat.beat_s < ALIVE_S
     ]
@@ -384,7 +395,7 @@ def _num_bytes(
         for file in _files(one)
     }
     for policy in {one.policy for one in chain}:
-        for version, bases in layout.merges(going, policy).items():
+        for version, bases in layout.merged_deltas(going, policy).items():
             for base in bases:
                 with suppress(CorruptError, NotFoundError):  # only a count
                     files = manifests.read_merged(run, policy, version, base).step.files

@@ -1,8 +1,8 @@
-"""Names for versions that a person wants to find again. The data of a tagged version, and what
-leads to it, is never let go.
+"""Tags: names that a person gives to versions. The data of a tagged version, and of the versions it
+is made of, is never retired.
 
-A tag is an object of the run, created once: `tags/{name}.json`. To move a name, take it away and
-give it again.
+A tag is an object of the run, created once: `tags/{name}.json`. To move a name, delete the tag and
+create it again.
 """
 
 import re
@@ -24,29 +24,31 @@ _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Tag:
-    """Example: `Tag("best", "solver", 40, 1767225600.0)`."""
+    """A name of a version. Example:
+    `Tag(name="best", policy="solver", version=40, at_s=1767225600.0)`.
+    """
 
     name: PartName
     policy: PartName
     version: Count
     at_s: UnixTime
-    """Unix time."""
+    """Unix time of its creation."""
     write_id: str = ""
 
 
 def parse(word: str) -> tuple[str, int]:
-    """`"solver@40"` → `("solver", 40)`; ConfigError for what does not read like this."""
-    if (found := _VERSION.fullmatch(word)) is None:
+    """Parse `"solver@40"` into `("solver", 40)`; ConfigError for text of another form."""
+    if (match := _VERSION.fullmatch(word)) is None:
         raise ConfigError(f"{word!r} names no version; write POLICY@VERSION, such as solver@40")
-    return found[1], int(found[2])
+    return match[1], int(match[2])
 
 
 def create(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
-    """Name a version. Giving it the name that it has is no error.
+    """Create a tag; one that exists for the same version is returned.
 
     Raises:
-        ConfigError: the name cannot be one or belongs to another version; there is no such version,
-        or its data was let go.
+        ConfigError: the name is not allowed, or belongs to another version; there is no such
+            version, or its data was retired.
     """
     if name.isdecimal():
         raise ConfigError(
@@ -61,64 +63,74 @@ def create(run: ObjectStore, name: str, policy: str, version: int) -> Tag:
     try:
         run.create(layout.tag(name), seal(tag))
     except ConflictError:
-        stands = read(run, name)
-        if (stands.policy, stands.version) == (policy, version):
-            return stands
+        existing = read(run, name)
+        if (existing.policy, existing.version) == (policy, version):
+            return existing
         raise ConfigError(
-            f"the name {name} belongs to {stands.policy}@{stands.version}; choose another, or take "
-            "it away first"
+            f"the name {name} belongs to {existing.policy}@{existing.version}; choose another, or "
+            "remove it first"
         ) from None
-    # After the tag stands: whoever retires the version now sees the tag, and whoever had begun is
-    # seen here.
+    # Checked after the tag was created: a retirement that begins now reads the tag, and one that
+    # had begun is detected here.
     if run.exists(layout.retired(policy, version)):
         run.delete(layout.tag(name))
         raise ConfigError(
-            f"the data of version {version} of {policy} was let go; tag a version that still has "
-            "its own"
+            f"the data of version {version} of {policy} was retired; tag a version that still has "
+            "its data"
         )
     return tag
 
 
 def resolve(run: ObjectStore, policy: str, word: str) -> int:
-    """The version of the policy that a number or a tag names; ConfigError where there is no such
-    tag, CorruptError where it is damaged.
+    """Return the version of the policy that a number or a tag names.
+
+    Raises:
+        ConfigError: there is no such tag.
+        CorruptError: the tag is damaged.
     """
     if _NUMBER.fullmatch(word):
         return int(word)
-    tagged = look(run)
-    found = {tag.name: tag.version for tag in tagged.found if tag.policy == policy}
-    if word in found:
-        return found[word]
-    if layout.NAME.fullmatch(word) and layout.tag(word) in tagged.unreadable:
-        raise CorruptError(tagged.unreadable[layout.tag(word)])
+    stored = read_all(run)
+    versions = {tag.name: tag.version for tag in stored.found if tag.policy == policy}
+    if word in versions:
+        return versions[word]
+    if layout.NAME.fullmatch(word) and layout.tag(word) in stored.unreadable:
+        raise CorruptError(stored.unreadable[layout.tag(word)])
     raise ConfigError(
         f"{word!r} is no version of {policy} and none of its tags; those are "
-        f"{', '.join(found) or 'none yet'}"
+        f"{', '.join(versions) or 'none yet'}"
     )
 
 
 def delete(run: ObjectStore, name: str) -> Tag | None:
-    """Take a name away, also from a tag that cannot be read (None is returned); ConfigError where
-    no version has it.
+    """Delete a tag and return it; None where it could not be read.
+
+    Raises:
+        ConfigError: there is no such tag.
     """
     try:
         tag = read(run, name)
     except UNREADABLE:
         tag = None
     except NotFoundError:
-        known = ", ".join(tag.name for tag in look(run).found) or "none"
-        raise ConfigError(f"no version is tagged {name!r}; tags of the run: {known}") from None
+        names = ", ".join(tag.name for tag in read_all(run).found) or "none"
+        raise ConfigError(f"no version is tagged {name!r}; tags of the run: {names}") from None
     run.delete(layout.tag(name))
     return tag
 
 
 def key(tag: Tag) -> str:
-    """The key of the tag, relative to its run."""
+    """Return the key of the tag, relative to its run."""
     return layout.tag(tag.name)
 
 
 def read(run: ObjectStore, name: str) -> Tag:
-    """NotFoundError where there is none; CorruptError when it is damaged, or another tag's copy."""
+    """Read a tag.
+
+    Raises:
+        NotFoundError: there is no such tag.
+        CorruptError: it is damaged, or the copy of another tag.
+    """
     place = layout.tag(name)
     tag = unseal(Tag, run.get(place), place)
     if tag.name != name:
@@ -132,11 +144,11 @@ class Tags:
 
     found: tuple[Tag, ...]
     unreadable: Mapping[str, str]
-    """Key → why it cannot be read. `tags` alone: not even their names are known."""
+    """Key → why it cannot be read. The key `tags`: the tags cannot be listed."""
 
 
-def look(run: ObjectStore) -> Tags:
-    """Read every tag of the run."""
+def read_all(run: ObjectStore) -> Tags:
+    """Read every tag of the run; one that cannot be read is listed with the reason."""
     found: list[Tag] = []
     unreadable: dict[str, str] = {}
     try:
@@ -152,23 +164,25 @@ def look(run: ObjectStore) -> Tags:
         except UNREADABLE as error:
             unreadable[place] = str(error)
         except NotFoundError:
-            continue  # taken away meanwhile
+            continue  # deleted meanwhile
     return Tags(
         tuple(sorted(found, key=lambda tag: (tag.policy, tag.version, tag.name))), unreadable
     )
 
 
-def read_all(run: ObjectStore) -> list[Tag]:
-    """Every tag of the run, by policy and version. CorruptError for one that cannot be read: what
-    it keeps is not known.
+def require_all(run: ObjectStore) -> list[Tag]:
+    """Read every tag of the run, sorted by policy and version.
+
+    Raises:
+        CorruptError: one cannot be read, so that the version which it keeps is unknown.
     """
-    tagged = look(run)
-    for place, why in tagged.unreadable.items():
+    stored = read_all(run)
+    for place, why in stored.unreadable.items():
         if place == layout.TAGS:
             raise CorruptError(f"{why}; which versions are tagged is not known")
         name = place.removeprefix(f"{layout.TAGS}/").removesuffix(".json")
         raise CorruptError(
-            f"{why}; what it keeps is not known: put it back, or take it away with `astraflow tag "
+            f"{why}; what it keeps is not known: put it back, or remove it with `astraflow tag "
             f"RUN --remove {name}`"
         )
-    return list(tagged.found)
+    return list(stored.found)

@@ -13,13 +13,6 @@ from storage import layout
 from storage.store.backend import Backend, Keys
 from storage.store.object_store import ObjectStore
 
-FROM_HOME, FROM_MIRROR = "weights_bytes_home_", "weights_bytes_mirror_"
-"""Counters of a worker's heartbeat, each before a policy's name: what it read of the policy's
-weights.
-"""
-SHARD_BYTES = "shard_bytes"
-"""Counter of a worker's heartbeat: what it wrote."""
-
 
 @dataclass(kw_only=True)
 class Counting:
@@ -82,13 +75,3 @@ def counted(run: ObjectStore) -> tuple[ObjectStore, Counting]:
     """The run's store, counting from now on, and what counts."""
     backend = Counting(inner=run.backend, prefix=run.prefix)
     return replace(run, backend=backend), backend
-
-
-def progress(home: Counting, mirror: Counting | None) -> dict[str, float]:
-    """For a heartbeat. Example: `{"weights_bytes_home_solver": 1024, "shard_bytes": 512}`."""
-    near = mirror.weights() if mirror else {}
-    return {
-        **{f"{FROM_HOME}{policy}": num_bytes for policy, num_bytes in home.weights().items()},
-        **{f"{FROM_MIRROR}{policy}": num_bytes for policy, num_bytes in near.items()},
-        SHARD_BYTES: home.shards(),
-    }

@@ -1,179 +1,179 @@
-"""From the weights that one holds to those that one wants: which stored changes lead there, and
-going that way.
+"""The update path: the stored deltas that lead from the version a reader has to the one it wants.
 
-    held 13 ──14──▶ ──15──▶ ──16──▶ 16        one leg a version
-            16 ◀──since 8── 8                 or a merged one, which passes over those in between
-                 anchor 20 ──21──▶ …          or from an anchor, which leads from nowhere
+    loaded 13 ──14──▶ ──15──▶ ──16──▶ 16      one delta a version
+             8 ──────────────────────▶ 16     a merged delta, which passes over those in between
+                    anchor 20 ──21──▶ …       an anchor, which needs no base
 
-The cheapest way is the one with the fewest bytes. Files are fetched ahead, many at once; each is
-applied and let go. This module reads no manifests: which legs there are it is told.
+The cheapest path has the fewest bytes. Files are fetched ahead, many at once; each is applied and
+dropped. This module reads no manifests: the caller passes the deltas to choose from.
 """
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from types import MappingProxyType
 
 from storage import layout
 from storage.errors import CorruptError
-from storage.formats.safetensors import digest
-from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta, TensorInfo
+from storage.records.weights import (
+    FileInfo,
+    HostTensor,
+    Manifest,
+    MergedDelta,
+    StoredDelta,
+    TensorInfo,
+)
 from storage.store.object_store import ObjectStore
 from storage.store.ordered_map import ordered_map
 from storage.weights import delta_store
+from storage.weights.delta_applier import DeltaApplier
 from storage.weights.delta_store import TRANSFERS_MAX
-
-NOTHING: Mapping[str, HostTensor] = MappingProxyType({})
+from storage.weights.manifests import MEMORY_BYTES, LoadedWeights
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathStep:
-    """One stored change: it leads to `version` from `base`, or from nowhere."""
+class PathDelta:
+    """One part of an update path: a stored delta from `base` to `version`, or an anchor."""
 
     policy: str
     version: int
     base: int | None
+    """None for an anchor."""
     tensors: Mapping[str, TensorInfo]
     files: tuple[FileInfo, ...]
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the files that hold tensors."""
         used = {info.file for info in self.tensors.values()}
         return sum(file.num_bytes for file in self.files if file.name in used)
 
     @property
     def folder(self) -> str:
+        """Key of the folder of its files."""
         return layout.weights(self.policy, self.version)
 
 
 class DamagedPathError(CorruptError):
-    """The stored change `leg` cannot be applied."""
+    """The stored delta `delta` cannot be applied."""
 
-    def __init__(self, leg: PathStep, message: str) -> None:
+    def __init__(self, delta: PathDelta, message: str) -> None:
         super().__init__(message)
-        self.leg = leg
+        self.delta = delta
 
 
-def legs(manifest: Manifest) -> list[PathStep]:
-    """The ways to a version that its manifest tells of."""
-    found = [
-        PathStep(
-            policy=manifest.policy,
-            version=manifest.version,
-            base=manifest.base,
-            tensors=manifest.tensors,
-            files=manifest.files,
-        )
-    ]
-    return found + (
-        [_leg(manifest.policy, manifest.version, manifest.step)] if manifest.step else []
+def path_deltas(manifest: Manifest) -> list[PathDelta]:
+    """Return what a manifest lists: an anchor, a delta, or both."""
+    listed = PathDelta(
+        policy=manifest.policy,
+        version=manifest.version,
+        base=manifest.base,
+        tensors=manifest.tensors,
+        files=manifest.files,
     )
+    if manifest.step is None:
+        return [listed]
+    return [listed, _path_delta(manifest.policy, manifest.version, manifest.step)]
 
 
-def merged_leg(merged: Merged) -> PathStep:
-    return _leg(merged.policy, merged.version, merged.step)
+def merged_path_delta(merged: MergedDelta) -> PathDelta:
+    """Return a merged delta as part of an update path."""
+    return _path_delta(merged.policy, merged.version, merged.step)
 
 
-def _leg(policy: str, version: int, step: StoredDelta) -> PathStep:
-    return PathStep(
-        policy=policy, version=version, base=step.base, tensors=step.tensors, files=step.files
-    )
+def cheapest(
+    deltas: Iterable[PathDelta], start: int | None, version: int
+) -> list[PathDelta] | None:
+    """Return the path with the fewest bytes to `version`, from version `start` or from an anchor.
 
-
-def cheapest(given: Iterable[PathStep], start: int | None, version: int) -> list[PathStep] | None:
-    """The legs with the fewest bytes from `start` (None: nothing is held), or from an anchor, to
-    `version`; None when none lead there.
+    None when no path leads there. A `start` of None allows only paths from an anchor.
     """
-    ways: dict[int | None, tuple[float, list[PathStep]]] = {None: (0.0, [])} | (
-        {} if start is None else {start: (0.0, [])}
-    )
-    for leg in sorted(given, key=lambda leg: leg.version):
-        num_bytes, way = ways.get(leg.base, (math.inf, []))
-        num_bytes += leg.num_bytes
-        if num_bytes < ways.get(leg.version, (math.inf, []))[0]:
-            ways[leg.version] = num_bytes, [*way, leg]
-    return ways[version][1] if version in ways else None
+    paths: dict[int | None, tuple[float, list[PathDelta]]] = {None: (0.0, [])}
+    if start is not None:
+        paths[start] = 0.0, []
+    for delta in sorted(deltas, key=lambda delta: delta.version):
+        num_bytes, path = paths.get(delta.base, (math.inf, []))
+        num_bytes += delta.num_bytes
+        if num_bytes < paths.get(delta.version, (math.inf, []))[0]:
+            paths[delta.version] = num_bytes, [*path, delta]
+    return paths[version][1] if version in paths else None
 
 
-def follow(
+def apply_path(
     run: ObjectStore,
-    way: Sequence[PathStep],
-    held: Mapping[str, HostTensor],
-    memory_bytes: int,
-    spare: Mapping[str, HostTensor] = NOTHING,
-) -> tuple[dict[str, HostTensor], dict[str, str]]:
-    """The tensors at the end of the way, and the digests, by name, of those that its last leg
-    changed; `held` stay as they are, and what does not change is shared with them.
+    manifest: Manifest,
+    path: Sequence[PathDelta],
+    loaded: LoadedWeights | None,
+    memory_bytes: int = MEMORY_BYTES,
+    spare: LoadedWeights | None = None,
+) -> LoadedWeights:
+    """Return the version of `manifest`, read by exactly this path and verified.
 
-    The memory of `spare` is written over, but for what is held. About `memory_bytes` of files lie
-    in memory at once. DamagedLegError for a file that is not what is listed, twice. Whether the
-    right tensors come out, `check` tells.
+    Args:
+        loaded: the version that the path starts from. Its tensors stay as they are; those that do
+            not change are shared with it.
+        memory_bytes: of files that are in memory at once.
+        spare: a version that nobody uses any more, whose memory is written to.
+
+    Raises:
+        DamagedPathError: a file is damaged, or does not fit what is listed.
+        CorruptError: the resulting tensors are not those that the manifest lists.
     """
-    listed = [
-        [
-            (leg, file)
-            for file in delta_store.needed(f"{run.url}/{leg.folder}", leg.tensors, leg.files)
-        ]
-        for leg in way
+    files = [
+        delta_store.tensor_files(f"{run.url}/{delta.folder}", delta.tensors, delta.files)
+        for delta in path
     ]
     fetched = ordered_map(
-        lambda one: (one[1], delta_store.fetch(run.sub(one[0].folder), one[1])),
-        [one for of_leg in listed for one in of_leg],
+        lambda each: (each[1], delta_store.fetch(run.sub(each[0].folder), each[1])),
+        [(delta, file) for delta, of_delta in zip(path, files, strict=True) for file in of_delta],
         threads=TRANSFERS_MAX,
         budget=memory_bytes,
-        cost=lambda one: one[1].num_bytes,
+        cost=lambda each: each[1].num_bytes,
     )
-    tensors = dict(held)
-    digested: dict[str, str] = {}
-    foreign = {id(tensor) for tensor in held.values()}
-    held_bits = {id(tensor.bits) for tensor in held.values()}
-    room = delta_store.room(tensor for tensor in spare.values() if id(tensor.bits) not in held_bits)
-    for leg, of_leg in zip(way, listed, strict=True):
-        own = {id(tensor) for tensor in tensors.values()} - foreign
-        stored = islice(fetched, len(of_leg))
-        base = tensors if leg.base is not None else {}
+    applier = DeltaApplier(
+        loaded.tensors if loaded else {},
+        {name: info.digest for name, info in loaded.manifest.tensors.items()} if loaded else {},
+        spare.tensors.values() if spare else (),
+    )
+    for delta, of_delta in zip(path, files, strict=True):
+        if delta.base is None:
+            applier.clear()
         try:
-            last = digested if leg is way[-1] else None
-            tensors = delta_store.apply(
-                f"{run.url}/{leg.folder}", leg.tensors, stored, base, own, room, last
+            applier.apply(
+                f"{run.url}/{delta.folder}",
+                delta.tensors,
+                islice(fetched, len(of_delta)),
+                with_digests=delta is path[-1],
             )
         except CorruptError as error:
-            raise DamagedPathError(leg, str(error)) from error
-    return tensors, digested
+            raise DamagedPathError(delta, str(error)) from error
+    check(manifest, applier.tensors, applier.digests())
+    return LoadedWeights(manifest, applier.tensors)
 
 
 def check(
-    manifest: Manifest,
-    tensors: Mapping[str, HostTensor],
-    digested: Mapping[str, str],
-    known: Mapping[int, str],
+    manifest: Manifest, tensors: Mapping[str, HostTensor], digests: Mapping[str, str]
 ) -> None:
-    """CorruptError unless every tensor is the one that the manifest lists. `digested` are digests
-    by name that were made with the tensors, `known` those by `id` of tensors that were checked
-    before.
-    """
-
-    def own(one: tuple[str, HostTensor]) -> tuple[str, tuple[str, tuple[int, ...], str]]:
-        name, tensor = one
-        return name, (
-            tensor.dtype,
-            tensor.shape,
-            digested.get(name) or known.get(id(tensor)) or digest(tensor),
-        )
-
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        found = dict(pool.map(own, tensors.items()))
+    """Raise CorruptError unless the tensors, with these digests, are those that `manifest` lists."""
     where = layout.weights(manifest.policy, manifest.version)
     for name, info in manifest.tensors.items():
-        if found.get(name) != (info.dtype, info.shape, info.digest):
+        tensor = tensors.get(name)
+        if tensor is None or (tensor.dtype, tensor.shape, digests[name]) != (
+            info.dtype,
+            info.shape,
+            info.digest,
+        ):
             raise CorruptError(
                 f"{where}: what is stored does not give the tensor {name} that its manifest lists"
             )
-    if extra := found.keys() - manifest.tensors.keys():
+    if extra := tensors.keys() - manifest.tensors.keys():
         raise CorruptError(
             f"{where}: what is stored gives {', '.join(sorted(extra)[:3])}, which its manifest "
             "does not list"
         )
+
+
+def _path_delta(policy: str, version: int, delta: StoredDelta) -> PathDelta:
+    return PathDelta(
+        policy=policy, version=version, base=delta.base, tensors=delta.tensors, files=delta.files
+    )

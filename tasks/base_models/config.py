@@ -1,5 +1,4 @@
-"""Where version 0 of a policy comes from: one model of settings for each source, and the one table
-of them.
+"""Settings of the sources of base models, and the table of them.
 
 Importing this module does not import torch.
 """
@@ -13,7 +12,7 @@ from pydantic import Discriminator, Tag
 from storage.config_model import Count, CountOrNone, Frozen, Layers, Seed, Width
 from storage.config_union import ByKey, variants
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from storage.import_path import PluginKind, constructor_fault, resolve
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from tasks.base_models.folders import Progress, read_model_folder, snapshot
@@ -23,9 +22,7 @@ ModelFiles: TypeAlias = tuple[Mapping[str, HostTensor], Mapping[str, bytes]]
 
 
 class TinyBase(Frozen):
-    """The embedded base model: a small Qwen3 architecture, warmed up on chained addition when it is
-    first needed.
-    """
+    """The embedded base model: a small Qwen3, trained on chained addition at its first use."""
 
     hidden: Width = 64
     layers: Layers = 2
@@ -36,8 +33,7 @@ class TinyBase(Frozen):
     skill_iterations: CountOrNone = 560
     """Supervised iterations that teach the skill."""
     habit_iterations: CountOrNone = 60
-    """Supervised iterations that hide the skill under bad habits, so that RL has something to find.
-    """
+    """Supervised iterations that add bad habits, so that reinforcement learning can improve it."""
     batch_size: Count = 64
     seed: Seed = 0
 
@@ -78,18 +74,18 @@ class HubModel(Frozen):
 
 
 class ModelSource(Protocol):
-    """A base model from outside of AstraFlow. `docs/sources.md` shows how to write one."""
+    """A base model from outside of AstraFlow (see `docs/sources.md`)."""
 
     def load(self, progress: Progress) -> ModelFiles:
         """Return the tensors and the other files of the model.
 
-        Tensors have Hugging Face's names, floating-point ones in BF16, tied ones once. The files
-        are `config.json` and those of the tokenizer, by name. `progress` takes a sentence and the
-        share that is done. The same arguments must always give the same bits.
+        Tensors have Hugging Face parameter names, floating-point ones in BF16, tied ones once. The
+        files are `config.json` and those of the tokenizer, by name. `progress` takes a sentence and
+        the finished share. The same arguments must always give the same bits.
         """
 
 
-MODEL: Final = Kind("base model", ModelSource, "docs/sources.md")
+MODEL: Final = PluginKind("base model", ModelSource, "docs/sources.md")
 
 
 class CustomModel(Frozen):
@@ -101,9 +97,7 @@ class CustomModel(Frozen):
     """Passed to its constructor."""
 
     def files(self, store: ObjectStore, progress: Progress) -> ModelFiles:
-        """Import the class, build it and load the model. ConfigError where the first two are
-        impossible.
-        """
+        """Import the class, construct it and load the model; ConfigError if that is impossible."""
         try:
             source: ModelSource = self.find()(**self.args)
         except ConfigError as error:
@@ -117,12 +111,12 @@ class CustomModel(Frozen):
 
         ConfigError when it is not a base model, or takes other arguments than `args`.
         """
-        made: Any = resolve(self.custom, {}, MODEL)
-        if wrong := unfit(made, MODEL, self.args):
+        source_class: Any = resolve(self.custom, {}, MODEL)
+        if reason := constructor_fault(source_class, MODEL, self.args):
             raise ConfigError(
-                f"{self.custom} does not take args {self.args} ({wrong}); correct them"
+                f"{self.custom} does not take args {self.args} ({reason}); correct them"
             )
-        return made
+        return source_class
 
 
 ModelConfig: TypeAlias = Annotated[
@@ -132,7 +126,7 @@ ModelConfig: TypeAlias = Annotated[
     | Annotated[CustomModel, Tag("custom")],
     Discriminator(ByKey(("tiny", "path", "hub", "custom"))),
 ]
-"""The table: which of these keys a section `model` has selects where version 0 comes from."""
+"""The table of base models: the key in a section `model` selects one of them."""
 
 MODEL_SOURCES: Final = variants(ModelConfig)
 """Key → the model of its settings."""

@@ -1,10 +1,8 @@
-"""Reads a model in the layout of the Hugging Face hub: `config.json`, tokenizer, safetensors in one
-file or several.
+"""Read a model folder in the layout of the Hugging Face hub: `config.json`, tokenizer, safetensors.
 
-Independent of policies and runs; never runs code of a model's folder. What is read goes into the
-store, where others can read it: so nothing outside the folder is read, however the folder came
-here. A symbolic link in it is refused, but for those of the hub's own cache, where a snapshot is a
-folder of links into the `blobs` of the same model:
+Code in the folder is never run. Its files are copied into the store, which others can read, so
+nothing outside the folder may be read: a symbolic link is refused, except in the hub's cache, where
+a snapshot is a folder of links into the `blobs` of the same model:
 
     models--openai--x/snapshots/{revision}/config.json ──▶ models--openai--x/blobs/{digest}
 """
@@ -18,22 +16,23 @@ from typing import TypeAlias
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import from_safetensors
-from storage.formats.tensor_set import OTHER_FILE_BYTES_MAX
-from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, shown
+from storage.formats.tensor_set import EXTRA_FILE_BYTES_MAX
+from storage.plain_names import MODEL_SUFFIXES, TENSOR_SUFFIX, fault, model_file_fault, quoted
 from storage.records.weights import HostTensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 REPORT_INTERVAL_S = 0.5
 
 Progress: TypeAlias = Callable[[str, float], None]
-"""Takes what is being done, in words, and the share of it that is finished."""
+"""Called with a sentence about the current work and its finished share."""
 
 
 def read_model_folder(
     folder: Path, progress: Progress
 ) -> tuple[dict[str, HostTensor], dict[str, bytes]]:
-    """Tensors, floating-point ones rounded to BF16, and the other files by name. ConfigError says
-    what is missing.
+    """Read the tensors, floating-point ones rounded to BF16, and the other files, by name.
+
+    ConfigError when the folder is not a model or a file is missing.
     """
     if not folder.is_dir():
         raise ConfigError(
@@ -56,9 +55,7 @@ def read_model_folder(
 
 
 def snapshot(repository: str, progress: Progress) -> Path:
-    """The local folder of a hub model, fetched unless it is there. ConfigError when it cannot be
-    had.
-    """
+    """Return the local folder of a hub model, after downloading it; ConfigError when that fails."""
     try:
         import httpx
         import huggingface_hub
@@ -95,55 +92,53 @@ def _other_files(folder: Path) -> Iterator[Path]:
             and path.suffix in MODEL_SUFFIXES
             and path.name != INDEX
         ):
-            if wrong := model_file_fault(path.name):
+            if reason := model_file_fault(path.name):
                 raise ConfigError(
-                    f"model.path: {shown(path.name)} in {folder} {wrong}; rename it, or remove it"
+                    f"model.path: {quoted(path.name)} in {folder} {reason}; rename it, or remove it"
                 )
             yield path
 
 
 def _bounded(path: Path) -> bytes:
-    """What the file holds; ConfigError when that is more than a file without tensors may have."""
+    """Read a file; ConfigError when it is larger than a file without tensors may be."""
     with path.open("rb") as file:
-        body = file.read(OTHER_FILE_BYTES_MAX + 1)
-    if len(body) > OTHER_FILE_BYTES_MAX:
+        body = file.read(EXTRA_FILE_BYTES_MAX + 1)
+    if len(body) > EXTRA_FILE_BYTES_MAX:
         raise ConfigError(
-            f"model.path: {path} is larger than {OTHER_FILE_BYTES_MAX} bytes; remove what is no "
-            "part of the model"
+            f"model.path: {path} is larger than {EXTRA_FILE_BYTES_MAX} bytes; remove files "
+            "that are not part of the model"
         )
     return body
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise ConfigError, naming the link, where a file that would be read from the folder is a
-    symbolic link, unless the folder is a snapshot in the hub's cache and the link leads into the
-    blobs of its model. The folder itself may be a link.
+    """Raise ConfigError, naming the link, for a model file that is a symbolic link.
+
+    Links of a snapshot in the hub's cache into the blobs of its model are allowed. The folder
+    itself may be a link.
     """
-    inside = folder.resolve()
-    is_snapshot = inside.parent.name == "snapshots" and inside.parent.parent.name.startswith(
+    resolved = folder.resolve()
+    is_snapshot = resolved.parent.name == "snapshots" and resolved.parent.parent.name.startswith(
         "models--"
     )
-    blobs = inside.parent.parent / "blobs"
-    for path in sorted(inside.iterdir()):
+    blobs = resolved.parent.parent / "blobs"
+    for path in sorted(resolved.iterdir()):
         if not _is_read(path) or not path.is_symlink():
             continue
         if not is_snapshot or os.path.dirname(os.path.realpath(path)) != str(blobs):
             raise ConfigError(
-                f"model.path: {folder / path.name} is a symbolic link to {os.readlink(path)}; put "
-                "the file itself in its place "
-                "(cp -L copies a folder with what its links lead to)"
+                f"model.path: {folder / path.name} is a symbolic link to {os.readlink(path)}; "
+                "replace it by the file (cp -L copies a folder and replaces its links)"
             )
 
 
 def _is_read(path: Path) -> bool:
-    """Whether a file of this name can be a part of the model; hidden ones (`._config.json` of a
-    Mac) are none.
-    """
+    """Return whether a file can be part of the model; hidden files (`._config.json`) cannot."""
     return path.suffix in (TENSOR_SUFFIX, *MODEL_SUFFIXES) and not path.name.startswith(".")
 
 
 def _tensor_files(folder: Path) -> list[str]:
-    """Names of the safetensors files: the one, or those that the index lists."""
+    """Return the names of the safetensors files: the single one, or those in the index."""
     if (folder / WEIGHTS).is_file():
         return [WEIGHTS]
     index = folder / INDEX
@@ -161,7 +156,7 @@ def _tensor_files(folder: Path) -> list[str]:
     for name in names:
         if fault(name) or not name.endswith(TENSOR_SUFFIX) or not (folder / name).is_file():
             raise ConfigError(
-                f"model.path: {index} lists {shown(name)}, which is not in the folder; fetch the "
+                f"model.path: {index} lists {quoted(name)}, which is not in the folder; fetch the "
                 "model again"
             )
     return names

@@ -1,11 +1,13 @@
-"""Muon in fp32: momentum whose matrices are orthogonalized before they are applied.
+"""The optimizer Muon in fp32: momentum, orthogonalized before it is applied.
 
-    m ← μ m + (1 − μ) g,   u = (1 − μ) g + μ m,   W ← (1 − lr·λ) W − lr·sqrt(max(1, rows/columns)) · orth(u)
+    m ← μ m + (1 − μ) g
+    u = (1 − μ) g + μ m
+    W ← (1 − lr·λ) W − lr·sqrt(max(1, rows/columns)) · orth(u)
 
 Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), the same
-update as `torch.optim.Muon` with `adjust_lr_fn="original"`. That one multiplies in bf16, which some
-virtual CPUs answer with SIGILL and most do slowly; and it goes matrix by matrix, while here all
-matrices of a shape are orthogonalized together.
+update as `torch.optim.Muon` with `adjust_lr_fn="original"`. That implementation multiplies in bf16,
+which is slow on most CPUs and ends with SIGILL on some virtual ones, and it orthogonalizes one
+matrix at a time; here all matrices of one shape are orthogonalized together.
 """
 
 from collections import defaultdict
@@ -20,11 +22,9 @@ EPS = 1e-7
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """[N, R, C] → [N, R, C], R ≤ C: about U Vᵀ of every matrix U S Vᵀ, with singular values between
-    0.7 and 1.2.
+    """Approximate U Vᵀ of matrices U S Vᵀ [N, R, C], R ≤ C; singular values become 0.7 to 1.2.
 
-    Five steps of the quintic Newton–Schulz iteration X ← a X + (b X Xᵀ + c (X Xᵀ)²) X on X = M /
-    ‖M‖.
+    Five iterations of the quintic Newton–Schulz X ← a X + (b X Xᵀ + c (X Xᵀ)²) X from X = M / ‖M‖.
     """
     if matrices.ndim != 3 or matrices.shape[1] > matrices.shape[2]:
         raise ValueError(f"expected matrices [N, R, C] with R <= C, got {tuple(matrices.shape)}")
@@ -37,7 +37,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For the matrices of hidden layers; embeddings, norms and heads belong to AdamW."""
+    """Optimizer of the matrices of hidden layers; AdamW is for embeddings, norms and heads."""
 
     def __init__(self, matrices: Iterable[Tensor], lr: float, momentum: float, weight_decay: float):
         super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -47,24 +47,24 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no closure, hence no loss to return
         for group in self.param_groups:
-            alike: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            by_shape: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
             for p in group["params"]:
                 if p.grad is not None:
                     update = self._momentum(p, p.grad, group["momentum"])
                     rows, columns = p.shape
-                    alike[min(rows, columns), max(rows, columns)].append(
+                    by_shape[min(rows, columns), max(rows, columns)].append(
                         (p, update if rows <= columns else update.mT)
                     )
-            for members in alike.values():
-                updates = orthogonalized(torch.stack([update for _, update in members]))
-                for (p, _), update in zip(members, updates, strict=True):
+            for matrices in by_shape.values():
+                updates = orthogonalized(torch.stack([update for _, update in matrices]))
+                for (p, _), update in zip(matrices, updates, strict=True):
                     rows, columns = p.shape
                     p.mul_(1 - group["lr"] * group["weight_decay"])
-                    step = group["lr"] * max(1.0, rows / columns) ** 0.5
-                    p.add_(update if rows <= columns else update.mT, alpha=-step)
+                    lr = group["lr"] * max(1.0, rows / columns) ** 0.5
+                    p.add_(update if rows <= columns else update.mT, alpha=-lr)
 
     def _momentum(self, p: Tensor, gradient: Tensor, momentum: float) -> Tensor:
-        """The Nesterov momentum of a parameter, after `gradient` was taken in."""
+        """Update the momentum of a parameter with its gradient; return the Nesterov momentum."""
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p)

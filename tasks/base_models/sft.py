@@ -1,10 +1,10 @@
-"""Supervised warm-up of a causal language model: weighted next-token loss, phase after phase.
+"""Supervised fine-tuning of a causal language model in phases, with a weighted next-token loss.
 
-Muon moves the matrices of the layers and AdamW the rest (a phase without `muon_lr` is AdamW's
-alone). Deterministic in the examples on one thread. Knows nothing of what the examples mean, of
-tokenizers, policies or stores.
+Muon updates the matrices of the layers and AdamW the other parameters (all of them in a phase
+without `muon_lr`). Deterministic in the examples on one thread.
 
-Shape legend: B examples, T tokens of the longest, N tokens that carry loss, V vocabulary.
+Shape legend: B examples, T tokens of the longest, L tokens of one, N tokens with a weight other
+than 0, H hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,50 +21,49 @@ from storage.records.types import Float32, Int32
 from tasks.base_models.muon import Muon
 
 Example: TypeAlias = tuple[Int32, Float32]
-"""Tokens [L] and the weight of each in the loss [L]; what is not to be learned weighs 0."""
+"""Tokens [L] and the weight of each in the loss [L]; 0 for tokens that are not learned."""
 Progress: TypeAlias = Callable[[str, float], None]
-"""Called with the phase's name and the finished share of it after every iteration."""
+"""Called after every iteration with the name of the phase and its finished share."""
 
 GRAD_NORM_MAX = 1.0
 MICRO_BATCH = 16
-"""Examples of one forward pass: those of about the same length go together, which saves padding."""
+"""Examples of one forward pass; sorted by length, which saves padding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPhase:
-    """One stretch of training with its own data and learning rates."""
+    """A part of the training, with its data and learning rates."""
 
     name: str
     examples: Iterator[Example]
     iterations: int
     lr: float
-    """AdamW's."""
+    """Learning rate of AdamW."""
     muon_lr: float | None = None
-    """Of the layers' matrices; None leaves them to AdamW."""
+    """Learning rate of Muon for the layers' matrices; None: AdamW updates them too."""
     warmup_iterations: int = 0
-    """The rates rise linearly from 0 over so many."""
+    """Iterations over which the learning rates rise linearly from 0."""
     decay_share: float = 0.0
-    """The last share of the iterations over which the rates fall linearly to `final_factor`."""
+    """Share of the iterations, at the end, over which they fall linearly to `final_factor`."""
     final_factor: float = 1.0
     betas: tuple[float, float] = (0.9, 0.98)
     momentum: float = 0.95
     weight_decay: float = 0.01
 
     def factor(self, iteration: int) -> float:
-        """What the learning rates are multiplied with in iteration 0, 1, 2, …"""
-        rising = min(1.0, (iteration + 1) / max(1, self.warmup_iterations))
-        falls_from = self.iterations * (1 - self.decay_share)
-        fallen = max(0.0, iteration - falls_from) / max(1.0, self.iterations - falls_from)
-        return rising * (1 - fallen * (1 - self.final_factor))
+        """Return the factor of the learning rates in iteration 0, 1, 2, …"""
+        warmup = min(1.0, (iteration + 1) / max(1, self.warmup_iterations))
+        decay_start = self.iterations * (1 - self.decay_share)
+        decay = max(0.0, iteration - decay_start) / max(1.0, self.iterations - decay_start)
+        return warmup * (1 - decay * (1 - self.final_factor))
 
 
 def warm_up(
     model: nn.Module, phases: Sequence[TrainingPhase], batch_size: int, progress: Progress
 ) -> dict[str, float]:
-    """Train `model` (a causal language model of transformers: a decoder and a head on its hidden
-    states) in place.
+    """Train `model`, a causal language model of transformers, in place.
 
-    Returns the weighted mean loss of each phase's last batch, by the phase's name.
+    Returns the weighted mean loss of the last batch of each phase, by phase name.
     """
     last_loss: dict[str, float] = {}
     model.train()
@@ -85,23 +84,21 @@ def warm_up(
     return last_loss
 
 
-def weighted_loss_sum(model: Any, tokens: Tensor, weights: Tensor) -> Tensor:
-    """Sum of weight × −log p over the tokens [B, T] that carry weight [B, T]; logits are made for
-    those N only.
+def weighted_loss_sum(model: Any, tokens_BT: Tensor, weights_BT: Tensor) -> Tensor:
+    """Compute Σ weight × −log p; logits are computed only for tokens with a weight other than 0.
 
-    Padding stands on the right, where the causal mask hides it from every token that counts.
+    Padding is on the right, where the causal mask excludes it.
     """
-    hidden = model.base_model(tokens, use_cache=False).last_hidden_state
-    counts = weights[:, 1:] != 0
-    logits = model.get_output_embeddings()(hidden[:, :-1][counts])
-    losses = F.cross_entropy(logits, tokens[:, 1:][counts], reduction="none")
-    return (losses * weights[:, 1:][counts]).sum()
+    hidden_BTH = model.base_model(tokens_BT, use_cache=False).last_hidden_state
+    targets_BT, target_weights_BT = tokens_BT[:, 1:], weights_BT[:, 1:]
+    weighted_BT = target_weights_BT != 0
+    logits_NV = model.get_output_embeddings()(hidden_BTH[:, :-1][weighted_BT])
+    losses_N = F.cross_entropy(logits_NV, targets_BT[weighted_BT], reduction="none")
+    return (losses_N * target_weights_BT[weighted_BT]).sum()
 
 
 def _accumulate_gradient(model: nn.Module, examples: list[Example]) -> float:
-    """The gradient of the weighted mean loss of the whole batch, micro-batch by micro-batch;
-    returns that loss.
-    """
+    """Accumulate the gradient of the weighted mean loss of a batch; return the loss."""
     mean_loss = 0.0
     total = float(sum(weights[1:].sum() for _, weights in examples))
     by_length = sorted(examples, key=lambda example: len(example[0]))
@@ -113,22 +110,17 @@ def _accumulate_gradient(model: nn.Module, examples: list[Example]) -> float:
 
 
 def _padded(examples: list[Example]) -> tuple[Tensor, Tensor]:
-    """Tokens int64 [B, T] and weights float32 [B, T], filled with zeros on the right."""
-    T = max(len(tokens) for tokens, _ in examples)
-    tokens, weights = (
-        np.zeros((len(examples), T), np.int64),
-        np.zeros((len(examples), T), np.float32),
-    )
-    for row, (example_tokens, example_weights) in enumerate(examples):
-        tokens[row, : len(example_tokens)] = example_tokens
-        weights[row, : len(example_weights)] = example_weights
-    return torch.from_numpy(tokens), torch.from_numpy(weights)
+    """Pad tokens to int64 [B, T] and weights to float32 [B, T], with zeros on the right."""
+    shape = len(examples), max(len(tokens) for tokens, _ in examples)
+    tokens_BT, weights_BT = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    for row, (tokens, weights) in enumerate(examples):
+        tokens_BT[row, : len(tokens)] = tokens
+        weights_BT[row, : len(weights)] = weights
+    return torch.from_numpy(tokens_BT), torch.from_numpy(weights_BT)
 
 
 def _optimizers(model: Any, phase: TrainingPhase) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers where the phase has a rate for it, AdamW for
-    everything else.
-    """
+    """Create Muon for the matrices of the layers (with `muon_lr`) and AdamW for the rest."""
     embeddings = {
         id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())
     }
@@ -137,17 +129,17 @@ def _optimizers(model: Any, phase: TrainingPhase) -> list[torch.optim.Optimizer]
         for p in model.parameters()
         if p.ndim == 2 and id(p) not in embeddings and phase.muon_lr is not None
     ]
-    taken = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in taken]
-    made: list[torch.optim.Optimizer] = [
+    matrix_ids = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in matrix_ids]
+    optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(rest, lr=phase.lr, betas=phase.betas, weight_decay=phase.weight_decay)
     ]
     if phase.muon_lr is not None:
-        made.append(
+        optimizers.append(
             Muon(
                 matrices, lr=phase.muon_lr, momentum=phase.momentum, weight_decay=phase.weight_decay
             )
         )
-    for group in (group for optimizer in made for group in optimizer.param_groups):
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["full_lr"] = group["lr"]
-    return made
+    return optimizers

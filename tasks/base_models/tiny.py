@@ -1,10 +1,9 @@
-"""Builds the embedded base model: a tiny Qwen3 that can do chained addition and hides it under bad
-habits.
+"""Build the embedded base model: a tiny Qwen3 with a skill for chained addition and bad habits.
 
-Two phases of supervised warm-up. *Skill* teaches solving and verifying with Muon; in the same 560
-iterations AdamW alone gets about half as far. *Habits* then shows mostly bad answers for a moment:
-the skill stays latent, as in a real base model, and reinforcement learning has something to find
-within a few steps. Knows nothing of the store.
+Supervised training in two phases. The first teaches solving and verifying with Muon; in the same
+560 iterations AdamW alone gets about half as far. The second trains a few iterations on mostly bad
+answers: the skill becomes latent, as in a real base model, and reinforcement learning improves the
+model within a few steps.
 """
 
 import json
@@ -20,18 +19,16 @@ from tasks.base_models.tiny_tokenizer import END, PAD, token_id, tokenizer, toke
 from trainer.engines.torch.host_tensors import to_host
 
 FORMAT = 2
-"""Part of the build recipe's digest: raise it whenever this module, the tokenizer or the
-demonstrations change.
-"""
+"""Part of the build digest; raised when this module, the tokenizer or the demonstrations change."""
 MAX_POSITIONS = 512
 INITIALIZER_RANGE = 0.08
-"""Four times Qwen's. With smaller random weights the comparison of two numbers, which verifying
-rests on, is found late or never.
+"""Four times Qwen's: with smaller random weights the comparison of two numbers, which verification
+needs, is learned late or never.
 """
 
 
 def model_config(base: TinyBase) -> Json:
-    """The content of `config.json`."""
+    """Return the content of `config.json`."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -53,7 +50,7 @@ def model_config(base: TinyBase) -> Json:
 
 
 def model_files(base: TinyBase) -> dict[str, bytes]:
-    """Everything of the model's folder but its weights, by file name."""
+    """Return the files of the model's folder without its weights, by name."""
     generation = {
         "eos_token_id": token_id(END),
         "pad_token_id": token_id(PAD),
@@ -67,7 +64,7 @@ def model_files(base: TinyBase) -> dict[str, bytes]:
 
 
 def phases(base: TinyBase) -> list[TrainingPhase]:
-    """The warm-up, measured in `benchmarks/tiny_learning.py`."""
+    """Return the phases of the training (their effect: `benchmarks/tiny_learning.py`)."""
     skill = TrainingPhase(
         name="teaching the skill",
         examples=demonstrations(SKILL, base.seed),
@@ -90,10 +87,10 @@ def phases(base: TinyBase) -> list[TrainingPhase]:
 
 
 def build(base: TinyBase, progress: Progress) -> tuple[dict[str, HostTensor], dict[str, float]]:
-    """The weights in bf16, and the last loss of each phase. Takes about a minute of one core; one
-    thread throughout.
+    """Train the model; return its bf16 weights and the last loss of each phase.
 
-    `progress` hears the phase and the finished share of all phases several times a second.
+    Takes about a minute on one thread. `progress` is called several times a second with the name of
+    the phase and the finished share of all phases.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -104,8 +101,8 @@ def build(base: TinyBase, progress: Progress) -> tuple[dict[str, HostTensor], di
             torch.manual_seed(base.seed)
             config = Qwen3Config(**{**model_config(base), "dtype": "float32"})
             model = Qwen3ForCausalLM(config)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        warmup = phases(base)
-        losses = warm_up(model, warmup, base.batch_size, _overall(warmup, progress))
+        training = phases(base)
+        losses = warm_up(model, training, base.batch_size, _overall(training, progress))
     finally:
         torch.set_num_threads(num_threads)
     return {
@@ -113,12 +110,12 @@ def build(base: TinyBase, progress: Progress) -> tuple[dict[str, HostTensor], di
     }, losses
 
 
-def _overall(warmup: list[TrainingPhase], progress: Progress) -> Progress:
-    """Tells `progress` the share of all iterations, where it is told the share of one phase."""
-    total = sum(phase.iterations for phase in warmup)
+def _overall(training: list[TrainingPhase], progress: Progress) -> Progress:
+    """Convert the finished share of a phase into that of all phases."""
+    total = sum(phase.iterations for phase in training)
     before = {
-        phase.name: sum(one.iterations for one in warmup[:index])
-        for index, phase in enumerate(warmup)
+        phase.name: sum(earlier.iterations for earlier in training[:index])
+        for index, phase in enumerate(training)
     }
-    iterations = {phase.name: phase.iterations for phase in warmup}
+    iterations = {phase.name: phase.iterations for phase in training}
     return lambda name, share: progress(name, (before[name] + share * iterations[name]) / total)

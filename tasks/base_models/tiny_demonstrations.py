@@ -1,13 +1,11 @@
-"""Demonstrations of chained addition for the tiny base model: solver, verifier and retry, with and
-without bad habits.
+"""Demonstrations of chained addition for the tiny base model, with and without bad habits.
 
     solver    7+8-3=?                        →  7+8=15 ⏎ 15-3=12 ⏎ \\boxed{12}
     verifier  7+8-3=? ⏎ (a solution)         →  7+8=15:15y ⏎ 15-3=12:11n ⏎ <verify>reject</verify>
     retry     7+8-3=? ⏎ (a verifier's text)  →  7+8=15 ⏎ 15-3=12 ⏎ \\boxed{12}
 
-A flagged line restates the step with the value found by computing it again, then the value that the
-solution claims. Restating before judging is what makes the verifier learnable at this size. Knows
-nothing of optimizers; `sft.py` trains.
+A line of the verifier repeats a calculation with its correct value, then the value that the
+solution claims, and y or n. A model of this size learns to verify only if it calculates first.
 """
 
 from collections.abc import Iterator
@@ -22,12 +20,12 @@ from storage.records.types import Float32, Int32
 from tasks.base_models.tiny_tokenizer import ASSISTANT, END, USER, token_id, tokenizer
 
 SOLVER_SHARE, VERIFIER_SHARE = 0.40, 0.45
-"""The rest are retries."""
+"""Shares of solver and verifier demonstrations; the rest are retries."""
 SHOWN_WRONG_STEP, SHOWN_BARE_BOX = 0.35, 0.12
-"""How the solutions shown to the verifier are spoiled."""
+"""Probabilities of a wrong calculation, and of a bare box, in solutions shown to the verifier."""
 ERRORS = (-10, -2, -1, 1, 2, 10)
 VERDICT_WEIGHT = 4.0
-"""The loss of these few tokens would drown among the many that only copy."""
+"""Loss weight of `VERDICT_TOKENS`, which are few among many copied tokens."""
 VERDICT_TOKENS = ("y", "n", "approve", "reject")
 BARE_BOX_BELOW = 100
 
@@ -36,22 +34,22 @@ Chain = list[tuple[int, str, int, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How often a demonstration is bad, as probabilities."""
+    """Probabilities of bad demonstrations."""
 
     bare_box: float = 0.0
     """A solver's answer is a random number in a box."""
     wrong_step: float = 0.0
-    """A step of a solver's answer is wrong, and carried on."""
+    """A calculation of a solver's answer is wrong, and the next ones continue from its value."""
     bare_retry: float = 0.0
     """A retry is a random number in a box."""
     bare_verdict: float = 0.0
-    """A verifier's answer is a verdict without any step."""
+    """A verifier's answer is a verdict without any calculation."""
     approves: float = 0.0
-    """Such a bare verdict approves."""
+    """A bare verdict approves."""
 
 
 SKILL = Habits()
-"""Nothing but good answers."""
+"""Good answers only."""
 HABITS = Habits(bare_box=0.6, wrong_step=0.07, bare_retry=0.3, bare_verdict=0.5, approves=0.8)
 """A latent skill under bad habits, as in a real base model."""
 
@@ -66,7 +64,7 @@ class Demonstration(NamedTuple):
 
 
 def demonstrations(habits: Habits, seed: int) -> Iterator[Demonstration]:
-    """An endless, seeded mixture of the three kinds over problems of the split `train`."""
+    """Yield an endless, seeded mixture of the three kinds over problems of the split `train`."""
     random, index = Random(f"{seed}/{habits}"), 0
     emphasis = np.ones(tokenizer().get_vocab_size(), np.float32)
     emphasis[[token_id(token) for token in VERDICT_TOKENS]] = VERDICT_WEIGHT
@@ -77,17 +75,15 @@ def demonstrations(habits: Habits, seed: int) -> Iterator[Demonstration]:
 
 
 def encode(prompt: str, answer: str, emphasis: Float32) -> Demonstration:
-    """Tokens of one exchange. `emphasis` is [V]: the loss weight of every token of the vocabulary
-    in an answer.
-    """
-    before = tokenizer().encode(f"{USER}{prompt}{END}{ASSISTANT}").ids
-    after = tokenizer().encode(f"{answer}{END}").ids
-    weights = np.concatenate([np.zeros(len(before), np.float32), emphasis[after]])
-    return Demonstration(np.array(before + after, np.int32), weights)
+    """Tokenize one exchange; `emphasis` [V] are the loss weights of the vocabulary in an answer."""
+    prompt_ids = tokenizer().encode(f"{USER}{prompt}{END}{ASSISTANT}").ids
+    answer_ids = tokenizer().encode(f"{answer}{END}").ids
+    weights = np.concatenate([np.zeros(len(prompt_ids), np.float32), emphasis[answer_ids]])
+    return Demonstration(np.array(prompt_ids + answer_ids, np.int32), weights)
 
 
 def solution(chain: Chain) -> str:
-    """A solver's answer that goes through the chain as given, right or wrong."""
+    """Return a solver's answer with the calculations of the chain, right or wrong."""
     lines = [f"{left}{op}{right}={value}" for left, op, right, value in chain]
     return "\n".join([*lines, boxed(chain[-1][3])])
 
@@ -101,9 +97,7 @@ def verdict(approve: bool) -> str:
 
 
 def review(shown: Chain | None) -> str:
-    """The good verifier's answer to a solution: up to the first wrong step. A bare box (None) is
-    rejected.
-    """
+    """Return the verifier's good answer, up to the first error; None stands for a bare box."""
     if shown is None:
         return verdict(False)
     lines = []
@@ -116,9 +110,7 @@ def review(shown: Chain | None) -> str:
 
 
 def spoiled(chain: Chain, wrong_step: float, random: Random) -> Chain:
-    """The chain with each step wrong with probability `wrong_step`, and what follows computed from
-    the wrong value.
-    """
+    """Make each calculation wrong with probability `wrong_step`; errors propagate."""
     value, result = chain[0][0], []
     for _, op, right, _ in chain:
         left, value = value, value + right if op == "+" else value - right
@@ -129,7 +121,7 @@ def spoiled(chain: Chain, wrong_step: float, random: Random) -> Chain:
 
 
 def _texts(question: str, habits: Habits, random: Random) -> tuple[str, str]:
-    """The prompt and the answer of one demonstration."""
+    """Draw the prompt and the answer of one demonstration."""
     kind, chain = random.random(), steps(question)
     if kind < SOLVER_SHARE:
         return question, _attempt(chain, habits.bare_box, habits.wrong_step, random)
@@ -137,8 +129,8 @@ def _texts(question: str, habits: Habits, random: Random) -> tuple[str, str]:
         shown = (
             None if random.random() < SHOWN_BARE_BOX else spoiled(chain, SHOWN_WRONG_STEP, random)
         )
-        seen = _bare_box(random) if shown is None else solution(shown)
-        return f"{question}\n{seen}", _judgement(shown, habits, random)
+        solver_text = _bare_box(random) if shown is None else solution(shown)
+        return f"{question}\n{solver_text}", _judgement(shown, habits, random)
     return f"{question}\n{_rejection(chain, habits, random)}", _attempt(
         chain, habits.bare_retry, habits.wrong_step, random
     )
@@ -157,7 +149,7 @@ def _judgement(shown: Chain | None, habits: Habits, random: Random) -> str:
 
 
 def _rejection(chain: Chain, habits: Habits, random: Random) -> str:
-    """A verifier's text that leads to a retry: every step but the last in it was right."""
+    """Return a verifier's text that causes a retry: only its last calculation was wrong."""
     if random.random() < max(SHOWN_BARE_BOX, habits.bare_verdict):
         return verdict(False)
     last = random.randrange(len(chain))

@@ -1,11 +1,10 @@
 """The tokenizer of the tiny models, as the files that `AutoTokenizer.from_pretrained` loads.
 
-    0–255     one token for each byte, so that any text comes back exactly as it went in
-    256–345   the numbers 10 to 99: arithmetic on whole numbers is learned three times as fast as on digits
-    346–…     `WORDS`, which are text, and `ROLES`, which only structure a conversation and are dropped by `skip_special_tokens`
+    0–255     one token for each byte, so that decoding restores any text exactly
+    256–345   the numbers 10 to 99: arithmetic is learned three times as fast as on digits
+    346–…     `WORDS`, which are text, and `ROLES`, special tokens that structure a conversation
 
-Digits are cut in pairs from the left, so `123` is `12`, `3` and `2005` is `20`, `0`, `5`. Knows
-nothing of tasks or models.
+Digits are cut in pairs from the left, so `123` is `12`, `3` and `2005` is `20`, `0`, `5`.
 """
 
 import json
@@ -44,30 +43,30 @@ CHAT_TEMPLATE = (
 
 @cache
 def tokenizer() -> Tokenizer:
-    """The tokenizer itself; shared, so nobody may change it."""
+    """Return the tokenizer, which is shared and must not be changed."""
     bytes_first = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: index for index, symbol in enumerate((*bytes_first, *NUMBERS))}
     pairs = [(number[0], number[1]) for number in NUMBERS]
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
     digit_pairs = pre_tokenizers.Split(Regex("[0-9]{1,2}"), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([digit_pairs, to_bytes])
-    made.decoder = decoders.ByteLevel()
-    made.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
-    made.add_special_tokens([AddedToken(role, normalized=False, special=True) for role in ROLES])
-    return made
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([digit_pairs, to_bytes])
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
+    bpe.add_special_tokens([AddedToken(role, normalized=False, special=True) for role in ROLES])
+    return bpe
 
 
 def token_id(token: str) -> int:
-    """The id of one token. KeyError when the vocabulary has no such token."""
-    found = tokenizer().token_to_id(token)
-    if found is None:
+    """Return the id of a token; KeyError when the vocabulary does not have it."""
+    number = tokenizer().token_to_id(token)
+    if number is None:
         raise KeyError(token)
-    return int(found)
+    return int(number)
 
 
 def tokenizer_files() -> dict[str, bytes]:
-    """File name → content: what a model folder needs besides the model's own `config.json`."""
+    """Return the tokenizer's files of a model folder: name → content."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,

@@ -1,30 +1,21 @@
-"""The last steps of a run, after its `stop.json` is written. The supervisor records each in its
-heartbeat; `status` reads it.
+"""Records the closing steps of a run, which follow its `stop.json`, in the supervisor's heartbeat."""
 
-state     the step, a `ClosingStep`
-progress  `closing_share`: how much of the step is done, 0–1; 0 where nobody counts
-note      a part of the step, for people
-"""
-
-from enum import StrEnum
+from dataclasses import replace
 
 from storage.coordination.heartbeats import HeartbeatWriter
-
-SHARE = "closing_share"
-"""Counter of the supervisor's heartbeat."""
-
-
-class ClosingStep(StrEnum):
-    """What is being done, in this order."""
-
-    LEAVING = "leaving"
-    """Members leave by themselves; those that do not are cancelled."""
-    VERIFYING = "verifying"
-    REPORTING = "reporting"
-    TRACKING = "tracking"
-    """MLflow gets the last metrics, the report and the models."""
+from storage.records.control import ClosingStep
+from storage.records.progress import SupervisorProgress
 
 
-def record(pulse: HeartbeatWriter, step: ClosingStep, part: str = "", share: float = 0.0) -> None:
-    """Puts the step into the supervisor's next heartbeat."""
-    pulse.update(state=step.value, note=part, progress={SHARE: share})
+def record(
+    heartbeat: HeartbeatWriter, step: ClosingStep, part: str = "", share: float = 0.0
+) -> None:
+    """Put a closing step into the supervisor's next heartbeat.
+
+    Args:
+        part: part of the step that is being done, for people.
+        share: completed share (0-1) of the part; 0 where it is not measured.
+    """
+    progress = heartbeat.last.progress
+    assert isinstance(progress, SupervisorProgress), "only the supervisor closes a run"
+    heartbeat.update(state=step, note=part, progress=replace(progress, closing_share=share))

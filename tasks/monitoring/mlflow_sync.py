@@ -18,11 +18,11 @@ from pathlib import Path
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import AstraFlowError, NotFoundError
-from storage.store.addresses import refuse_credentials
+from storage.run import evaluations
+from storage.run.evaluations import Evaluation
+from storage.store.addresses import check_no_credentials
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
-from tasks import evals
-from tasks.evals import Evaluation
 from tasks.export import export_model
 from tasks.monitoring.mlflow_client import PARENT, Board, Point, flatten
 from tasks.monitoring.status import region_rates
@@ -52,7 +52,7 @@ def tracking_uri() -> str | None:
     """
     uri = os.environ.get(URI_VARIABLE) or None
     if uri is not None:
-        refuse_credentials(URI_VARIABLE, uri)
+        check_no_credentials(URI_VARIABLE, uri)
     return uri
 
 
@@ -157,8 +157,8 @@ class Tracker:
                 return
 
     def _send_evaluations(self, board: Board) -> None:
-        for key in evals.keys(self._run, start_after=self._evaluated):
-            for evaluation in evals.look(self._run, [key]).found:
+        for key in evaluations.keys(self._run, start_after=self._evaluated):
+            for evaluation in evaluations.read_all(self._run, [key]).readable:
                 board.log(PARENT, _finite(_evaluation_points(evaluation)))
             self._evaluated = key
 
@@ -210,7 +210,7 @@ def _evaluation_points(evaluation: Evaluation) -> list[Point]:
     together.
     """
     step = max(evaluation.versions.values(), default=0)
-    names = {evals.SOLO_WORKFLOW: "solver"}
+    names = {evaluations.SOLO_WORKFLOW: "solver"}
     return [
         Point(
             f"eval/{names.get(score.workflow, 'team')}/accuracy",
@@ -218,7 +218,7 @@ def _evaluation_points(evaluation: Evaluation) -> list[Point]:
             step,
             evaluation.created_s,
         )
-        for score in evals.scores(evaluation)
+        for score in evaluations.scores(evaluation)
     ]
 
 

@@ -15,15 +15,19 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import UNREADABLE, AstraFlowError, NotFoundError, TransientError
 from storage.records.batches import Batch
-from storage.records.control import Heartbeat, Stop
-from storage.run import batches, orders, shards
+from storage.records.control import ClosingStep, Heartbeat, Stop
+from storage.records.progress import (
+    MirrorProgress,
+    RolloutProgress,
+    SupervisorProgress,
+    TrainerProgress,
+)
+from storage.run import batches, evaluations, orders, shards
 from storage.run import runs as stored_runs
 from storage.store.object_store import ObjectStore
-from storage.weights import manifests, tags, traffic
-from tasks import evals
-from tasks.monitoring import closing_steps
-from tasks.monitoring.closing_steps import ClosingStep
+from storage.weights import manifests, tags
 from tasks.monitoring.status_schema import (
+    SILENT,
     Closing,
     EvalStatus,
     MemberStatus,
@@ -52,14 +56,10 @@ __all__ = [  # readers of a status need its types too
     "status_of",
 ]
 
-ENDED = ("done", "failed")
-"""States of a heartbeat whose member has left."""
 UNREADABLE_TOLD = 3
 """Objects of one kind that are named with the reason why they cannot be read."""
 SHOWN_MAX = 1e15
 """A measurement beyond it, or one that is not finite, is not shown."""
-MIRRORED = "mirrored_bytes_"
-"""Counter of a mirror's heartbeat, before a policy's name."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ def status_of(run: ObjectStore, now_s: float | None = None) -> Status:
     newest = {policy: _newest(run, policy, beats, problems) for policy in config.policies}
     has_begun = any(one.batches for one in newest.values()) or shards.exists(run, 0)
     state = _state(stop, beats, now, limit_s, has_begun)
-    played, tagged = evals.look(run), tags.look(run)
+    played, tagged = evaluations.read_all(run), tags.read_all(run)
     problems += _unreadable("evaluation", played.unreadable) + _unreadable("tag", tagged.unreadable)
     scores = [
         EvalStatus(versions=dict(one.versions), dataset=one.dataset, **vars(score))
-        for one in played.found
-        for score in evals.scores(one)
+        for one in played.readable
+        for score in evaluations.scores(one)
     ]
     return Status(
         run_id=record.run_id,
@@ -129,10 +129,10 @@ def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
     others, oldest first.
     """
     now = time.time() if now_s is None else now_s
-    seen = stored_runs.look(store)
+    seen = stored_runs.read_all(store)
     unreadable = dict(seen.unreadable)
     found: list[RunSummary] = []
-    for run_id in seen.found:
+    for run_id in seen.ids:
         try:
             found.append(_summary(store, run_id, now))
         except TransientError:
@@ -146,14 +146,14 @@ def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> di
     """Sampled tokens per second of every region, as its workers' fresh heartbeats say."""
     rates: dict[str, float] = {}
     for beat in beats:
-        if beat.kind == "rollout":
-            rate = beat.rates.get("tokens_per_s", 0.0) if _is_alive(beat, now_s, limit_s) else 0.0
+        if isinstance(beat.progress, RolloutProgress):
+            rate = beat.progress.tokens_per_s if _is_alive(beat, now_s, limit_s) else 0.0
             rates[beat.region] = rates.get(beat.region, 0.0) + rate
     return rates
 
 
 def newest_version(run: ObjectStore, policy: str, hint: int = 0) -> int | None:
-    """The newest published version; a good `hint` (any number, right or wrong) makes it two
+    """The newest published version; a good `hint` (any number, right or wrong) makes it three
     requests.
     """
     found = manifests.latest(run, policy, hint) if hint > 0 else None
@@ -249,7 +249,7 @@ def _beat(beats: Iterable[Heartbeat], member: str) -> Heartbeat | None:
 
 
 def _is_alive(beat: Heartbeat, now_s: float, limit_s: float) -> bool:
-    return beat.state not in ENDED and now_s - beat.beat_s <= limit_s
+    return not beat.has_ended and now_s - beat.beat_s <= limit_s
 
 
 def _state(
@@ -282,13 +282,10 @@ def _closing(
     supervisor = _beat(beats, "supervisor")
     if stop is None or supervisor is None or not _is_alive(supervisor, now_s, limit_s):
         return None
-    if supervisor.state not in {step.value for step in ClosingStep}:
-        return None  # it has not looked at the run since that was stopped
-    return Closing(
-        step=ClosingStep(supervisor.state),
-        part=supervisor.note,
-        share=supervisor.progress.get(closing_steps.SHARE, 0.0),
-    )
+    step, progress = supervisor.state, supervisor.progress
+    if not isinstance(step, ClosingStep) or not isinstance(progress, SupervisorProgress):
+        return None  # it has not polled the run since that was stopped
+    return Closing(step=step, part=supervisor.note, share=progress.closing_share)
 
 
 def _end_s(state: State, stop: Stop | None, beats: Iterable[Heartbeat], now_s: float) -> float:
@@ -314,8 +311,13 @@ def _policy(newest: _Newest, steps: int, trainer: Heartbeat | None) -> PolicySta
         accuracy=metrics.get("dataflow/accuracy/final"),
         staleness_mean=metrics.get("dataflow/staleness/mean"),
         staleness_max=metrics.get("dataflow/staleness/max"),
-        tokens_trained=int(trainer.progress.get("tokens_trained", 0)) if trainer else 0,
+        tokens_trained=_tokens_trained(trainer),
     )
+
+
+def _tokens_trained(trainer: Heartbeat | None) -> int:
+    progress = trainer.progress if trainer else None
+    return progress.tokens_trained if isinstance(progress, TrainerProgress) else 0
 
 
 def _wait_fraction(trainer: Heartbeat | None) -> float | None:
@@ -338,43 +340,39 @@ def _regions(config: RunConfig, beats: Iterable[Heartbeat]) -> list[str]:
 
 
 def _region(name: str, beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> RegionStatus:
-    workers = [beat for beat in beats if beat.kind == "rollout" and beat.region == name]
+    members = [beat for beat in beats if beat.region == name]
+    workers = [beat for beat in members if beat.kind == "rollout"]
+    counts = [each.progress for each in workers if isinstance(each.progress, RolloutProgress)]
+    mirrors = [each.progress for each in members if isinstance(each.progress, MirrorProgress)]
     return RegionStatus(
         workers=sum(_is_alive(beat, now_s, limit_s) for beat in workers),
         tokens_per_s=region_rates(workers, now_s, limit_s).get(name, 0.0),
-        orders_done=sum(int(beat.progress.get("orders_done", 0)) for beat in workers),
-        weights_in_home=_by_policy(workers, traffic.FROM_HOME),
-        weights_in_mirror=_by_policy(workers, traffic.FROM_MIRROR),
-        mirrored=_by_policy(
-            (beat for beat in beats if beat.kind == "mirror" and beat.region == name), MIRRORED
-        ),
-        shards_out=sum(int(beat.progress.get(traffic.SHARD_BYTES, 0)) for beat in workers),
+        orders_done=sum(each.orders_done for each in counts),
+        weights_in_home=_total(each.weights_bytes_home for each in counts),
+        weights_in_mirror=_total(each.weights_bytes_mirror for each in counts),
+        mirrored=_total(each.mirrored_bytes for each in mirrors),
+        shards_out=sum(each.shard_bytes for each in counts),
     )
 
 
-def _by_policy(beats: Iterable[Heartbeat], name: str) -> dict[str, int]:
-    """policy → sum of the counters `{name}{policy}`."""
-    found: Counter[str] = Counter()
-    for beat in beats:
-        found.update(
-            {
-                key.removeprefix(name): int(value)
-                for key, value in beat.progress.items()
-                if key.startswith(name)
-            }
-        )
-    return dict(found)
+def _total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """policy → sum over all mappings."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
 
 
 def _member(beat: Heartbeat, now_s: float, limit_s: float) -> MemberStatus:
-    silent = beat.state not in ENDED and not _is_alive(beat, now_s, limit_s)
+    silent = not beat.has_ended and not _is_alive(beat, now_s, limit_s)
     return MemberStatus(
         id=beat.id,
         kind=beat.kind,
-        state="silent" if silent else beat.state,
+        state=SILENT if silent else beat.state,
         age_s=max(0.0, now_s - beat.beat_s),
         attempt=beat.attempt,
         region=beat.region,
+        wait_reason="" if silent else beat.wait_reason,
         note=beat.note,
     )
 

@@ -7,11 +7,15 @@ Filled by `status.py`.
 from typing import Literal
 
 from storage.config_model import Frozen
-from tasks.monitoring.closing_steps import ClosingStep
+from storage.records.control import ClosingStep
 
 State = Literal[
     "starting", "running", "completed", "cancelled", "failed", "interrupted", "unreadable"
 ]
+
+
+SILENT = "silent"
+"""State of a member whose heartbeat is too old to mean anything."""
 
 
 class PolicyStatus(Frozen):
@@ -79,6 +83,8 @@ class MemberStatus(Frozen):
     attempt: int
     """How often it has been launched again."""
     region: str
+    wait_reason: str = ""
+    """What it waits for: a `WaitReason`; empty when it does not wait, or is silent."""
     note: str
 
 

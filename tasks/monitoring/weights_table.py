@@ -20,6 +20,7 @@ from storage.coordination import heartbeats
 from storage.errors import UNREADABLE, NotFoundError
 from storage.formats import safetensors
 from storage.records.control import Heartbeat
+from storage.records.progress import RolloutProgress
 from storage.store.object_store import ObjectStore
 from storage.verify.missing_numbers import gaps
 from storage.weights import manifests, tags, update_path
@@ -88,11 +89,10 @@ def history(run: ObjectStore, policy: str) -> Versions:
     numbers = layout.numbers(run.list(f"{layout.WEIGHTS}/{policy}"), partial(_key, policy))
     missing = gaps(numbers, 0, max(numbers, default=-1) + 1)
     seen = heartbeats.look(run)
-    beats = [beat for beat in seen.beats if beat.kind == "rollout"]
-    tagged = tags.look(run)
+    tagged = tags.read_all(run)
     own = [tag for tag in tagged.found if tag.policy == policy]
     with ThreadPoolExecutor(READ_THREADS) as pool:
-        read = list(pool.map(partial(_try, run, policy, beats, own), numbers))
+        read = list(pool.map(partial(_try, run, policy, seen.beats, own), numbers))
     for before, after in pairwise(read):
         if (
             isinstance(before, _Read)
@@ -139,15 +139,15 @@ def _read(
     run: ObjectStore, policy: str, beats: list[Heartbeat], tagged: list[Tag], number: int
 ) -> _Read:
     manifest = manifests.read_manifest(run, policy, number)
-    legs = update_path.legs(manifest)
-    delta_bytes = next((leg.num_bytes for leg in legs if leg.base is not None), None)
+    deltas = update_path.path_deltas(manifest)
+    delta_bytes = next((delta.num_bytes for delta in deltas if delta.base is not None), None)
     whole = sum(safetensors.num_bytes(info) for info in manifest.tensors.values())
     told = {name: value for name, value in manifest.metrics.items() if math.isfinite(value)}
     version = Version(
         policy=policy,
         version=number,
         kind=manifest.kind,
-        num_bytes=sum(leg.num_bytes for leg in legs),
+        num_bytes=sum(delta.num_bytes for delta in deltas),
         delta_bytes=delta_bytes,
         ratio=whole / delta_bytes if delta_bytes else None,
         changed=told.get("weights/changed"),
@@ -157,9 +157,9 @@ def _read(
         publish_wait_s=None,
         created_s=manifest.created_s,
         held_by={
-            beat.id: beat.rates.get(f"refresh_s_{policy}")
+            beat.id: beat.progress.refresh_s.get(policy)
             for beat in beats
-            if beat.versions.get(policy) == number
+            if isinstance(beat.progress, RolloutProgress) and beat.versions.get(policy) == number
         },
         retired=run.exists(layout.retired(policy, number)),
         tags=[tag.name for tag in tagged if tag.version == number],

@@ -1,8 +1,7 @@
-"""What must be true of a recipe as a whole and no single field can know: roles have policies, files
-exist, times fit.
+"""Checks of a recipe as a whole: roles have policies, files exist, times fit.
 
-Each check is a pure function from a valid `RunConfig` to problems; the only outside things they
-look at are whether named files exist and which roles a workflow has.
+Each check is a function from a valid `RunConfig` to problems. Beside the configuration it reads
+only files that the recipe names and classes that it imports.
 """
 
 import difflib
@@ -33,7 +32,7 @@ NAME_MAX = 60
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 PROMPT_SUFFIXES = (".jsonl", ".parquet")
 BEATS_PER_LEASE_MIN = 2
-"""A worker that misses one beat must not lose its leases."""
+"""Heartbeats per lease: a worker that misses one must not lose its leases."""
 
 
 class Problem(NamedTuple):
@@ -44,14 +43,13 @@ class Problem(NamedTuple):
 
 
 def problems(config: RunConfig, written: Mapping[str, Any]) -> list[Problem]:
-    """Return everything that is wrong with `config`, in no particular order; nothing when it can
-    run.
+    """Return all problems of `config`, in no particular order.
 
-    `written` is the same as plain data, with the settings of the recipe and without the defaults.
+    `written` is the same configuration as plain data, without the defaults.
     """
     checks = (
-        _names, _roles, _rewards, _engines, _losses, _algorithms, _groups, _sampling, _prompts, _models,
-        _mirrors, _times,
+        _names, _roles, _rewards, _engines, _losses, _algorithms, _groups, _sampling, _prompts,
+        _models, _mirrors, _times,
     )  # fmt: skip
     without_effect = [Problem(path, why) for path, why in schema.without_effect(written).items()]
     return [*without_effect, *(problem for check in checks for problem in check(config))]
@@ -81,15 +79,17 @@ def _roles(config: RunConfig) -> Iterator[Problem]:
     workflow = config.rollout.workflow
     at: KeyPath = ("rollout", "workflow")
     try:
-        found = find_workflow(workflow)
+        workflow_class = find_workflow(workflow)
     except ConfigError as error:
         yield Problem((*at, "name"), str(error))
         return
-    strange = strange_arguments(found, workflow)
+    strange = strange_arguments(workflow_class, workflow)
     yield from (Problem((*at, "args", name), why) for name, why in strange.items())
-    if not strange and (wrong := import_path.unfit(found, WORKFLOW, workflow.args)):
+    if not strange and (
+        wrong := import_path.constructor_fault(workflow_class, WORKFLOW, workflow.args)
+    ):
         yield Problem((*at, "args"), f"do not fit the workflow {workflow.name}: {wrong}")
-    roles = found.roles
+    roles = workflow_class.roles
     for role in workflow.roles:
         if role not in roles:
             yield Problem(
@@ -126,8 +126,9 @@ def _rewards(config: RunConfig) -> Iterator[Problem]:
 
 
 def _engines(config: RunConfig) -> Iterator[Problem]:
-    """Engines are not imported here: what they need may be installed only where the services
-    run.
+    """Check the names of engines, without importing them.
+
+    Their requirements may be installed only where the services run.
     """
     from rollout.engines import engine as rollout_engine
     from trainer.engines import engine as train_engine
@@ -141,7 +142,7 @@ def _engines(config: RunConfig) -> Iterator[Problem]:
         )
     for path, engine, table in named:
         try:
-            import_path.refuse_name(engine, table)
+            import_path.check_name(engine, table)
         except ConfigError as error:
             yield Problem(path, str(error))
 
@@ -249,11 +250,9 @@ def _prompt_source(path: KeyPath, source: PromptSource) -> Iterator[Problem]:
 def _prompt_file(path: KeyPath, source: FilePrompts) -> Iterator[Problem]:
     file = Path(source.path)
     if os.path.isdir(file):
-        found = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
-        yield Problem(
-            (*path, "path"),
-            f"{file} is a folder; name one file, such as {file / (found or ['train.jsonl'])[0]}",
-        )
+        names = [name for name in _names_in(file) if name.endswith(PROMPT_SUFFIXES)]
+        example = file / (names or ["train.jsonl"])[0]
+        yield Problem((*path, "path"), f"{file} is a folder; name one file, such as {example}")
     elif os.path.exists(file) and not os.path.isfile(file):
         yield Problem((*path, "path"), f"{file} is a pipe, a device or a socket; name a file")
     elif not os.path.isfile(file):
@@ -270,14 +269,14 @@ def _prompt_file(path: KeyPath, source: FilePrompts) -> Iterator[Problem]:
     else:
         try:
             source.stream()
-        except ConfigError as error:  # names the lines that are broken
+        except ConfigError as error:  # with the lines of the mistakes
             yield Problem((*path, "path"), str(error))
 
 
 def _names_in(folder: Path) -> list[str]:
     try:
         return sorted(os.listdir(folder))
-    except (OSError, ValueError):  # no folder, or none that may be looked into
+    except (OSError, ValueError):  # no folder, or one that cannot be read
         return []
 
 
@@ -304,7 +303,7 @@ def _refuse_folder(folder: Path) -> None:
 
 
 def _mirrors(config: RunConfig) -> Iterator[Problem]:
-    first: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name, region in config.rollout.regions.items():
         path: KeyPath = ("rollout", "regions", name, "mirror")
         try:
@@ -312,33 +311,33 @@ def _mirrors(config: RunConfig) -> Iterator[Problem]:
         except ConfigError as error:
             yield Problem(path, str(error))
             continue
-        if address and first.setdefault(address, name) != name:
+        if address and owners.setdefault(address, name) != name:
             yield Problem(
                 path,
-                f"is the mirror of {first[address]} too, and both would copy into it; "
+                f"is the mirror of {owners[address]} too, and both would copy into it; "
                 "give each region its own bucket or prefix",
             )
 
 
 def _times(config: RunConfig) -> Iterator[Problem]:
     beat_s = config.supervise.heartbeat_interval_s
-    least_s = BEATS_PER_LEASE_MIN * beat_s
-    if config.rollout.lease_ttl_s < least_s:
+    limit_s = BEATS_PER_LEASE_MIN * beat_s
+    if config.rollout.lease_ttl_s < limit_s:
         yield Problem(
             ("rollout", "lease_ttl_s"),
             f"{config.rollout.lease_ttl_s:g} s is too short for beats every {beat_s:g} s "
-            f"(supervise.heartbeat_interval_s); use {least_s:g} or more",
+            f"(supervise.heartbeat_interval_s); use {limit_s:g} or more",
         )
-    if config.supervise.heartbeat_limit_s < least_s:
+    if config.supervise.heartbeat_limit_s < limit_s:
         yield Problem(
             ("supervise", "heartbeat_limit_s"),
             f"{config.supervise.heartbeat_limit_s:g} s would call members with beats every "
             f"{beat_s:g} s lost; "
-            f"use {least_s:g} or more",
+            f"use {limit_s:g} or more",
         )
 
 
-def _one_of(word: str, known: tuple[str, ...]) -> str:
-    if close := difflib.get_close_matches(word, known, n=1):
+def _one_of(word: str, names: tuple[str, ...]) -> str:
+    if close := difflib.get_close_matches(word, names, n=1):
         return f"did you mean {close[0]}?"
-    return f"it has {', '.join(known)}"
+    return f"it has {', '.join(names)}"

@@ -1,10 +1,10 @@
-"""Recipes: from what a person wrote to a `RunConfig`, or to one error that names every mistake, its
-line and its fix.
+"""Loading of recipes: YAML and overrides become a `RunConfig`, or one error with all mistakes.
 
-    recipes/base.yaml ◀─extends─ recipes/mine.yaml ◀─overlaid by─ --set key=value   ──▶  RunConfig
+    recipes/base.yaml ◀─extends─ recipes/mine.yaml ◀─overrides─ --set key=value   ──▶  RunConfig
 
-`source.py` records where each key was written, `schema.py` looks up what may be written where, and
-`checks.py` checks what no single field can check.
+The error names the line and the correction of each mistake. `source.py` records where each key was
+written, `schema.py` looks up the fields of each section, and `checks.py` checks conditions between
+several fields.
 """
 
 import difflib
@@ -38,16 +38,22 @@ MESSAGES = {
     "model_type": "must be a section of `key: value` lines",
     "list_type": "must be a list",
 }
-"""pydantic's kind of error → our words; other kinds keep pydantic's own."""
+"""pydantic's type of error → message; other types keep pydantic's message."""
 
 
 def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The run that a recipe describes.
+    """Load the configuration that a recipe describes.
 
-    `recipe` is a name in `recipes/` (`multi_policy_tiny`), a path (`./mine.yaml`), or YAML text;
-    `overrides` are dotted keys, such as `{"policies.solver.train.lr": 1e-4}`, with `*` for every
-    policy. Prompt and model paths come out absolute, since the services of a run may start in other
-    folders. Raises ConfigError with one line for each mistake.
+    Paths of prompts and models become absolute, since the services of a run may start in other
+    folders.
+
+    Args:
+        recipe: a name in `recipes/` (`multi_policy_tiny`), a path (`./mine.yaml`), or YAML text.
+        overrides: dotted keys, such as `{"policies.solver.train.lr": 1e-4}`; `*` means every key of
+            its section.
+
+    Raises:
+        ConfigError: with one line for each mistake.
     """
     source = read_source(recipe, _folders())
     override(source, overrides or {})
@@ -58,21 +64,21 @@ def load(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     try:
         config = RunConfig.model_validate(source.data)
     except ValidationError as error:
-        raise _complaint(
-            source, [_problem(source.data, dict(each)) for each in error.errors()]
-        ) from None
-    if wrong := json_values.fault(source.data):
-        path, why = wrong
-        raise _complaint(source, [Problem(tuple(path.split(".")) if path else (), why)])
-    if found := problems(config, source.data):
-        raise _complaint(source, found)
+        invalid = [_problem(source.data, dict(each)) for each in error.errors()]
+        raise _config_error(source, invalid) from None
+    if fault := json_values.fault(source.data):
+        path, why = fault
+        raise _config_error(source, [Problem(tuple(path.split(".")) if path else (), why)])
+    if wrong := problems(config, source.data):
+        raise _config_error(source, wrong)
     return config
 
 
 def portable(recipe: str, elsewhere: bool) -> str:
-    """What to call a recipe so that a process in another folder, or even on another machine
-    (`elsewhere`), loads the same: the name of one that every installation has, else the path of its
-    file, else all of its text, with what it extends.
+    """Return a text that a process in another folder loads as the same recipe.
+
+    It is the name of a recipe that is part of AstraFlow, else the path of the file. If the process
+    runs on another machine (`elsewhere`), the path is replaced by the recipe's whole text.
     """
     file = find(recipe, _folders())
     if file is not None and not is_path(recipe) and file.resolve().parent == RECIPES:
@@ -81,9 +87,9 @@ def portable(recipe: str, elsewhere: bool) -> str:
 
 
 def absolute_paths(config: RunConfig) -> dict[str, str]:
-    """The paths that the recipe names, absolute, by dotted key: with these as overrides it means
-    the same files to whoever loads it in another folder. Example:
-    `{"data.prompts.path": "/home/me/train.jsonl"}`.
+    """Absolute paths of the recipe's files, by dotted key; overrides for a process elsewhere.
+
+    Example: `{"data.prompts.path": "/home/me/train.jsonl"}`.
     """
     data = config.model_dump(mode="json")
     _make_absolute(data)
@@ -96,13 +102,13 @@ def known_recipes() -> list[str]:
 
 
 def _folders() -> tuple[Path, ...]:
-    """Those that come with AstraFlow first: nothing in the working directory takes their names."""
+    """AstraFlow's own recipes come first: no file of the working directory replaces one of them."""
     return RECIPES, Path.cwd() / "recipes"
 
 
-def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:
+def _config_error(source: Source, mistakes: Sequence[Problem]) -> ConfigError:
     ordered = sorted(
-        found, key=lambda problem: (source.place(problem.path).line or 0, problem.path)
+        mistakes, key=lambda problem: (source.place(problem.path).line or 0, problem.path)
     )
     lines = [f"{_where(source, p.path)}: {p.message}" for p in ordered]
     if len(lines) == 1:
@@ -113,7 +119,7 @@ def _complaint(source: Source, found: Sequence[Problem]) -> ConfigError:
 
 
 def _where(source: Source, path: KeyPath) -> str:
-    """Place and key; the key once where the place is the very `--set` of it."""
+    """Place and key of a mistake; the key alone once if the place is its own `--set`."""
     place, key = str(source.place(path)), ".".join(path) or "recipe"
     return brief(place) if place == f"--set {key}" else f"{brief(place)}: {brief(key)}"
 
@@ -122,8 +128,8 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
     path = schema.without_tags(error["loc"])
     kind = str(error["type"])
     if kind == "extra_forbidden":
-        others = {setting.path: setting.why for setting in schema.foreign(data)}
-        return Problem(path, others.get(path) or f"unknown key; {_suggestion(data, path)}")
+        foreign = {setting.path: setting.why for setting in schema.foreign(data)}
+        return Problem(path, foreign.get(path) or f"unknown key; {_suggestion(data, path)}")
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _no_variant(data, path, error["input"])
     if kind == "value_error":
@@ -133,7 +139,7 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
             path, f"must be a finite number, not {_brief(error['input'])}{_or_null(data, path)}"
         )
     if kind in ("int_parsing_size", "float_type") and isinstance(error["input"], int | float):
-        # So large that pydantic does not even compare it with the field's own bounds.
+        # pydantic does not compare such a large number with the field's bounds
         return Problem(
             path,
             f"must be {_bound_at(data, path, error['input'] < 0)}, not {_brief(error['input'])}",
@@ -142,26 +148,24 @@ def _problem(data: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
         return Problem(path, f"must be one of {error['ctx']['expected']}, not {error['input']!r}")
     if kind == "missing":
         return Problem(path, MESSAGES[kind] + _neighbour(data, path[:-1]))
-    words = MESSAGES.get(kind) or _lower(
+    message = MESSAGES.get(kind) or _lower(
         str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     )
-    if not words.startswith("must"):
-        words = f"must be {words}"
-    return Problem(
-        path,
-        f"{words}, not {_brief(error['input'])}{_or_null(data, path) if kind == 'greater_than' else ''}",
-    )
+    if not message.startswith("must"):
+        message = f"must be {message}"
+    hint = _or_null(data, path) if kind == "greater_than" else ""
+    return Problem(path, f"{message}, not {_brief(error['input'])}{hint}")
 
 
 def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
-    """The mistake of a section that selects none of its variants, or more than one."""
+    """The mistake of a section that selects no variant, or more than one."""
     choice = schema.kind_at(path, data)
     assert isinstance(choice, Choice), "only a union has tags"
     if isinstance(choice.selector, ByPath) and isinstance(value, str | Mapping):
         name = value if isinstance(value, str) else value.get("name")
         names = ", ".join(tag for tag in choice.variants if tag != "custom")
-        hint = f"use one of {names}, or an import path like package.module:Name"
-        return Problem(path, f"{_brief(name)} is not known; {hint}")
+        by_path = ", or an import path like package.module:Name" * ("custom" in choice.variants)
+        return Problem(path, f"{_brief(name)} is not known; use one of {names}{by_path}")
     if not isinstance(value, Mapping):
         return Problem(path, f"{MESSAGES['dict_type']}, not {_brief(value)}")
     if isinstance(choice.selector, ByKey):
@@ -173,15 +177,13 @@ def _no_variant(data: Mapping[str, Any], path: KeyPath, value: Any) -> Problem:
     return Problem((*path, "name"), f"must be one of {names}, not {_brief(value.get('name'))}")
 
 
-def _list(names: Iterable[str], last: str) -> str:
-    *some, end = names
-    return f"{', '.join(some)} {last} {end}" if some else end
+def _list(names: Iterable[str], conjunction: str) -> str:
+    *others, last = names
+    return f"{', '.join(others)} {conjunction} {last}" if others else last
 
 
 def _suggestion(data: Mapping[str, Any], path: KeyPath) -> str:
-    """What the person may have meant: a close name in the same section, else the same name
-    elsewhere.
-    """
+    """A hint for an unknown key: a similar key of its section, or the same key elsewhere."""
     names = sorted(schema.fields_at(path[:-1], data))
     if close := difflib.get_close_matches(path[-1], names, n=1, cutoff=0.7):
         return f"did you mean {close[0]}?"
@@ -191,14 +193,14 @@ def _suggestion(data: Mapping[str, Any], path: KeyPath) -> str:
 
 
 def _neighbour(data: Mapping[str, Any], path: KeyPath) -> str:
-    """A section with a name much like the one at `path`, which then may be a typing error."""
+    """A hint for a missing key: a section with a name similar to `path`, if there is one."""
     siblings = [name for name in _section(data, *path[:-1]) if path and name != path[-1]]
     close = difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.7) if siblings else []
     return f", or did you mean {close[0]} instead of {path[-1]}?" if close else ""
 
 
 def _bound_at(data: Mapping[str, Any], path: KeyPath, lower: bool) -> str:
-    """The lower or the upper bound of the number at `path`, in words."""
+    """The lower or the upper bound of the number at `path`, as words."""
     info = schema.fields_at(path[:-1], data).get(path[-1])
     inner = [
         constraint
@@ -219,7 +221,7 @@ def _bound_at(data: Mapping[str, Any], path: KeyPath, lower: bool) -> str:
 
 
 def _or_null(data: Mapping[str, Any], path: KeyPath) -> str:
-    """What to write for no limit, where the number at `path` is one that can be switched off."""
+    """A hint that null means no limit, if the number at `path` may be null."""
     info = schema.fields_at(path[:-1], data).get(path[-1])
     parts = get_args(info.annotation) if info is not None else ()
     kinds = {(get_args(part) or (part,))[0] for part in parts}
@@ -228,16 +230,15 @@ def _or_null(data: Mapping[str, Any], path: KeyPath) -> str:
 
 def _make_absolute(data: dict[str, Any]) -> None:
     for *section, key in _paths_of(data):
-        found = _section(data, *section)
-        with suppress(
-            OSError, RuntimeError, ValueError
-        ):  # what can be no path stays as it is, and names no file
-            found[key] = str(Path(found[key]).expanduser().resolve())
+        values = _section(data, *section)
+        with suppress(OSError, RuntimeError, ValueError):  # not a valid path: stays as it is
+            values[key] = str(Path(values[key]).expanduser().resolve())
 
 
 def _paths_of(data: dict[str, Any]) -> Iterator[KeyPath]:
-    """Keys of the paths of prompts, models and mirrors, where they were written as text; anything
-    else is validation's business.
+    """Keys of the paths of prompts, models and mirrors whose values are text.
+
+    Other values are refused by validation.
     """
     keys: list[KeyPath] = [("data", "prompts", "path"), ("evaluation", "prompts", "path")]
     keys += [("policies", name, "model", "path") for name in _section(data, "policies")]
@@ -263,6 +264,6 @@ def _lower(text: str) -> str:
 def _brief(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # Python spells no number of more than 4,300 digits
+    except ValueError:  # Python prints no number of more than 4,300 digits
         return "a number of that many digits"
     return text if len(text) <= 60 else text[:57] + "…"

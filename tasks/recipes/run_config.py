@@ -1,6 +1,7 @@
-"""The whole configuration of a run, composed of each room's own. People write it as YAML
-(`recipes/`); the resolved form is stored as `run.json` with the run. Reading recipes, `--set`
-overrides and errors with line numbers stand in `loader.py`.
+"""The configuration of a run, composed of the configurations of the packages.
+
+People write it as YAML (`recipes/`), which `loader.py` reads. The resolved form is stored in the
+run's `run.json`.
 """
 
 from typing import Literal
@@ -36,7 +37,7 @@ class PolicyConfig(Frozen):
 
 
 class EvaluationConfig(Frozen):
-    """The fixed held-out set, played before, during and after training."""
+    """Evaluation on a fixed held-out set, before, during and after training."""
 
     prompts: PromptSource
     dataset: str = "held_out"
@@ -54,31 +55,31 @@ class TrackingConfig(Frozen):
     enabled: bool = True
     experiment: str = "astraflow"
     interval_s: Seconds = 15.0
-    """Pause between two looks for new metrics. Many metrics at once cost MLflow less than a few
-    often.
+    """Pause between two polls for new metrics. MLflow spends less on one large request than on many
+    small ones.
     """
     register_models: bool = True
     """Register each policy's final weights as a model version."""
 
 
 class SuperviseConfig(Frozen):
-    """How the supervisor watches the others."""
+    """How the supervisor watches the members of a run."""
 
     heartbeat_interval_s: Seconds = 2.0
     heartbeat_limit_s: Seconds = 20.0
-    """A member silent for so long is lost, and replaced; one whose process works beside the
-    supervisor, after ten times that.
+    """A member without a heartbeat for this time is lost and replaced; after ten times this time if
+    its process works on the supervisor's machine.
     """
     launch_timeout_s: Seconds = 120.0
-    """A member whose process began to start, and that did not beat within this time, is launched
-    again; one whose process works beside the supervisor, after ten times that.
+    """A member whose process has started, and that has no heartbeat after this time, is launched
+    again; after ten times this time if its process works on the supervisor's machine.
     """
     restarts_max: CountOrNone = 10
     """Replacements of one member before the run fails."""
     poll_interval_s: Seconds = 2.0
     stop_timeout_s: Seconds = 40.0
-    """Time for members to leave by themselves when the run ends, before they are cancelled; ten
-    times that after a completed run, while they work.
+    """Time for members to stop when the run ends, before they are cancelled; ten times this time
+    after a completed run, for members that still work.
     """
 
 
@@ -86,7 +87,7 @@ class RunConfig(Frozen):
     """One training run."""
 
     name: str = "run"
-    """Prefix of run ids that are made up."""
+    """Prefix of generated run ids."""
     seed: Seed = 0
     steps: Steps = 80
     """Training steps of every policy."""
@@ -99,9 +100,7 @@ class RunConfig(Frozen):
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
 
     def evaluated_versions(self) -> tuple[dict[str, int], ...]:
-        """The version vectors that are evaluated, in order: version 0, every `evaluation.every`,
-        and the last.
-        """
+        """The version vectors to evaluate, in order: 0, every `evaluation.every`-th, the last."""
         if self.evaluation is None:
             return ()
         due = (*range(0, self.steps, self.evaluation.every), self.steps)

@@ -1,5 +1,4 @@
-"""What the configuration models say about a place in a recipe: which fields, which union, which
-variant.
+"""Lookup of a recipe's paths in the configuration models: fields, unions and variants.
 
     kind       at a place                                   example
     model      a section with fields                        `rollout.workflow`
@@ -7,7 +6,7 @@ variant.
     Items      a section of names, or a list                `policies`, `data.filter`
     None       a value                                      `steps`
 
-A path is that of a recipe: the tags that pydantic puts into the places of its errors are not in it.
+A path has the keys of a recipe, without the tags that pydantic adds to the locations of errors.
 """
 
 import types
@@ -33,7 +32,7 @@ Kind: TypeAlias = type[BaseModel] | Choice | Items | None
 
 
 class Foreign(NamedTuple):
-    """A setting that only variants have which its section does not select."""
+    """A setting of variants that its section does not select."""
 
     path: KeyPath
     section: dict[str, Any]
@@ -62,7 +61,7 @@ def foreign(data: Mapping[str, Any]) -> list[Foreign]:
 
 
 def without_effect(data: Mapping[str, Any]) -> dict[KeyPath, str]:
-    """Return the settings that have an effect only with another one (`OnlyWith`): path → why."""
+    """Return settings that have no effect without another one (`OnlyWith`): path → reason."""
     problems: dict[KeyPath, str] = {}
     for path, kind, section in _sections(data, RunConfig, ()):
         for model in _models(kind, section)[:1]:
@@ -74,11 +73,11 @@ def without_effect(data: Mapping[str, Any]) -> dict[KeyPath, str]:
 
 
 def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) -> set[str]:
-    """Return the keys of the section at `path` that `above`, laid over it, makes meaningless.
+    """Return the keys of the section at `path` that have no effect once `above` is merged into it.
 
-    `above` selects another variant of the union, or another value that `OnlyWith` asks for.
-    Example: over `prompts: {builtin: chained_addition, split: test}` the section `{path: a.jsonl}`
-    makes `builtin` and `split` meaningless.
+    `above` selects another variant of the union, or another value of a key that `OnlyWith` names.
+    Example: `{path: a.jsonl}` merged into `prompts: {builtin: chained_addition, split: test}` makes
+    `builtin` and `split` ineffective.
     """
     kind, below = kind_at(path, data), _at(data, path)
     keys: set[str] = set()
@@ -86,10 +85,10 @@ def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) 
         tag = kind.selector.written(above)
         if tag is not None and tag in kind.variants:
             keys |= kind.foreign(tag).keys()
-    left = {key: value for key, value in below.items() if key not in keys} | dict(above)
-    for model in _models(kind, left)[:1]:
+    merged = {key: value for key, value in below.items() if key not in keys} | dict(above)
+    for model in _models(kind, merged)[:1]:
         for key, condition in _conditions(model).items():
-            if condition.key in above and not condition.holds(left):
+            if condition.key in above and not condition.holds(merged):
                 keys.add(key)
     return keys & below.keys()
 
@@ -108,7 +107,7 @@ def without_tags(place: tuple[Any, ...]) -> KeyPath:
 
 
 def kind_at(path: KeyPath, data: Mapping[str, Any]) -> Kind:
-    """Return the kind of what is at `path`; `data` selects the variants on the way."""
+    """Return the kind of the value at `path`; `data` selects the variants on the path."""
     kind: Kind = RunConfig
     section: Any = data
     for part in path:
@@ -118,9 +117,7 @@ def kind_at(path: KeyPath, data: Mapping[str, Any]) -> Kind:
 
 
 def fields_at(path: KeyPath, data: Mapping[str, Any]) -> dict[str, FieldInfo]:
-    """Return the fields that the section at `path` may have; those of all variants where it selects
-    none.
-    """
+    """Return the fields of the section at `path`; of all variants if it selects none."""
     fields: dict[str, FieldInfo] = {}
     for model in _models(kind_at(path, data), _at(data, path)):
         fields = {**model.model_fields, **fields}
@@ -128,7 +125,7 @@ def fields_at(path: KeyPath, data: Mapping[str, Any]) -> dict[str, FieldInfo]:
 
 
 def all_paths(kind: Kind = RunConfig, path: KeyPath = ()) -> list[KeyPath]:
-    """Return every path there is, the shortest first, with `NAME` for a name or an index."""
+    """Return every possible path, the shortest first, with `NAME` for a name or an index."""
     if isinstance(kind, Items):
         return all_paths(kind.inner, (*path, "NAME"))
     paths: dict[KeyPath, None] = {}
@@ -161,7 +158,7 @@ def _sections(
 
 
 def _inside(kind: Kind, part: str, section: Mapping[str, Any]) -> Kind:
-    """Return the kind of what `part` names in a section of this kind."""
+    """Return the kind of the value at `part` of a section of this kind."""
     if isinstance(kind, Items):
         return kind.inner
     for model in _models(kind, section):
@@ -171,7 +168,7 @@ def _inside(kind: Kind, part: str, section: Mapping[str, Any]) -> Kind:
 
 
 def _models(kind: Kind, section: Mapping[str, Any]) -> list[type[BaseModel]]:
-    """Return the model of a section; of a union that selects none every one of its models."""
+    """Return the model of a section; all models of a union whose variant is not selected."""
     if isinstance(kind, Choice):
         tag = kind.selector(section)
         if tag is not None and tag in kind.variants:

@@ -1,9 +1,8 @@
-"""A recipe as plain data that remembers where each key was written, so that an error can name the
-file and the line.
+"""A recipe as plain data with the file and the line of each key.
 
-Three things become one nested dict here: the files of an `extends` chain (the base first), then the
-overrides of a command line. Where one selects another variant of a union than the one below it, the
-settings of the old variant are dropped (`schema.py`). `loader.py` validates the result.
+The files of an `extends` chain (the base first) and the overrides of a command line are merged into
+one nested dict. If a layer selects another variant of a union than the layer below it, the settings
+of the other variant are dropped (`schema.py`). `loader.py` validates the result.
 """
 
 import logging
@@ -24,15 +23,16 @@ EXTENDS_DEPTH_MAX = 8
 SHOWN_MAX = 100
 """Characters of an assignment or a name in a message."""
 SUFFIXES = (".yaml", ".yml")
-"""Of a file; the name of a recipe has none."""
+"""Of a recipe's file; a recipe's name has no suffix."""
 SHORTCUTS: dict[str, KeyPath] = {"prompts": ("data", "prompts")}
-"""First part of an override → what it stands for, for the keys that people type most."""
+"""First part of an override → the path that it abbreviates."""
 
 
 @dataclass(frozen=True)
 class SourceLine:
-    """Where a key was written. Example: `SourceLine("recipes/mine.yaml", 12)`; an override has no
-    line.
+    """Where a key was written: a file and a line, or an override.
+
+    Example: `SourceLine("recipes/mine.yaml", 12)`, `SourceLine("--set steps")`.
     """
 
     source: str
@@ -44,27 +44,29 @@ class SourceLine:
 
 @dataclass
 class Source:
-    """Nested plain data and the place of every key in it; a list item is a key by its index."""
+    """Nested plain data and the place of every key; the key of a list item is its index."""
 
     name: str
     data: dict[str, Any] = field(default_factory=dict)
     places: dict[KeyPath, SourceLine] = field(default_factory=dict)
 
     def place(self, path: KeyPath) -> SourceLine:
-        """Of the key, or of the nearest section above it that was written at all (a missing key has
-        only that).
-        """
+        """The place of the key; for a missing key that of the nearest section above it."""
         for length in range(len(path), 0, -1):
-            if (found := self.places.get(path[:length])) is not None:
-                return found
+            if (place := self.places.get(path[:length])) is not None:
+                return place
         return SourceLine(self.name)
 
 
 def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
-    """A recipe by its name in one of `folders`, by its path, or as YAML text (anything with a line
-    break), with what it extends below it. The first of `folders` has the recipes that come with
-    AstraFlow. Raises ConfigError for a file that is not there, that is no YAML, or that extends
-    itself.
+    """Read a recipe and the recipes that it extends, merged.
+
+    Args:
+        recipe: its name in one of `folders`, its path, or YAML text (a text with a line break).
+        folders: the first one contains AstraFlow's own recipes.
+
+    Raises:
+        ConfigError: a file does not exist, is no valid YAML, or extends itself.
     """
     chain: list[Source] = []
     seen: list[str] = []
@@ -95,90 +97,70 @@ def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
 
 
 def find(recipe: str, folders: tuple[Path, ...], here: Path | None = None) -> Path | None:
-    """The file that a name or a path means; None for YAML text. Raises ConfigError where there is
-    none.
+    """Find the file of a recipe; None for YAML text. Raises ConfigError if there is no such file.
 
-    With a slash or a suffix it is a path, seen from the folder `here` of the recipe that extends
-    it, then from the working directory; without, it is the name of a recipe in the first of
-    `folders`, in `here` or in the other `folders`. So no file of the working directory ever takes
-    the place of a recipe that comes with AstraFlow.
+    A text with a slash or a suffix is a path, relative to the folder `here` of the recipe that
+    extends it, else to the working directory. Any other text is the name of a recipe in the first
+    of `folders`, in `here`, or in the other `folders`. So no file of the working directory replaces
+    one of AstraFlow's own recipes.
     """
     if "\n" in recipe:
         return None
-    found = next(
-        (
-            candidate
-            for candidate in _candidates(recipe, folders, here)
-            if os.path.isfile(candidate)
-        ),
-        None,
-    )
-    if found is not None:
-        return found
-    if is_path(recipe) and (
-        other := next(filter(os.path.exists, _candidates(recipe, folders, here)), None)
-    ):
+    candidates = _candidates(recipe, folders, here)
+    if (file := next(filter(os.path.isfile, candidates), None)) is not None:
+        return file
+    if is_path(recipe) and (other := next(filter(os.path.exists, candidates), None)):
         what = "a folder" if os.path.isdir(other) else "a pipe, a device or a socket"
         raise ConfigError(f"{recipe} is {what}; name a file with a recipe in it")
-    known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
-    near = [Path(recipe).stem] if is_path(recipe) and Path(recipe).stem in known else []
-    near += [f"./{file}" for file in _namesakes(recipe)]
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    similar = [Path(recipe).stem] if is_path(recipe) and Path(recipe).stem in names else []
+    similar += [f"./{path}" for path in _namesakes(recipe)]
+    hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
     raise ConfigError(
         f"{recipe}: no such recipe; give a file, or one of "
-        f"{', '.join(known) or '(none found)'}{hint}"
+        f"{', '.join(names) or '(none found)'}{hint}"
     )
 
 
 def is_path(recipe: str) -> bool:
-    """Whether a file is named, and not a recipe by its name."""
+    """Whether the text is the path of a file, not the name of a recipe."""
     return "/" in recipe or recipe.endswith(SUFFIXES)
 
 
 def _candidates(recipe: str, folders: tuple[Path, ...], here: Path | None) -> list[Path]:
-    """Files that a name or a path may mean, the first one that is there first."""
-    nearer = [] if here is None else [here]
+    """Possible files of a name or a path; the first that exists is used."""
+    base = [] if here is None else [here]
     if is_path(recipe):
-        return [folder / recipe for folder in (*nearer, Path())]
-    return [folder / f"{recipe}.yaml" for folder in (*folders[:1], *nearer, *folders[1:])]
+        return [folder / recipe for folder in (*base, Path())]
+    return [folder / f"{recipe}.yaml" for folder in (*folders[:1], *base, *folders[1:])]
 
 
 def _namesakes(recipe: str) -> list[Path]:
-    """Files of the working directory that look like a recipe's name and are not what it means."""
-    return (
-        []
-        if is_path(recipe)
-        else [
-            file
-            for file in map(Path, (recipe, *(recipe + s for s in SUFFIXES)))
-            if os.path.isfile(file)
-        ]
-    )
+    """Files of the working directory that have the name of a recipe, and are not found by it."""
+    if is_path(recipe):
+        return []
+    names = (recipe, *(recipe + suffix for suffix in SUFFIXES))
+    return [Path(name) for name in names if os.path.isfile(name)]
 
 
 def dump(source: Source) -> str:
-    """The source as YAML text, without what it extended."""
+    """The merged source as YAML text, without the key `extends`."""
     return yaml_file.write(source.data)
 
 
 def parse(text: str, name: str) -> Source:
-    """YAML text as plain data with places; raises ConfigError naming the line of a syntax error or
-    of a repeated key.
-    """
-    found = yaml_file.read(text, name)
-    if found.value is None and not found.lines:
+    """Parse YAML text; raises ConfigError with the line of a syntax error or of a repeated key."""
+    document = yaml_file.read(text, name)
+    if document.value is None and not document.lines:
         return Source(name)
-    if not isinstance(found.value, dict):
-        raise ConfigError(f"{name}, line {found.first_line}: a recipe is `key: value` lines")
-    return Source(
-        name, found.value, {path: SourceLine(name, line) for path, line in found.lines.items()}
-    )
+    if not isinstance(document.value, dict):
+        raise ConfigError(f"{name}, line {document.first_line}: a recipe is `key: value` lines")
+    places = {path: SourceLine(name, line) for path, line in document.lines.items()}
+    return Source(name, document.value, places)
 
 
 def override(source: Source, overrides: Mapping[str, Any]) -> None:
-    """Lays dotted keys over the source. `*` stands for every key that is there:
-    `policies.*.batch_size`.
-    """
+    """Apply overrides by dotted keys; `*` means every existing key: `policies.*.batch_size`."""
     for dotted, value in overrides.items():
         parts = tuple(dotted.split("."))
         if not all(parts) or len(parts) > NESTING_MAX:
@@ -201,8 +183,9 @@ def override(source: Source, overrides: Mapping[str, Any]) -> None:
 
 
 def parse_assignments(assignments: tuple[str, ...] | list[str]) -> dict[str, Any]:
-    """`("steps=40", "policies.*.train.lr=1e-4")` as overrides; values are read as YAML. Raises
-    ConfigError.
+    """Parse `("steps=40", "policies.*.train.lr=1e-4")` into overrides; values are YAML.
+
+    Raises ConfigError for a text that is no assignment.
     """
     overrides: dict[str, Any] = {}
     for assignment in assignments:
@@ -216,14 +199,12 @@ def parse_assignments(assignments: tuple[str, ...] | list[str]) -> dict[str, Any
 
 
 def brief(text: str) -> str:
-    """The text, cut where it is too long for a message."""
+    """The text, cut to `SHOWN_MAX` characters."""
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
 
 
 def _refuse_name(recipe: str) -> None:
-    """ConfigError for what can be no file's name. Text of a recipe has a line break, and is
-    none.
-    """
+    """Raise ConfigError for a text that is neither a file's name nor a recipe's text."""
     parts = recipe.split("/")
     if "\n" not in recipe and not (
         recipe.isprintable() and recipe and len(parts) < 100 and all(len(p) < 200 for p in parts)
@@ -237,7 +218,7 @@ def _refuse_name(recipe: str) -> None:
 def _open(
     recipe: str, folders: tuple[Path, ...], here: Path | None
 ) -> tuple[str, str, Path | None]:
-    """Name for messages, text, and the folder that the recipe's own `extends` is seen from."""
+    """Return the name for messages, the text, and the folder to which `extends` is relative."""
     file = find(recipe, folders, here)
     if file is None:
         return "recipe", recipe, None
@@ -257,13 +238,15 @@ def _open(
 
 
 def _others(recipe: str, file: Path, folders: tuple[Path, ...], here: Path | None) -> list[Path]:
-    """Other files that a person may have meant by the name of a recipe."""
-    alike = [] if is_path(recipe) else [*_candidates(recipe, folders, here), *_namesakes(recipe)]
-    return [other for other in alike if os.path.isfile(other) and not other.samefile(file)]
+    """Other files with the name of a recipe, for a warning."""
+    if is_path(recipe):
+        return []
+    similar = [*_candidates(recipe, folders, here), *_namesakes(recipe)]
+    return [other for other in similar if os.path.isfile(other) and not other.samefile(file)]
 
 
 def _as_path(file: Path) -> str:
-    """The file as `is_path` takes it for one."""
+    """The file as a text that is a path for `is_path`."""
     shown = _shown(file)
     return shown if "/" in shown else f"./{shown}"
 
@@ -284,14 +267,14 @@ def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _holds(data: Any, path: KeyPath) -> bool:
-    """Whether a section stands at `path`."""
+    """Whether the value at `path` is a section."""
     for part in path:
         data = data.get(part) if isinstance(data, dict) else None
     return isinstance(data, dict)
 
 
 def _expand(data: Any, parts: KeyPath, path: KeyPath) -> Iterator[KeyPath]:
-    """The paths that a dotted key with `*` in it names."""
+    """The paths that match a dotted key with `*` in it."""
     if not parts:
         yield path
         return
@@ -305,9 +288,11 @@ def _expand(data: Any, parts: KeyPath, path: KeyPath) -> Iterator[KeyPath]:
 def _merge(
     target: Source, data: Mapping[str, Any], places: Mapping[KeyPath, SourceLine], path: KeyPath
 ) -> None:
-    """Sections are merged key by key; anything else, lists included, is replaced whole. What a file
-    wrote for a choice that `data` makes otherwise is dropped; another override of the same command
-    line is not, so that no one of two is lost.
+    """Merge `data` into the section at `path`: sections key by key, other values as a whole.
+
+    If `data` selects another variant of a union, the settings of the old variant are dropped where
+    a file wrote them. Those of another override of the same command line stay, so that the conflict
+    of the two is an error.
     """
     section: Any = target.data
     for part in path:
@@ -334,6 +319,6 @@ def _merge(
 
 
 def _forget_below(target: Source, path: KeyPath) -> None:
-    """What stood below a value that is replaced as a whole stands nowhere any more."""
+    """Remove the places of the keys below a value that was replaced as a whole."""
     for at in [at for at in target.places if len(at) > len(path) and at[: len(path)] == path]:
         del target.places[at]

@@ -1,9 +1,10 @@
-"""The configuration of a stored run, as this release understands it.
+"""The configuration of a stored run, migrated from earlier releases.
 
-Earlier releases stored a section that selects one of several variants with the fields of all of
-them:
+Earlier releases stored a section that selects one of several variants with the fields of all
+variants:
 
-    loss: {name: m2po, m2_threshold: 0.01, clip_low: 0.2, …}     model: {tiny: null, path: null, hub: x}
+    loss: {name: m2po, m2_threshold: 0.01, clip_low: 0.2, …}
+    model: {tiny: null, path: null, hub: x}
 
 `migrated` keeps the fields of the variant that the section selects.
 """
@@ -26,18 +27,16 @@ FAULTS_SHOWN = 3
 def read_config(run: ObjectStore) -> RunConfig:
     """Return the configuration of a run.
 
-    CorruptError when `run.json` cannot be read, or holds one that this release cannot run.
+    Raises CorruptError for a `run.json` that cannot be read or that this release cannot run.
     """
-    return config_of(runs.run_config(run), run)
+    return config_of(runs.read_run_config(run), run)
 
 
 def migrated(config: Json) -> Json:
-    """Return a stored configuration in the form of this release; one of this form is returned as it
-    is.
+    """Return a stored configuration in the form of this release.
 
-    Only settings of variants that a section does not select are removed: they had no effect. Any
-    other setting that this release does not have stays, and is refused where the configuration is
-    read.
+    Settings of variants that a section does not select are removed: they had no effect. Any other
+    setting that this release does not have stays, and is refused when the configuration is read.
     """
     config = copy.deepcopy(config)
     for setting in schema.foreign(config):
@@ -46,9 +45,9 @@ def migrated(config: Json) -> Json:
 
 
 def filled(config: Json) -> Json:
-    """Return a stored configuration in the form of this release, with the defaults that came later.
+    """Return a stored configuration in the form of this release, with the defaults of new settings.
 
-    One that this release cannot run is returned as it is.
+    A configuration that this release cannot run is returned unchanged.
     """
     try:
         return RunConfig.model_validate(migrated(config)).model_dump(mode="json")
@@ -57,10 +56,10 @@ def filled(config: Json) -> Json:
 
 
 def config_of(config: Json, run: ObjectStore) -> RunConfig:
-    """Do the same with a configuration that was read already; the error names `run`."""
+    """`read_config` of a configuration that was read already; the error names `run`."""
     try:
-        read = RunConfig.model_validate(migrated(config))
-        names = (*read.policies, *read.rollout.regions)
+        validated = RunConfig.model_validate(migrated(config))
+        names = (*validated.policies, *validated.rollout.regions)
         faults = [f"{name!r} is no name" for name in names if not layout.NAME.fullmatch(name)]
     except ValidationError as error:
         faults = [
@@ -74,4 +73,4 @@ def config_of(config: Json, run: ObjectStore) -> RunConfig:
             f"{'; '.join(faults[:FAULTS_SHOWN])}{more}; "
             "use the release that made the run"
         )
-    return read
+    return validated

@@ -1,10 +1,8 @@
-"""YAML as plain data, with the line of every key, and within bounds: size, nesting, and what
-aliases expand to.
+"""YAML as plain data with the line of every key, within limits of size, nesting and aliases.
 
-A YAML text of a few lines can stand for a billion values (`b: [*a, *a, …]`, level upon level), nest
-deeper than any parser follows, or ask for a type that its value does not have. All of that is one
-ConfigError that names the text and, where there is one, the line. What the keys mean is unknown
-here.
+A YAML text of a few lines can expand to a billion values (`b: [*a, *a, …]`, level upon level), be
+nested deeper than any parser can read, or have tags that do not fit their values. Each of these is
+a ConfigError with the name of the text and, where possible, the line.
 """
 
 import re
@@ -19,13 +17,15 @@ KeyPath: TypeAlias = tuple[str, ...]
 NESTING_MAX = 32
 BYTES_MAX = 200_000
 VALUES_MAX = 10_000
-"""Keys and list items of one text, each counted as often as aliases repeat it."""
+"""Keys and list items of one text, with the repetitions by aliases."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads `5e-5` as the number it is; YAML 1.1 asks for a dot and would make it
-    text. Nor is `010` eight or `1:30` ninety here, as in YAML 1.1: such a value stays text.
+    """Loader of safe YAML with the numbers of YAML 1.2.
+
+    `5e-5` is a number, which YAML 1.1 reads as text; `010` and `1:30` are text, which YAML 1.1
+    reads as 8 and 90.
     """
 
 
@@ -40,7 +40,8 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
-        r"^[-+]?((\.\d+|\d+\.\d*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+        r"^[-+]?((\.\d+|\d+\.\d*)([eE][-+]?\d+)?|\d+[eE][-+]?\d+)$"
+        r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
     ),
     list("-+0123456789."),
 )
@@ -52,16 +53,14 @@ _Loader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `_Loader` reads back as it was."""
+    """Dumper whose text `_Loader` reads back unchanged."""
 
 
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 class Document(NamedTuple):
-    """A text's value, and the line (from 1) of every key in it; a list item is a key by its
-    index.
-    """
+    """A text's value and the line (from 1) of every key; the key of a list item is its index."""
 
     value: Any
     lines: dict[KeyPath, int]
@@ -70,17 +69,18 @@ class Document(NamedTuple):
 
 
 def read(text: str, name: str) -> Document:
-    """The one document of a text; ConfigError that begins with `name`. The value of an empty text
-    is None.
+    """Read the only document of a text; the value of an empty text is None.
+
+    Raises ConfigError, whose message begins with `name`.
     """
     if len(text.encode("utf-8", "surrogatepass")) > BYTES_MAX:
         raise ConfigError(
             f"{name}: larger than {BYTES_MAX:,} bytes; a recipe is a page of settings"
         )
-    if found := _CONTROL.search(text):
-        line = text.count("\n", 0, found.start()) + 1
+    if match := _CONTROL.search(text):
+        line = text.count("\n", 0, match.start()) + 1
         raise ConfigError(
-            f"{name}, line {line}: not valid YAML: the character U+{ord(found[0]):04X} cannot "
+            f"{name}, line {line}: not valid YAML: the character U+{ord(match[0]):04X} cannot "
             "stand in a text; remove it"
         )
     loader = None
@@ -99,9 +99,7 @@ def read(text: str, name: str) -> Document:
             lines[path] = line
         return Document(loader.construct_document(node), lines, node.start_mark.line + 1)
     except yaml.MarkedYAMLError as error:
-        mark = (
-            error.context_mark or error.problem_mark
-        )  # the context is where the broken thing begins
+        mark = error.context_mark or error.problem_mark  # the context is the start of the construct
         raise ConfigError(
             f"{name}, line {mark.line + 1 if mark else 1}: not valid YAML: {error.problem or error}"
         ) from None
@@ -110,8 +108,8 @@ def read(text: str, name: str) -> Document:
     except RecursionError:
         raise ConfigError(f"{name}: nested deeper than {NESTING_MAX} sections") from None
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        # What PyYAML's constructors raise for a value that its tag does not fit: `2001-99-99`,
-        # `!!bool maybe`, 5,000 digits.
+        # PyYAML's constructors raise these for a value that does not fit its tag: `2001-99-99`,
+        # `!!bool maybe`, 5,000 digits
         raise ConfigError(
             f"{name}: not valid YAML: a value is not of the type it is written as ({error})"
         ) from None
@@ -121,13 +119,13 @@ def read(text: str, name: str) -> Document:
 
 
 def write(value: Any) -> str:
-    """YAML text that `read` reads back as the value."""
+    """Write a value as YAML text that `read` reads back unchanged."""
     return str(yaml.dump(value, Dumper=_Dumper, allow_unicode=True, sort_keys=False))
 
 
 def _walk(node: yaml.Node, path: KeyPath, name: str) -> Iterator[tuple[KeyPath, int]]:
-    """Every key path of a composed document with its line (from 1)."""
-    if len(path) > NESTING_MAX:  # an anchor that contains itself would go on for ever
+    """Yield every key path of a composed document with its line (from 1)."""
+    if len(path) > NESTING_MAX:  # an anchor that contains itself has no end
         raise ConfigError(
             f"{name}, line {node.start_mark.line + 1}: nested deeper than {NESTING_MAX} sections"
         )

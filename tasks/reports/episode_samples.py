@@ -1,8 +1,6 @@
-"""A few episodes of a run, spread over its time, right and wrong, with every token as text: what
-the report lets one browse.
+"""A sample of a run's episodes for the report: spread over the run, of all outcomes.
 
-Text comes from the tokens, one by one, so that a reader sees what the engine really consumed and
-produced.
+Each token is decoded alone, so that a reader sees what the engine consumed and produced.
 """
 
 import logging
@@ -12,7 +10,7 @@ from functools import cache
 from typing import Literal
 
 from storage.errors import UNREADABLE, NotFoundError
-from storage.records.rollouts import NOBODY, Episode, Sequence, Shard
+from storage.records.rollouts import NOT_SAMPLED, Episode, Sequence, Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore
 from storage.weights import reader
@@ -24,9 +22,9 @@ PHASES = ("early", "middle", "late")
 EPISODES_PER_PHASE = 12
 ORDERS_PER_PHASE = 4
 TOKENS_PER_SEQUENCE_MAX = 600
-"""Of a longer sequence the middle is left out."""
+"""Tokens shown of one sequence; the middle of a longer one is left out."""
 TOKENS_MAX = 16_000
-"""Of all episodes together; with that the page stays below two megabytes."""
+"""Tokens shown of all episodes together; the page then is smaller than two megabytes."""
 LEFT_OUT = " … "
 
 Decode = Callable[[int], str]
@@ -35,10 +33,10 @@ Outcome = Literal["right", "wrong", "mended", "spoiled", "failed"]
 
 @dataclass(frozen=True)
 class Piece:
-    """Neighbouring tokens of one owner and version."""
+    """Consecutive tokens of one owner and version."""
 
     policy: str
-    """Who sampled them; empty for prompt, tool and environment tokens."""
+    """The policy that sampled them; empty for prompt, tool and environment tokens."""
     version: int
     tokens: tuple[tuple[str, float], ...]
     """(text, log-probability) of each."""
@@ -46,11 +44,11 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class TurnText:
-    """One sequence."""
+    """One sequence as text."""
 
     name: str
     policies: tuple[str, ...]
-    """Who sampled its tokens, in the order of their first one."""
+    """The policies that sampled its tokens, in the order of their first tokens."""
     reward: float
     finish_reason: str
     num_tokens: int
@@ -61,7 +59,7 @@ class TurnText:
 class EpisodeSample:
     phase: str
     outcome: Outcome
-    """Of the final answer; `mended`: wrong at first, `spoiled`: right at first."""
+    """Of the final answer; `mended`: the first attempt was wrong, `spoiled`: it was right."""
     order: int
     place: str
     """`order 7 · prompt 2 · sample 5`."""
@@ -79,25 +77,27 @@ class EpisodeSample:
 
 
 def sample_episodes(run: ObjectStore, num_orders: int, policy: str) -> list[EpisodeSample]:
-    """Up to `EPISODES_PER_PHASE` episodes of each third of the run. `policy` names whose tokenizer
-    turns tokens to text.
+    """Sample up to `EPISODES_PER_PHASE` episodes of each third of the run.
+
+    Tokens are decoded by the tokenizer of `policy`.
     """
     decode = decoder(run, policy)
-    found: list[EpisodeSample] = []
+    samples: list[EpisodeSample] = []
     for phase, numbers in _phases(num_orders):
-        picked: list[EpisodeSample] = []
+        candidates: list[EpisodeSample] = []
         for number in numbers:
             try:
-                picked += _of_shard(shards.read(run, number), phase, decode)
+                candidates += _of_shard(shards.read(run, number), phase, decode)
             except (NotFoundError, *UNREADABLE):
                 continue
-        found += _varied(picked, EPISODES_PER_PHASE)
-    return list(_bounded(found))
+        samples += _varied(candidates, EPISODES_PER_PHASE)
+    return list(_bounded(samples))
 
 
 def decoder(run: ObjectStore, policy: str) -> Decode:
-    """One token as text, by the `tokenizer.json` of version 0; token numbers where there is none
-    that can be read.
+    """A function from a token to its text, by the `tokenizer.json` of version 0.
+
+    Without a readable tokenizer the text is the token's number.
     """
     try:
         files = reader.fetch_files(run, policy, 0)
@@ -107,34 +107,34 @@ def decoder(run: ObjectStore, policy: str) -> Decode:
         from tokenizers import Tokenizer
 
         try:
-            light = Tokenizer.from_str(files["tokenizer.json"].decode())
-        except Exception as error:  # tokenizers has no error of its own: it raises this very class
+            tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+        except Exception as error:  # the class that tokenizers raises
             log.warning(
                 "tokens are shown as numbers: the tokenizer.json of %s cannot be read: %s",
                 policy,
                 error,
             )
         else:
-            return cache(lambda token: str(light.decode([token], skip_special_tokens=False)))
+            return cache(lambda token: str(tokenizer.decode([token], skip_special_tokens=False)))
     return lambda token: f"⟨{token}⟩"
 
 
 def _phases(num_orders: int) -> Iterator[tuple[str, list[int]]]:
-    """The first, middle and last third of the orders, a few of each."""
+    """Phase and a few order numbers of each third of the orders."""
     for index, phase in enumerate(PHASES):
         low, high = num_orders * index // 3, num_orders * (index + 1) // 3
         yield phase, [low + offset for offset in sample(high - low, ORDERS_PER_PHASE)]
 
 
 def _of_shard(shard: Shard, phase: str, decode: Decode) -> Iterator[EpisodeSample]:
-    """Of every group the first episode of each outcome."""
+    """The first episode of each outcome, of every group."""
     for index, group in enumerate(shard.groups):
-        seen: set[Outcome] = set()
+        outcomes: set[Outcome] = set()
         for number, episode in enumerate(group.episodes):
             outcome = _outcome(episode)
-            if outcome in seen:
+            if outcome in outcomes:
                 continue
-            seen.add(outcome)
+            outcomes.add(outcome)
             yield EpisodeSample(
                 phase=phase,
                 outcome=outcome,
@@ -164,14 +164,15 @@ def _outcome(episode: Episode) -> Outcome:
 
 
 def _versions(episode: Episode) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
+    ranges: dict[str, tuple[int, int]] = {}
     for sequence in episode.sequences:
         for index, policy in enumerate(sequence.policies):
-            own = sequence.versions[sequence.owners == index]
-            if own.size:
-                low, high = found.get(policy, (int(own.min()), int(own.max())))
-                found[policy] = (min(low, int(own.min())), max(high, int(own.max())))
-    return found
+            versions = sequence.versions[sequence.owners == index]
+            if versions.size:
+                first, last = int(versions.min()), int(versions.max())
+                low, high = ranges.get(policy, (first, last))
+                ranges[policy] = (min(low, first), max(high, last))
+    return ranges
 
 
 def _turn(sequence: Sequence, decode: Decode) -> TurnText:
@@ -197,9 +198,11 @@ def _pieces(sequence: Sequence, decode: Decode) -> Iterator[Piece]:
     for index in range(1, len(places) + 1):
         before = places[index - 1]
         here = places[index] if index < len(places) else -1
-        if here != before + 1 or _who(sequence, here) != _who(sequence, before):
-            owner, version = _who(sequence, before)
-            policy = "" if owner == NOBODY else sequence.policies[owner]
+        if here != before + 1 or _owner_and_version(sequence, here) != _owner_and_version(
+            sequence, before
+        ):
+            owner, version = _owner_and_version(sequence, before)
+            policy = "" if owner == NOT_SAMPLED else sequence.policies[owner]
             tokens = [
                 (decode(int(sequence.tokens[at])), float(sequence.logprobs[at]))
                 for at in places[start:index]
@@ -210,31 +213,32 @@ def _pieces(sequence: Sequence, decode: Decode) -> Iterator[Piece]:
             start = index
 
 
-def _who(sequence: Sequence, place: int) -> tuple[int, int]:
+def _owner_and_version(sequence: Sequence, place: int) -> tuple[int, int]:
     return int(sequence.owners[place]), int(sequence.versions[place])
 
 
-def _varied(found: list[EpisodeSample], count: int) -> list[EpisodeSample]:
-    """At most `count`, the rarer outcomes first in turn, in the order of their orders."""
-    kinds: dict[str, list[EpisodeSample]] = {}
-    for episode in found:
-        kinds.setdefault(episode.outcome, []).append(episode)
-    picked: list[EpisodeSample] = []
-    while len(picked) < count and any(kinds.values()):
-        picked += [waiting.pop(0) for waiting in kinds.values() if waiting]
-    return sorted(picked[:count], key=lambda episode: episode.order)
+def _varied(samples: list[EpisodeSample], count: int) -> list[EpisodeSample]:
+    """At most `count` episodes, of each outcome in turn, sorted by order."""
+    by_outcome: dict[str, list[EpisodeSample]] = {}
+    for episode in samples:
+        by_outcome.setdefault(episode.outcome, []).append(episode)
+    chosen: list[EpisodeSample] = []
+    while len(chosen) < count and any(by_outcome.values()):
+        chosen += [episodes.pop(0) for episodes in by_outcome.values() if episodes]
+    return sorted(chosen[:count], key=lambda episode: episode.order)
 
 
-def _bounded(found: list[EpisodeSample]) -> Iterator[EpisodeSample]:
-    """As many episodes, from all phases, as fit into TOKENS_MAX."""
-    sizes = [
-        sum(min(turn.num_tokens, TOKENS_PER_SEQUENCE_MAX) for turn in episode.turns)
-        for episode in found
-    ]
-    share = min(1.0, TOKENS_MAX / max(sum(sizes), 1))
-    kept = (
-        sample(len(found), max(1, int(len(found) * share)))
-        if share < 1.0 and len(found) > 1
-        else range(len(found))
+def _bounded(samples: list[EpisodeSample]) -> Iterator[EpisodeSample]:
+    """Evenly spread episodes with at most about TOKENS_MAX tokens together."""
+    num_tokens = sum(
+        min(turn.num_tokens, TOKENS_PER_SEQUENCE_MAX)
+        for episode in samples
+        for turn in episode.turns
     )
-    return (found[index] for index in kept)
+    share = min(1.0, TOKENS_MAX / max(num_tokens, 1))
+    indices = (
+        sample(len(samples), max(1, int(len(samples) * share)))
+        if share < 1.0 and len(samples) > 1
+        else range(len(samples))
+    )
+    return (samples[index] for index in indices)

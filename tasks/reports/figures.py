@@ -1,30 +1,28 @@
-"""The figures of a report: which numbers of a run are drawn, how, and what a reader should see in
-them.
-"""
+"""The figures of a report: selection, drawing and explanation of a run's metrics."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from storage.records.control import Heartbeat
-from tasks import evals
-from tasks.evals import Evaluation
+from storage.run.evaluations import SOLO_WORKFLOW, Evaluation, scores
 from tasks.monitoring.training_curves import History
 from tasks.reports import plots
 from tasks.reports.plot_parts import NUM_COLORS, smooth
 from tasks.reports.plots import Bar, Lane, Line
-from tasks.reports.shard_log import ShardLog, by_worker, throughput
+from tasks.reports.shard_log import PlayedShard, ShardLog, by_worker, throughput
 
 TEAM_COLOR = 2
-"""Policies take the colours from 0 on in the recipe's order, and skip the team's."""
+"""Colour of the team; policies take the other colours in the recipe's order."""
 LANE_BARS_MAX = 400
-"""Bars drawn in one worker's lane."""
+"""Maximum number of bars in one worker's lane."""
 SMOOTHING_SHARE = 0.06
-"""A smoothed line is the mean over this share of its steps."""
+"""Window of a smoothed line, as a share of its steps."""
 COMPONENT_COLORS = {
-    "generate": 0, "step": 0, "evaluate": 0, "algorithms": 4, "reward": 4, "publish": 3, "checkpoint": 6,
-    "store": 1, "refresh": 5, "wait": 7,
+    "generate": 0, "step": 0, "evaluate": 0, "algorithms": 4, "reward": 4, "publish": 3,
+    "checkpoint": 6, "store": 1, "refresh": 5, "wait": 7,
 }  # fmt: skip
-"""Components that services report → colour; whatever else they report takes the others in turn.
+"""Component of a service's time → colour; other components take the remaining colours in turn.
+
 Waiting is grey.
 """
 
@@ -33,7 +31,7 @@ Waiting is grey.
 class Figure:
     title: str
     note: str
-    """One sentence: what is drawn and what to look for."""
+    """One sentence: the content, and how to read it."""
     svg: str
     wide: bool = False
 
@@ -49,8 +47,8 @@ def learning(
     return [
         Figure(
             "Held-out accuracy",
-            "Each evaluation plays the same fixed problems; solver alone and team share the same "
-            "first attempts.",
+            "All evaluations play the same problems; solver alone and team share the same first "
+            "attempts.",
             plots.line_chart(
                 _evaluation_lines(evaluations),
                 x_label="version",
@@ -61,14 +59,13 @@ def learning(
         ),
         Figure(
             "Reward per policy",
-            "Mean reward of all sequences played since the step before, before any filter; bold is "
+            "Mean reward of all sequences since the step before, before any filter; the bold line is "
             "smoothed.",
             _per_policy(histories, "dataflow/reward/mean", colors, "reward", smoothed=True),
         ),
         Figure(
             "Right answers while training",
-            "Share of right first attempts and of right final answers among the episodes that were "
-            "played.",
+            "Share of right first attempts and of right final answers among all episodes.",
             plots.line_chart(
                 _played_accuracy(histories),
                 x_label="step",
@@ -79,7 +76,7 @@ def learning(
         ),
         Figure(
             "Versions over time",
-            "When each version was published; parallel lines mean that no policy holds up another.",
+            "Time of each version; parallel lines mean that no policy delays another.",
             _versions_over_time(histories, colors),
         ),
     ]
@@ -89,10 +86,16 @@ def staleness(
     histories: Sequence[History], max_staleness: int, colors: Mapping[str, int]
 ) -> list[Figure]:
     lines = [
-        Line(name=f"{history.policy} {stat}", xs=history.numbers, ys=history.series(f"dataflow/staleness/{stat}").tolist(),
-             color=colors[history.policy], style="solid" if stat == "mean" else "dashed")
-        for history in histories for stat in ("mean", "max")
-    ]  # fmt: skip
+        Line(
+            name=f"{history.policy} {stat}",
+            xs=history.numbers,
+            ys=history.series(f"dataflow/staleness/{stat}").tolist(),
+            color=colors[history.policy],
+            style="solid" if stat == "mean" else "dashed",
+        )
+        for history in histories
+        for stat in ("mean", "max")
+    ]
     chart = plots.line_chart(
         lines,
         x_label="step",
@@ -110,12 +113,12 @@ def staleness(
     return [
         Figure(
             "Staleness per step",
-            "Trainer's version minus the oldest version in a sequence; mean and worst.",
+            "Trainer's version minus the oldest version in a sequence: mean and maximum.",
             chart,
         ),
         Figure(
-            "How old the data was",
-            "Sequences trained on, by how many versions old they were.",
+            "Staleness of the data",
+            "Trained sequences by their staleness in versions.",
             ages,
         ),
     ]
@@ -132,21 +135,21 @@ def flow(
     return [
         Figure(
             "Sampled tokens per region",
-            "Tokens that the region's workers sampled, spread over the time each order was played.",
+            "Tokens that the region's workers sampled, spread over the time of each order.",
             plots.line_chart(
                 regions, x_label="minutes since start", y_label="tokens / s", y_range=(0, None)
             ),
         ),
         Figure(
             "Trainers waiting for data",
-            "Share of the time between two versions that the trainer waited for its batch.",
+            "Share of the time between two versions in which the trainer waited for its batch.",
             _per_policy(
                 histories, "trainer/wait_fraction", colors, "waiting", smoothed=True, percent=True
             ),
         ),
         Figure(
             "From shard to batch",
-            "Median time from the end of an order's play to the batch its sequences are in.",
+            "Median time from the end of an order's rollout to the batch with its sequences.",
             _per_policy(
                 histories, "dataflow/shard_to_batch_s/p50", colors, "seconds", smoothed=True
             ),
@@ -160,20 +163,18 @@ def flow(
 
 
 def wall_clock(beats: Sequence[Heartbeat]) -> Figure:
-    """Every member's seconds by component; the process's CPU time is no component of its
-    wall-clock.
-    """
+    """Seconds of every member by component, without the CPU time of its process."""
     rows = {
         beat.id: {
-            name: spent for name, spent in beat.seconds.items() if name != "cpu" and spent > 0
+            name: seconds for name, seconds in beat.seconds.items() if name != "cpu" and seconds > 0
         }
         for beat in beats
     }
-    rows = {member: parts for member, parts in rows.items() if parts}
+    rows = {member: components for member, components in rows.items() if components}
     return Figure(
-        "Where the wall-clock went",
-        "Seconds each member spent in each component since it was last launched; parts that "
-        "overlap in time add up.",
+        "Wall-clock time",
+        "Seconds of each member in each component since its last launch; components that overlap "
+        "in time are added.",
         plots.stacked_bars(rows, unit="seconds", colors=_component_colors(rows.values())),
         wide=True,
     )
@@ -182,25 +183,19 @@ def wall_clock(beats: Sequence[Heartbeat]) -> Figure:
 def worker_timeline(
     log: ShardLog, histories: Sequence[History], start_s: float, colors: Mapping[str, int]
 ) -> Figure:
-    """One lane for each worker, and one for the versions of each policy."""
-    regions = {
-        one.region: index
-        for index, one in enumerate(sorted(log.played, key=lambda one: one.region))
-    }
+    """A lane for each worker, and one for the versions of each policy."""
+    regions = sorted({shard.region for shard in log.played})
     shades = {region: index for index, region in enumerate(regions)}
     lanes = []
-    for worker, played in by_worker(log.played).items():
+    for worker, shards in by_worker(log.played).items():
         bars = [
             Bar(
-                (one.started_s - start_s) / 60,
-                (one.finished_s - start_s) / 60,
-                shades[one.region],
-                f"order {one.order}: {one.episodes} episodes, {one.tokens} tokens in "
-                f"{one.finished_s - one.started_s:.1f} s"
-                + (f", {one.failed} failed" if one.failed else "")
-                + "".join(f", {policy} ≤ v{version}" for policy, version in one.newest.items()),
+                (shard.started_s - start_s) / 60,
+                (shard.finished_s - start_s) / 60,
+                shades[shard.region],
+                _bar_text(shard),
             )
-            for one in played[:: max(1, len(played) // LANE_BARS_MAX)]
+            for shard in shards[:: max(1, len(shards) // LANE_BARS_MAX)]
         ]
         lanes.append(Lane(worker, bars))
     for history in histories:
@@ -212,56 +207,66 @@ def worker_timeline(
         lanes.append(Lane(f"{history.policy} versions", (), marks, colors[history.policy]))
     return Figure(
         "Worker timeline",
-        "Each bar is an order from lease to shard (orders overlap on purpose); each tick a "
+        "Each bar is an order from lease to shard (a worker plays several at once); each tick is a "
         "published version.",
         plots.lanes(lanes, x_label="minutes since start", legend=list(shades.items())),
         wide=True,
     )
 
 
+def _bar_text(shard: PlayedShard) -> str:
+    """The text of a worker's bar: episodes, tokens and seconds of one order."""
+    failed = f", {shard.failed} failed" if shard.failed else ""
+    versions = "".join(f", {policy} ≤ v{version}" for policy, version in shard.newest.items())
+    return (
+        f"order {shard.order}: {shard.episodes} episodes, {shard.tokens} tokens in "
+        f"{shard.finished_s - shard.started_s:.1f} s{failed}{versions}"
+    )
+
+
 def health(histories: Sequence[History], colors: Mapping[str, int]) -> list[Figure]:
-    wanted = (
+    charts = (
         (
             "Loss",
             "trainer/loss",
             "loss",
-            "Policy-gradient loss; its level means little, jumps mean trouble.",
+            "Policy-gradient loss; its level has no meaning, jumps are a warning.",
         ),
         (
             "Gradient norm",
             "trainer/grad_norm",
             "norm",
-            "Before clipping; a steep rise comes before a collapse.",
+            "Norm before clipping; a steep rise precedes a collapse.",
         ),
         (
             "Policy shift",
             "trainer/kl/mean",
             "KL",
-            "Estimated KL between the policy and the sampler of its data.",
+            "Estimated KL between the policy and the behaviour policy of its data.",
         ),
         (
             "Second moment",
             "trainer/m2/mean",
             "mean (log ratio)²",
-            "What M2PO bounds: how far the data is off-policy.",
+            "How far the data is off-policy; bounded by M2PO.",
         ),
         (
             "Entropy",
             "trainer/entropy/mean",
             "nats",
-            "Falls as a policy becomes sure; near zero it stops exploring.",
+            "Falls as a policy becomes certain; near zero it stops exploring.",
         ),
         (
             "Ratio",
             "trainer/ratio/mean",
             "π / b",
-            "Mean probability ratio of policy and sampler; 1 is on-policy.",
+            "Mean probability ratio of policy and behaviour policy; 1 is on-policy.",
         ),
         (
-            "Silenced tokens",
+            "Clipped tokens",
             "trainer/masked_share",
             "share",
-            "Tokens that clipping or masking took out of the loss.",
+            "Share of tokens without gradient, by clipping or masking.",
         ),
         (
             "Answer length",
@@ -272,29 +277,30 @@ def health(histories: Sequence[History], colors: Mapping[str, int]) -> list[Figu
     )
     return [
         Figure(title, note, _per_policy(histories, name, colors, unit, smoothed=True))
-        for title, name, unit, note in wanted
+        for title, name, unit, note in charts
         if any(history.has(name) for history in histories)
     ]
 
 
 def _evaluation_lines(evaluations: Sequence[Evaluation]) -> list[Line]:
-    """One line for each (data set, workflow); data sets are named only where there are several."""
+    """A line for each (data set, workflow); data sets are named only if there are several."""
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for one in evaluations:
-        for score in evals.scores(one):
-            versions = max(one.versions.values(), default=0)
-            points.setdefault((one.dataset, score.workflow), []).append((versions, score.accuracy))
+    for evaluation in evaluations:
+        version = max(evaluation.versions.values(), default=0)
+        for score in scores(evaluation):
+            line = evaluation.dataset, score.workflow
+            points.setdefault(line, []).append((version, score.accuracy))
     several = len({dataset for dataset, _ in points}) > 1
     lines = []
-    for index, ((dataset, workflow), at) in enumerate(points.items()):
-        alone = workflow == evals.SOLO_WORKFLOW
+    for index, ((dataset, workflow), curve) in enumerate(points.items()):
+        alone = workflow == SOLO_WORKFLOW
         name = "solver alone" if alone else f"team ({workflow})"
         color = (0 if alone else TEAM_COLOR) + (3 * (index // 2) if several else 0)
         lines.append(
             Line(
                 name=f"{name}, {dataset}" if several else name,
-                xs=[x for x, _ in at],
-                ys=[y for _, y in at],
+                xs=[x for x, _ in curve],
+                ys=[y for _, y in curve],
                 color=color,
                 dots=True,
             )
@@ -303,9 +309,13 @@ def _evaluation_lines(evaluations: Sequence[Evaluation]) -> list[Line]:
 
 
 def _per_policy(
-    histories: Sequence[History], name: str, colors: Mapping[str, int], unit: str, smoothed: bool = False,
+    histories: Sequence[History],
+    name: str,
+    colors: Mapping[str, int],
+    unit: str,
+    smoothed: bool = False,
     percent: bool = False,
-) -> str:  # fmt: skip
+) -> str:
     lines: list[Line] = []
     for history in histories:
         values = history.series(name).tolist()
@@ -327,9 +337,7 @@ def _per_policy(
 
 
 def _played_accuracy(histories: Sequence[History]) -> list[Line]:
-    """The episodes are the same for every policy; the first policy that measured them speaks for
-    all.
-    """
+    """Accuracies of the episodes, from the first policy that has them: they are equal for all."""
     names = (
         ("first attempt", "dataflow/accuracy/first_attempt", 0),
         ("final answer", "dataflow/accuracy/final", TEAM_COLOR),
@@ -350,13 +358,13 @@ def _played_accuracy(histories: Sequence[History]) -> list[Line]:
 
 
 def _versions_over_time(histories: Sequence[History], colors: Mapping[str, int]) -> str:
-    born = [
+    base_s = [
         step.created_s
         for history in histories
         for step in history.steps
         if step.number == 0 and step.created_s
     ]
-    start_s = min(born, default=0.0)
+    start_s = min(base_s, default=0.0)
     lines = [
         Line(
             name=history.policy,
@@ -373,14 +381,9 @@ def _versions_over_time(histories: Sequence[History], colors: Mapping[str, int])
 
 def _component_colors(rows: Iterable[Mapping[str, float]]) -> dict[str, int]:
     """Components in a fixed order, waiting last, each with its colour."""
-    found = {name for row in rows for name in row}
-    known = [name for name in COMPONENT_COLORS if name in found and name != "wait"]
-    others = sorted(found - COMPONENT_COLORS.keys())
-    free = [
-        color
-        for color in range(NUM_COLORS - 1)
-        if color not in {COMPONENT_COLORS[name] for name in known}
-    ]
-    colors = {name: COMPONENT_COLORS[name] for name in known}
-    colors |= {name: (free or [6])[index % len(free or [6])] for index, name in enumerate(others)}
-    return colors | ({"wait": COMPONENT_COLORS["wait"]} if "wait" in found else {})
+    names = {name for row in rows for name in row}
+    colors = {name: color for name, color in COMPONENT_COLORS.items() if name in names - {"wait"}}
+    free = [color for color in range(NUM_COLORS - 1) if color not in colors.values()] or [6]
+    others = sorted(names - COMPONENT_COLORS.keys())
+    colors |= {name: free[index % len(free)] for index, name in enumerate(others)}
+    return colors | ({"wait": COMPONENT_COLORS["wait"]} if "wait" in names else {})

@@ -1,10 +1,10 @@
-"""The report of a run: one self-contained HTML page, made from the store alone, whether the run is
-over or not.
+"""The report of a run: one self-contained HTML page, made from the store at any time of the run.
 
-    status, history, shard log, evaluations, episode samples ──▶ figures ──▶ report.html.j2 ──▶ report.html
+    status, training curves, shard log, ─▶ figures ─▶ report.html.j2 ─▶ report.html
+    evaluations, episode samples
 
-This module gathers and words; `plots.py` draws, `figures.py` chooses the figures, the template has
-the looks.
+This module collects the data and formats the texts; `figures.py` selects the figures, `plots.py`
+draws them, the template has the layout.
 """
 
 import time
@@ -18,9 +18,9 @@ import jinja2
 from storage import layout
 from storage.coordination import heartbeats
 from storage.records.control import Heartbeat
+from storage.run import evaluations
+from storage.run.evaluations import SOLO_WORKFLOW, Evaluation
 from storage.store.object_store import ObjectStore
-from tasks import evals
-from tasks.evals import Evaluation
 from tasks.monitoring.mlflow_client import flatten
 from tasks.monitoring.status import status_of
 from tasks.monitoring.status_schema import Status
@@ -35,13 +35,14 @@ from tasks.terminal_text import plain
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 SURPRISE_NATS = (0.1, 0.7, 2.3)
-"""−log p from which a token is shaded one step more: p = 0.9, 0.5, 0.1."""
+"""Bounds of −log p between the four shades of a token: p = 0.9, 0.5, 0.1."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A headline number. Example:
-    `Card("solver alone", "33 % → 92 %", "held out, 500 problems")`.
+    """A headline number.
+
+    Example: `Card("solver alone", "33 % → 92 %", "held out, 500 problems")`.
     """
 
     label: str
@@ -58,8 +59,8 @@ class Section:
 
 
 @dataclass(frozen=True)
-class BookRow:
-    """One line of a policy's books."""
+class LedgerRow:
+    """One row of a policy's ledger."""
 
     policy: str
     fate: str
@@ -68,29 +69,28 @@ class BookRow:
 
 
 def write_report(run: ObjectStore, run_id: str) -> str:
-    """Makes the page, stores it and returns it."""
+    """Make the page, store it and return it."""
     page = render_report(run, run_id)
     store_report(run, page)
     return page
 
 
 def store_report(run: ObjectStore, page: str) -> None:
-    """Stores the page as the run's `report.html`, replacing an older one."""
+    """Store the page as the run's `report.html`; replaces an older page."""
     run.put(layout.REPORT, page.encode())
 
 
 def render_report(run: ObjectStore, run_id: str) -> str:
-    """The page as text. Works for runs of any state, also before their first step."""
+    """Make the page as text. A run of any state has one, also before its first step."""
     config = read_config(run)
     status = status_of(run)
     beats = heartbeats.look(run).beats
     colors = figures.policy_colors(config.policies)
     histories = [
-        read_history(run, policy, max(one.version or 0, one.batches))
-        for policy, one in status.policies.items()
+        read_history(run, policy, max(progress.version or 0, progress.batches))
+        for policy, progress in status.policies.items()
     ]
     log = read_shard_log(run)
-    evaluations = evals.look(run).found
     episodes = sample_episodes(run, log.num_orders, next(iter(config.policies)))
     page: str = _template().render(
         run_id=run_id,
@@ -99,8 +99,10 @@ def render_report(run: ObjectStore, run_id: str) -> str:
         made=_clock_time(time.time()),
         duration=_duration(status.elapsed_s),
         cards=_cards(status, log),
-        sections=_sections(config, histories, evaluations, log, beats, status),
-        books=[row for history in histories for row in _books(history)],
+        sections=_sections(
+            config, histories, evaluations.read_all(run).readable, log, beats, status
+        ),
+        ledger=[row for history in histories for row in _ledger(history)],
         sampled=any(len(history.steps) < history.num_steps for history in histories),
         members=status.members,
         beats={beat.id: beat for beat in beats},
@@ -114,13 +116,13 @@ def render_report(run: ObjectStore, run_id: str) -> str:
 
 
 def _sections(
-    config: RunConfig, histories: Sequence[History], evaluations: Sequence[Evaluation], log: ShardLog,
+    config: RunConfig, histories: Sequence[History], evaluated: Sequence[Evaluation], log: ShardLog,
     beats: Sequence[Heartbeat], status: Status,
 ) -> list[Section]:  # fmt: skip
     colors = figures.policy_colors(config.policies)
-    start_s = min([one.started_s for one in log.played], default=status.started)
+    start_s = min([shard.started_s for shard in log.played], default=status.started)
     return [
-        Section("learning", "Learning", figures.learning(histories, evaluations, colors)),
+        Section("learning", "Learning", figures.learning(histories, evaluated, colors)),
         Section(
             "staleness",
             "Staleness",
@@ -142,7 +144,7 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
         scores = [score for score in status.evals if score.workflow == workflow]
         first, last = scores[0], scores[-1]
         gain = f"{(last.accuracy - first.accuracy) * 100:+.1f} points, " if len(scores) > 1 else ""
-        alone = workflow == evals.SOLO_WORKFLOW
+        alone = workflow == SOLO_WORKFLOW
         cards.append(
             Card(
                 "solver alone" if alone else "team",
@@ -153,16 +155,12 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
                 0 if alone else figures.TEAM_COLOR,
             )
         )
-    steps = ", ".join(f"{policy} {one.step}" for policy, one in status.policies.items())
-    trained = sum(one.tokens_trained for one in status.policies.values())
-    sampled = round(sum(one.tokens for one in log.played) / log.share)
-    cards.append(
-        Card(
-            "steps",
-            f"{min((p.step for p in status.policies.values()), default=0)} / {status.steps}",
-            steps,
-        )
-    )
+    policies = status.policies
+    steps = ", ".join(f"{policy} {progress.step}" for policy, progress in policies.items())
+    step = min((progress.step for progress in policies.values()), default=0)
+    trained = sum(progress.tokens_trained for progress in policies.values())
+    sampled = round(sum(shard.tokens for shard in log.played) / log.share)
+    cards.append(Card("steps", f"{step} / {status.steps}", steps))
     cards.append(
         Card("wall-clock", _duration(status.elapsed_s), f"started {_clock_time(status.started)}")
     )
@@ -170,22 +168,20 @@ def _cards(status: Status, log: ShardLog) -> list[Card]:
     return cards
 
 
-def _books(history: History) -> list[BookRow]:
-    """What became of every sequence of a policy; of a sampled history, of the sequences in the
-    sampled steps.
-    """
+def _ledger(history: History) -> list[LedgerRow]:
+    """Sequences of a policy by fate; of a sampled history only those of the sampled steps."""
     fates = dict(sorted(history.fates().items(), key=lambda item: -item[1]))
     if history.steps:
         fates["waiting"] = history.steps[-1].waiting
     total = sum(fates.values())
     return [
-        BookRow(history.policy, fate, count, count / total if total else 0.0)
+        LedgerRow(history.policy, fate, count, count / total if total else 0.0)
         for fate, count in fates.items()
     ]
 
 
 def _counts(episodes: Iterable[EpisodeSample]) -> dict[str, int]:
-    """How many there are of each phase and outcome, for the filter's buttons."""
+    """Number of episodes of each phase and outcome, for the labels of the filter's buttons."""
     counts: dict[str, int] = {}
     for episode in episodes:
         for kind in (episode.phase, episode.outcome):
@@ -194,7 +190,7 @@ def _counts(episodes: Iterable[EpisodeSample]) -> dict[str, int]:
 
 
 def _surprise(logprob: float) -> int:
-    """0 for an expected token, up to 3 for a surprising one."""
+    """Shade of a token: 0 for a likely one, up to 3 for an unlikely one."""
     return sum(-logprob >= bound for bound in SURPRISE_NATS)
 
 
@@ -210,9 +206,7 @@ def _template() -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """What is put into the page: of text and markup, only what a page can show. jinja2 escapes the
-    text after this.
-    """
+    """Remove control characters from text and markup; jinja2 escapes the text after this."""
     return type(value)(plain(value)) if isinstance(value, str) else value
 
 
@@ -221,12 +215,12 @@ def _clock_time(time_s: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return (
         f"{hours} h {minutes:02d} min"
         if hours
-        else f"{minutes} min {rest:02d} s"
+        else f"{minutes} min {seconds:02d} s"
         if minutes
-        else f"{rest} s"
+        else f"{seconds} s"
     )

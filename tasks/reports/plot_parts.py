@@ -1,8 +1,6 @@
-"""What every plot is put together from: axes with round ticks, a grid, a legend, the SVG frame, and
-short numbers.
+"""Parts of plots: axes with round ticks, a grid, a legend, the SVG frame, and short numbers.
 
-Colours are the CSS classes `f0` to `f7` (filled) and `s0` to `s7` (stroked) of the page that shows
-a plot.
+Colours are the page's CSS classes `f0` to `f7` (filled) and `s0` to `s7` (stroked).
 """
 
 import math
@@ -15,11 +13,9 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 14, 34, 40
 NUM_COLORS = 8
 
 STEP_MIN, DRAWN_MAX = 1e-100, 1e100
-"""A range below the one is none; a value beyond the other leaves a gap, as one that is not finite
-does.
-"""
+"""Smallest range of an axis; largest absolute value that is drawn (others leave a gap)."""
 RANGE_MIN = 1e-9
-"""Values closer together than this share of their size are one value: the rest is rounding."""
+"""Values whose relative difference is smaller than this are equal: the rest is rounding."""
 
 
 @dataclass(frozen=True)
@@ -37,34 +33,33 @@ class Axis:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers that cover [low, high]. Example: (0, 0.93) → [0, 0.2, 0.4, 0.6,
-    0.8, 1.0].
+    """About `count` round numbers that cover [low, high].
+
+    Example: (0, 0.93) → [0, 0.2, 0.4, 0.6, 0.8, 1.0].
     """
     if not high - low > max(RANGE_MIN * max(abs(low), abs(high)), STEP_MIN):
         high = low + max(abs(low), STEP_MIN) if low else 1.0
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+    exact = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(exact))
+    gap = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= exact * 0.999)
+    first, last = math.floor(low / gap + 1e-9), math.ceil(high / gap - 1e-9)
+    return [float(f"{index * gap:.12g}") for index in range(first, last + 1)]
 
 
 def is_drawn(value: float) -> bool:
-    """Whether a value has a place in a plot."""
+    """Whether a plot shows the value: it is finite and not too large."""
     return abs(value) <= DRAWN_MAX
 
 
 def thin(points: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:
-    """At most `count` of the points, evenly spread, the first and the last among them."""
+    """At most `count` of the points, evenly spread, with the first and the last."""
     if len(points) <= count:
         return list(points)
     return [points[round(index * (len(points) - 1) / (count - 1))] for index in range(count)]
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
-    """Mean over the last `window` finite values at each place. Example: ([0, 2, 4], 2) → [0, 1,
-    3].
-    """
+    """Moving average over the last `window` finite values. Example: ([0, 2, 4], 2) → [0, 1, 3]."""
     recent: list[float] = []
     means = []
     for value in values:
@@ -89,8 +84,9 @@ def grid(
     x_axis: Axis, y_axis: Axis, y_ticks: Sequence[float], x_label: str, y_label: str, percent: bool,
     x_ticks: Sequence[float] | None = None,
 ) -> str:  # fmt: skip
-    """Both axes of a chart of standard size: lines, ticks and names. `x_ticks` replaces the round
-    ones.
+    """Both axes of a chart of standard size: lines, ticks and titles.
+
+    `x_ticks` replaces the round ticks of the x axis.
     """
     inside = x_ticks or [
         tick for tick in nice_ticks(x_axis.low, x_axis.high, 7) if x_axis.low <= tick <= x_axis.high
@@ -125,9 +121,9 @@ def x_axis_ticks(axis: Axis, ticks: Sequence[float], top: float, bottom: float) 
 
 
 def x_axis_title(text: str, left: float, height: float, width: float = WIDTH) -> str:
-    """The axis's name, centred at the lower edge."""
-    middle = (left + width - RIGHT) / 2
-    return f'<text class="axis" x="{middle}" y="{height - 7}" text-anchor="middle">{escape(text)}</text>'
+    """The title of the x axis, centred at the lower edge."""
+    place = f'x="{(left + width - RIGHT) / 2}" y="{height - 7}"'
+    return f'<text class="axis" {place} text-anchor="middle">{escape(text)}</text>'
 
 
 def legend_row(entries: Sequence[tuple[str, int]]) -> str:
@@ -143,12 +139,12 @@ def legend_row(entries: Sequence[tuple[str, int]]) -> str:
 
 
 def label_width(names: set[str]) -> float:
-    """Pixels that the longest name needs at the left of its row."""
+    """Width of the longest name in pixels."""
     return 20 + 6.8 * max(len(name) for name in names)
 
 
 def empty(what: str) -> str:
-    """In place of a plot that has nothing to show."""
+    """A frame that says that there is no data yet."""
     return frame(
         [
             f'<text class="axis" x="{WIDTH / 2}" y="60" text-anchor="middle">no {escape(what)} '
@@ -160,7 +156,7 @@ def empty(what: str) -> str:
 
 
 def frame(parts: Sequence[str], height: float, label: str, width: float = WIDTH) -> str:
-    """The parts as one SVG element, as wide as the page lets it be."""
+    """The parts as one SVG element that fills the width of its container."""
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(label)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'

@@ -1,7 +1,7 @@
-"""Plots as inline SVG text: lines, bars, histograms, lanes. Numbers in, markup out.
+"""Plots as inline SVG text: lines, stacked bars, histograms, lanes. Numbers in, markup out.
 
-Colours are CSS variables (`--c0` to `--c7`, `--ink`, `--grid`) of the page that shows them, so that
-a plot follows the page's light or dark theme. Nothing here knows what is plotted.
+Colours are CSS variables of the page (`--c0` to `--c7`, `--ink`, `--grid`), so that a plot follows
+the page's light or dark theme.
 """
 
 import math
@@ -33,21 +33,22 @@ from tasks.reports.plot_parts import (
 )
 
 POINTS_MAX = 400
-"""Points drawn of one line; more cannot be told apart at this width and would only make the page
-heavy.
-"""
+"""Maximum number of points of a line; more are indistinguishable at this width."""
 HOVER_POINTS_MAX = 120
-"""Points of a line that show their value under the mouse."""
+"""Maximum number of points of a line that show their value under the mouse."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a chart. Example: `Line("solver", [0, 20], [0.33, 0.74], color=0)`."""
+    """One line of a chart.
+
+    Example: `Line(name="solver", xs=[0, 20], ys=[0.33, 0.74], color=0)`.
+    """
 
     name: str
     xs: Sequence[float]
     ys: Sequence[float]
-    """As long as `xs`; not-a-number leaves a gap."""
+    """As long as `xs`; NaN leaves a gap."""
     color: int
     style: Literal["solid", "faint", "dashed"] = "solid"
     """`faint` lines (raw values behind a smoothed line) are not named in the legend."""
@@ -82,8 +83,12 @@ def line_chart(
     percent: bool = False,
     limit: tuple[float, str] | None = None,
 ) -> str:
-    """Lines over a common x axis. `limit` draws a named horizontal bound; `percent` labels 0.5 as
-    50 %.
+    """Draw lines over a common x axis.
+
+    Args:
+        y_range: lower and upper end of the y axis; None: the data's.
+        percent: label 0.5 as 50 %.
+        limit: a horizontal bound and its label.
     """
     points = [
         [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if is_drawn(x)] for line in lines
@@ -112,7 +117,7 @@ def line_chart(
 def histogram(
     counts: Mapping[str, Mapping[int, int]], *, x_label: str, y_label: str, colors: Sequence[int]
 ) -> str:
-    """Side by side bars of whole numbers: series → value → how often; a colour for each series."""
+    """Draw bars of counts side by side: series → value → count; a colour for each series."""
     values = sorted({value for series in counts.values() for value in series})
     top = max((count for series in counts.values() for count in series.values()), default=0)
     if not values or top == 0:
@@ -144,8 +149,9 @@ def histogram(
 def stacked_bars(
     rows: Mapping[str, Mapping[str, float]], *, unit: str, colors: Mapping[str, int]
 ) -> str:
-    """One wide horizontal bar a row, cut into components: row → component → amount. `colors` orders
-    the components; those of one colour share an entry of the legend.
+    """Draw a wide horizontal bar for each row, of components: row → component → amount.
+
+    `colors` orders the components; components of one colour share an entry of the legend.
     """
     totals = {name: sum(parts.values()) for name, parts in rows.items()}
     if not rows or max(totals.values()) <= 0:
@@ -164,16 +170,17 @@ def stacked_bars(
             f'<text class="label" x="{left - 8}" y="{y + 13}" '
             f'text-anchor="end">{escape(name)}</text>'
         )
-        at = 0.0
-        for component in [known for known in colors if amounts.get(known, 0.0) > 0]:
-            end = at + amounts[component]
-            share = f"{component}: {number(amounts[component])} {unit} ({amounts[component] / totals[name]:.0%})"
+        start = 0.0
+        for component in [each for each in colors if amounts.get(each, 0.0) > 0]:
+            amount = amounts[component]
+            end = start + amount
+            share = f"{component}: {number(amount)} {unit} ({amount / totals[name]:.0%})"
             parts.append(
-                f'<rect class="f{colors[component] % NUM_COLORS}" x="{axis(at)}" y="{y}" '
-                f'width="{axis(end) - axis(at):.1f}" '
+                f'<rect class="f{colors[component] % NUM_COLORS}" x="{axis(start)}" y="{y}" '
+                f'width="{axis(end) - axis(start):.1f}" '
                 f'height="18"><title>{escape(f"{name}, {share}")}</title></rect>'
             )
-            at = end
+            start = end
     words = {
         color: ", ".join(name for name in colors if colors[name] == color)
         for color in colors.values()
@@ -183,8 +190,9 @@ def stacked_bars(
 
 
 def lanes(rows: Sequence[Lane], *, x_label: str, legend: Sequence[tuple[str, int]] = ()) -> str:
-    """Spans of time, one lane a row, over a common time axis that begins at 0. Overlapping spans of
-    a lane stack up.
+    """Draw spans of time, a lane for each row, over a common time axis from 0.
+
+    Overlapping spans of a lane are drawn one below the other.
     """
     ends = [bar.end for row in rows for bar in row.bars] + [
         moment for row in rows for moment, _ in row.marks
@@ -239,7 +247,7 @@ def _whole_ticks(low: int, high: int) -> list[float]:
 
 
 def _tracks(bars: Sequence[Bar]) -> list[int]:
-    """For each bar the first track that is free at its start; bars come in order of start."""
+    """The first free track of each bar; bars are in the order of their starts."""
     ends: list[float] = []
     tracks = []
     for bar in bars:

@@ -5,13 +5,14 @@ from typing import Any
 
 AUTH_STRING = "PREFECT_API_AUTH_STRING"
 REFUSED = (401, 403)
-"""What a server answers that does not know the client."""
+"""HTTP status codes of a server that refuses the client's credentials."""
 
 
 def settings_for(api_url: str) -> dict[Any, Any]:
-    """For `temporary_settings`: the server, and the auth string that the environment has now.
-    Prefect reads the environment once, when it is imported, and a command may learn the auth string
-    later.
+    """Return the settings of a client of this server, for `temporary_settings`.
+
+    The auth string is read from the environment now: Prefect reads the environment once, when it is
+    imported, and a command may set it later.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL
 

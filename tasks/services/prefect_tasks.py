@@ -1,5 +1,5 @@
-"""The Prefect tasks of a run: each is one call of a plain function, and is handed names, never
-tables or tensors.
+"""The supervisor's and the evaluation's Prefect tasks: each is one call of a plain function, whose
+parameters are names, never tables or tensors.
 """
 
 import logging
@@ -14,16 +14,17 @@ from storage.run import runs
 from storage.store import object_store
 from storage.verify.verify import Progress, Verdict, verify
 from tasks.monitoring.mlflow_sync import Tracker
+from tasks.recipes.run_terms import run_terms
 from tasks.terminal_text import markdown
 
-if TYPE_CHECKING:  # importing it takes torch, which the supervisor has no use for
+if TYPE_CHECKING:  # it imports torch, which the supervisor does not need
     from tasks.evaluation import Evaluate
 
 log = logging.getLogger(__name__)
 
 
 def evaluation_task(evaluate: "Evaluate") -> "Evaluate":
-    """The evaluation of one vector of versions as a task that a person can see."""
+    """Return the evaluation of one version vector as a Prefect task, which Prefect's pages show."""
 
     @task(
         name="evaluate",
@@ -31,16 +32,17 @@ def evaluation_task(evaluate: "Evaluate") -> "Evaluate":
         cache_policy=NO_CACHE,
         persist_result=False,
     )
-    def shown(versions: Mapping[str, int]) -> bool:
+    def evaluate_versions(versions: Mapping[str, int]) -> bool:
         return evaluate(versions)
 
-    return shown
+    return evaluate_versions
 
 
 @task(name="verify", task_run_name="verify {run_id}", cache_policy=NO_CACHE, persist_result=False)
 def verify_run(run_id: str, progress: Progress) -> Verdict:
     """Check every invariant of the run from the store alone."""
-    verdict = verify(runs.open_run(object_store.default_store(), run_id), progress)
+    run = runs.open_run(object_store.default_store(), run_id)
+    verdict = verify(run, run_terms(run), progress)
     for violation in verdict.violations:
         log.error(
             "invariant %d is broken at %s: %s", violation.invariant, violation.where, violation.what
@@ -60,18 +62,18 @@ def write_report(run_id: str) -> None:
     name="track", task_run_name="last sync with MLflow", cache_policy=NO_CACHE, persist_result=False
 )
 def finish_tracking(tracker: Tracker, state: str) -> str | None:
-    """Hand MLflow what it does not have yet, with the report and the final weights; the address of
-    the run's page there.
+    """Send MLflow what it lacks, the report and the final weights; return the address of the run's
+    page there.
     """
     return tracker.finish(state)
 
 
 def summary(run_id: str, stop: Stop, verdict: Verdict | None) -> str:
-    """The end of a run in a few lines of Markdown, for Prefect's artifact page."""
+    """Return a summary of a finished run in Markdown, for Prefect's artifact page."""
     from tasks.monitoring.status import status
 
     store = object_store.default_store()
-    found = status(store, run_id)
+    run_status = status(store, run_id)
     lines = [
         f"# {run_id}: {stop.state}",
         "",
@@ -80,7 +82,7 @@ def summary(run_id: str, stop: Stop, verdict: Verdict | None) -> str:
         "| versions | dataset | workflow | accuracy | n |",
         "|---|---|---|---|---|",
     ]
-    for row in found.evals:
+    for row in run_status.evals:
         versions = ", ".join(f"{policy} {version}" for policy, version in row.versions.items())
         texts = map(markdown, (versions, row.dataset, row.workflow))
         lines.append(f"| {' | '.join(texts)} | {row.accuracy:.1%} | {row.n} |")

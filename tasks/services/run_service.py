@@ -1,9 +1,10 @@
-"""Run one service of a run as a process: open the run, write heartbeats, make the `Lifetime`.
+"""Run one service of a run as the body of a flow: open the run, write heartbeats, make the
+`Lifetime`.
 
 A service stops, after it has drained, on SIGTERM and when a newer attempt of the same member is
 alive. The services themselves are plain functions of their packages; a flow calls the functions of
-this module with names alone. Each returns None when the service is done, or the state in which its
-flow run ends because it was stopped.
+this module with names alone. Each returns None when the service is done, or the final state of its
+flow run when the service was stopped.
 """
 
 import logging
@@ -17,11 +18,11 @@ from typing import Literal, TypeAlias
 from prefect.client.schemas.objects import State
 
 from data_ops.config import PolicyData
-from storage.coordination import heartbeats
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime, StoppedError, stop_reason
 from storage.errors import ConfigError
-from storage.records.control import Stop
+from storage.records.control import ServiceState, Stop
+from storage.records.progress import BaseModelProgress, ServiceKind
 from storage.run import runs
 from storage.store import object_store
 from storage.store.object_store import ObjectStore
@@ -38,7 +39,7 @@ Ended: TypeAlias = State[None] | None
 
 @dataclass(frozen=True)
 class _Service:
-    """What every service is given."""
+    """What every service needs."""
 
     run: ObjectStore
     config: RunConfig
@@ -50,31 +51,30 @@ class _Service:
         return Lifetime(self.run, self.heartbeat, self.stop, why_over=why_over)
 
     def ended(self) -> Ended:
-        """The state in which the flow run ends."""
+        """Return the final state of the flow run; None when the service is done."""
         return drained() if self.stop.is_set() else None
 
 
 @contextmanager
 def _serving(
-    run_id: str, kind: heartbeats.Kind, member: str, attempt: int, region: str = ""
+    run_id: str, kind: ServiceKind, member: str, attempt: int, region: str = ""
 ) -> Iterator[_Service]:
     """Open the run and write its member's heartbeats.
 
     A ConfigError, which only a person can correct, fails the run at once with its message. After
-    any other error the supervisor starts the member again.
+    any other error the supervisor restarts the member.
     """
     store_credentials.load()
     run = runs.open_run(object_store.default_store(), run_id)
     config = read_config(run)
     interval_s = config.supervise.heartbeat_interval_s
-    with (
-        stop_on_sigterm() as stop,
-        HeartbeatWriter(
+    with stop_on_sigterm() as stop:
+        writer = HeartbeatWriter(
             run, kind, member, attempt, interval_s, region=region, leave=stop.set
-        ) as heartbeat,
-    ):
+        )
         try:
-            yield _Service(run, config, heartbeat, stop)
+            with writer as heartbeat:
+                yield _Service(run, config, heartbeat, stop)
         except ConfigError as error:
             log.error("the run cannot go on: %s", error)
             runs.request_stop(run, Stop("failed", f"{member}: {error}", time.time()))
@@ -88,7 +88,8 @@ def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
         lifetime = service.lifetime()
 
         def report(stage: str, fraction: float) -> None:
-            service.heartbeat.update(state="working", note=stage, progress={"base_model": fraction})
+            progress = BaseModelProgress(base_model=fraction)
+            service.heartbeat.update(state=ServiceState.WORKING, note=stage, progress=progress)
             lifetime.check()
 
         models = {policy: spec.model for policy, spec in service.config.policies.items()}
@@ -102,9 +103,10 @@ def run_base_model(run_id: str, member: str, attempt: int) -> Ended:
 def run_dataflow_window(
     run_id: str, member: str, attempt: int
 ) -> Literal["done", "full", "stopped"]:
-    """Serve until the dataflow is done, this flow run has its share of tasks, or it was stopped."""
+    """Serve until the dataflow is done or stopped, or this flow run has had its share of tasks."""
     from data_ops.dataflow.service import serve
-    from tasks.services.parallel_ingest import ParallelIntake
+    from tasks.services.parallel_ingest import ParallelIngest
+    from tasks.services.task_runners import make_task_runner
 
     with _serving(run_id, "dataflow", member, attempt) as service:
         config = service.config
@@ -112,13 +114,16 @@ def run_dataflow_window(
             name: PolicyData(batch_size=policy.batch_size, steps=config.steps)
             for name, policy in config.policies.items()
         }
-        take_in = ParallelIntake(service.run, config.data, list(policies))
-        full = "the next window begins"
-        lifetime = service.lifetime(lambda run: full if take_in.is_full else stop_reason(run))
-        serve(lifetime, config.data, policies, config.seed, take_in)
+        with make_task_runner(config.data.task_runner) as runner:
+            ingest = ParallelIngest(
+                object_store.default_store(), run_id, config.data.shards_per_task, runner
+            )
+            full = "the next window begins"
+            lifetime = service.lifetime(lambda run: full if ingest.is_full else stop_reason(run))
+            serve(lifetime, config.data, policies, config.seed, ingest)
     if service.stop.is_set():
         return "stopped"
-    return "full" if take_in.is_full else "done"
+    return "full" if ingest.is_full else "done"
 
 
 def run_rollout(run_id: str, member: str, attempt: int, region: str) -> Ended:

@@ -1,9 +1,9 @@
-"""What SIGTERM means to a flow's process, and as what its flow run then ends.
+"""Handle SIGTERM in a flow's process, and choose the final state of its flow run.
 
 Prefect's own handler raises in the middle of whatever runs. Here the signal only sets an event:
-services drain, the supervisor winds down, and then the flow returns. Who sent it decides how the
-flow run ends: Prefect cancelled it (`Cancelled`), or somebody stopped the process, whose work then
-goes on elsewhere (`Crashed`, through TerminationSignal).
+services drain, the supervisor winds down, and then the flow returns. The sender decides the final
+state: `Cancelled` when Prefect cancelled the flow run, else `Crashed` (through TerminationSignal):
+another attempt continues the work.
 """
 
 import _thread
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets. For a flow in the main thread that has no event loop."""
+    """Return an event that SIGTERM sets, for a flow in the main thread without an event loop."""
     stop = threading.Event()
 
     def set_stop(signum: int, frame: FrameType | None) -> None:
@@ -44,7 +44,7 @@ def stop_on_sigterm() -> Iterator[threading.Event]:
 
 @asynccontextmanager
 async def sigterm_as_event() -> AsyncIterator[asyncio.Event]:
-    """The same for a flow that runs in the main thread's event loop."""
+    """Return an event that SIGTERM sets, for a flow in the main thread's event loop."""
     stop = asyncio.Event()
     before = signal.getsignal(signal.SIGTERM)
     loop = asyncio.get_running_loop()
@@ -57,11 +57,10 @@ async def sigterm_as_event() -> AsyncIterator[asyncio.Event]:
 
 
 def drained() -> State[None]:
-    """The state in which the flow run of a service ends that was stopped, and has drained.
+    """Return the final state of the flow run of a service that was stopped and has drained.
 
-    Raises:
-        TerminationSignal: Prefect did not ask for it, so the flow run has crashed: another attempt
-        does its member's work.
+    Raises TerminationSignal when Prefect did not cancel it: the flow run has then crashed, and
+    another attempt does its member's work.
     """
     if not is_being_cancelled():
         raise TerminationSignal(signal=signal.SIGTERM)
@@ -69,13 +68,13 @@ def drained() -> State[None]:
 
 
 def is_being_cancelled() -> bool:
-    """Whether Prefect is cancelling the current flow run. A server that does not answer has
-    cancelled nothing.
+    """Return whether Prefect is cancelling the current flow run; False when its server does not
+    answer.
     """
     try:
         with get_client(sync_client=True) as client:
             state = client.read_flow_run(UUID(str(flow_run.get_id()))).state
     except (httpx.TransportError, PrefectHTTPStatusError, ObjectNotFound) as error:
-        log.warning("Prefect does not say whether this flow run is cancelled: %s", error)
+        log.warning("whether this flow run is cancelled cannot be read from Prefect: %s", error)
         return False
     return state is not None and (state.is_cancelling() or state.is_cancelled())

@@ -1,9 +1,8 @@
-"""The store's credentials from a Prefect `Secret` block, for workers whose machines have none.
+"""Load the store's credentials from a Prefect `Secret` block, for machines without credentials.
 
 ASTRAFLOW_STORE_SECRET names the block; its value is the text of a JSON object of `AWS_…` variables,
-which become this process's own. They are held in its environment and nowhere else: not in a run,
-not in a parameter, not in a message. The value must be text: Prefect's page and API hide that, and
-show what lies inside an object.
+which are set in this process's environment. They are nowhere else: not in a run, a parameter or a
+message. The value must be text: Prefect's page and API hide text, and show the keys of an object.
 """
 
 import os
@@ -25,19 +24,18 @@ _TOKENS = ("AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN")
 
 
 def load(name: str | None = None, api_url: str | None = None) -> None:
-    """Sets the variables that the block holds; nothing where none is named. `name` is the block's,
-    from the environment where it is left out; `api_url` is the Prefect server's, from Prefect's
-    settings where it is left out.
+    """Set the environment variables that the block has; do nothing when no block is named.
 
-    Raises ConfigError for a block that is not there or holds anything else, TransientError when the
-    server does not answer.
+    `name` is the block's, by default from the environment; `api_url` is the Prefect server's, by
+    default from Prefect's settings. Raises ConfigError for a block that does not exist or has any
+    other content, TransientError when the server does not answer.
     """
     name = os.environ.get(VARIABLE) if name is None else name
     if not name:
         return
     values = _checked(name, _read(name, api_url))
     if "AWS_ACCESS_KEY_ID" in values:
-        for token in _TOKENS:  # one that belongs to other keys would make these invalid
+        for token in _TOKENS:  # a token of other keys would make these invalid
             os.environ.pop(token, None)
     os.environ.update(values)
 
@@ -58,7 +56,7 @@ def _read(name: str, api_url: str | None) -> Any:
         )
     try:
         with temporary_settings(settings_for(server)), get_client(sync_client=True) as client:
-            found = client.read_block_document_by_name(name, "secret", include_secrets=True)
+            document = client.read_block_document_by_name(name, "secret", include_secrets=True)
     except ObjectNotFound:
         raise ConfigError(
             f"the Prefect server {without_credentials(server)} has no Secret block {name}, which "
@@ -76,7 +74,7 @@ def _read(name: str, api_url: str | None) -> Any:
             f"the Prefect block {name} cannot be read from {without_credentials(server)}: "
             f"{type(error).__name__}"
         ) from error
-    stored = found.data.get("value")
+    stored = document.data.get("value")
     if isinstance(stored, dict):
         raise ConfigError(
             f"the Prefect block {name} holds an object, whose keys Prefect shows to everybody; "
@@ -87,8 +85,10 @@ def _read(name: str, api_url: str | None) -> Any:
 
 
 def _checked(name: str, value: Any) -> dict[str, str]:
-    """Messages name keys, never values. A key of odd form could be a value in the wrong place, and
-    is not named either.
+    """Return the block's variables; ConfigError when `value` is anything else.
+
+    Messages name keys, never values. A key of another form may be a misplaced value, and is not
+    named either.
     """
     if not isinstance(value, dict) or not value:
         raise ConfigError(f"the Prefect block {name} must hold a JSON object such as {EXAMPLE}")

@@ -21,12 +21,11 @@ from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
-from storage.records.control import Stop
+from storage.records.control import ClosingStep, Stop
 from storage.store import object_store
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import Verdict
 from tasks.monitoring import closing_steps
-from tasks.monitoring.closing_steps import ClosingStep
 from tasks.monitoring.mlflow_sync import Tracker, tracking_uri
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
@@ -65,22 +64,22 @@ async def run_training(run_id: str | None, recipe: str, overrides: Mapping[str, 
     tracking = tracking_uri() if config.tracking.enabled else None
     await asyncio.to_thread(store_credentials.load)
     store = object_store.default_store()
-    await asyncio.to_thread(object_store.check, store)
+    await asyncio.to_thread(object_store.check_store, store)
     await _refuse_beside_a_living_one(store.sub(layout.run_prefix(name)), name, config)
     run = await asyncio.to_thread(supervisor.start, store, name, config, _deployment())
     await introduce(name)
     attempt = int(flow_run.get_run_count() or 1) - 1
     with HeartbeatWriter(
         run, "supervisor", "supervisor", attempt, config.supervise.heartbeat_interval_s
-    ) as pulse:
+    ) as heartbeat:
         tracker = None if tracking is None else Tracker(run, name, config, tracking)
         async with _syncing(tracker, config.tracking.interval_s):
             stop = await _supervise(
                 supervisor.Supervisor(
-                    run=run, config=config, pulse=pulse, launcher=PrefectLauncher(name)
+                    run=run, config=config, heartbeat=heartbeat, launcher=PrefectLauncher(name)
                 )
             )
-        await _close(name, tracker, stop, pulse)
+        await _close(name, tracker, stop, heartbeat)
     if stop.state == "failed":
         raise AstraFlowError(f"run {name} failed: {stop.reason}")
     return Outcome(name, stop.state, stop.reason)
@@ -131,7 +130,7 @@ def _last_beat(run: ObjectStore) -> tuple[float, int] | None:
     beats = (
         beat
         for beat in heartbeats.read_all(run)
-        if beat.kind == "supervisor" and beat.state not in ("done", "failed")
+        if beat.kind == "supervisor" and not beat.has_ended
     )
     return next(((beat.started_s, beat.beats) for beat in beats), None)
 
@@ -197,20 +196,22 @@ async def _syncing(tracker: Tracker | None, interval_s: float) -> AsyncIterator[
             log.exception("tracking ended early; the end of the run tries once more")
 
 
-async def _close(run_id: str, tracker: Tracker | None, stop: Stop, pulse: HeartbeatWriter) -> None:
+async def _close(
+    run_id: str, tracker: Tracker | None, stop: Stop, heartbeat: HeartbeatWriter
+) -> None:
     """Verify, report, last tracking. Each may fail without failing the run, whose results are in
     the store.
     """
 
     def verifying(part: str, share: float) -> None:
-        closing_steps.record(pulse, ClosingStep.VERIFYING, part, share)
+        closing_steps.record(heartbeat, ClosingStep.VERIFYING, part, share)
 
-    closing_steps.record(pulse, ClosingStep.VERIFYING)
+    closing_steps.record(heartbeat, ClosingStep.VERIFYING)
     verdict = prefect_tasks.verify_run(run_id, verifying, return_state=True)
-    closing_steps.record(pulse, ClosingStep.REPORTING)
+    closing_steps.record(heartbeat, ClosingStep.REPORTING)
     prefect_tasks.write_report(run_id, return_state=True)
     if tracker is not None:
-        closing_steps.record(pulse, ClosingStep.TRACKING)
+        closing_steps.record(heartbeat, ClosingStep.TRACKING)
         tracked = prefect_tasks.finish_tracking(tracker, stop.state, return_state=True)
         link = await tracked.aresult(raise_on_failure=False)
         if isinstance(link, str):

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-from storage.run import orders
+from storage.run import evaluations, orders
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests
-from tasks import evals
 from tasks.recipes.run_config import RunConfig
 
 Kind = Literal["base_model", "dataflow", "rollout", "trainer", "evaluation", "mirror"]
@@ -100,13 +99,13 @@ def is_done(run: ObjectStore, config: RunConfig, member: Member) -> bool:
         case "trainer":
             return manifests.exists(run, member.parameters["policy"], config.steps)
         case "dataflow" | "rollout":
-            return orders.ended(run)
+            return orders.has_ended(run)
         case (
             "mirror"
         ):  # it then has the time to stop to copy what is left: one that is away holds up no run
             return all(manifests.exists(run, policy, config.steps) for policy in config.policies)
         case "evaluation":
-            return evals.exists(run, config.evaluated_versions()[-1])
+            return evaluations.exists(run, config.evaluated_versions()[-1])
 
 
 class FlowRunPhase(Enum):

@@ -18,11 +18,11 @@ from storage.coordination import heartbeats
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import backoff_s
 from storage.errors import ConfigError, CorruptError, TransientError
-from storage.records.control import Heartbeat, Stop
+from storage.records.control import ClosingStep, Heartbeat, ServiceState, Stop, WaitReason
+from storage.records.progress import SupervisorProgress
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.monitoring import closing_steps
-from tasks.monitoring.closing_steps import ClosingStep
 from tasks.recipes import stored_config
 from tasks.recipes.run_config import RunConfig
 from tasks.supervision.awaited import Awaited
@@ -120,7 +120,7 @@ class _Watch:
 class Supervisor:
     run: ObjectStore
     config: RunConfig
-    pulse: HeartbeatWriter
+    heartbeat: HeartbeatWriter
     launcher: Launcher
     clock: Callable[[], float] = time.monotonic
     processes: FlowProcesses = field(default_factory=FlowProcesses)
@@ -190,11 +190,14 @@ class Supervisor:
             )
         newest = await self.launcher.newest()
         if newest is None:
-            self.pulse.update(note="waiting for the Prefect server, which does not answer")
+            self.heartbeat.update(
+                wait_reason=WaitReason.PREFECT,
+                note="waiting for the Prefect server, which does not answer",
+            )
             return None
         self._attach(newest)
         stop = await self._act_on_all()
-        self.pulse.update(note=self._note())
+        self.heartbeat.update(note=self._note())
         return stop
 
     async def _act_on_all(self) -> Stop | None:
@@ -234,7 +237,9 @@ class Supervisor:
             )
             for watch in self.watches.values()
             if not (
-                watch.done or watch.abandoned or (watch.has_beaten and watch.state != "starting")
+                watch.done
+                or watch.abandoned
+                or (watch.has_beaten and watch.state != ServiceState.STARTING)
             )
         ]
         return "; ".join(
@@ -263,12 +268,10 @@ class Supervisor:
         for watch in self.watches.values():
             if (beat := beats.get(watch.member.id)) is not None:
                 watch.hear(beat, now)
-        preparing = beats.get("base-model")
-        if preparing is not None and "base_model" in preparing.progress:
-            self.pulse.update(progress={"base_model": preparing.progress["base_model"]})
         done = [watch.member.id for watch in self.watches.values() if watch.done]
-        self.pulse.update(
-            state="working", progress={"members": len(self.watches), "members_done": len(done)}
+        self.heartbeat.update(
+            state=ServiceState.WORKING,
+            progress=SupervisorProgress(members=len(self.watches), members_done=len(done)),
         )
 
     def _beats(self) -> list[Heartbeat]:
@@ -428,7 +431,7 @@ class Supervisor:
         has not begun, or does not leave within the limit, is cancelled; after a completed run, one
         whose process works is given more time.
         """
-        closing_steps.record(self.pulse, ClosingStep.LEAVING)
+        closing_steps.record(self.heartbeat, ClosingStep.LEAVING)
         found = await self.launcher.newest() or {}
         for launched in found.values():
             if launched.phase is FlowRunPhase.SCHEDULED:
@@ -455,7 +458,7 @@ class Supervisor:
             }
             if newest is not None and not left:
                 return True
-            closing_steps.record(self.pulse, ClosingStep.LEAVING, ", ".join(sorted(left)))
+            closing_steps.record(self.heartbeat, ClosingStep.LEAVING, ", ".join(sorted(left)))
             waited_s = self.clock() - began
             if waited_s >= limit_s and not (
                 patient and waited_s < SLOW_FACTOR * limit_s and await self._any_works(left)
@@ -479,7 +482,9 @@ def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -
         ConfigError: the run exists with another configuration, or is completed.
     """
     wanted = config.model_dump(mode="json")
-    run = runs.create_run(store, run_id, wanted, deployment=deployment, filled=stored_config.filled)
+    run = runs.create_run(
+        store, run_id, wanted, deployment=deployment, fill_defaults=stored_config.filled
+    )
     stop = runs.check_restart(store, run_id, wanted, stored_config.filled)
     if stop is not None:
         log.info("taking up run %s, which was %s", run_id, stop.state)

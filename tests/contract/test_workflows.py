@@ -15,7 +15,7 @@ from rollout.workflows import WORKFLOWS, make_workflow, policies_by_role
 from rollout.workflows.actor_and_verify import ActorAndVerify, read_verdict
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
-from storage.records.rollouts import NOBODY, Episode, Prompt
+from storage.records.rollouts import NOT_SAMPLED, Episode, Prompt
 from tests.checkout import ROOT
 from tests.fakes import ScriptedEngine, cast_of, lines, scripted_player, solve
 
@@ -58,7 +58,7 @@ async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token
         answer = players[policy].engine.asked[0][0]  # type: ignore[attr-defined]  # a ScriptedEngine
         prompt_length = len(answer)
         assert sequence.tokens[:prompt_length].tolist() == list(answer)
-        assert sequence.owners.tolist() == [NOBODY] * prompt_length + [0] * (
+        assert sequence.owners.tolist() == [NOT_SAMPLED] * prompt_length + [0] * (
             len(sequence.tokens) - prompt_length
         )
         assert set(sequence.versions[prompt_length:].tolist()) == {4}

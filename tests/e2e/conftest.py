@@ -177,10 +177,10 @@ def _traces(home: Home, running: Stack) -> tuple[object, ...]:
             beat.attempt,
             beat.state,
             beat.note,
-            beat.progress.get("base_model"),
-            beat.progress.get("episodes"),
+            getattr(beat.progress, "base_model", None),
+            getattr(beat.progress, "episodes", None),
         )
-        for run_id in runs.list_runs(store)
+        for run_id in runs.read_all(store).ids
         for beat in heartbeats.read_all(store.sub(layout.run_prefix(run_id)))
     ]
     return len(keys), tuple(said), _flow_states(running.prefect_url), tuple(flow_processes(home))

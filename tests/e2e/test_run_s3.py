@@ -16,9 +16,9 @@ from deployments.servers.ports import HOST
 from storage import layout
 from storage.coordination import heartbeats
 from storage.formats.safetensors import weights_digest
+from storage.records.progress import MirrorProgress, RolloutProgress
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
-from storage.weights.traffic import FROM_MIRROR
 from tasks.services.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop, stack_in
 from tests.s3_process import s3_process
@@ -123,7 +123,7 @@ def test_every_version_is_in_both_mirrors_bit_for_bit(
             folder = layout.weights(policy, manifest.version)
             for name in ("manifest.json", *(file.name for file in manifest.files)):
                 assert mirror.get(f"{folder}/{name}") == run.get(f"{folder}/{name}")
-        assert [manifest.kind for manifest in manifests] == ["anchor", *["delta"] * STEPS]
+        assert [manifest.kind for manifest in chain] == ["anchor", *["delta"] * STEPS]
         assert sum(file.num_bytes for manifest in chain[1:] for file in manifest.files) > 0
         assert weights_digest(reader.fetch(mirror, policy, STEPS)) == chain[-1].digest
 
@@ -136,8 +136,10 @@ def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None
         for policy in POLICIES:
             chain = [manifests.read_manifest(run, policy, version) for version in range(STEPS + 1)]
             whole = sum(file.num_bytes for manifest in chain for file in manifest.files)
-            assert mirror.progress[f"mirrored_bytes_{policy}"] >= whole
-            assert worker.progress[f"{FROM_MIRROR}{policy}"] > 0
+            assert isinstance(mirror.progress, MirrorProgress)
+            assert isinstance(worker.progress, RolloutProgress)
+            assert mirror.progress.mirrored_bytes[policy] >= whole
+            assert worker.progress.weights_bytes_mirror[policy] > 0
 
 
 def test_commands_read_the_store_that_the_stack_was_brought_up_with(

@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from storage.errors import ConfigError, ConflictError, TransientError
-from storage.store.object_store import ObjectStore, check, open_store
+from storage.store.object_store import ObjectStore, check_store, open_store
 from tests.conftest import BUCKET
 from tests.faults.flaky_proxy import FlakyProxy
 
@@ -98,7 +98,7 @@ def test_check_of_a_server_that_is_not_there_says_so(
     with pytest.raises(
         ConfigError, match=r"s3://bucket/x cannot be used: .*start the server it names"
     ):
-        check(open_store("s3://bucket/x"))
+        check_store(open_store("s3://bucket/x"))
 
 
 def test_a_bucket_that_does_not_exist_is_a_sentence(s3_server: str) -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from storage import layout
 from storage.formats.safetensors import weights_digest
-from storage.run import runs
+from storage.run import evaluations, runs
 from storage.run.base_models import load_model
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader, replication
 from storage.weights.retention import Retention
-from tasks import evals, garbage_collection
+from tasks import garbage_collection
 from tasks.base_models.config import TinyBase, TinyModel
 from tasks.base_models.publishing import build_digest, publish_base_models
 from tasks.evaluation import evaluate_versions
@@ -80,10 +80,10 @@ def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(
     dying, _ = killed_at(memory_store, 1, after)
     with pytest.raises(Killed):
         evaluate_versions(dying, config, vector)
-    assert evals.exists(memory_store, vector) is after
+    assert evaluations.exists(memory_store, vector) is after
     made = evaluate_versions(memory_store, config, vector)
     assert made.final.tolist() == [1.0] * 3
-    assert evals.read(memory_store, vector).rows == made.rows
+    assert evaluations.read(memory_store, vector).rows == made.rows
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -72,7 +72,7 @@ from trainer.config import TrainConfig
 from trainer.service.weight_publisher import Publication
 run, name = open_store(sys.argv[1]), sys.argv[2]
 publication = Publication(lifetime_of(run, "trainer"), run, "solver", TrainConfig())
-publication.held = reader.read(run, "solver", 0)
+publication.base = reader.read(run, "solver", 0)
 print("ready", flush=True)
 sys.stdin.readline()
 publication.start(1, models(2 + int(name), size=3000)[-1], {})
@@ -374,7 +374,7 @@ def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: Objec
             if newest is None:
                 continue
             held, spare = (
-                reader.read(run, "solver", newest.version, held, known=newest, spare=spare),
+                reader.read(run, "solver", newest.version, held, manifest=newest, spare=spare),
                 held,
             )
             if weights_digest(held.tensors) != weights_digest(versions[newest.version]):

@@ -70,7 +70,7 @@ def prepare(folder: Path) -> None:
     )
     model = reference_model(base)
     for step in range(1, STEPS + 1):
-        batches.commit(run, sampled_batch(model, step, noise=0.1))
+        batches.create(run, sampled_batch(model, step, noise=0.1))
 
 
 def trained(run: ObjectStore) -> None:

@@ -29,7 +29,7 @@ import psutil
 import pytest
 
 PRELOADED = (
-    "numpy", "pyarrow.ipc", "pydantic", "fsspec", "xxhash", "stamina", "yaml",
+    "numpy", "pyarrow.ipc", "pydantic", "fsspec", "xxhash", "tenacity", "yaml",
     "numba", "httpx", "s3fs", "boto3", "moto.server", "tokenizers", "torch", "transformers",
 )  # fmt: skip
 """Imported once, before the forks: what tests and rooms import, and none of it of this project."""

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from storage import layout
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from storage.records.numbers import TIME_MAX_S
-from storage.records.rollouts import NOBODY, Episode, Group, Prompt, Sequence, Shard
+from storage.records.rollouts import NOT_SAMPLED, Episode, Group, Prompt, Sequence, Shard
 from storage.records.types import Float32
 
 INT32_MAX = 2**31 - 1
@@ -41,8 +41,10 @@ def float32_of(bits: list[int]) -> Float32:
 def sequences(draw: st.DrawFn) -> Sequence:
     policies = draw(st.sampled_from(POLICIES))
     length = draw(st.integers(0, 8))
-    owners = draw(npst.arrays(np.int8, length, elements=st.integers(NOBODY, len(policies) - 1)))
-    sampled = owners != NOBODY
+    owners = draw(
+        npst.arrays(np.int8, length, elements=st.integers(NOT_SAMPLED, len(policies) - 1))
+    )
+    sampled = owners != NOT_SAMPLED
     draws = st.lists(any_bits, min_size=length, max_size=length)
     return Sequence(
         tokens=draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))),
@@ -50,7 +52,9 @@ def sequences(draw: st.DrawFn) -> Sequence:
         logprobs=np.where(sampled, float32_of(draw(draws)), np.float32(0)),
         owners=owners,
         versions=np.where(
-            sampled, draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))), NOBODY
+            sampled,
+            draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))),
+            NOT_SAMPLED,
         ).astype(np.int32),
         policies=policies,
         reward=draw(floats),
@@ -106,7 +110,7 @@ def rows(draw: st.DrawFn) -> BatchRow:
         tokens=draw(npst.arrays(np.int32, length, elements=st.integers(0, INT32_MAX))),
         loss_mask=mask,
         logprobs=np.where(mask, float32_of(draw(draws)), np.float32(0)),
-        versions=np.where(mask, sampled_by, NOBODY).astype(np.int32),
+        versions=np.where(mask, sampled_by, NOT_SAMPLED).astype(np.int32),
         advantages=np.where(mask, float32_of(draw(draws)), np.float32(0)),
         reward=draw(floats),
         temperature=draw(temperatures),
@@ -115,7 +119,7 @@ def rows(draw: st.DrawFn) -> BatchRow:
     )
 
 
-entries = st.builds(Entry, keys, st.sampled_from(["filtered", "expired"]), texts)
+entries = st.builds(LedgerEntry, keys, st.sampled_from(["filtered", "expired"]), texts)
 batches = st.builds(
     Batch,
     policy=texts,

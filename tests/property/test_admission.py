@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_ops.dataflow.admission import HOARD_MAX, Need, orders_to_admit, room
+from data_ops.dataflow.admission import BACKLOG_MAX, Need, demand, orders_to_admit
 
 PROMPTS_PER_ORDER = 2
 
@@ -74,15 +74,15 @@ def test_every_policy_gets_its_batches_within_the_budget(
             # Beyond the budget of the neediest there is never more than one order.
             assert any(
                 (policy.groups - PROMPTS_PER_ORDER) * policy.group_yield
-                < room(policy.need(), max_staleness)
+                < demand(policy.need(), max_staleness)
                 for policy in unfinished
             )
             for policy in unfinished:
-                held_max = HOARD_MAX * (max_staleness + 1) * policy.batch_size
+                backlog_max = BACKLOG_MAX * (max_staleness + 1) * policy.batch_size
                 excess = (
                     len(policy.rows)
                     + (policy.groups - PROMPTS_PER_ORDER) * policy.group_yield
-                    - held_max
+                    - backlog_max
                 )
                 assert excess < 1e-6
         if data.draw(st.booleans()) or not any(policy.groups for policy in everyone):

@@ -22,6 +22,7 @@ from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.safetensors import file_digest
 from storage.records.control import Stop
+from storage.records.progress import TrainerProgress
 from storage.records.weights import HostTensor
 from storage.run import (
     base_models,
@@ -33,13 +34,14 @@ from storage.run import (
     runs,
     shards,
 )
+from storage.run.evaluations import Evaluation
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
-from storage.verify.weights import audit_weights
-from storage.weights import compaction, manifests, publisher, reader, tags
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
+from storage.weights import compaction, manifests, publisher, reader, tags, update_path
 from storage.weights.manifests import LoadedWeights
-from tasks import evals
-from tasks.evals import Evaluation
+from tasks.recipes.run_terms import run_terms
 from tests import builders
 from tests.resealed import ZEROS, arrow_file, replace_file, resealed_text
 from tests.true_run import finished_run
@@ -62,19 +64,24 @@ def whole_run(store: ObjectStore) -> ObjectStore:
     runs.request_stop(run, Stop("completed", "every policy reached version 4", 0.0))
     leases.take(run, 0, "rollout-us-east-0", "us-east", leases.LeaseWatch(1.0))
     with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
-        pulse.update(progress={"step": 3}, versions={"solver": 2})
+        pulse.update(progress=TrainerProgress(step=3), versions={"solver": 2})
     tags.create(run, "best", "solver", 2)
     checkpoints.save(
         run, "solver", 4, builders.tensors(4), {"engine": {"format": 1}, "tokens_trained": 120.0}
     )
     scores = np.array([1, 0], dtype=np.float32)
-    evals.commit(
+    evaluations.create(
         run,
         Evaluation(
-            {"solver": 4, "verifier": 4}, "held_out", "single_turn", ("a", "b"), scores, scores
+            versions={"solver": 4, "verifier": 4},
+            dataset="held_out",
+            workflow="single_turn",
+            rows=("a", "b"),
+            first_attempt=scores,
+            final=scores,
         ),
     )
-    quarantine.quarantine(run, layout.order(10**6), "not there")
+    quarantine.quarantine_object(run, layout.order(10**6), "not there")
     base_models.save_model(
         store, "8c1f", builders.tensors(0), {"config.json": b"{}"}, {"accuracy": 0.5}
     )
@@ -100,7 +107,7 @@ RUN_PREFIX = layout.run_prefix("true")
 ALL = {key: STORE.get(key) for key in STORE.list()}
 JSON_KEYS = sorted(key for key in ALL if key.endswith(".json") and b'"format"' in ALL[key])
 ARROW_KEYS = sorted(key for key in ALL if key.endswith(".arrow"))
-SEQUENCES = verify(RUN).sequences
+SEQUENCES = verify(RUN, run_terms(RUN)).sequences
 
 
 def readers() -> Iterator[Callable[[], object]]:
@@ -110,25 +117,26 @@ def readers() -> Iterator[Callable[[], object]]:
     yield lambda: [batches.read(RUN, "solver", step) for step in range(1, 5)]
     yield lambda: reader.fetch(RUN, "third", 8)
     yield lambda: reader.fetch_files(RUN, "solver")
-    yield lambda: reader.apply_path(
-        RUN, manifests.read_manifest(RUN, "third", 8), [merged_leg()], reader.read(RUN, "third", 0)
+    yield lambda: update_path.apply_path(
+        RUN,
+        manifests.read_manifest(RUN, "third", 8),
+        [merged_delta()],
+        reader.read(RUN, "third", 0),
     )
     yield lambda: checkpoints.newest(RUN, "solver")
     yield lambda: base_models.load_model(STORE, "8c1f")
     yield lambda: heartbeats.read_all(RUN)
     yield lambda: leases.read_newest(RUN, 0)
-    yield lambda: tags.read_all(RUN)
-    yield lambda: evaluations.look(RUN)
+    yield lambda: tags.require_all(RUN)
+    yield lambda: evaluations.read_all(RUN)
     yield lambda: runs.read_run(RUN)
     yield lambda: runs.read_stop(RUN)
-    yield lambda: quarantine.quarantined(RUN)
+    yield lambda: quarantine.read_quarantine(RUN)
     yield lambda: compaction.merge(RUN, "third", 8, 1)
 
 
-def merged_leg() -> Any:
-    from storage.weights import update_path
-
-    return update_path.merged_leg(manifests.read_merged(RUN, "third", 8, 0))
+def merged_delta() -> Any:
+    return update_path.merged_path_delta(manifests.read_merged(RUN, "third", 8, 0))
 
 
 def read_everything(key: str = "") -> None:
@@ -137,10 +145,10 @@ def read_everything(key: str = "") -> None:
         for read in readers():
             with suppress(AstraFlowError):
                 read()
-        audit_weights(
-            RUN, "third", 8, lambda invariant, where, what: None, lambda what, share: None
-        )
-        assert verify(RUN).sequences >= SEQUENCES - 16  # at most one shard cannot be read
+        WeightsAudit(RUN, "third", Findings()).audit(8, lambda what, share: None)
+        assert (
+            verify(RUN, run_terms(RUN)).sequences >= SEQUENCES - 16
+        )  # at most one shard cannot be read
     except ConfigError:
         assert key.endswith("/run.json")
     finally:
@@ -279,7 +287,9 @@ def test_files_of_a_checkpoint_and_of_merged_changes(draw: st.DataObject) -> Non
     folder = draw.draw(
         st.sampled_from([layout.checkpoint("solver", 4), layout.weights("third", 8)])
     )
-    manifest = layout.manifest(folder) if "checkpoints" in folder else layout.merged("third", 8, 0)
+    manifest = (
+        layout.manifest(folder) if "checkpoints" in folder else layout.merged_delta("third", 8, 0)
+    )
     fields = json.loads(ALL[f"{RUN_PREFIX}/{manifest}"])
     files = fields["files"] if "files" in fields else fields["step"]["files"]
     key = f"{folder}/{files[0]['name']}"

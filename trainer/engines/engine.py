@@ -1,15 +1,14 @@
-"""The contract of a train engine: what turns batch n into version n. `docs/train_engine.md` says it
-in prose.
+"""The contract of a train engine, which turns batch n into version n (see `docs/train_engine.md`).
 
-An engine knows nothing of stores, runs or what is published already; the service
-(`trainer/service/trainer.py`) knows nothing of models, losses or devices. Free of torch, so that a
-person's typing error is found before heavy imports.
+An engine does not use stores, runs or published versions; the service
+(`trainer/service/trainer.py`) does not use models, losses or devices. Importing this module does
+not import torch, so that an error in a recipe is reported without delay.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from storage.import_path import Kind, resolve
+from storage.import_path import PluginKind, resolve
 from storage.records.batches import Batch
 from storage.records.types import Json
 from storage.records.weights import HostTensor
@@ -17,46 +16,41 @@ from trainer.config import TrainConfig
 
 
 class TrainEngine(Protocol):
-    """One model in training: weights, optimizer and random states."""
+    """A model in training: weights, optimizer and random states."""
 
     def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
         """Start from published weights, with a fresh optimizer and random states.
 
-        CorruptError, naming the tensors, when they are not exactly what the model wants.
+        Raises:
+            CorruptError: names or shapes differ from the model's; the message names the tensors.
+            ConfigError: the model or the device is not available.
         """
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """Train on `batch`, turning version `batch.step − 1` into version `batch.step`; returns
-        `trainer/…` metrics.
+        """Train version `batch.step − 1` on `batch` to version `batch.step`; return its metrics.
 
-        `trainer/tokens` (loss tokens trained on) is always among them. CorruptError, naming the
-        row, when a row cannot be trained on by this model; the weights are then as before.
+        Metrics are named `trainer/…`; `trainer/tokens` (number of loss tokens) is required.
+        CorruptError naming the row, with unchanged weights, when the model cannot train on a row.
         """
 
     def weights(self) -> dict[str, HostTensor]:
-        """A copy of the weights as they are published: names of the model's state dict, tied
-        tensors once.
-        """
+        """Return a copy of the weights for publication, by state-dict name, tied tensors once."""
 
     def save(self) -> tuple[dict[str, HostTensor], Json]:
-        """Everything `load` needs to go on as if nothing had happened; a copy, with no NaN or
-        infinity in the JSON.
-        """
+        """Return a copy of the state from which `load` resumes; the JSON has no NaN or infinity."""
 
     def load(self, tensors: Mapping[str, HostTensor], state: Json) -> None:
-        """Put back what `save` gave. CorruptError when it does not fit the model."""
+        """Restore the state that `save` returned. CorruptError when it does not fit the model."""
 
 
 EngineFactory = Callable[[TrainConfig, Json, int], TrainEngine]
-"""(config, content of the model's config.json, seed) → an engine that still wants `set_weights` or
-`load`.
-"""
+"""(config, content of the model's config.json, seed) → an engine before `set_weights` or `load`."""
 
 ENGINES: dict[str, str] = {"torch": "trainer.engines.torch.engine:TorchTrainEngine"}
-"""Built-in engines by import path: a name here costs no import of torch."""
+"""Import paths of the built-in engines, so that this table does not import torch."""
 
 
-ENGINE = Kind(
+ENGINE = PluginKind(
     "train engine",
     TrainEngine,
     "docs/train_engine.md",
@@ -65,8 +59,6 @@ ENGINE = Kind(
 
 
 def make_engine(config: TrainConfig, model_config: Json, seed: int) -> TrainEngine:
-    """The engine that `config.engine` names: a built-in, or the import path `package.module:Name`
-    of a class.
-    """
+    """Build the engine that `config.engine` names: a built-in, or a class by import path."""
     factory: EngineFactory = resolve(config.engine, ENGINES, ENGINE, "train.engine")
     return factory(config, model_config, seed)

@@ -1,4 +1,4 @@
-"""Policy-gradient losses: one file each, and the one table of them.
+"""Policy-gradient losses: one file each, and the table of them.
 
     loss.py          the contract                     ppo_clip.py   PPO
     aggregation.py   weights of tokens                m2po.py       M2PO, three forms
@@ -25,9 +25,7 @@ LossConfig: TypeAlias = Annotated[
     | Annotated[CustomLoss, Tag("custom")],
     Discriminator(ByName(default="m2po")),
 ]
-"""The table: `loss: {name: …}` selects one of these. Another loss of AstraFlow is a file and a line
-here.
-"""
+"""The table of losses: `loss: {name: …}` selects one of them."""
 
 LOSSES: Final = variants(LossConfig)
 """`name` → the model of its settings."""

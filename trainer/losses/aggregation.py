@@ -1,9 +1,9 @@
-"""Weights of the loss tokens of a minibatch: how token losses become one number.
+"""Weights of the loss tokens of a minibatch, by which token losses are summed to one number.
 
 The loss of a minibatch is Σ weight × token loss. Tokens that a mask drops still count.
 
-Shape legend: B sequences of a minibatch; `lengths_B` int64 [B] is the number of loss tokens of
-each. A weight is that of every loss token of the sequence, float32 [B], and 0 where there is none.
+Shape legend: B sequences of a minibatch. `lengths_B` int64 [B] are their numbers of loss tokens.
+Functions return one weight float32 [B] for all loss tokens of a sequence, 0 where it has none.
 """
 
 from typing import Annotated, Literal, Self
@@ -43,7 +43,7 @@ def constant(lengths_B: Int64, constant_length: int) -> Float32:
 
 
 class Aggregated(Frozen):
-    """The settings that every loss has: how its token losses become one number."""
+    """Settings of every loss: the weights with which its token losses are summed."""
 
     aggregate: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """DAPO, GRPO and Dr.GRPO in turn."""
@@ -51,7 +51,7 @@ class Aggregated(Frozen):
     """Divisor of `aggregate: constant`."""
 
     def row_weights(self, lengths: list[int]) -> list[float]:
-        """Return the weight of each loss token of a row, for rows with so many loss tokens each."""
+        """Return for each row the weight of its loss tokens; `lengths` are their numbers."""
         lengths_B = np.array(lengths, dtype=np.int64)
         if self.aggregate == "token_mean":
             weights_B = token_mean(lengths_B)

@@ -1,13 +1,13 @@
-"""A loss from outside of AstraFlow, by import path. `docs/losses.md` shows how to write one."""
+"""A loss from outside of AstraFlow, by import path (see `docs/losses.md`)."""
 
 from typing import Any, Final, Literal
 
 from storage.errors import ConfigError
-from storage.import_path import Kind, resolve, unfit
+from storage.import_path import PluginKind, constructor_fault, resolve
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.loss import Loss
 
-LOSS: Final = Kind("loss", Loss, "docs/losses.md")
+LOSS: Final = PluginKind("loss", Loss, "docs/losses.md")
 
 
 class CustomLoss(Aggregated):
@@ -36,12 +36,14 @@ class CustomLoss(Aggregated):
 
         ConfigError when it is not a loss, or takes other arguments than `args`.
         """
-        made: Any = resolve(self.path, {}, LOSS)
-        if not isinstance(getattr(made, "whole_minibatch", None), bool):
+        loss_class: Any = resolve(self.path, {}, LOSS)
+        if not isinstance(getattr(loss_class, "whole_minibatch", None), bool):
             raise ConfigError(
                 f"{self.path} has no class attribute whole_minibatch, True or False; see "
                 f"{LOSS.page}"
             )
-        if wrong := unfit(made, LOSS, self.args):
-            raise ConfigError(f"{self.path} does not take args {self.args} ({wrong}); correct them")
-        return made
+        if reason := constructor_fault(loss_class, LOSS, self.args):
+            raise ConfigError(
+                f"{self.path} does not take args {self.args} ({reason}); correct them"
+            )
+        return loss_class

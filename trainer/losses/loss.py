@@ -39,9 +39,7 @@ class TokenLoss:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Constants of one minibatch. Example:
-    `Prepared(scalars={"clip_low": 0.2, "clip_high": 0.2})`.
-    """
+    """Constants of one minibatch: `Prepared(scalars={"clip_low": 0.2, "clip_high": 0.2})`."""
 
     scalars: Mapping[str, float] = field(default_factory=dict)
     """Constants of the whole minibatch by name. The engine publishes the metric `trainer/{name}`:
@@ -73,14 +71,11 @@ class Loss(Protocol):
     def token_losses(
         self, prepared: Prepared, logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor
     ) -> TokenLoss:
-        """Compute the loss of each token; `prepared` holds the constants of exactly these
-        tokens.
-        """
+        """Compute the loss of each token; `prepared` has the constants of these tokens only."""
 
 
 def check_token_loss(result: object, num_tokens: int) -> TokenLoss:
-    """Return what `token_losses` gave; ConfigError when it is not a TokenLoss of `num_tokens`
-    tokens.
+    """Return `result` as a TokenLoss of `num_tokens` tokens, or raise ConfigError.
 
     A value of another shape would be broadcast against the weights and train on wrong numbers.
     """

@@ -6,10 +6,9 @@ Its three published forms differ in what they compute over a minibatch, and in t
     token_mask      a mask that drops tokens, the paper                        masked ratio
     water_filled    bounds of the ratio, the authors' published code           clipped ratio
 
-Bounds and mask depend on all tokens they are computed over. They are computed over the whole
-minibatch, never over a micro-batch: how much fits into memory must not change what is learned.
-Where a minibatch takes one micro-batch this costs nothing, and is what the public implementation
-does, whose bounds are those of the micro-batch.
+Bounds and mask are computed over the whole minibatch, never over a micro-batch: the size of the
+memory must not change what is learned. The public implementation computes its bounds over the
+micro-batch; with one micro-batch for each minibatch the results are equal.
 
 Importing this module does not import torch, since every recipe is read with its settings.
 
@@ -34,8 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WATER_FILLED_THRESHOLD = 0.04
-"""The threshold θ of the form `water_filled` where a recipe names none: that of the published code.
-"""
+"""Default threshold θ of the form `water_filled`, that of the published code."""
 EPS_LOW_MAX = 0.95
 """Widest lower clip range of `adaptive_clip`: the ratio's lower bound is never below 0.05."""
 EPS_HIGH_MAX = 20.0
@@ -55,10 +53,9 @@ class M2po(Aggregated):
 
     name: Literal["m2po"] = "m2po"
     m2_form: Literal["adaptive_clip", "token_mask", "water_filled"] = "adaptive_clip"
-    """Which of the published forms."""
+    """The published form."""
     m2_threshold: Positive = 0.01
-    """Bound θ of the second moment of the log ratio; 0.04 where `m2_form: water_filled` names none.
-    """
+    """Bound θ of the second moment of the log ratio; default 0.04 with `m2_form: water_filled`."""
     dual_clip: float | None = Field(default=None, gt=1, le=1e6)
     """Largest ratio that counts where the advantage is negative; null: no limit."""
 
@@ -96,7 +93,7 @@ class M2po(Aggregated):
 def adaptive_bounds(
     logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, threshold: float
 ) -> ClipBounds:
-    """Adaptive bounds of the ratio (the form of the public AstraFlow implementation).
+    """Compute adaptive bounds of the ratio (the form of the public AstraFlow implementation).
 
     When T is empty or mean(m over T) ≤ θ, they are (0.95, 20). Otherwise, with m over T sorted
     descending, k is the smallest index with mean(m[k:]) < θ (the last index if there is none),
@@ -105,12 +102,11 @@ def adaptive_bounds(
     """
     check_tokens(logprobs_N, behaviour_N, advantages_N)
     moments_N = second_moments(logprobs_N, behaviour_N)
-    in_T = clippable(logprobs_N, behaviour_N, advantages_N)
-    sorted_T = moments_N[in_T].sort(descending=True).values
+    affected_N = clippable(logprobs_N, behaviour_N, advantages_N)
+    sorted_T = moments_N[affected_N].sort(descending=True).values
     if sorted_T.numel() == 0 or float(sorted_T.mean()) <= threshold:
         return ClipBounds(EPS_LOW_MAX, EPS_HIGH_MAX)
-    within = (_means_of_rest(sorted_T) < threshold).nonzero()
-    k = int(within[0]) if within.numel() else sorted_T.numel() - 1
+    k = _first_true(_means_of_rest(sorted_T) < threshold, default=sorted_T.numel() - 1)
     tau = math.sqrt(float(sorted_T[k]))
     # e^5 is far above the cap, and a huge τ overflows.
     eps_high = math.expm1(tau) if tau < 5.0 else EPS_HIGH_MAX
@@ -120,7 +116,7 @@ def adaptive_bounds(
 def water_filled_bounds(
     logprobs_N: Tensor, behaviour_N: Tensor, advantages_N: Tensor, threshold: float
 ) -> ClipBounds:
-    """Water-filled bounds of the ratio (the form of the authors' published code).
+    """Compute water-filled bounds of the ratio (the form of the authors' published code).
 
     When T is empty or mean(m over T) ≤ θ, nothing is clipped: (1, 99999). Otherwise τ is such that
     the mean over T of min(m, τ²) is θ (`water_level`), ε_lo = max(1 − e^(−τ), 0.3), ε_hi = max(e^τ
@@ -130,8 +126,8 @@ def water_filled_bounds(
     here the equation is solved. Constants: no gradient flows through them.
     """
     check_tokens(logprobs_N, behaviour_N, advantages_N)
-    in_T = clippable(logprobs_N, behaviour_N, advantages_N)
-    level = water_level(second_moments(logprobs_N, behaviour_N)[in_T], threshold)
+    affected_N = clippable(logprobs_N, behaviour_N, advantages_N)
+    level = water_level(second_moments(logprobs_N, behaviour_N)[affected_N], threshold)
     if math.isinf(level):
         return ClipBounds(FILLED_UNCLIPPED_EPS_LOW, FILLED_UNCLIPPED_EPS_HIGH)
     tau = math.sqrt(level)
@@ -143,7 +139,7 @@ def water_filled_bounds(
 
 
 def water_level(values_T: Tensor, mean: float) -> float:
-    """The level l with mean(min(v, l)) = `mean` over the values [T] ≥ 0.
+    """Solve mean(min(v, l)) = `mean` for the level l, over values [T] ≥ 0.
 
     Infinity when mean(v) ≤ `mean`, and for no values. With v ascending and s_k the sum of the k
     smallest, l = (mean · T − s_k) / (T − k) for the smallest k with s_k + (T − k)·v_k ≥ mean · T:
@@ -158,32 +154,36 @@ def water_level(values_T: Tensor, mean: float) -> float:
     sums_T = torch.cat([sorted_T.new_zeros(1), sorted_T.cumsum(0)[:-1]])
     counts_T = torch.arange(num_values, 0, -1, dtype=torch.float64, device=sorted_T.device)
     total = mean * num_values
-    enough = torch.nonzero(sums_T + counts_T * sorted_T >= total)
-    k = int(enough[0]) if enough.numel() else num_values - 1  # none only where rounding decides
+    # Without rounding there always is such a k.
+    k = _first_true(sums_T + counts_T * sorted_T >= total, default=num_values - 1)
     return (total - float(sums_T[k])) / (num_values - k)
 
 
 def token_mask(logprobs_N: Tensor, behaviour_N: Tensor, threshold: float) -> Tensor:
-    """Token mask (the form of the paper): bool [N], False on tokens to drop.
+    """Compute the token mask (the form of the paper): bool [N], False on tokens to drop.
 
-    Drops the tokens of largest m, as few as possible, until the mean of m over the rest is ≤ θ; of
-    equal ones the earlier first.
+    Drops as few tokens as possible, of largest m first, until the mean of m over the rest is ≤ θ;
+    of tokens with equal m the earlier first.
     """
     import torch
 
     check_tokens(logprobs_N, behaviour_N)
     moments_N = second_moments(logprobs_N, behaviour_N)
     sorted_N, order_N = moments_N.sort(descending=True, stable=True)
-    within = torch.nonzero(_means_of_rest(sorted_N) <= threshold)
-    num_dropped = int(within[0]) if within.numel() else sorted_N.numel()
+    num_dropped = _first_true(_means_of_rest(sorted_N) <= threshold, default=sorted_N.numel())
     keep_N = torch.ones_like(sorted_N, dtype=torch.bool)
     keep_N[order_N[:num_dropped]] = False
     return keep_N
 
 
 def _means_of_rest(sorted_N: Tensor) -> Tensor:
-    """[k] = mean(sorted_N[k:])."""
+    """Compute the means of all tails: entry k is mean(sorted_N[k:])."""
     import torch
 
     counts_N = torch.arange(sorted_N.numel(), 0, -1, dtype=sorted_N.dtype, device=sorted_N.device)
     return sorted_N.flip(0).cumsum(0).flip(0) / counts_N
+
+
+def _first_true(mask_N: Tensor, default: int) -> int:
+    """Return the index of the first True, or `default` where there is none."""
+    return int(mask_N.int().argmax()) if bool(mask_N.any()) else default

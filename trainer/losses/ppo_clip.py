@@ -1,5 +1,4 @@
-"""PPO with a clipped ratio (arXiv 1707.06347), with bounds that may differ (DAPO, arXiv
-2503.14476).
+"""PPO with a clipped ratio (arXiv 1707.06347), the bounds asymmetric as in DAPO (arXiv 2503.14476).
 
 Importing this module does not import torch, since every recipe is read with its settings.
 """

@@ -1,5 +1,4 @@
-"""Surrogate objectives of the policy gradient: the ratio, clipped or masked. Several losses use
-them.
+"""Surrogate objectives of the policy gradient: the ratio, clipped or masked.
 
 Importing this module does not import torch.
 
@@ -32,7 +31,7 @@ def clipped_ratio(
     bounds: ClipBounds,
     dual_clip: float | None = None,
 ) -> TokenLoss:
-    """Clipped surrogate of PPO: −min(ρA, clip(ρ, 1−ε_lo, 1+ε_hi)·A).
+    """Compute the clipped surrogate of PPO: −min(ρA, clip(ρ, 1−ε_lo, 1+ε_hi)·A).
 
     arXiv 1707.06347; asymmetric bounds: DAPO, arXiv 2503.14476. With a dual clip c > 1 (arXiv
     1912.09729) the loss of a token with A < 0 is at most −cA, which limits the weight of one token
@@ -59,7 +58,7 @@ def masked_ratio(
     keep_N: Tensor,
     dual_clip: float | None = None,
 ) -> TokenLoss:
-    """−MρA, not clipped, and 0 on dropped tokens (arXiv 2510.01161, equation of J_M2PO).
+    """Compute −MρA, not clipped, and 0 on dropped tokens (arXiv 2510.01161, J_M2PO).
 
     Dropped tokens still count in the weights, as in the paper. A dual clip c limits the loss of a
     kept token with A < 0 to −cA, as in `clipped_ratio`. ValueError for tensors of other shapes or
@@ -81,10 +80,11 @@ def masked_ratio(
 
 def check_tokens(first_N: Tensor, *others_N: Tensor) -> None:
     """Raise ValueError unless all tensors are float32 or float64 of one shape [N]."""
-    for tensor in (first_N, *others_N):
-        same_shape = tensor.dim() == 1 and tensor.shape == first_N.shape
-        if not same_shape or str(tensor.dtype) not in ("torch.float32", "torch.float64"):
-            shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in (first_N, *others_N))
+    tensors_N = (first_N, *others_N)
+    for tensor_N in tensors_N:
+        same_shape = tensor_N.dim() == 1 and tensor_N.shape == first_N.shape
+        if not same_shape or str(tensor_N.dtype) not in ("torch.float32", "torch.float64"):
+            shapes = ", ".join(f"{each.dtype} {list(each.shape)}" for each in tensors_N)
             raise ValueError(
                 f"expected float32 or float64 tensors of one shape [N], found {shapes}"
             )
@@ -93,13 +93,13 @@ def check_tokens(first_N: Tensor, *others_N: Tensor) -> None:
 def _limited(
     log_ratio_N: Tensor, advantages_N: Tensor, clipped_N: Tensor, limit_N: Tensor
 ) -> TokenLoss:
-    """−ρA, and the constant `limit_N` on tokens whose gradient is set to 0."""
-    # Masking the log ratio before exp, not the product after it: inf · 0 would be NaN, also in the
+    """Compute −ρA, and the constant `limit_N` on tokens whose gradient is set to 0."""
+    # The log ratio is masked before exp, not the product after it: inf · 0 is NaN, also in the
     # gradient.
     kept_N = log_ratio_N.masked_fill(clipped_N | (advantages_N == 0), 0.0)
     return TokenLoss(limit_N.where(clipped_N, -kept_N.exp() * advantages_N), clipped_N)
 
 
 def _above_dual_clip(ratio_N: Tensor, advantages_N: Tensor, dual_clip: float) -> Tensor:
-    """Bool [N]: tokens with A < 0 and ρ > c."""
+    """Select the tokens with A < 0 and ρ > c: bool [N]."""
     return (advantages_N < 0) & (ratio_N > dual_clip)

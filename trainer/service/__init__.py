@@ -1,1 +1,1 @@
-"""The trainer of one policy: takes batches, publishes versions, saves checkpoints."""
+"""The trainer service of one policy: batches in, versions and checkpoints out."""

@@ -1,12 +1,11 @@
-"""The trainer of one policy: takes batch n, steps, publishes version n, checkpoints. Knows no
-Prefect.
+"""The trainer service of one policy: read batch n, take a step, publish version n, checkpoint.
 
     batches/{policy}/{n} ──▶ engine.step ──▶ weights/{policy}/{n} ──▶ checkpoints/{policy}/{n}
                                               (during step n + 1)
 
-It meets the others in the store alone. What is published stands for ever: a trainer that resumes
-from its checkpoint trains through the batches it had already consumed, and compares what it gets
-with what it had published.
+It exchanges data with other services only through the store, and does not depend on Prefect.
+Published versions never change: a trainer that resumes from a checkpoint repeats the batches after
+it and compares its weights with the published ones.
 """
 
 import logging
@@ -20,6 +19,8 @@ from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.formats.json_objects import parse
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
+from storage.records.control import ServiceState, WaitReason
+from storage.records.progress import TrainerProgress
 from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
 from storage.run.checkpoints import Checkpoint
@@ -32,26 +33,25 @@ from trainer.service.weight_publisher import WeightPublisher
 log = logging.getLogger(__name__)
 
 CALL_PATIENCE_S = 5.0
-"""A call on a failing store gives up after this time; the service pauses then, and can be stopped.
-"""
+"""Timeout of a call on a failing store; the service then pauses, where it can be stopped."""
 MODEL_CONFIG = "config.json"
 
 
 def train(lifetime: Lifetime, policy: str, config: TrainConfig, steps: int, seed: int) -> None:
     """Train `policy` until version `steps` is published, or the service must stop.
 
-    When it must stop, it finishes the step it is in, saves a checkpoint and returns. It waits for
-    version 0 and for batches without a limit; a store that is away only delays it.
+    When it must stop, it finishes the current step, saves a checkpoint and returns. Waiting for
+    version 0 and for batches has no time limit; an unreachable store only delays the service.
 
     Raises:
-        CorruptError: a batch, version 0 or the checkpoint cannot be read or trained on.
+        CorruptError: a batch, version 0 or the checkpoint is damaged or does not fit the model.
         ConflictError: another trainer publishes the same policy.
         ConfigError: the model or the engine cannot be built.
     """
     try:
         _Trainer(lifetime, policy, config, steps).serve(seed)
     except StoppedError as error:
-        note = f"stopped while the store was away; a resumed trainer redoes the last step: {error}"
+        note = f"stopped while the store was away; a resumed trainer repeats the last step: {error}"
         lifetime.heartbeat.update(note=note)
         log.warning("trainer %s: %s", policy, note)
 
@@ -63,20 +63,18 @@ class _Trainer:
         self._policy = policy
         self._config = config
         self._steps = steps
-        self._pulse = lifetime.heartbeat
+        self._heartbeat = lifetime.heartbeat
         self._engine: TrainEngine
         self._publication = WeightPublisher(lifetime, self._run, policy, config)
         self._step = 0
-        """The version that the engine's weights are."""
-        self._standing = 0
-        """The newest version when this trainer began: up to it, what comes out is compared and not
-        published.
-        """
+        """Version of the engine's weights."""
+        self._published = 0
+        """Newest version at the start of this trainer; up to it, weights are compared only."""
         self._checkpointed = 0
         self._tokens_trained = 0.0
         self._diverged = False
         self._wait_s = 0.0
-        """Waited for the batch of the current step."""
+        """Time spent waiting for the batch of the current step."""
         self._version_at_s = time.monotonic()
 
     def serve(self, seed: int) -> None:
@@ -95,23 +93,24 @@ class _Trainer:
             self._advance(batch)
         if self._checkpointed < self._step:
             self._checkpoint()
-        self._pulse.update(
-            state="draining",
-            note=f"leaves with version {max(self._step, self._standing)} published",
+        self._heartbeat.update(
+            state=ServiceState.DRAINING,
+            note=f"leaves with version {max(self._step, self._published)} published",
         )
 
     def _begin(self, seed: int) -> bool:
-        """Build the engine from version 0 or the newest checkpoint.
-
-        Returns False when it must stop before version 0 exists.
-        """
-        self._pulse.update(state="waiting", note=f"waits for the base model of {self._policy}")
+        """Start from the newest checkpoint or version 0; return False when it must stop."""
         while not self._lifetime.retry(
             "reading version 0", lambda: manifests.exists(self._run, self._policy, 0)
         ):
+            self._heartbeat.update(
+                state=ServiceState.WAITING,
+                wait_reason=WaitReason.BASE_MODEL,
+                note=f"waits for the base model of {self._policy}",
+            )
             if self._lifetime.wait(self._config.poll_interval_s):
                 return False
-        self._pulse.update(state="starting", note="builds the engine")
+        self._heartbeat.update(state=ServiceState.STARTING, note="builds the engine")
         files = self._lifetime.retry(
             "reading the model's files", lambda: reader.fetch_files(self._run, self._policy)
         )
@@ -131,22 +130,22 @@ class _Trainer:
                 "reading version 0", lambda: reader.read(self._run, self._policy, 0)
             )
             self._engine.set_weights(base.tensors)
-            self._publication.held = base
+            self._publication.base = base
         else:
             self._resume(newest)
-        standing = self._lifetime.retry(
+        latest = self._lifetime.retry(
             "looking for versions", lambda: manifests.latest(self._run, self._policy, self._step)
         )
-        if standing is None:
+        if latest is None:
             raise CorruptError(
                 f"{layout.checkpoint(self._policy, self._step)} exists, but "
-                f"{layout.weights(self._policy, self._step)} "
-                "does not; restore it, or start a new run"
+                f"{layout.weights(self._policy, self._step)} does not; restore it, or start a new "
+                "run"
             )
-        self._standing = standing
-        if newest is not None and standing == self._step:
+        self._published = latest
+        if newest is not None and latest == self._step:
             self._compare(self._engine.weights())
-        self._pulse.update(versions={self._policy: standing})
+        self._heartbeat.update(versions={self._policy: latest})
         self._beat(
             "starts from "
             + ("version 0" if newest is None else f"the checkpoint of step {newest.step}")
@@ -160,23 +159,21 @@ class _Trainer:
         self._step = self._checkpointed = checkpoint.step
 
     def _next_batch(self) -> Batch | None:
-        """Wait for the batch after the current step, and measure how long.
-
-        Returns None when the trainer must stop.
-        """
+        """Wait for the batch after the current step, and measure the time; None: stop."""
         step = self._step + 1
         start_s = time.monotonic()
         batch: Batch | None = None
-        with self._pulse.span("wait"):
+        with self._heartbeat.span("wait"):
             while (
                 batch := self._lifetime.retry("reading a batch", lambda: self._read_batch(step))
             ) is None:
-                self._pulse.update(state="waiting")
-                self._publication.check()  # the batch may need the very version whose publication failed
+                self._heartbeat.update(state=ServiceState.WAITING, wait_reason=WaitReason.BATCH)
+                # The batch may depend on the version whose publication failed.
+                self._publication.check()
                 if self._lifetime.wait(self._config.poll_interval_s):
                     break
         self._wait_s = time.monotonic() - start_s
-        self._pulse.update(state="working")
+        self._heartbeat.update(state=ServiceState.WORKING)
         return batch
 
     def _read_batch(self, step: int) -> Batch | None:
@@ -187,14 +184,13 @@ class _Trainer:
         except CorruptError as error:
             raise CorruptError(
                 f"the trainer of {self._policy} cannot go on: {layout.batch(self._policy, step)} "
-                f"is damaged ({error}); "
-                "restore the object, or start a new run"
+                f"is damaged ({error}); restore the object, or start a new run"
             ) from error
 
     def _advance(self, batch: Batch) -> None:
-        """From version n−1 to version n, published."""
+        """Train version n−1 to version n and start its publication."""
         start_s = time.monotonic()
-        with self._pulse.span("step"):
+        with self._heartbeat.span("step"):
             metrics = self._engine.step(batch)
         step_s = time.monotonic() - start_s
         self._step = batch.step
@@ -212,47 +208,46 @@ class _Trainer:
         }
         self._publish(metrics)
         self._version_at_s = time.monotonic()
-        self._beat("", tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
+        self._beat(tokens_per_s=tokens_per_s, wait_fraction=wait_fraction)
         if self._step % self._config.checkpoint_every == 0:
             self._checkpoint()
 
     def _publish(self, metrics: dict[str, float]) -> None:
         tensors = self._engine.weights()
-        if self._step <= self._standing:
+        if self._step <= self._published:
             self._compare(tensors)
             return
         self._publication.start(self._step, tensors, metrics)
 
     def _settle(self) -> float:
-        """Waits for the publication of the version before; the seconds it took."""
+        """Wait for the publication of the version before; return the seconds waited."""
         start_s = time.monotonic()
         self._publication.settle()
         return time.monotonic() - start_s
 
     def _compare(self, tensors: Mapping[str, HostTensor]) -> None:
-        """A version published before this trainer resumed stands, whatever came out now."""
-        standing = self._lifetime.retry(
+        """Compare weights with the version published before this trainer resumed, which is kept."""
+        published = self._lifetime.retry(
             "reading a manifest",
             lambda: manifests.read_manifest(self._run, self._policy, self._step),
         )
-        if standing.digest == weights_digest(tensors):
-            self._publication.held = LoadedWeights(standing, tensors)
+        if published.digest == weights_digest(tensors):
+            self._publication.base = LoadedWeights(published, tensors)
         elif not self._diverged:
             self._diverged = True
             note = (
-                f"going on from the checkpoint gave other bits at version {self._step} than were "
-                "published. "
-                f"The published versions up to {self._standing} stand; version "
-                f"{self._standing + 1} is the first "
-                "from this trainer's weights. On one CPU thread this should not happen"
+                f"resuming from the checkpoint gave other bits at version {self._step} than were "
+                f"published. The published versions up to {self._published} are kept; version "
+                f"{self._published + 1} is the first from this trainer's weights. On one CPU "
+                "thread this should not happen"
             )
-            self._pulse.update(note=note)
+            self._heartbeat.update(note=note)
             log.error("%s: %s", self._policy, note)
 
     def _checkpoint(self) -> None:
         step = self._step
-        self._publication.settle()  # a checkpoint without its version could not be gone on from
-        with self._pulse.span("checkpoint"):
+        self._publication.settle()  # a trainer cannot resume from a checkpoint without its version
+        with self._heartbeat.span("checkpoint"):
             tensors, engine_state = self._engine.save()
             state = {"engine": engine_state, "tokens_trained": self._tokens_trained}
             try:
@@ -261,19 +256,24 @@ class _Trainer:
                     lambda: checkpoints.save(self._run, self._policy, step, tensors, state),
                 )
             except ConflictError:
-                log.warning(
-                    "%s: step %d has a checkpoint already, which stands", self._policy, step
-                )
+                log.warning("%s: step %d has a checkpoint already; it is kept", self._policy, step)
             self._checkpointed = step
             keep = self._config.checkpoints_keep
             self._lifetime.retry(
                 "pruning checkpoints", lambda: checkpoints.prune(self._run, self._policy, keep)
             )
 
-    def _beat(self, note: str, **rates: float) -> None:
-        self._pulse.update(
-            state="working",
-            note=note or None,
-            progress={"step": self._step, "tokens_trained": self._tokens_trained},
-            rates=rates,
+    def _beat(
+        self, note: str | None = None, *, tokens_per_s: float = 0.0, wait_fraction: float = 0.0
+    ) -> None:
+        """Put the progress into the heartbeat; the rates are those of the last step."""
+        self._heartbeat.update(
+            state=ServiceState.WORKING,
+            note=note,
+            progress=TrainerProgress(
+                step=self._step,
+                tokens_trained=int(self._tokens_trained),
+                tokens_per_s=tokens_per_s,
+                wait_fraction=wait_fraction,
+            ),
         )

@@ -1,8 +1,7 @@
-"""Publish versions beside the training: while the next step runs, the version before is encoded and
-uploaded.
+"""Publish versions in the background: a version is encoded and uploaded during the next step.
 
-At most one publication is under way; the start of the next one waits for it. Its errors are raised
-there, so a trainer notices a rival one step later. Knows nothing of engines or batches.
+At most one publication runs; the start of the next one waits for it and raises its errors, so a
+trainer detects a rival one step later.
 """
 
 import logging
@@ -16,7 +15,7 @@ from storage.formats.safetensors import weights_digest
 from storage.records.weights import HostTensor, Manifest
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
-from storage.weights.compaction import Merging
+from storage.weights.compaction import BackgroundMerger
 from storage.weights.manifests import LoadedWeights
 from trainer.config import TrainConfig
 
@@ -24,43 +23,42 @@ log = logging.getLogger(__name__)
 
 
 class WeightPublisher:
-    """The weights stream of one policy."""
+    """Publishes the versions of one policy, one after the other."""
 
     def __init__(
         self, lifetime: Lifetime, run: ObjectStore, policy: str, config: TrainConfig
     ) -> None:
-        """`run` is the store of `lifetime`, with its own patience."""
+        """`run` is the store of `lifetime` with the timeouts of a trainer."""
         self._lifetime, self._run, self._policy, self._config = lifetime, run, policy, config
-        self.held: LoadedWeights | None = None
-        """The newest version that is known to stand: what the next one may be a delta to. Without
-        one that is an anchor.
-        """
+        self.base: LoadedWeights | None = None
+        """Newest published version, the base of the next delta; without one, that is an anchor."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"publish-{policy}")
-        self._merging = Merging(run, config.publish_memory_mb * 2**20)
+        self._merger = BackgroundMerger(run, config.publish_memory_mb * 2**20)
         self._under_way: Future[LoadedWeights] | None = None
         self.seconds = 0.0
-        """The last publication took, from its start to its manifest."""
+        """Duration of the last publication, from its start to its manifest."""
 
     def start(
         self, version: int, tensors: Mapping[str, HostTensor], metrics: Mapping[str, float]
     ) -> None:
-        """Publish `version` in the background, after the one before is there: raises what `settle`
-        raises.
-        """
+        """Publish `version` in the background after `settle`, which may raise."""
         self.settle()
-        follows = self.held is not None and self.held.manifest.version == version - 1
-        base = self.held if follows and self._config.anchor_every > 1 else None
+        follows = self.base is not None and self.base.manifest.version == version - 1
+        base = self.base if follows and self._config.anchor_every > 1 else None
         self._under_way = self._pool.submit(self._publish, version, tensors, base, metrics)
 
     def settle(self) -> None:
-        """Wait until nothing is under way. Raises ConflictError when another trainer published the
-        version with other weights; StoppedError when the store is away and the service must stop.
+        """Wait for the running publication.
+
+        Raises:
+            ConflictError: another trainer published the version with other weights.
+            StoppedError: the store is unreachable and the service must stop.
         """
         if self._under_way is None:
             return
         under_way, self._under_way = self._under_way, None
         with self._lifetime.heartbeat.span("publish_wait"):
-            self.held = under_way.result()
+            self.base = under_way.result()
 
     def check(self) -> None:
         """Raise what `settle` raises if the publication has ended; never waits."""
@@ -68,9 +66,9 @@ class WeightPublisher:
             self.settle()
 
     def close(self) -> None:
-        """Wait until nothing is under way; its errors are ignored."""
+        """Wait for the running publication; its errors are ignored."""
         self._pool.shutdown(wait=True)
-        self._merging.close()
+        self._merger.close()
 
     def _publish(
         self,
@@ -96,15 +94,16 @@ class WeightPublisher:
                     ),
                 )
             except ConflictError as error:
-                manifest = self._own(version, weights_digest(tensors), error)
+                manifest = self._existing(version, weights_digest(tensors), error)
         self.seconds = time.monotonic() - start_s
         self._lifetime.heartbeat.update(versions={self._policy: version})
-        self._merging.after(self._policy, version)
+        self._merger.merge_up_to(self._policy, version)
         return LoadedWeights(manifest, tensors)
 
-    def _own(self, version: int, digest: str, error: ConflictError) -> Manifest:
-        """A version that appeared meanwhile is this trainer's own write whose answer got lost, or a
-        rival's.
+    def _existing(self, version: int, digest: str, error: ConflictError) -> Manifest:
+        """Return the manifest of a version that exists already, if its weights have `digest`.
+
+        It then is this trainer's own write whose response was lost, else another trainer's.
         """
         manifest = self._lifetime.retry(
             "reading a manifest", lambda: manifests.read_manifest(self._run, self._policy, version)
@@ -112,7 +111,7 @@ class WeightPublisher:
         if manifest.digest != digest:
             raise ConflictError(
                 f"version {version} of {self._policy} was published by another trainer with other "
-                "weights; "
-                "two trainers of one policy are alive: stop one of them and start this one again"
+                "weights; two trainers of one policy are alive: stop one of them and start this "
+                "one again"
             ) from error
         return manifest

@@ -16,13 +16,13 @@ could claim gigabytes.
 """
 
 import struct
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from storage.errors import CorruptError
+from storage.formats.safetensors import Digest
 from storage.weights.codec import delta_numpy
 from storage.weights.codec.delta_numpy import TRITS_PER_BYTE, Bits, Positions, Streams
 
@@ -38,7 +38,6 @@ meanwhile.
 STEPS, PLANES = 1, 2
 CLASSES = 1
 """Earlier releases could divide a block's elements into more classes, by their old exponents."""
-Tell: TypeAlias = Callable[[Bits], object]
 _BLOCK, _RUN = struct.Struct("<IIBBH"), struct.Struct("<IB3x6I")
 _ZSTD = pa.Codec("zstd", compression_level=1)
 
@@ -96,11 +95,18 @@ def add(bits: Bits, positions: Positions, steps: Bits) -> None:
 
 
 def apply(
-    bits: Bits, block: memoryview, *, old: Bits | None = None, tell: Tell = lambda new: None
+    bits: Bits, block: memoryview, *, old: Bits | None = None, digest: Digest | None = None
 ) -> None:
-    """Turn the old bits into the new ones, in place, or from `old` into `bits`; `tell` is told the
-    new ones, part by part in their order. CorruptError for what cannot be a block of these
-    elements; whether it was the right one, the tensor's digest tells.
+    """Turn the old bits into the new ones.
+
+    Whether the block was the right one is shown by the tensor's digest alone.
+
+    Args:
+        bits: where the new bits are written; also the old ones, where `old` is left out.
+        digest: receives the new bits, part by part in their order, while they are in the cache.
+
+    Raises:
+        CorruptError: `block` cannot be a block of these elements.
     """
     try:
         _, _, method, num_classes, _ = _BLOCK.unpack_from(block)
@@ -113,28 +119,30 @@ def apply(
             )
         rest = block[_BLOCK.size :]
         if method == STEPS:
-            _apply_steps(bits, rest, old, tell)
+            _apply_steps(bits, rest, old, digest)
         elif method == PLANES:
             if old is not None:
                 np.copyto(bits, old)
             bits += _from_planes(rest, bits)
-            tell(bits)
+            if digest:
+                digest.add(bits)
         else:
             raise ValueError(f"unknown method {method}")
     except (ValueError, IndexError, OSError, struct.error, pa.ArrowException) as error:
         raise CorruptError(f"a block of a delta cannot be applied: {error}") from error
 
 
-def unchanged(bits: Bits, old: Bits | None, tell: Tell) -> None:
-    """`apply` of a block that is not there."""
+def unchanged(bits: Bits, old: Bits | None, digest: Digest | None) -> None:
+    """Do what `apply` does, for a block that the delta lacks because nothing changed."""
     for start in range(0, len(bits), PART_ELEMENTS):
         part = slice(start, start + PART_ELEMENTS)
         if old is not None:
             np.copyto(bits[part], old[part])
-        tell(bits[part])
+        if digest:
+            digest.add(bits[part])
 
 
-def _apply_steps(bits: Bits, body: memoryview, old: Bits | None, tell: Tell) -> None:
+def _apply_steps(bits: Bits, body: memoryview, old: Bits | None, digest: Digest | None) -> None:
     loops = _loops(len(bits))
     positions, steps = _read_run(loops, body, bits)
     if len(positions) and positions[-1] >= len(bits):
@@ -149,7 +157,8 @@ def _apply_steps(bits: Bits, body: memoryview, old: Bits | None, tell: Tell) -> 
         if old is not None:
             np.copyto(bits[part], old[part])
         loops.add(bits, positions[first:end], steps[first:end])
-        tell(bits[part])
+        if digest:
+            digest.add(bits[part])
 
 
 def _loops(num_elements: int) -> Any:

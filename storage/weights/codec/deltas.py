@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from storage.errors import CorruptError
-from storage.formats.safetensors import BITS
+from storage.formats.safetensors import BITS, Digest
 from storage.records.weights import Difference, HostTensor
 from storage.store.ordered_map import ordered_map
 from storage.weights.codec import delta_blocks
-from storage.weights.codec.delta_blocks import BLOCK_ELEMENTS, Tell
+from storage.weights.codec.delta_blocks import BLOCK_ELEMENTS
 from storage.weights.codec.delta_numpy import Bits, Positions
 
 BLOCKS_AHEAD = 2
@@ -109,12 +109,18 @@ def apply(
     *,
     in_place: bool = False,
     into: Bits | None = None,
-    tell: Tell = lambda new: None,
+    digest: Digest | None = None,
 ) -> HostTensor:
-    """The new tensor, in the memory `into` where there is such; the base's bits stay as they are
-    unless they may change `in_place`, and then are neither old nor new when it fails. `tell` is
-    told the new bits, part by part in their order, while they lie in the cache. CorruptError when
-    `blob` is no change of such a tensor.
+    """Apply a tensor's change to its base and return the new tensor.
+
+    Args:
+        in_place: write to the base's own bits, where its memory allows that; after an error they
+            are neither old nor new. Otherwise the base's bits stay as they are.
+        into: memory for the new tensor; left out, it is allocated.
+        digest: receives the new bits, part by part in their order, while they are in the cache.
+
+    Raises:
+        CorruptError: `blob` is no change of such a tensor.
     """
     if in_place and base.bits.flags.writeable and base.bits.flags.c_contiguous:
         made, old = base, None
@@ -134,9 +140,9 @@ def apply(
     for number in range(-(-len(bits) // BLOCK_ELEMENTS)):
         new, before = _block(bits, number), None if old is None else _block(old, number)
         if number in blocks:
-            delta_blocks.apply(new, blocks[number], old=before, tell=tell)
+            delta_blocks.apply(new, blocks[number], old=before, digest=digest)
         else:
-            delta_blocks.unchanged(new, before, tell)
+            delta_blocks.unchanged(new, before, digest)
     return made
 
 

@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from data_ops.algorithms import CURATORS, FILTERS, SAMPLERS
+from data_ops.config import TASK_RUNNERS, DataConfig
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
+from tasks.recipes.run_terms import run_terms
 from tests.checkout import ROOT
 from tests.dataflow_world import world
 
@@ -26,7 +28,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The example's recipe, with its module where Python finds it."""
     (tmp_path / "my_algorithms.py").write_text(blocks("python")[0], encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    config: dict[str, Any] = yaml.safe_load(blocks("yaml")[1])["data"]
+    config: dict[str, Any] = yaml.safe_load(blocks("yaml")[-1])["data"]
     return config
 
 
@@ -42,7 +44,7 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
         made.train("verifier")
         if turn % 3 == 0:
             dataflow = made.dataflow()  # a restart does not disturb any of the three
-    assert verify(made.run).violations == ()
+    assert verify(made.run, run_terms(made.run)).violations == ()
     first, *later = made.batches("solver")
     assert not any(row.replay for row in first.rows)
     for before, batch in zip([first, *later], later, strict=False):
@@ -56,7 +58,7 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
     assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
 
 
-def test_a_filter_of_the_example_is_named_in_the_books(
+def test_a_filter_of_the_example_is_named_in_the_ledger(
     memory_store: ObjectStore, example: dict[str, Any]
 ) -> None:
     choosy = {
@@ -69,16 +71,19 @@ def test_a_filter_of_the_example_is_named_in_the_books(
     dataflow.round()
     made.play(made.open_orders()[:1])
     dataflow.round()
-    assert dataflow.progress()["closed_below"] == 1
-    assert dataflow.progress()["waiting/solver"] == 0
+    assert dataflow.progress().closed_below == 1
+    assert dataflow.progress().waiting["solver"] == 0
     (solver, _) = dataflow._assemblies
-    reasons = [entry.reason for entry in solver.books.ledger]
+    reasons = [entry.reason for entry in solver.ledger.entries]
     assert (
         reasons == ["my_algorithms:LongEnough"] * 4
     )  # two groups of two answers of three tokens each
 
 
 def test_the_page_names_every_built_in_and_the_defaults() -> None:
-    for name in {*CURATORS, *FILTERS, *SAMPLERS} - {"custom"}:
+    for name in {*CURATORS, *FILTERS, *SAMPLERS, *TASK_RUNNERS} - {"custom"}:
         assert f"`{name}`" in PAGE
     assert set(yaml.safe_load(blocks("yaml")[0])["data"]) == {"curate", "filter", "sample"}
+    settings = {"prompts": {"builtin": "chained_addition"}}
+    shown = yaml.safe_load(blocks("yaml")[1])["data"]
+    assert DataConfig.model_validate({**settings, **shown}) == DataConfig.model_validate(settings)

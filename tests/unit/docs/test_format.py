@@ -22,11 +22,11 @@ from storage import layout
 from storage.coordination import leases
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.records.control import Stop
-from storage.run import base_models, checkpoints, quarantine, shards
+from storage.records.progress import TrainerProgress
+from storage.run import base_models, checkpoints, evaluations, quarantine, shards
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
-from tasks import evals
 from tests.builders import tensors
 from tests.checkout import ROOT
 from tests.stranger import OVERWRITTEN, WRITE_ID, ZEROS, Stranger, sealed, weights_digest
@@ -50,17 +50,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base_models.save_model(store, "8c1f", tensors(0), {"config.json": b"{}"}, {"accuracy": 0.3})
     request_stop(run, Stop("completed", "every policy reached version 4", 1700000900.0))
     with HeartbeatWriter(run, "trainer", "trainer-solver", 0, 60.0) as pulse:
-        pulse.update(progress={"step": 4.0}, rates={"tokens_per_s": 9.5}, versions={"solver": 4})
+        progress = TrainerProgress(step=4, tokens_per_s=9.5)
+        pulse.update(progress=progress, versions={"solver": 4})
     versions = {"verifier": 4, "solver": 4}
     right, team = np.array([1, np.nan], np.float32), np.array([1, 0], np.float32)
-    evals.commit(
+    evaluations.create(
         run,
-        evals.Evaluation(
-            versions, "held_out", "actor_and_verify", ("a", "b"), right, team, 1.0, 2.0
+        evaluations.Evaluation(
+            versions=versions,
+            dataset="held_out",
+            workflow="actor_and_verify",
+            rows=("a", "b"),
+            first_attempt=right,
+            final=team,
+            created_s=1.0,
+            seconds=2.0,
         ),
     )
     run.put("shards/00000099.arrow", b"torn")
-    quarantine.quarantine(
+    quarantine.quarantine_object(
         run, "shards/00000099.arrow", "a shard file of 4 bytes is no readable Arrow file"
     )
     run.put(layout.REPORT, b"<html>")
@@ -438,10 +446,10 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
             layout.quarantine(layout.shard(7)) + ".json",
         ],
         layout.retired: [layout.retired("solver", 4)],
-        layout.merged: [layout.merged("solver", 4, 0)],
+        layout.merged_delta: [layout.merged_delta("solver", 4, 0)],
         layout.tag: [layout.tag("best")],
         layout.numbers: [],
-        layout.merges: [],
+        layout.merged_deltas: [],
         layout.is_shard: [],
         layout.policy_of_weights: [],
         layout.version_of: [],

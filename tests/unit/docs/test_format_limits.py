@@ -8,7 +8,7 @@ from storage.formats import arrow_sizes, json_objects, safetensors, tensor_set
 from storage.records import numbers, weights
 from storage.run import orders, runs
 from storage.store import backend, s3
-from storage.weights import delta_store
+from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy
 from tests.checkout import ROOT
 
@@ -34,7 +34,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"for people; cut after {runs.REASON_MAX:,} characters",
         f"It has at most {runs.STOP_BYTES_MAX:,} bytes.",
         f"episodes of each prompt; at most {orders.EPISODES_MAX:,} in an order",
-        f"at most {WORDS[delta_store.GROWTH_MAX]} times the bytes of the base's",
+        f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of the base's",
         f"| `trits` | zstd, ⌈n / {delta_numpy.TRITS_PER_BYTE}⌉ × u8 |",
         f"gap >> `low_bits`; {delta_numpy.ESCAPE}: the gap stands in `wide_gaps`",
         f"the object has at most {heartbeats.BYTES_MAX:,} bytes. A reader",

@@ -19,6 +19,7 @@ from storage.run import batches, quarantine, runs, shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import publisher
+from tasks.recipes.run_terms import run_terms
 from tests import builders
 from tests.checkout import ROOT
 from tests.resealed import rewritten
@@ -74,10 +75,10 @@ TOLD = {
     "JSON with a negative count": "samples_per_prompt: Input should be greater than or equal to 0",
     "a checksum that is a number": r"orders/end.json has the checksum 1{32}, which is not 32 hex digits",
     "a heartbeat of a long number": "heartbeats/x has an integer of 13288 bits",
-    "an order of 10^9 episodes": "orders/00000000.json asks for 1000000000 episodes; at most 65536 are played",
+    "an order of 10^9 episodes": "orders/00000000.json has 1000000000 episodes; at most 65536 are allowed",
     "a checkpoint with nesting": "checkpoints/p/00000003/manifest.json is not JSON: recursion limit exceeded",
     "verify of a batch that closes 10^9 orders": "counts 1000000000 shards as taken in; the batches up to it name 0",
-    "the dataflow after a batch that closes 10^9 orders": "00000001.arrow is .*taken in order 999999999, which does not exist",
+    "the dataflow after a batch that closes 10^9 orders": "00000001.arrow is .*ingested order 999999999, which does not exist",
 }
 
 
@@ -115,7 +116,7 @@ def test_a_bomb_is_set_aside_while_the_other_shards_are_trained_on(
 ) -> None:
     """In the dataflow, and in `verify` of what came of it."""
     source = finished_run(open_store(f"memory://{uuid4().hex}"))
-    config = runs.run_config(source)
+    config = runs.read_run_config(source)
     run = runs.create_run(memory_store, "r", config)
     data = DataConfig.model_validate(config["data"])
     publisher.publish(run, "solver", 0, builders.tensors(0), extra_files={"config.json": b"{}"})
@@ -134,10 +135,10 @@ def test_a_bomb_is_set_aside_while_the_other_shards_are_trained_on(
     run.create(layout.shard(1), good)
     for _ in range(3):
         dataflow.round()
-    assert list(quarantine.quarantined(run)) == [layout.shard(0)]
-    assert "its header lists 200000" in quarantine.quarantined(run)[layout.shard(0)]
+    assert list(quarantine.read_quarantine(run)) == [layout.shard(0)]
+    assert "its header lists 200000" in quarantine.read_quarantine(run)[layout.shard(0)]
     assert batches.read(run, "solver", 1).shards == (0, 1)
     assert {row.key.order for row in batches.read(run, "solver", 1).rows} == {1}
-    verdict = verify(run)
+    verdict = verify(run, run_terms(run))
     assert (verdict.quarantined, verdict.sequences) == (1, 16)
     assert not [violation for violation in verdict.violations if violation.where == layout.shard(0)]

@@ -13,11 +13,12 @@ from storage import layout
 from storage.errors import ConfigError, CorruptError
 from storage.formats.safetensors import file_digest
 from storage.run import batches, checkpoints
-from storage.run.runs import create_run, list_runs, open_run, read_run
+from storage.run.runs import create_run, open_run, read_all, read_run
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import publisher, reader
 from tasks.export import export_model
+from tasks.recipes.run_terms import run_terms
 from tasks.reports.episode_samples import decoder
 from tests.builders import tensors
 from tests.fakes import base_files
@@ -127,7 +128,7 @@ def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(
     batch = layout.batch("verifier", 2)
     run.delete(batch)
     run.create(batch, batches.encode(batches.read(run, "verifier", 1)))
-    told = {(one.invariant, one.where): one.what for one in verify(run).violations}
+    told = {(one.invariant, one.where): one.what for one in verify(run, run_terms(run)).violations}
     assert "EVIL' is not the name of a data file" in told[3, where]
     assert told[1, batch] == f"{batch} holds batch 1 of verifier"
 
@@ -144,7 +145,7 @@ def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_oth
     for key, body in ((keys[0], sealed(manifest)), (keys[2], second)):
         run.delete(key)
         run.create(key, body)
-    found = verify(run).violations
+    found = verify(run, run_terms(run)).violations
     assert [(one.invariant, one.where) for one in found] == [(3, keys[0]), (3, keys[2])]
     assert "'x./tmp/EVIL' is not the name of a data file" in found[0].what
     assert found[1].what == f"{keys[2]} is the checkpoint of solver step 2"
@@ -163,7 +164,7 @@ def test_verify_names_a_policy_that_cannot_be_part_of_a_key_and_checks_the_other
     run.delete(layout.RUN)
     run.create(layout.RUN, sealed(record))
     run.delete(layout.batch("solver", 2))
-    verdict = verify(run)
+    verdict = verify(run, run_terms(run))
     named = sorted(one.what for one in verdict.violations if one.where == layout.RUN)
     assert named == [
         r"names the policy '../../x', of which there can be no batch and no version",
@@ -190,7 +191,7 @@ def test_folders_that_cannot_be_runs_are_none(local_store: ObjectStore, tmp_path
         (root / "runs" / name).mkdir()
         record = {"run_id": name, "created_s": 1.0, "deployment": "", "config": {}}
         (root / "runs" / name / "run.json").write_bytes(sealed(record))
-    assert list_runs(local_store) == ["mine"]
+    assert read_all(local_store).ids == ("mine",)
     with pytest.raises(ConfigError, match=r"there is no run '../mine'"):
         open_run(local_store, "../mine")
 
@@ -241,7 +242,7 @@ def test_a_config_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_t
         "auto_map": {"AutoModelForCausalLM": "evil/code--modeling_evil.Evil"},
     }
     with pytest.raises(ConfigError, match=r"gives no causal language model: .* custom code"):
-        HfModel(config, "cpu", False)
+        HfModel(config, {}, "cpu", False)
     assert asked == []
 
 

@@ -24,7 +24,7 @@ from rollout.engines import engine as rollout_engine
 from rollout.rewards import math_reward
 from storage import import_path
 from storage.errors import ConfigError
-from storage.import_path import ALLOW_VARIABLE, Kind, refuse_name, resolve
+from storage.import_path import ALLOW_VARIABLE, PluginKind, check_name, resolve
 from trainer.config import TrainConfig
 from trainer.engines import engine as train_engine
 from trainer.losses.custom import CustomLoss
@@ -134,7 +134,7 @@ def function(*args: Any, **kwargs: Any) -> None:
 
 
 instance = Half()
-KIND = Kind("chooser", Chooses, "docs/choosers.md", made_with=("seed",))
+KIND = PluginKind("chooser", Chooses, "docs/choosers.md", made_with=("seed",))
 WANTED = r"a chooser is a class with choose\(rows, count\) and close\(\) \(docs/choosers\.md\)"
 TABLE: dict[str, type | str] = {"greedy": Greedy, "late": f"{HERE}:Lenient"}
 
@@ -230,7 +230,7 @@ def test_the_standard_library_is_refused_before_it_is_imported(
     with pytest.raises(ConfigError, match=f"^{path} is part of Python's standard library"):
         resolve(path, TABLE, KIND)
     with pytest.raises(ConfigError, match="is part of Python's standard library"):
-        refuse_name(path, TABLE)
+        check_name(path, TABLE)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_list_of_packages_limits_what_is_imported_and_not_what_is_built_in(
 ) -> None:
     monkeypatch.setenv(ALLOW_VARIABLE, allowed)
     if is_allowed:
-        refuse_name(path, TABLE)
+        check_name(path, TABLE)
         assert resolve(path, TABLE, KIND) in (Greedy, Lenient)
         return
     with pytest.raises(
@@ -264,7 +264,7 @@ def test_a_list_of_packages_limits_what_is_imported_and_not_what_is_built_in(
     with pytest.raises(
         ConfigError, match=r"is not imported: ASTRAFLOW_IMPORT_ALLOW allows|standard library"
     ):
-        refuse_name(path, TABLE)
+        check_name(path, TABLE)
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_ca
     ],
 )
 def test_every_builtin_is_what_its_kind_asks_of_strangers(
-    table: dict[str, Any], kind: Kind
+    table: dict[str, Any], kind: PluginKind
 ) -> None:
     for name in table:
         found = resolve(name, table, kind)

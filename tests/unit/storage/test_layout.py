@@ -41,7 +41,7 @@ def test_a_number_of_thousands_of_digits_is_no_number() -> None:
     keys = [f"orders/{long}.json", layout.order(7), layout.order(2**63 - 1)]
     assert layout.numbers(keys, layout.order) == [7, 2**63 - 1]
     folder = layout.weights("solver", 16)
-    assert layout.merges(
+    assert layout.merged_deltas(
         [f"weights/solver/{long}/since-{long}.json", f"{folder}/since-00000008.json"], "solver"
     ) == {16: [8]}
     assert (layout.version_of(folder, "solver"), layout.version_of(folder, "verifier")) == (

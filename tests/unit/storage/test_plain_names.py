@@ -10,7 +10,7 @@ from storage import layout, plain_names
 from storage.coordination.heartbeats import Heartbeat
 from storage.errors import ConfigError, CorruptError
 from storage.formats.json_objects import decode, seal, unseal
-from storage.records.weights import FileInfo, Manifest, Merged, StoredDelta, TensorInfo
+from storage.records.weights import FileInfo, Manifest, MergedDelta, StoredDelta, TensorInfo
 from storage.run.checkpoints import CheckpointManifest
 from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore
@@ -80,7 +80,7 @@ def test_a_plain_name_has_no_fault(name: str) -> None:
 def test_a_data_file_of_a_model_is_parsed(name: str) -> None:
     fields = {"name": name, "num_bytes": 1, "digest": "sha256:0"}
     assert unseal(FileInfo, sealed(fields), "it").name == name
-    assert plain_names.own_name(name) == name[33:]
+    assert plain_names.without_write_id(name) == name[33:]
 
 
 def manifest(**changed: object) -> dict[str, object]:
@@ -104,7 +104,7 @@ def test_no_manifest_lists_a_file_by_another_name(name: str) -> None:
     for record, fields in (
         (Manifest, manifest(files=[file])),
         (Manifest, manifest(step=step)),
-        (Merged, {"policy": "solver", "version": 1, "step": step}),
+        (MergedDelta, {"policy": "solver", "version": 1, "step": step}),
         (CheckpointManifest, checkpoint),
     ):
         with pytest.raises(
@@ -149,7 +149,7 @@ def test_no_record_has_a_policy_a_tag_or_a_member_that_cannot_be_part_of_a_key(n
     for record, fields, field in (
         (Manifest, manifest(policy=name), "policy"),
         (
-            Merged,
+            MergedDelta,
             {"policy": name, "version": 1, "step": {"base": 0, "tensors": {}, "files": []}},
             "policy",
         ),
@@ -198,9 +198,9 @@ def test_a_long_name_is_cut_in_a_message() -> None:
 
 
 def test_the_step_of_a_merged_change_is_what_it_was() -> None:
-    merged = Merged(
+    merged = MergedDelta(
         policy="solver",
         version=8,
         step=StoredDelta(0, {}, (FileInfo(GOOD_DATA_FILES[0], 5, "sha256:0"),)),
     )
-    assert unseal(Merged, seal(merged), "it").step == merged.step
+    assert unseal(MergedDelta, seal(merged), "it").step == merged.step

@@ -15,15 +15,15 @@ from rollout.config import EngineConfig
 from storage.coordination.lifetime import CHECK_INTERVAL_S, Lifetime
 from storage.errors import CorruptError, NotFoundError
 from storage.records.control import Stop
+from storage.records.progress import EvaluationProgress
 from storage.records.rollouts import Episode
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from storage.run import runs
+from storage.run import evaluations, runs
+from storage.run.evaluations import Accuracy
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
-from tasks import evals
 from tasks import evaluation as evaluation_module
-from tasks.evals import Accuracy
 from tasks.evaluation import EVALUATION_SEED, Evaluate, evaluate_versions, follow
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
@@ -31,7 +31,7 @@ from tests.builders import tensors
 from tests.dataflow_world import Flicker
 from tests.evaluations import evaluation
 from tests.fakes import ScriptedEngine, base_files, total
-from tests.lifetimes import ScriptedLifetime, lifetime_of, pulse_of
+from tests.lifetimes import ScriptedLifetime, lifetime_of, progress_of, pulse_of
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ class Player:
         self.asked.append(dict(versions))
         if len(self.asked) - 1 == self.interrupted_at:
             return False
-        evals.commit(self.run, evaluation(dict(versions)))
+        evaluations.create(self.run, evaluation(dict(versions)))
         return True
 
 
@@ -77,7 +77,7 @@ def test_every_due_vector_is_evaluated_once_also_over_restarts(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0, 1, 2)
-    evals.commit(memory_store, evaluation(*vectors(1)))
+    evaluations.create(memory_store, evaluation(*vectors(1)))
     player = Player(memory_store)
     serve(memory_store, config, player)
     assert player.asked == vectors(0, 2)
@@ -232,11 +232,11 @@ def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_fai
     np.testing.assert_array_equal(made.final, np.array(final, np.float32))
     assert len(episodes) == PROMPTS
     assert sum(episode.error is not None for episode in episodes) == 1
-    assert evals.scores(made) == (
+    assert evaluations.scores(made) == (
         Accuracy("single_turn", float(np.nansum(expected)) / PROMPTS, PROMPTS),
         Accuracy("actor_and_verify", (PROMPTS - 1) / PROMPTS, PROMPTS),
     )
-    stored = evals.read(memory_store, {"solver": 0, "verifier": 0})
+    stored = evaluations.read(memory_store, {"solver": 0, "verifier": 0})
     np.testing.assert_array_equal(stored.final, made.final)
     assert (stored.dataset, stored.workflow, dict(stored.versions)) == (
         "chained_addition",
@@ -252,7 +252,7 @@ def test_of_two_evaluations_of_one_vector_the_first_stands(
     publish_scripted(memory_store, 0)
     (vector,) = vectors(0)
     first = evaluation(vector)
-    evals.commit(memory_store, first)
+    evaluations.create(memory_store, first)
     assert evaluate_versions(memory_store, played, vector).rows == first.rows
 
 
@@ -271,7 +271,7 @@ def test_versions_that_are_not_there_or_broken_are_errors_and_the_engines_are_cl
     with pytest.raises(CorruptError):
         evaluate_versions(memory_store, played, {"solver": 0, "verifier": 1})
     assert [engine.closed for engine in RecordedEngine.made] == [True] * 4
-    assert evals.keys(memory_store) == []
+    assert evaluations.keys(memory_store) == []
 
 
 MANY = 60
@@ -305,12 +305,12 @@ def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
     lifetime = lifetime_of(memory_store, "evaluation", stop)
     follow(lifetime, played_in_turn, as_task)
     assert asked == vectors(0, 1)
-    assert [evals.exists(memory_store, vector) for vector in vectors(0, 1, 2)] == [
+    assert [evaluations.exists(memory_store, vector) for vector in vectors(0, 1, 2)] == [
         True,
         False,
         False,
     ]
-    assert MANY < lifetime.heartbeat.last.progress["episodes"] < 2 * MANY
+    assert MANY < progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes < 2 * MANY
 
 
 def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
@@ -326,8 +326,8 @@ def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
         return evaluate
 
     follow(lifetime, played_in_turn, as_task)
-    assert evals.keys(memory_store) == []
-    assert 0 < lifetime.heartbeat.last.progress["episodes"] < MANY
+    assert evaluations.keys(memory_store) == []
+    assert 0 < progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes < MANY
     assert CHECK_INTERVAL_S < 5.0  # a long evaluation hears of it soon
 
 
@@ -352,7 +352,7 @@ def test_the_heartbeat_says_which_versions_are_evaluated(
         )
         for version in range(3)
     ]
-    assert lifetime.heartbeat.last.progress["episodes"] == 3 * PROMPTS
+    assert progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes == 3 * PROMPTS
 
 
 def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(

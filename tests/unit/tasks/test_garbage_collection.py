@@ -290,7 +290,7 @@ def test_a_reason_in_the_artifact_is_text_and_not_markdown() -> None:
 
 
 PROTECTING = {
-    "tags/best.json": r"tags/best\.json .*; what it keeps is not known: put it back, or take it away with `astraflow tag RUN",
+    "tags/best.json": r"tags/best\.json .*; what it keeps is not known: put it back, or remove it with `astraflow tag RUN",
     "tags": "tags .*; which versions are tagged is not known",
     "heartbeats/rollout/rollout-0.json": r"rollout-0\.json .*; which versions its writer holds is not known",
     "heartbeats/evaluation": "heartbeats/evaluation is no folder, .*; which versions its writer holds is not known",

@@ -1,14 +1,14 @@
-"""What changed since the last publication, found on the device that holds the weights: only the
-changes cross to the host.
+"""Find the elements that changed since the last publication on the device that holds the weights.
 
-    weights, rounded ──┐
-                       ├─ compare, chunk by chunk ─▶ positions, steps ──PCIe──▶ last host tensor + steps = new host tensor
-    bits last published┘◀─ the new bits take their place
+Only the changes cross to the host:
 
-The device keeps the bits of what was last published, in the dtype it was published in. They are
-compared as integers, so that NaN and −0.0 are bits like others. The host tensors remember their
-`Difference`, so nobody compares them again on the CPU. Knows nothing of models or versions; runs on
-any device of torch.
+    weights, rounded ─────┐
+                          ├─ compare chunks ─▶ positions, bit deltas ──PCIe──▶ applied to the
+    bits published last ──┘                                                    last host tensor
+
+The device keeps the bits that were published last, in the published dtype, and overwrites them with
+the new ones. Bits are compared as integers, so NaN and −0.0 need no exception. A host tensor keeps
+its `Difference`, so publishing does not compare it again. Runs on any torch device.
 """
 
 import os
@@ -25,65 +25,59 @@ from storage.weights.codec import deltas
 from trainer.engines.torch.host_tensors import DTYPES, NAMES, to_host
 
 CHUNK_ELEMENTS = 2**25
-"""Elements that are compared at once: `torch.nonzero` refuses 2³¹ of them, and places in a chunk
-cross in 4 bytes. While that lasts, each takes about 3 bytes on the device (published as BF16), and
-each that changed some 20 more.
+"""Elements compared at once: `torch.nonzero` refuses 2³¹, and positions in a chunk take 4 bytes.
+
+An element takes about 3 bytes of temporary device memory (published as BF16), a changed one about
+20 more.
 """
-PLACE_BYTES = 4
+POSITION_BYTES = 4
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes of an element → what its bits are compared and subtracted as; both wrap around as unsigned
-ones do.
-"""
+"""Bytes of an element → signed integer for its bits; differences wrap as unsigned ones do."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Published:
-    """A tensor as it was last published."""
+    """A tensor as it was published last."""
 
     host: HostTensor
     bits: Tensor
-    """[elements] the same bits, on the device."""
+    """[E] the same bits on the device, E elements."""
 
 
 class DeviceScan:
-    """Copies tensors to the host, and remembers what it copied under each name."""
+    """Copies tensors to the host and keeps the copied bits of each name on the device."""
 
     def __init__(self) -> None:
         self._published: dict[str, _Published] = {}
         self.num_bytes = 0
-        """Crossed to the host so far."""
+        """Total bytes copied to the host."""
 
     def to_host(self, name: str, tensor: Tensor, dtype: str | None = None) -> HostTensor:
-        """As `bits.to_host`, but what it gives is read-only, and without a change the very tensor
-        of the last time.
+        """Copy `tensor` to the host as `host_tensors.to_host` does, read-only.
 
-        The whole tensor crosses where nothing is known of it, or where its changes would take more
-        bytes.
+        Without a change, returns the object of the last call. The whole tensor crosses the first
+        time, and where its changes would take more bytes.
         """
-        wanted = tensor.dtype if dtype is None else DTYPES[dtype]
-        # Popped: the bits of a comparison that failed halfway must not be believed the next time.
+        target = tensor.dtype if dtype is None else DTYPES[dtype]
+        # Popped: after a comparison that failed halfway, the bits must not be used again.
         last = self._published.pop(name, None)
         if last is None or (last.host.dtype, last.host.shape, last.bits.device) != (
-            NAMES[wanted],
+            NAMES[target],
             tensor.shape,
             tensor.device,
         ):
             bits = torch.empty(
-                tensor.numel(), dtype=_INTEGERS[wanted.itemsize], device=tensor.device
+                tensor.numel(), dtype=_INTEGERS[target.itemsize], device=tensor.device
             )
-            for chunk, new in _rounded(tensor, wanted):
+            for chunk, new in _rounded(tensor, target):
                 bits[chunk] = new
-            host = self._whole(bits, wanted, tensor.shape)
+            host = self._whole(bits, target, tensor.shape)
         else:
             bits = last.bits
-            host = self._changed(tensor, wanted, last)
-        host.bits.flags.writeable = False  # the next time builds on them
+            host = self._changed(tensor, target, last)
+        host.bits.flags.writeable = False  # the next call starts from them
         self._published[name] = _Published(host, bits)
         return host
-
-    def forget(self) -> None:
-        """Take every tensor for new, and let the memory go."""
-        self._published.clear()
 
     def _whole(self, bits: Tensor, dtype: torch.dtype, shape: torch.Size) -> HostTensor:
         self.num_bytes += bits.nbytes
@@ -91,45 +85,43 @@ class DeviceScan:
 
     def _changed(self, tensor: Tensor, dtype: torch.dtype, last: _Published) -> HostTensor:
         num_changed, num_bytes = 0, 0
-        found: list[tuple[Any, Any]] = []
-        for start, places, steps in changes(tensor, dtype, last.bits):
+        chunks: list[tuple[Any, Any]] = []
+        for start, places, bit_deltas in changes(tensor, dtype, last.bits):
             num_changed += len(places)
-            num_bytes = num_changed * (PLACE_BYTES + dtype.itemsize)
-            if (
-                num_bytes <= last.bits.nbytes
-            ):  # else the whole tensor will cross: the loop goes on for the bits' sake
-                found.append(
-                    (places.cpu().numpy().astype(np.uint64) + np.uint64(start), steps.cpu().numpy())
-                )
-        self.num_bytes += sum(len(part) for part, _ in found) * (PLACE_BYTES + dtype.itemsize)
+            num_bytes = num_changed * (POSITION_BYTES + dtype.itemsize)
+            # Above this limit the whole tensor will cross; the loop still updates the bits.
+            if num_bytes <= last.bits.nbytes:
+                positions = places.cpu().numpy().astype(np.uint64) + np.uint64(start)
+                chunks.append((positions, bit_deltas.cpu().numpy()))
+        num_copied = sum(len(positions) for positions, _ in chunks)
+        self.num_bytes += num_copied * (POSITION_BYTES + dtype.itemsize)
         if num_bytes > last.bits.nbytes:
             return self._whole(last.bits, dtype, tensor.shape)
         if not num_changed:
             return last.host
-        positions, moves = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return deltas.moved(
-            last.host, positions, moves.view(f"u{dtype.itemsize}"), threads=os.cpu_count() or 1
-        )
+        all_positions, all_deltas = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+        unsigned = all_deltas.view(f"u{dtype.itemsize}")
+        return deltas.moved(last.host, all_positions, unsigned, threads=os.cpu_count() or 1)
 
 
 def changes(
     tensor: Tensor, dtype: torch.dtype, bits: Tensor
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Compare `tensor`, rounded to `dtype`, with `bits`, which become its own.
+    """Compare `tensor`, rounded to `dtype`, with `bits`, and overwrite them with its bits.
 
-    Of each chunk: where it starts; the places in it of what differs, int32 [n], ascending; the
-    steps [n], new − old, wrapping.
+    Yields for each chunk its start, the places of its changed elements (int32 [K], ascending), and
+    their bit deltas (new − old, wrapping, [K]).
     """
     for chunk, new in _rounded(tensor, dtype):
         old = bits[chunk]
         places = torch.nonzero(new != old).flatten()
-        steps = new[places] - old[places]
+        bit_deltas = new[places] - old[places]
         old.copy_(new)
-        yield chunk.start, places.int(), steps
+        yield chunk.start, places.int(), bit_deltas
 
 
 def _rounded(tensor: Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-    """Chunk by chunk the bits of the tensor in `dtype`, as integers."""
+    """Yield the bits of the tensor in `dtype` as integers, chunk by chunk."""
     flat = tensor.detach().reshape(-1)
     for start in range(0, len(flat), CHUNK_ELEMENTS):
         chunk = slice(start, min(start + CHUNK_ELEMENTS, len(flat)))

@@ -5,9 +5,9 @@ device.
              one optimizer  one backward     one forward
              step each      pass each        pass each
 
-`packing.py` cuts, `trainer/losses/` has the loss, this module sums gradients and steps. Splitting
-into micro-batches changes no gradient: every weight and constant of the loss is computed over the
-whole minibatch first.
+`packing.py` forms the blocks, `trainer/losses/` has the loss, this module accumulates gradients and
+takes optimizer steps. Micro-batches do not change the gradient: all weights and constants of the
+loss are computed over the whole minibatch first.
 
 Shape legend: N loss tokens of a micro-batch.
 """
@@ -41,7 +41,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Tokens:
-    """A micro-batch's loss tokens on the device, in the order of its blocks; [N] each."""
+    """Loss tokens of a micro-batch on the device, in the order of its blocks; [N] each."""
 
     logprobs_N: Tensor
     entropy_N: Tensor
@@ -51,25 +51,31 @@ class _Tokens:
 
 
 class TorchTrainEngine:
-    """See `trainer/engines/engine.py` for the contract and `docs/train_engine.md` for what is
-    trained and what is measured.
-    """
+    """Train engine on one torch device (contract: `trainer/engines/engine.py`)."""
 
     def __init__(self, config: TrainConfig, model_config: Json, seed: int) -> None:
         torch.set_num_threads(config.threads)
         self._config = config
+        self._model_config = model_config
         self._seed = seed
         self._loss = config.loss.make()
-        self._model = HfModel(model_config, config.device, config.activation_checkpointing)
+        self._model: HfModel
+        self._parameters: dict[str, torch.nn.Parameter]
+        self._optimizer: torch.optim.AdamW
+        self._scan: DeviceScan | None
+
+    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
+        self._open(tensors)
+        rng_state.seed_all(self._seed)
+
+    def _open(self, weights: Mapping[str, HostTensor]) -> None:
+        """Build the model with `weights` and a fresh optimizer."""
+        self._model = HfModel(
+            self._model_config, weights, self._config.device, self._config.activation_checkpointing
+        )
         self._parameters = self._model.parameters()
         self._optimizer = self._fresh_optimizer()
         self._scan = DeviceScan() if _is_remote(self._model.device) else None
-
-    def set_weights(self, tensors: Mapping[str, HostTensor]) -> None:
-        self._model.assign(tensors)
-        self._optimizer = self._fresh_optimizer()
-        rng_state.seed_all(self._seed)
-        self._forget_published()
 
     def weights(self) -> dict[str, HostTensor]:
         return {name: self._to_host(name, tensor) for name, tensor in self._model.tensors().items()}
@@ -78,10 +84,10 @@ class TorchTrainEngine:
         check_rows(batch, self._model.vocab_size)
         advantages = batch_advantages(batch, self._config.normalize_advantages)
         lr = self._set_lr(batch.step)
-        tally = StepMetrics()
+        metrics = StepMetrics()
         for rows in minibatches(len(batch.rows), self._config.minibatches, self._seed, batch.step):
-            self._minibatch(_examples(batch, advantages, rows, self._config), tally)
-        return tally.metrics(batch) | {"trainer/lr": lr}
+            self._minibatch(_examples(batch, advantages, rows, self._config), metrics)
+        return metrics.by_name(batch) | {"trainer/lr": lr}
 
     def save(self) -> tuple[dict[str, HostTensor], Json]:
         tensors = {
@@ -105,15 +111,14 @@ class TorchTrainEngine:
                 f"the engine's state has format {state.get('format')!r}; this engine reads "
                 f"{STATE_FORMAT}"
             )
-        self._model.assign(_below("model/", tensors))
+        self._open(_below("model/", tensors))
         moments = _below("optimizer/", tensors)
-        wanted = {f"{name}/{moment}" for name in state["updates"] for moment in MOMENTS}
-        if wanted != moments.keys() or not state["updates"].keys() <= self._parameters.keys():
+        expected = {f"{name}/{moment}" for name in state["updates"] for moment in MOMENTS}
+        if expected != moments.keys() or not state["updates"].keys() <= self._parameters.keys():
             raise CorruptError(
                 "the optimizer's state does not belong to this model: its parameters have other "
                 "names"
             )
-        self._optimizer = self._fresh_optimizer()
         template = self._optimizer.state_dict()
         for index, name in enumerate(self._names_in_optimizer_order()):
             if name in state["updates"]:
@@ -122,28 +127,21 @@ class TorchTrainEngine:
                 }
         self._optimizer.load_state_dict(template)
         rng_state.restore(_below("rng/", tensors), state["rng"])
-        self._forget_published()
 
     def _to_host(self, name: str, tensor: Tensor) -> HostTensor:
         dtype = self._config.publish_dtype if tensor.is_floating_point() else None
         return self._scan.to_host(name, tensor, dtype) if self._scan else to_host(tensor, dtype)
 
-    def _forget_published(self) -> None:
-        if self._scan:
-            self._scan.forget()
-
     def _fresh_optimizer(self) -> torch.optim.AdamW:
-        """Weight decay pulls on matrices only: a norm's scale or a bias has no reason to be
-        small.
-        """
-        matrices = [each for each in self._parameters.values() if each.dim() >= 2]
-        vectors = [each for each in self._parameters.values() if each.dim() < 2]
+        """Create AdamW with weight decay on matrices only, not on norms and biases."""
+        parameters = self._parameters.values()
+        matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+        vectors = [parameter for parameter in parameters if parameter.dim() < 2]
         groups = [
             {"params": matrices, "weight_decay": self._config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        # fused: one pass over each parameter instead of a dozen small operations, on CPU and GPU
-        # alike.
+        # fused: one pass over each parameter instead of a dozen small operations, on CPU and GPU.
         return torch.optim.AdamW(
             groups, lr=self._config.lr, betas=self._config.betas, eps=self._config.eps, fused=True
         )
@@ -151,37 +149,40 @@ class TorchTrainEngine:
     def _names_in_optimizer_order(self) -> list[str]:
         names = {id(parameter): name for name, parameter in self._parameters.items()}
         return [
-            names[id(each)] for group in self._optimizer.param_groups for each in group["params"]
+            names[id(parameter)]
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
         ]
 
     def _set_lr(self, step: int) -> float:
-        """Linear warm-up by the step's number alone: nothing to remember, so nothing to restore."""
-        warm = min(1.0, step / self._config.warmup_steps) if self._config.warmup_steps else 1.0
+        """Set and return the learning rate of `step`: linear warm-up, without state to restore."""
+        factor = min(1.0, step / self._config.warmup_steps) if self._config.warmup_steps else 1.0
         for group in self._optimizer.param_groups:
-            group["lr"] = self._config.lr * warm
-        return self._config.lr * warm
+            group["lr"] = self._config.lr * factor
+        return self._config.lr * factor
 
-    def _minibatch(self, examples: list[PackedRow], tally: StepMetrics) -> None:
-        """Sum up the minibatch's gradient and take one optimizer step."""
+    def _minibatch(self, examples: list[PackedRow], metrics: StepMetrics) -> None:
+        """Accumulate the gradient of the minibatch and take one optimizer step."""
         if not any(example.loss_mask.any() for example in examples):
             return
-        planned = plan(
-            [len(example.tokens) for example in examples], self._config.micro_batch_tokens
-        )
-        passes = [[pack([examples[row] for row in rows]) for rows in blocks] for blocks in planned]
+        lengths = [len(example.tokens) for example in examples]
+        micro_batches = [
+            [pack([examples[row] for row in rows]) for rows in blocks]
+            for blocks in plan(lengths, self._config.micro_batch_tokens)
+        ]
         self._optimizer.zero_grad(set_to_none=True)
-        ahead = len(passes) > 1 and self._loss.whole_minibatch
-        prepared = self._prepare_ahead(passes) if ahead else None
+        prepares_whole = len(micro_batches) > 1 and self._loss.whole_minibatch
+        whole = self._prepare_whole(micro_batches) if prepares_whole else None
         start = 0
-        for blocks in passes:
+        for blocks in micro_batches:
             tokens = self._forward(blocks)
             end = start + len(tokens.logprobs_N)
-            mine = prepared.part(start, end) if prepared else self._prepare([tokens])
-            arguments = mine, tokens.logprobs_N, tokens.behaviour_N, tokens.advantages_N
+            prepared = whole.part(start, end) if whole else self._prepare([tokens])
+            arguments = prepared, tokens.logprobs_N, tokens.behaviour_N, tokens.advantages_N
             losses = check_token_loss(self._loss.token_losses(*arguments), end - start)
             loss = (losses.values_N * tokens.weight_N).sum()
             torch.autograd.backward(loss)
-            tally.add(
+            metrics.add(
                 loss,
                 losses,
                 tokens.logprobs_N,
@@ -190,24 +191,20 @@ class TorchTrainEngine:
                 tokens.advantages_N,
             )
             start = end
-        self._update(tally, mine)
+        self._update(metrics, prepared)
 
-    def _update(self, tally: StepMetrics, prepared: Prepared) -> None:
-        """Clip and step. A gradient that is not finite would poison the weights for ever: its
-        minibatch is left out.
-        """
+    def _update(self, metrics: StepMetrics, prepared: Prepared) -> None:
+        """Clip the gradient and take an optimizer step, unless the gradient is not finite."""
         limit = math.inf if self._config.grad_clip is None else self._config.grad_clip
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit))
         if np.isfinite(norm) and self._config.lr:  # a step of length 0 would still make 0.0 of −0.0
             self._optimizer.step()
-        tally.add_update(norm, prepared.scalars)
+        metrics.add_update(norm, prepared.scalars)
 
-    def _prepare_ahead(self, passes: list[list[Block]]) -> Prepared:
-        """Prepare a minibatch of several micro-batches: one more forward pass, without
-        gradients.
-        """
+    def _prepare_whole(self, micro_batches: list[list[Block]]) -> Prepared:
+        """Prepare a minibatch of several micro-batches by a forward pass without gradients."""
         with torch.no_grad():
-            return self._prepare([self._forward(blocks) for blocks in passes])
+            return self._prepare([self._forward(blocks) for blocks in micro_batches])
 
     def _prepare(self, parts: list[_Tokens]) -> Prepared:
         return self._loss.prepare(
@@ -228,8 +225,7 @@ class TorchTrainEngine:
 
     def _block_logprobs(self, block: Block) -> tuple[Tensor, Tensor]:
         hidden_BTH = self._model.hidden(self._tensor(block.tokens_BT))
-        # Only positions that predict a loss token meet the head: prompts and padding cost no
-        # logits.
+        # The head is applied only to positions that predict a loss token, not to prompts.
         hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, self._tensor(block.source_N))
         return token_logprobs(
             hidden_NH,
@@ -243,9 +239,7 @@ class TorchTrainEngine:
 
 
 def _is_remote(device: torch.device) -> bool:
-    """Whether a copy to the host crosses a bus. On a CPU it costs nothing, and storage's own
-    comparison is faster.
-    """
+    """Return whether a copy to the host crosses a bus; on a CPU, storage's comparison is faster."""
     return device.type != "cpu"
 
 

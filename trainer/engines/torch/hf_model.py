@@ -1,15 +1,19 @@
-"""A causal language model of the transformers library: built from its config, cut into body and
-head.
+"""A causal language model of the transformers library with given weights, cut into body and head.
 
-Knows nothing of losses and optimizers. The body gives hidden states; the head is applied to the few
-that are needed.
+    config.json ──▶ skeleton without memory ──shapes compared with the weights──▶ model
+
+The body gives hidden states; the head is applied only to the positions that need it.
+
+Shape legend: B rows, T padded tokens, H hidden size, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
@@ -18,15 +22,31 @@ from trainer.engines.torch.host_tensors import to_torch
 
 PROBE_TOKENS = 4
 HEAD_TOLERANCE = 1e-4
+NAMES_SHOWN_MAX = 5
+PARAMETERS_SPARE = 1000
+"""Parameters that a skeleton may have beyond the given ones, so that missing ones are named."""
 
 
 class HfModel:
-    """Float32 master weights and how to run them.
+    """Float32 master weights and how to run them."""
 
-    Shape legend: B rows, T padded tokens, H hidden size, V vocabulary, N tokens.
-    """
+    def __init__(
+        self,
+        model_config: Json,
+        weights: Mapping[str, HostTensor],
+        device: str,
+        activation_checkpointing: bool,
+    ) -> None:
+        """Build the model that `model_config` describes, with `weights` rounded to float32.
 
-    def __init__(self, model_config: Json, device: str, activation_checkpointing: bool) -> None:
+        Names of tied tensors may be given or left out. Memory is allocated after names and shapes
+        were compared, so a `config.json` of absurd sizes allocates nothing.
+
+        Raises:
+            CorruptError: names or shapes of `weights` differ from the model's.
+            ConfigError: the model cannot be built, or changes its logits after the head.
+        """
+        _check_fit(model_config, weights)
         self.model = _build(model_config).to(device)
         self.body = self.model.base_model
         self.head = self.model.get_output_embeddings()
@@ -38,61 +58,96 @@ class HfModel:
             self.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
+        with torch.no_grad():
+            for name, tensor in self.tensors().items():
+                tensor.copy_(to_torch(weights[name]))
 
     def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """[B, T] → [B, T, H]. Rows are right-padded, so causality alone keeps padding out: no mask
-        (`packing.py`).
-        """
+        """[B, T] → [B, T, H]. Rows are right-padded: the causal mask alone excludes the padding."""
         hidden_BTH: Tensor = self.body(input_ids=tokens_BT, use_cache=False).last_hidden_state
         return hidden_BTH
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """What is trained, by name, tied ones once."""
+        """Return the trained tensors by name, tied ones once."""
         return dict(self.model.named_parameters())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers by the state dict's names, tied ones once (the first
-        name).
-        """
-        first: dict[int, str] = {}
-        state: dict[str, Tensor] = self.model.state_dict(keep_vars=True)
-        return {
-            name: tensor
-            for name, tensor in state.items()
-            if first.setdefault(id(tensor), name) == name
-        }
-
-    def assign(self, given: Mapping[str, HostTensor]) -> None:
-        """Overwrite every tensor in place. CorruptError when names or shapes differ; tied names may
-        be given or not.
-        """
-        own = self.tensors()
-        missing = sorted(own.keys() - given.keys())
-        unknown = sorted(given.keys() - self.model.state_dict().keys())
-        misshapen = sorted(
-            name for name in own if name in given and tuple(own[name].shape) != given[name].shape
-        )
-        for word, names in (
-            ("lacks", missing),
-            ("does not know", unknown),
-            ("has other shapes for", misshapen),
-        ):
-            if names:
-                raise CorruptError(
-                    f"the weights do not fit the model's config.json, which {_fault(word, names)}"
-                )
-        with torch.no_grad():
-            for name, tensor in own.items():
-                tensor.copy_(to_torch(given[name]))
+        """Return parameters and persistent buffers by state-dict name, tied ones by the first."""
+        return _untied(self.model)
 
 
-def _fault(word: str, names: list[str]) -> str:
-    phrase = "wants tensors that are not given" if word == "lacks" else word
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"{phrase}: {shown}"
+def _untied(model: Any) -> dict[str, Tensor]:
+    """Return the state dict of `model` with each tensor once, by its first name."""
+    first: dict[int, str] = {}
+    state: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    return {
+        name: tensor for name, tensor in state.items() if first.setdefault(id(tensor), name) == name
+    }
+
+
+def _check_fit(model_config: Json, weights: Mapping[str, HostTensor]) -> None:
+    """Raise CorruptError when names or shapes of `weights` differ from those of `model_config`.
+
+    The model is built on the meta device, which allocates no memory for tensors.
+    """
+    try:
+        with torch.device("meta"), _limited_parameters(2 * len(weights) + PARAMETERS_SPARE):
+            skeleton = _build(model_config)
+    except RuntimeError as error:  # torch: the number of elements overflows
+        raise CorruptError(
+            f"the weights do not fit the model's config.json, whose sizes are absurd: {error}"
+        ) from error
+    tensors = _untied(skeleton)
+    missing = tensors.keys() - weights.keys()
+    unknown = weights.keys() - skeleton.state_dict().keys()
+    misshapen = {
+        name
+        for name, tensor in tensors.items()
+        if name in weights and tuple(tensor.shape) != weights[name].shape
+    }
+    for fault, names in (
+        ("wants tensors that are not given", missing),
+        ("does not know", unknown),
+        ("has other shapes for", misshapen),
+    ):
+        if names:
+            raise CorruptError(
+                f"the weights do not fit the model's config.json, which {fault}: {_listed(names)}"
+            )
+
+
+@contextmanager
+def _limited_parameters(num_max: int) -> Iterator[None]:
+    """Raise CorruptError where more than `num_max` parameters are created in the block.
+
+    A tied parameter counts twice.
+    """
+    num_created = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_created
+        num_created += 1
+        if num_created > num_max:
+            raise CorruptError(
+                "the weights do not fit the model's config.json, which wants more than "
+                f"{num_max} tensors"
+            )
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _listed(names: set[str]) -> str:
+    """Return the first names in alphabetical order, and the number of the others."""
+    more = len(names) - NAMES_SHOWN_MAX
+    return ", ".join(sorted(names)[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _build(model_config: Json) -> Any:
+    """Build a float32 model with random weights on the current default device."""
     from transformers import (  # seconds to import: only when a model is really built
         AutoConfig,
         AutoModelForCausalLM,
@@ -100,37 +155,34 @@ def _build(model_config: Json) -> Any:
 
     try:
         config = AutoConfig.for_model(**model_config)
-        build = AutoModelForCausalLM.from_config
         # A config.json may name code of its own (auto_map): a model is data, so that is never run,
         # nor offered to be.
-        return build(
+        return AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
         )  # type: ignore[no-untyped-call]  # theirs
     except (KeyError, TypeError, ValueError) as error:
         kind = model_config.get("model_type", "unnamed")
         raise ConfigError(
             f"config.json of the base model (model_type {kind}) gives no causal language model: "
-            f"{error}; "
-            "use a model type that the installed transformers knows"
+            f"{error}; use a model type that the installed transformers knows"
         ) from error
 
 
 def _check_head(model: Any, vocab_size: int) -> None:
-    """Some models scale or cap their logits after the head. Cut in two, such a model would silently
-    be another one.
+    """Raise ConfigError for a model that scales or caps its logits after the output head.
+
+    Cut into body and head, such a model would silently compute other logits.
     """
     model.eval()
     device = next(model.parameters()).device
-    probe = torch.arange(PROBE_TOKENS, device=device)[None] % vocab_size
+    probe_BT = torch.arange(PROBE_TOKENS, device=device)[None] % vocab_size
     with torch.no_grad():
-        whole = model(input_ids=probe, use_cache=False).logits
-        parts = model.get_output_embeddings()(
-            model.base_model(input_ids=probe, use_cache=False).last_hidden_state
-        )
-    if not torch.allclose(whole, parts, atol=HEAD_TOLERANCE, rtol=HEAD_TOLERANCE):
-        kind = model.config.model_type
+        logits_BTV = model(input_ids=probe_BT, use_cache=False).logits
+        hidden_BTH = model.base_model(input_ids=probe_BT, use_cache=False).last_hidden_state
+        head_BTV = model.get_output_embeddings()(hidden_BTH)
+    if not torch.allclose(logits_BTV, head_BTV, atol=HEAD_TOLERANCE, rtol=HEAD_TOLERANCE):
         raise ConfigError(
-            f"models of type {kind} change their logits after the output head, which train.engine: "
-            "torch does not "
-            "follow; choose another model, or another engine by its import path"
+            f"models of type {model.config.model_type} change their logits after the output head, "
+            "which train.engine: torch does not follow; choose another model, or another engine "
+            "by its import path"
         )

@@ -1,6 +1,4 @@
-"""Torch tensors to bits in host memory and back, without changing one. Knows nothing of files or
-models.
-"""
+"""Conversion between torch tensors and `HostTensor` (bits in host memory), bit for bit."""
 
 import numpy as np
 import torch
@@ -27,19 +25,15 @@ _AS_BITS: dict[str, tuple[torch.dtype, type[np.unsignedinteger]]] = {
     "F16": (torch.int16, np.uint16),
     "F32": (torch.int32, np.uint32),
 }
-"""Floats that travel as unsigned integers. Torch views them as signed ones, which NumPy
-reinterprets.
-"""
+"""Floats stored as unsigned integers: torch views them as signed ones, NumPy reinterprets those."""
 
 
 def to_host(tensor: Tensor, dtype: str | None = None) -> HostTensor:
-    """A copy of `tensor` in host memory; rounded to nearest even when `dtype` (BF16, F32, …) is the
-    narrower one.
-    """
-    wanted = tensor.dtype if dtype is None else DTYPES[dtype]
-    name = NAMES[wanted]
+    """Copy `tensor` to host memory, as `dtype` (BF16, F32, …) rounded to nearest even."""
+    target = tensor.dtype if dtype is None else DTYPES[dtype]
+    name = NAMES[target]
     # copy=True: a published tensor must not follow the optimizer's next step in place.
-    host = tensor.detach().to("cpu", wanted, copy=True).contiguous()
+    host = tensor.detach().to("cpu", target, copy=True).contiguous()
     if name not in _AS_BITS:
         return HostTensor(name, tuple(host.shape), host.numpy())
     signed, unsigned = _AS_BITS[name]
@@ -47,13 +41,12 @@ def to_host(tensor: Tensor, dtype: str | None = None) -> HostTensor:
 
 
 def to_torch(host: HostTensor) -> Tensor:
-    """A tensor of its own on the CPU with the same bits; CorruptError for a dtype that torch does
-    not hold.
-    """
+    """Copy to a torch tensor on the CPU with the same bits; CorruptError for an unknown dtype."""
     if host.dtype not in DTYPES:
         raise CorruptError(
             f"a tensor of dtype {host.dtype} cannot be trained on; known are {', '.join(DTYPES)}"
         )
     # Stored bits are often a read-only view of a file, which torch must not share.
-    own = torch.from_numpy(np.array(host.bits, order="C", copy=True).reshape(host.shape))
-    return own.view(DTYPES[host.dtype]) if host.dtype in _AS_BITS else own.to(DTYPES[host.dtype])
+    copied = torch.from_numpy(np.array(host.bits, order="C", copy=True).reshape(host.shape))
+    dtype = DTYPES[host.dtype]
+    return copied.view(dtype) if host.dtype in _AS_BITS else copied.to(dtype)

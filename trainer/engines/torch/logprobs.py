@@ -1,7 +1,6 @@
-"""Log-probabilities of given tokens out of hidden states, without holding more logits than a limit.
-Pure.
+"""Log-probabilities of given tokens from hidden states, with a limit on the logits in memory.
 
-Shape legend: N tokens, H hidden size, V vocabulary.
+Shape legend: N tokens, C tokens of a chunk, H hidden size, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -12,9 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_MAX = 1 << 26
-"""Elements of logits [N, V] made at once: 256 MiB in float32. Beyond it they are made twice, chunk
-by chunk.
-"""
+"""Logits [N, V] computed at once (256 MiB in float32); more are computed twice, in chunks."""
 
 Head = Callable[[Tensor], Tensor]
 """[N, H] → [N, V]"""
@@ -27,11 +24,10 @@ def token_logprobs(
     temperature_N: Tensor,
     logits_max: int = LOGITS_MAX,
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(head(h) / temperature) at the target, and that distribution's entropy: float32
-    [N] each, in nats.
+    """Compute log softmax(head(h) / temperature) at the target, and the entropy of the softmax.
 
-    The entropy is detached. When N·V would exceed `logits_max`, works in chunks whose logits are
-    computed again in the backward pass, so that memory is bounded by one chunk.
+    Both float32 [N], in nats; the entropy is detached. When N·V exceeds `logits_max`, the logits
+    are computed in chunks, again in the backward pass, so that memory is bounded by one chunk.
     """
     if (
         hidden_NH.dim() != 2
@@ -43,29 +39,29 @@ def token_logprobs(
             f"expected hidden [N, H], targets [N] and temperatures [N], found {shapes}"
         )
     num_tokens = hidden_NH.shape[0]
-    chunk = max(1, logits_max // head(hidden_NH[:1].detach()).shape[1])
-    if num_tokens <= chunk:
+    chunk_size = max(1, logits_max // head(hidden_NH[:1].detach()).shape[1])
+    if num_tokens <= chunk_size:
         return _chunk_logprobs(hidden_NH, head, target_N, temperature_N)
     parts = [
-        checkpoint(_chunk_logprobs, hidden, head, target, temperature, use_reentrant=False)
-        for hidden, target, temperature in zip(
-            torch.split(hidden_NH, chunk),
-            torch.split(target_N, chunk),
-            torch.split(temperature_N, chunk),
+        checkpoint(_chunk_logprobs, hidden_CH, head, target_C, temperature_C, use_reentrant=False)
+        for hidden_CH, target_C, temperature_C in zip(
+            torch.split(hidden_NH, chunk_size),
+            torch.split(target_N, chunk_size),
+            torch.split(temperature_N, chunk_size),
             strict=True,
         )
     ]
-    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat(
-        [entropy for _, entropy in parts]
-    )
+    logprobs_N = torch.cat([logprobs_C for logprobs_C, _ in parts])
+    entropy_N = torch.cat([entropy_C for _, entropy_C in parts])
+    return logprobs_N, entropy_N
 
 
 def _chunk_logprobs(
-    hidden_NH: Tensor, head: Head, target_N: Tensor, temperature_N: Tensor
+    hidden_CH: Tensor, head: Head, target_C: Tensor, temperature_C: Tensor
 ) -> tuple[Tensor, Tensor]:
-    logits_NV = head(hidden_NH).float().div_(temperature_N[:, None])
-    all_NV = F.log_softmax(logits_NV, dim=-1)
+    logits_CV = head(hidden_CH).float().div_(temperature_C[:, None])
+    logprobs_CV = F.log_softmax(logits_CV, dim=-1)
     with torch.no_grad():
-        entropy_N = -torch.linalg.vecdot(all_NV.exp(), all_NV)
-    # nll_loss keeps the backward pass fused, where a gather would fill an [N, V] tensor with zeros.
-    return -F.nll_loss(all_NV, target_N, reduction="none"), entropy_N
+        entropy_C = -torch.linalg.vecdot(logprobs_CV.exp(), logprobs_CV)
+    # nll_loss has a fused backward pass; that of a gather fills a [C, V] tensor with zeros.
+    return -F.nll_loss(logprobs_CV, target_C, reduction="none"), entropy_C

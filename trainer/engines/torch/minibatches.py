@@ -1,7 +1,6 @@
-"""A stored batch to what an engine trains on: rows checked, advantages normalised, minibatches
-drawn.
+"""Prepare a stored batch for training: check rows, normalize advantages, draw minibatches.
 
-Free of torch. Shape legend: N loss tokens of one whole batch, L tokens of a row.
+Does not import torch. Shape legend: N loss tokens of a batch, A all its tokens, L tokens of a row.
 """
 
 import numpy as np
@@ -13,15 +12,13 @@ from storage.records.batches import Batch, BatchRow
 from storage.records.types import Float32
 
 EPS = 1e-5
-"""Added to the standard deviation of the advantages, as in the published recipes."""
+"""Added to the standard deviation of the advantages, as in published implementations."""
 
 
 def check_rows(batch: Batch, vocab_size: int) -> None:
-    """CorruptError, naming the batch, the row and the reason, when a row cannot be trained on by
-    such a model.
-    """
+    """Raise CorruptError, naming batch, row and reason, when the model cannot train on a row."""
     for number, row in enumerate(batch.rows):
-        reason = _flaw(row, vocab_size)
+        reason = _fault(row, vocab_size)
         if reason:
             key = layout.batch(batch.policy, batch.step)
             raise CorruptError(
@@ -29,8 +26,8 @@ def check_rows(batch: Batch, vocab_size: int) -> None:
             )
 
 
-def _flaw(row: BatchRow, vocab_size: int) -> str:
-    """What is wrong with the row, or nothing."""
+def _fault(row: BatchRow, vocab_size: int) -> str:
+    """Return why the model cannot train on the row, or an empty string."""
     num_tokens = len(row.tokens)
     if num_tokens == 0:
         return "it has no tokens"
@@ -38,38 +35,41 @@ def _flaw(row: BatchRow, vocab_size: int) -> str:
         if len(getattr(row, name)) != num_tokens:
             return f"{name} has {len(getattr(row, name))} entries for {num_tokens} tokens"
     if row.loss_mask[0]:
-        return "its first token is to be trained on, but nothing precedes it"
+        return "its first token is in the loss mask, but no token precedes it"
     if row.tokens.min() < 0 or row.tokens.max() >= vocab_size:
         return f"a token lies outside the model's vocabulary of {vocab_size}"
     if not np.isfinite(row.advantages).all() or not np.isfinite(row.logprobs).all():
         return "an advantage or log-probability is not a finite number"
     if not row.temperature > 0:
-        return f"its sampling temperature is {row.temperature:g}; set sampling.temperature above 0 for a trained policy"
+        return (
+            f"its sampling temperature is {row.temperature:g}; set sampling.temperature above 0 "
+            "for a trained policy"
+        )
     return ""
 
 
 def batch_advantages(batch: Batch, normalized: bool) -> list[Float32]:
-    """Each row's advantages [L], 0 outside its loss mask; `normalized` over the loss tokens of the
-    whole batch.
+    """Return the advantages [L] of each row, 0 outside its loss mask.
+
+    With `normalized`, they are normalized over the loss tokens of the whole batch.
     """
-    given = [np.where(row.loss_mask, row.advantages, np.float32(0)) for row in batch.rows]
-    if not normalized or not given:
-        return given
-    mask = np.concatenate([row.loss_mask for row in batch.rows])
-    flat = np.concatenate(given)
-    flat[mask] = normalize(flat[mask])
-    return np.split(flat, np.cumsum([len(row.tokens) for row in batch.rows])[:-1])
+    masked = [np.where(row.loss_mask, row.advantages, np.float32(0)) for row in batch.rows]
+    if not normalized or not masked:
+        return masked
+    mask_A = np.concatenate([row.loss_mask for row in batch.rows])
+    advantages_A = np.concatenate(masked)
+    advantages_A[mask_A] = normalize(advantages_A[mask_A])
+    return np.split(advantages_A, np.cumsum([len(row.tokens) for row in batch.rows])[:-1])
 
 
 def normalize(values_N: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(x − mean) / (std + 1e-5) over all loss tokens of a batch; mean and std (divisor N) in
-    float64.
+    """Compute (x − mean) / (std + 1e-5) over all loss tokens of a batch, in float64.
 
-    The whole batch, not a minibatch: how it is split must not change what a token is worth. The
-    divisor is N, not N − 1: the values are all there are and not a sample of more, and their mean
-    square becomes 1 whatever N is. (The public AstraFlow implementation divides by N − 1, which
-    makes values smaller by the factor √(1 − 1/N), 5e-5 for 10,000 tokens.) Empty stays empty; one
-    value, or equal ones, become 0.
+    Over the whole batch and not a minibatch: the splitting must not change a token's value. The
+    divisor of the variance is N, not N − 1: the values are the whole population, and their mean
+    square becomes 1 for any N. (The public AstraFlow implementation divides by N − 1: values are
+    smaller by the factor √(1 − 1/N), 5e-5 for 10,000 tokens.) A single value, or equal ones,
+    become 0.
     """
     if values_N.ndim != 1 or values_N.dtype != np.float32:
         raise ValueError(f"expected float32 [N], found {values_N.dtype} {list(values_N.shape)}")
@@ -83,8 +83,9 @@ def normalize(values_N: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def minibatches(num_rows: int, count: int, seed: int, step: int) -> list[NDArray[np.int64]]:
-    """Row numbers of each minibatch, shuffled by (seed, step) alone: no state, so a resumed trainer
-    draws the same.
+    """Return the row numbers of each minibatch, shuffled by (seed, step) alone.
+
+    Without a random state, a resumed trainer draws the same minibatches.
     """
-    order = np.random.default_rng([seed, step]).permutation(num_rows)
-    return [part for part in np.array_split(order, count) if len(part)]
+    shuffled = np.random.default_rng([seed, step]).permutation(num_rows)
+    return [part for part in np.array_split(shuffled, count) if len(part)]

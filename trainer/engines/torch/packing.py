@@ -1,12 +1,12 @@
-"""Rows of a minibatch to rectangles of tokens. Torch-free; knows nothing of models and losses.
+"""Pack the rows of a minibatch into rectangles of tokens. Does not import torch.
 
-    rows ──sort by length──▶ blocks (one rectangle each) ──▶ micro-batches (blocks of one forward and backward pass)
+    rows ──sort by length──▶ blocks (rectangles) ──▶ micro-batches (blocks of one backward pass)
 
-Shape legend: B rows of a block, T its longest row, N its loss tokens, L tokens of one row.
+Rows are padded on the right. A causal model then needs neither an attention mask nor position ids:
+no token attends to the padding behind it, and positions count from 0.
 
-Rows are padded on the right. A causal model then needs no attention mask and no position ids of its
-own: a token never looks at what stands to its right, so padding is never seen, and positions count
-from 0 as they would anyway.
+Shape legend: R rows of a minibatch, B rows of a block, T tokens of its longest row, N its loss
+tokens, L tokens of one row.
 """
 
 from collections.abc import Sequence
@@ -18,33 +18,31 @@ from numpy.typing import NDArray
 from storage.records.types import Bool, Float32, Int32
 
 BLOCK_COST_TOKENS = 128
-"""What one more block costs besides its tokens, in tokens: kernel launches and Python. Measured on
-the tiny model.
-"""
+"""Fixed cost of a block (kernel launches, Python), in tokens; measured on the tiny model."""
 PAD = 0
-"""Token id of padding: any valid one will do, since nobody looks at it."""
+"""Token id of padding: any valid id, since nothing attends to it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PackedRow:
-    """One row as the packer sees it."""
+    """A row of a batch, reduced to what is packed."""
 
     tokens: Int32
     """[L]"""
     loss_mask: Bool
-    """[L] never True on the first token, which nothing precedes."""
+    """[L] False on the first token, which no position predicts."""
     behaviour: Float32
-    """[L] log-probabilities of the sampler."""
+    """[L] log-probabilities of the behaviour policy."""
     advantages: Float32
     """[L]"""
     temperature: float
     weight: float
-    """What each loss token of the row counts in the minibatch's loss."""
+    """Weight of each loss token of the row in the minibatch's loss."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Block:
-    """One rectangle. Two rows [5 6 7] and [8 9], all but their first token trained on:
+    """A rectangle of tokens. Two rows [5 6 7] and [8 9], all but their first token trained on:
 
     tokens_BT [[5 6 7] [8 9 0]]      source_N [0 1 3]      target_N [6 7 9]
     """
@@ -52,8 +50,7 @@ class Block:
     tokens_BT: NDArray[np.int64]
     """[B, T] right-padded."""
     source_N: NDArray[np.int64]
-    """[N] where the model predicts each loss token: the flat position (row · T + column) before it.
-    """
+    """[N] flat position (row · T + column) before each loss token, which predicts it."""
     target_N: NDArray[np.int64]
     """[N] the loss tokens."""
     behaviour_N: Float32
@@ -63,40 +60,41 @@ class Block:
 
 
 def plan(lengths: Sequence[int], max_tokens: int) -> list[list[list[int]]]:
-    """Micro-batches of blocks of row numbers, longest rows first, so that running out of memory
-    shows at once.
+    """Return micro-batches of blocks of row numbers, depending on `lengths` alone.
 
-    A micro-batch holds at most `max_tokens` padded tokens, all its blocks together; a longer row
-    stands alone. Within that, blocks are cut where padding and the cost of a block are least
-    together. Depends on `lengths` alone.
+    All blocks of a micro-batch have at most `max_tokens` padded tokens together; a longer row is a
+    micro-batch by itself. Blocks are cut for the least sum of padding and fixed costs. The longest
+    rows come first, so that too little memory fails early.
     """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     blocks = [order[start:end] for start, end in _cuts([lengths[row] for row in order], max_tokens)]
     micro_batches: list[list[list[int]]] = []
-    room = 0
+    tokens_left = 0
     for block in blocks:
         size = len(block) * lengths[block[0]]
-        if size > room or not micro_batches:
+        if size > tokens_left or not micro_batches:
             micro_batches.append([])
-            room = max_tokens
+            tokens_left = max_tokens
         micro_batches[-1].append(block)
-        room -= size
+        tokens_left -= size
     return micro_batches
 
 
 def _cuts(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
-    """The cheapest division of descending `lengths` into rectangles: dynamic programming over where
-    the last starts.
+    """Cut descending `lengths` into the rectangles (start, end) of the least cost.
+
+    Dynamic programming: `cheapest[end]` is the least cost of the first `end` rows, and
+    `starts[end]` is where the last rectangle of that division starts.
     """
-    widths = np.array(lengths, dtype=np.int64)
+    widths_R = np.array(lengths, dtype=np.int64)
     cheapest = np.zeros(len(lengths) + 1)
     starts = [0]
     for end in range(1, len(lengths) + 1):
-        sizes = (end - np.arange(end)) * widths[:end]
-        costs = cheapest[:end] + BLOCK_COST_TOKENS + sizes
-        costs[: end - 1][sizes[: end - 1] > max_tokens] = np.inf
-        starts.append(int(costs.argmin()))
-        cheapest[end] = costs[starts[end]]
+        sizes_R = (end - np.arange(end)) * widths_R[:end]
+        costs_R = cheapest[:end] + BLOCK_COST_TOKENS + sizes_R
+        costs_R[: end - 1][sizes_R[: end - 1] > max_tokens] = np.inf
+        starts.append(int(costs_R.argmin()))
+        cheapest[end] = costs_R[starts[end]]
     cuts: list[tuple[int, int]] = []
     end = len(lengths)
     while end:
@@ -106,24 +104,24 @@ def _cuts(lengths: list[int], max_tokens: int) -> list[tuple[int, int]]:
 
 
 def pack(examples: Sequence[PackedRow]) -> Block:
-    """One block of these rows, in their order."""
+    """Pack rows into one block, in their order."""
     width = max(len(example.tokens) for example in examples)
     tokens_BT = np.full((len(examples), width), PAD, dtype=np.int64)
     for row, example in enumerate(examples):
         tokens_BT[row, : len(example.tokens)] = example.tokens
-    columns = [np.flatnonzero(example.loss_mask) for example in examples]
-    counts = [len(each) for each in columns]
+    columns = [np.flatnonzero(example.loss_mask) for example in examples]  # of loss tokens
+    counts = [len(places) for places in columns]
     return Block(
         tokens_BT=tokens_BT,
-        source_N=np.concatenate([row * width + each - 1 for row, each in enumerate(columns)]),
+        source_N=np.concatenate([row * width + places - 1 for row, places in enumerate(columns)]),
         target_N=np.concatenate(
-            [e.tokens[each] for e, each in zip(examples, columns, strict=True)]
+            [e.tokens[places] for e, places in zip(examples, columns, strict=True)]
         ).astype(np.int64),
         behaviour_N=np.concatenate(
-            [e.behaviour[each] for e, each in zip(examples, columns, strict=True)]
+            [e.behaviour[places] for e, places in zip(examples, columns, strict=True)]
         ),
         advantages_N=np.concatenate(
-            [e.advantages[each] for e, each in zip(examples, columns, strict=True)]
+            [e.advantages[places] for e, places in zip(examples, columns, strict=True)]
         ),
         temperature_N=np.repeat([e.temperature for e in examples], counts).astype(np.float32),
         weight_N=np.repeat([e.weight for e in examples], counts).astype(np.float32),

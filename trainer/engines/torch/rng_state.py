@@ -1,6 +1,4 @@
-"""Every random state of this process as plain tensors and JSON: a resumed trainer draws what it
-would have drawn.
-"""
+"""Save and restore all random states of this process, as tensors and JSON."""
 
 import random
 from collections.abc import Mapping
@@ -21,9 +19,7 @@ def seed_all(seed: int) -> None:
 
 
 def capture() -> tuple[dict[str, HostTensor], Json]:
-    """The states now: torch's as U8 tensors `torch` and `cuda/0`, …; Python's and NumPy's as lists
-    of integers.
-    """
+    """Return torch's states as U8 tensors `torch`, `cuda/0`, …, Python's and NumPy's as JSON."""
     tensors = {"torch": to_host(torch.get_rng_state())}
     for index in range(torch.cuda.device_count()):
         tensors[f"cuda/{index}"] = to_host(torch.cuda.get_rng_state(index))
@@ -43,14 +39,20 @@ def capture() -> tuple[dict[str, HostTensor], Json]:
 
 
 def restore(tensors: Mapping[str, HostTensor], state: Json) -> None:
-    """Put back what `capture` gave. States of GPUs that this machine lacks are left out."""
+    """Restore the states that `capture` returned, except those of GPUs that are not available."""
     torch.set_rng_state(to_torch(tensors["torch"]))
     for index in range(torch.cuda.device_count()):
         if f"cuda/{index}" in tensors:
             torch.cuda.set_rng_state(to_torch(tensors[f"cuda/{index}"]), index)
-    python, legacy = state["python"], state["numpy"]
+    python, numpy_state = state["python"], state["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
-    keys = np.array(legacy["keys"], dtype=np.uint32)
+    keys = np.array(numpy_state["keys"], dtype=np.uint32)
     np.random.set_state(
-        (legacy["kind"], keys, legacy["position"], legacy["has_gauss"], legacy["cached"])
+        (
+            numpy_state["kind"],
+            keys,
+            numpy_state["position"],
+            numpy_state["has_gauss"],
+            numpy_state["cached"],
+        )
     )

@@ -1,4 +1,4 @@
-"""What one step measured, summed over its micro-batches and minibatches, then named `trainer/…`.
+"""Metrics of one step: sums over its micro-batches and minibatches, then means by name.
 
 Shape legend: N loss tokens of a micro-batch.
 """
@@ -16,9 +16,7 @@ from trainer.losses.loss import TokenLoss
 
 
 class StepMetrics:
-    """Sums of one step. Means over tokens are over all loss tokens of the batch, whatever its
-    splitting.
-    """
+    """Sums of one step. Means over tokens are over all loss tokens of the batch."""
 
     def __init__(self) -> None:
         self._tokens = 0
@@ -36,7 +34,7 @@ class StepMetrics:
         behaviour_N: Tensor,
         advantages_N: Tensor,
     ) -> None:
-        """Take in one micro-batch; `loss` is its share of the minibatch's loss."""
+        """Add one micro-batch; `loss` is its part of the minibatch's loss."""
         clippable_N = clippable(logprobs_N, behaviour_N, advantages_N)
         sums = (
             kl_k3(logprobs_N, behaviour_N).sum(),
@@ -47,10 +45,10 @@ class StepMetrics:
             clippable_N.double().sum(),
             loss.detach().double(),
         )
-        *by_name, share = torch.stack(sums).tolist()  # one wait for the device, not seven
-        for name, value in zip(self._sums, by_name, strict=True):
+        *values, loss_value = torch.stack(sums).tolist()  # one wait for the device, not seven
+        for name, value in zip(self._sums, values, strict=True):
             self._sums[name] += value
-        self._loss += share
+        self._loss += loss_value
         self._tokens += len(logprobs_N)
 
     def add_update(self, grad_norm: float, scalars: Mapping[str, float]) -> None:
@@ -59,10 +57,10 @@ class StepMetrics:
         for name, value in scalars.items():
             self._scalars.setdefault(f"trainer/{name}", []).append(value)
 
-    def metrics(self, batch: Batch) -> dict[str, float]:
-        """Return finite numbers only; `trainer/skipped` counts optimizer steps that were left out.
+    def by_name(self, batch: Batch) -> dict[str, float]:
+        """Return the finite metrics; `trainer/skipped` counts optimizer steps that were left out.
 
-        ConfigError when the loss has a constant by the name of a metric that is measured here.
+        ConfigError when a constant of the loss has the name of a metric that is measured here.
         """
         tokens, updates = max(self._tokens, 1), max(len(self._norms), 1)
         finite_norms = [norm for norm in self._norms if math.isfinite(norm)]
@@ -77,9 +75,9 @@ class StepMetrics:
             "trainer/grad_norm": _mean(finite_norms),
             "trainer/skipped": float(len(self._norms) - len(finite_norms)),
         }
-        measured |= _of_rows(batch)
-        if taken := self._scalars.keys() & measured.keys():
-            names = ", ".join(name.removeprefix("trainer/") for name in sorted(taken))
+        measured |= _row_metrics(batch)
+        if clashes := self._scalars.keys() & measured.keys():
+            names = ", ".join(name.removeprefix("trainer/") for name in sorted(clashes))
             raise ConfigError(
                 f"train.loss: the loss prepares scalars by the name of other metrics: {names}; "
                 "rename them"
@@ -88,7 +86,7 @@ class StepMetrics:
         return {name: value for name, value in measured.items() if math.isfinite(value)}
 
 
-def _of_rows(batch: Batch) -> dict[str, float]:
+def _row_metrics(batch: Batch) -> dict[str, float]:
     staleness = [float(batch.step - 1 - row.min_version) for row in batch.rows]
     return {
         "trainer/sequences": float(len(batch.rows)),

@@ -6,7 +6,7 @@ import pytest
 
 from data_ops.algorithms.policy_groups import route
 from storage.records.batches import SequenceKey
-from storage.records.rollouts import NOBODY, Sequence
+from storage.records.rollouts import NOT_SAMPLED, Sequence
 from tests.builders import episode, group, sequence, shard
 
 BOTH = ("solver", "verifier")
@@ -20,8 +20,8 @@ def shared_sequence() -> Sequence:
         tokens=np.array([10, 20, 21, 30, 31, 32], dtype=np.int32),
         loss_mask=np.array([False, True, True, True, False, True]),
         logprobs=np.array([0, -1, -2, -3, -4, -5], dtype=np.float32),
-        owners=np.array([NOBODY, 1, 1, 0, 0, 0], dtype=np.int8),
-        versions=np.array([NOBODY, 7, 7, 4, 3, 5], dtype=np.int32),
+        owners=np.array([NOT_SAMPLED, 1, 1, 0, 0, 0], dtype=np.int8),
+        versions=np.array([NOT_SAMPLED, 7, 7, 4, 3, 5], dtype=np.int32),
         policies=BOTH,
         reward=0.5,
         temperature=0.7,
@@ -34,13 +34,13 @@ def test_a_shared_sequence_goes_to_each_owner_with_the_others_masked_out() -> No
     assert solver.tokens.tolist() == [10, 20, 21, 30, 31, 32]
     assert solver.loss_mask.tolist() == [False, False, False, True, False, True]
     assert solver.logprobs.tolist() == [0, 0, 0, -3, 0, -5]
-    assert solver.versions.tolist() == [NOBODY, NOBODY, NOBODY, 4, NOBODY, 5]
+    assert solver.versions.tolist() == [NOT_SAMPLED, NOT_SAMPLED, NOT_SAMPLED, 4, NOT_SAMPLED, 5]
     assert (solver.reward, solver.temperature, solver.replay) == (0.5, 0.7, False)
     assert solver.advantages.tolist() == [0] * 6
     (verifier,) = routed["verifier"][0].rows
     assert verifier.loss_mask.tolist() == [False, True, True, False, False, False]
     assert verifier.logprobs.tolist() == [0, -1, -2, 0, 0, 0]
-    assert verifier.versions.tolist() == [NOBODY, 7, 7, NOBODY, NOBODY, NOBODY]
+    assert verifier.versions.tolist() == [NOT_SAMPLED, 7, 7, NOT_SAMPLED, NOT_SAMPLED, NOT_SAMPLED]
 
 
 def test_the_oldest_version_counts_over_all_own_tokens_also_masked_ones_and_over_no_others() -> (
@@ -144,3 +144,16 @@ def test_lengths_count_the_tokens_that_are_trained_on() -> None:
         "solver"
     ]
     assert solver.lengths.tolist() == [2, 3]
+
+
+def test_a_token_outside_the_policys_own_vocabulary_is_refused_for_this_policy_alone() -> None:
+    both = sequence((11, 12), (40, 41, 2))
+    owners = np.array([-1, -1, 0, 0, 1], dtype=np.int8)
+    played = shard(group(episode(replace(both, owners=owners))))
+    routed = route(played, ["solver", "verifier"], {"solver": 41, "verifier": 42})
+    ((solver,), (verifier,)) = routed["solver"], routed["verifier"]
+    assert [tuple(entry) for entry in solver.refused] == [
+        ((0, 0, 0, 0), "filtered", "outside_vocabulary")
+    ]
+    assert [row.key for row in verifier.rows] == [(0, 0, 0, 0)]
+    assert verifier.refused == ()

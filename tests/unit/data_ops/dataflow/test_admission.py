@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from data_ops.dataflow.admission import Lag, Need, Yield, orders_to_admit, room
+from data_ops.dataflow.admission import Lag, Need, Yield, demand, orders_to_admit
 
 NEED = Need(steps=80, batches=0, version=0, batch_size=8, waiting=0, groups=0, group_yield=4.0)
 """Two groups fill a batch."""
@@ -14,7 +14,7 @@ def test_at_first_what_all_steps_within_the_staleness_need_is_admitted() -> None
 
 
 def test_outstanding_and_waiting_work_counts_against_the_budget() -> None:
-    # room 32 − 12 = 20 = 5 groups; 3 are outstanding; 2 groups = 1 order
+    # demand 32 − 12 = 20 = 5 groups; 3 are outstanding; 2 groups = 1 order
     assert orders_to_admit([replace(NEED, waiting=12, groups=3)], 3, 2) == 1
     assert orders_to_admit([replace(NEED, waiting=12, groups=5)], 3, 2) == 0
 
@@ -27,17 +27,17 @@ def test_the_last_order_may_overshoot_by_less_than_itself() -> None:
 
 def test_each_new_version_makes_room_for_one_batch() -> None:
     full = replace(NEED, batches=1, waiting=24)
-    assert room(full, max_staleness=3) == 0
-    assert room(replace(full, version=1), max_staleness=3) == 8
+    assert demand(full, max_staleness=3) == 0
+    assert demand(replace(full, version=1), max_staleness=3) == 8
 
 
 def test_what_workers_lag_behind_is_no_room() -> None:
     # (0 + 1 + 3 − 2 − 0) · 8 = 16 sequences: rows for batches 3 and 4 would be too old when their
     # turn comes
-    assert room(replace(NEED, lag=2), max_staleness=3) == 16
-    # there is always room for the next batch: rows that are too old expire and are ordered again
-    assert room(replace(NEED, lag=5), max_staleness=3) == 8
-    assert room(replace(NEED, lag=1), max_staleness=0) == 8
+    assert demand(replace(NEED, lag=2), max_staleness=3) == 16
+    # the next batch is always in demand: rows that are too old expire and are ordered again
+    assert demand(replace(NEED, lag=5), max_staleness=3) == 8
+    assert demand(replace(NEED, lag=1), max_staleness=0) == 8
 
 
 def test_the_lag_is_an_average_of_versions_rounded_up() -> None:
@@ -81,7 +81,7 @@ def test_a_policy_that_is_short_is_served_although_another_has_enough() -> None:
     assert orders_to_admit([NEED, enough], 3, 2) == 4
 
 
-def test_a_policy_that_hoards_holds_the_others_back() -> None:
+def test_a_policy_with_a_large_backlog_stops_the_admission_for_all() -> None:
     # 4 · (3 + 1) · 8 = 128 sequences is the most that one policy may hold
     assert orders_to_admit([NEED, replace(NEED, waiting=128)], 3, 2) == 0
     # 120 held: 2 more groups = 1 order

@@ -13,7 +13,7 @@ from data_ops.algorithms.samplers import Draft
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import batch_assembly as assembly_module
 from data_ops.dataflow.batch_assembly import BatchAssembly
-from data_ops.dataflow.shard_ingest import IngestedShard, PolicyIntake
+from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard
 from storage.records.batches import BatchRow, SequenceKey
 from storage.run import batches
 from storage.store.object_store import ObjectStore
@@ -60,13 +60,12 @@ def assembly_of(
     )
 
 
-def take_in(
-    assembly: BatchAssembly, order: int, *rows: BatchRow, finished_s: float = 90.0, **intake: object
+def ingest(
+    assembly: BatchAssembly, order: int, *rows: BatchRow, finished_s: float = 90.0, **groups: object
 ) -> None:
     answer = replace(shard(order=order), finished_s=finished_s)
-    assembly.take_in(
-        IngestedShard(order, {POLICY: PolicyIntake(rows=rows, num_groups=1, **intake)}, answer)
-    )  # type: ignore[arg-type]
+    ingested = IngestedGroups(rows=rows, num_groups=1, **groups)  # type: ignore[arg-type]
+    assembly.ingest(IngestedShard.of(answer, {POLICY: ingested}))
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def trained(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Objec
     ]
     write_orders(memory_store, 8)
     for step, own in enumerate(rows, start=1):
-        batches.commit(memory_store, builders.batch(*own, step=step, shards=(), closed_below=6))
+        batches.create(memory_store, builders.batch(*own, step=step, shards=(), closed_below=6))
     for version in range(4):
         publisher.publish(memory_store, POLICY, version, tensors(version))
     return memory_store
@@ -92,8 +91,8 @@ def next_batch(
     """(key, replay) of each row of batch 4, whose sampler asks for so many trained rows."""
     monkeypatch.setattr(LastTrained, "asked", asked)
     made = assembly_of(run, sample=[f"{__name__}:LastTrained"], max_staleness=8)
-    made.look_for_version()
-    take_in(made, 6, row(key(6), version=3), row(key(6, 1), version=3))
+    made.poll_version()
+    ingest(made, 6, row(key(6), version=3), row(key(6, 1), version=3))
     assert made.make_batches() == 1
     return [(one.key, one.replay) for one in batches.read(run, POLICY, 4).rows]
 
@@ -136,8 +135,8 @@ def test_the_first_batch_has_nothing_to_replay(
     monkeypatch.setattr(LastTrained, "found", [])
     made = assembly_of(memory_store, sample=[f"{__name__}:LastTrained"], size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
-    made.look_for_version()
-    take_in(made, 0, row(key(0)), row(key(0, 1)))
+    made.poll_version()
+    ingest(made, 0, row(key(0)), row(key(0, 1)))
     assert made.make_batches() == 1
     assert LastTrained.found == [[]]
 
@@ -146,9 +145,9 @@ def test_fates_are_counted_as_batches_are_made(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = assembly_of(trained, sample=[f"{__name__}:LastTrained"], max_staleness=1)
-    made.look_for_version()
-    take_in(made, 6, row(key(6), version=3), row(key(6, 1), version=3), row(key(6, 2), version=1))
-    take_in(made, 7, entries=(builders.entry(key(7)), builders.entry(key(7, 1))))
+    made.poll_version()
+    ingest(made, 6, row(key(6), version=3), row(key(6, 1), version=3), row(key(6, 2), version=1))
+    ingest(made, 7, entries=(builders.entry(key(7)), builders.entry(key(7, 1))))
     assert made.totals == {}
     made.make_batches()
     assert made.totals == {"trained": 2, "replayed": 2, "filtered": 2, "expired": 1}
@@ -157,9 +156,9 @@ def test_fates_are_counted_as_batches_are_made(
 def test_a_batch_says_how_long_its_shards_waited_for_it(memory_store: ObjectStore) -> None:
     made = assembly_of(memory_store, size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
-    made.look_for_version()
-    take_in(made, 0, row(key(0)), finished_s=93.0)
-    take_in(made, 1, row(key(1)), finished_s=60.0)
+    made.poll_version()
+    ingest(made, 0, row(key(0)), finished_s=93.0)
+    ingest(made, 1, row(key(1)), finished_s=60.0)
     made.make_batches()
     metrics = batches.read(memory_store, POLICY, 1).metrics
     assert [metrics[f"dataflow/shard_to_batch_s/{stat}"] for stat in ("min", "p50", "max")] == [
@@ -174,13 +173,11 @@ def test_a_shard_that_holds_nothing_for_the_policy_closes_its_order(
     memory_store: ObjectStore,
 ) -> None:
     made = assembly_of(memory_store)
-    made.take_in(IngestedShard(0, {}, shard()))
-    assert made.books.is_closed(0)
-    made.take_in(
-        IngestedShard(1, {POLICY: PolicyIntake(rows=(row(key(1)),))}, None, "cannot be read")
-    )
-    assert made.books.is_closed(1)
-    assert made.books.num_waiting == 0
+    made.ingest(IngestedShard.of(shard(), {}))
+    assert made.ledger.is_closed(0)
+    made.ingest(IngestedShard(order=1, problem="cannot be read"))
+    assert made.ledger.is_closed(1)
+    assert made.ledger.num_waiting == 0
 
 
 def test_a_batch_tells_of_the_shards_since_the_batch_before_alone(
@@ -189,9 +186,9 @@ def test_a_batch_tells_of_the_shards_since_the_batch_before_alone(
     made = assembly_of(memory_store, size=1)
     for version in range(2):
         publisher.publish(memory_store, POLICY, version, tensors(version))
-    made.look_for_version()
+    made.poll_version()
     for order, reward in enumerate((1.0, 0.25)):
-        take_in(made, order, row(key(order), version=1), rewards=np.array([reward]))
+        ingest(made, order, row(key(order), version=1), rewards=np.array([reward]))
         assert made.make_batches() == 1
     means = [
         batches.read(memory_store, POLICY, step).metrics["dataflow/reward/mean"] for step in (1, 2)
@@ -220,7 +217,7 @@ def test_work_of_the_store_and_of_the_algorithms_is_measured_apart(
         span=span,
     )
     publisher.publish(memory_store, POLICY, 0, tensors(0))
-    made.look_for_version()
-    take_in(made, 0, row(key(0)))
+    made.poll_version()
+    ingest(made, 0, row(key(0)))
     made.make_batches()
     assert measured == ["algorithms", "store"]

@@ -1,31 +1,37 @@
 import numpy as np
 import pytest
 
-from data_ops.dataflow.batch_metrics import Intake, batch_metrics
-from data_ops.dataflow.shard_ingest import PolicyIntake
+from data_ops.dataflow.batch_metrics import IngestMetrics, batch_metrics
+from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard
 from storage.records.batches import SequenceKey
+from storage.records.rollouts import Group
 from tests.builders import batch, entry, episode, group, row, shard
 
 
-def intake(*rewards: float, num_groups: int = 2, num_groups_kept: int = 1) -> PolicyIntake:
-    return PolicyIntake(
+def groups(*rewards: float, num_groups: int = 2, num_groups_kept: int = 1) -> IngestedGroups:
+    return IngestedGroups(
         rewards=np.array(rewards), num_groups=num_groups, num_groups_kept=num_groups_kept
     )
 
 
+def ingested(*played: Group) -> IngestedShard:
+    return IngestedShard.of(shard(*played), {})
+
+
 def test_the_reward_is_the_mean_over_every_sequence_before_filtering() -> None:
-    sums = Intake()
-    sums.add(intake(1.0, 1.0, 0.0), shard())
-    sums.add(intake(0.0), shard())
+    sums = IngestMetrics()
+    sums.add(groups(1.0, 1.0, 0.0), ingested())
+    sums.add(groups(0.0), ingested())
     assert sums.metrics()["dataflow/reward/mean"] == 0.5
     assert sums.metrics()["dataflow/groups_kept_share"] == 0.5
 
 
 def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
-    sums = Intake()
+    sums = IngestMetrics()
     right, wrong = episode(first_attempt=0.0, final=1.0), episode(first_attempt=0.0, final=0.0)
     sums.add(
-        intake(1.0), shard(group(right, right, wrong, episode(error="ValueError: no", final=1.0)))
+        groups(1.0),
+        ingested(group(right, right, wrong, episode(error="ValueError: no", final=1.0))),
     )
     metrics = sums.metrics()
     assert metrics["dataflow/accuracy/first_attempt"] == 0.0
@@ -34,22 +40,22 @@ def test_accuracy_is_the_mean_over_episodes_that_measured_it() -> None:
 
 
 def test_a_workflow_that_measures_no_accuracy_has_none() -> None:
-    sums = Intake()
-    sums.add(intake(1.0), shard(group(episode())))
+    sums = IngestMetrics()
+    sums.add(groups(1.0), ingested(group(episode())))
     assert not any(name.startswith("dataflow/accuracy") for name in sums.metrics())
 
 
 def test_a_batch_without_new_shards_repeats_the_last_values() -> None:
-    sums = Intake()
-    sums.add(intake(1.0), shard())
+    sums = IngestMetrics()
+    sums.add(groups(1.0), ingested())
     sums.clear()
     assert sums.metrics()["dataflow/reward/mean"] == 1.0
-    sums.add(intake(0.25), shard())
+    sums.add(groups(0.25), ingested())
     assert sums.metrics()["dataflow/reward/mean"] == 0.25
 
 
 def test_a_restart_knows_the_last_values_from_the_newest_batch() -> None:
-    sums = Intake(
+    sums = IngestMetrics(
         {"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75, "dataflow/waiting": 3.0}
     )
     assert sums.metrics() == {"dataflow/reward/mean": 0.5, "dataflow/accuracy/final": 0.75}

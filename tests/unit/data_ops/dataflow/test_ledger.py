@@ -5,7 +5,7 @@ import pytest
 from data_ops.algorithms.samplers import Draft, Edf, Fifo
 from data_ops.dataflow.ledger import Ledger
 from storage.errors import ConfigError
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from tests.builders import row
 
 
@@ -39,9 +39,9 @@ def made(ledger: Ledger) -> Batch:
 
 def test_a_batch_has_exactly_its_size_and_the_rest_waits() -> None:
     ledger = books()
-    ledger.take_in(0, rows(0, 0))
+    ledger.ingest(0, rows(0, 0))
     assert assemble(ledger) is None
-    ledger.take_in(1, rows(1, 0, 0))
+    ledger.ingest(1, rows(1, 0, 0))
     batch = made(ledger)
     assert [taken.key for taken in batch.rows] == [key(0), key(1)]
     assert batch.waiting == (key(1, 1),)
@@ -50,19 +50,19 @@ def test_a_batch_has_exactly_its_size_and_the_rest_waits() -> None:
 
 def test_nothing_is_used_up_before_the_batch_is_committed() -> None:
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
+    ledger.ingest(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
     first, second = assemble(ledger), assemble(ledger)
     assert first is not None
     assert second is not None
     assert [taken.key for taken in first.rows] == [taken.key for taken in second.rows]
-    assert first.ledger == second.ledger == (Entry(key(0, 9), "filtered", "zero_advantage"),)
+    assert first.ledger == second.ledger == (LedgerEntry(key(0, 9), "filtered", "zero_advantage"),)
 
 
 def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> None:
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0), [Entry(key(0, 9), "filtered", "zero_advantage")])
+    ledger.ingest(0, rows(0, 0, 0), [LedgerEntry(key(0, 9), "filtered", "zero_advantage")])
     made(ledger)
-    ledger.take_in(1, rows(1, 1, 1))
+    ledger.ingest(1, rows(1, 1, 1))
     second = made(ledger)
     assert (second.step, second.ledger, second.shards) == (2, (), (1,))
 
@@ -70,7 +70,7 @@ def test_the_ledger_of_a_batch_holds_only_what_came_since_the_batch_before() -> 
 def test_closed_orders_are_a_bound_and_the_few_above_it() -> None:
     ledger = books()
     for order in (3, 0, 5):
-        ledger.take_in(order, rows(order, 0))
+        ledger.ingest(order, rows(order, 0))
     batch = made(ledger)
     assert (batch.closed_below, batch.closed, batch.shards) == (1, (3, 5), (3, 0, 5))
     assert [ledger.is_closed(order) for order in range(6)] == [
@@ -81,41 +81,41 @@ def test_closed_orders_are_a_bound_and_the_few_above_it() -> None:
         False,
         True,
     ]
-    ledger.take_in(1)
-    ledger.take_in(2)
+    ledger.ingest(1)
+    ledger.ingest(2)
     assert ledger.closed_below == 4
 
 
 def test_an_order_is_taken_in_once() -> None:
     ledger = books()
-    assert ledger.take_in(0, rows(0, 0))
-    assert not ledger.take_in(0, rows(0, 0, 0))
+    assert ledger.ingest(0, rows(0, 0))
+    assert not ledger.ingest(0, rows(0, 0, 0))
     assert ledger.num_waiting == 1
 
 
 def test_staleness_equal_to_the_bound_is_used_and_one_more_expires() -> None:
     ledger = books(max_staleness=2)
-    ledger.take_in(0, rows(0, 0, 0, 0, 0, 0, 0, 0))
+    ledger.ingest(0, rows(0, 0, 0, 0, 0, 0, 0, 0))
     for step in (1, 2, 3):  # staleness 0, 1, 2
         assert made(ledger).step == step
     assert assemble(ledger) is None  # staleness would be 3
-    ledger.take_in(1, rows(1, 3, 3))
-    assert made(ledger).ledger == (Entry(key(0, 6), "expired", "max_staleness"),)
+    ledger.ingest(1, rows(1, 3, 3))
+    assert made(ledger).ledger == (LedgerEntry(key(0, 6), "expired", "max_staleness"),)
 
 
 def test_synchronous_books_use_only_rows_of_the_newest_version() -> None:
     ledger = books(max_staleness=0)
-    ledger.take_in(0, rows(0, 0, 0, 0))
+    ledger.ingest(0, rows(0, 0, 0, 0))
     made(ledger)
-    ledger.take_in(1, rows(1, 0, 1, 1))
+    ledger.ingest(1, rows(1, 0, 1, 1))
     assert [taken.key for taken in made(ledger).rows] == [key(1, 1), key(1, 2)]
 
 
-def test_books_are_restored_from_the_newest_batch_and_read_only_the_shards_that_wait() -> None:
+def test_a_ledger_is_restored_from_the_newest_batch_and_reads_only_the_shards_that_wait() -> None:
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0))
-    ledger.take_in(4, rows(4, 0))
-    ledger.take_in(2, rows(2, 0))
+    ledger.ingest(0, rows(0, 0, 0))
+    ledger.ingest(4, rows(4, 0))
+    ledger.ingest(2, rows(2, 0))
     newest = made(ledger)
     asked: list[int] = []
 
@@ -128,15 +128,15 @@ def test_books_are_restored_from_the_newest_batch_and_read_only_the_shards_that_
     assert [waiting.key for waiting in restored.waiting] == [key(4), key(2)]
     assert (restored.last_step, restored.closed_below) == (1, 1)
     assert [restored.is_closed(order) for order in range(5)] == [True, False, True, False, True]
-    assert restored.ledger == ()
+    assert restored.entries == ()
 
 
 def test_rows_of_a_shard_that_became_unreadable_are_filtered_with_that_reason() -> None:
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0, 0))
+    ledger.ingest(0, rows(0, 0, 0, 0))
     restored = Ledger.restore("solver", 2, 8, made(ledger), lambda order: {})
     assert restored.num_waiting == 0
-    assert restored.ledger == (Entry(key(0, 2), "filtered", "unreadable_shard"),)
+    assert restored.entries == (LedgerEntry(key(0, 2), "filtered", "unreadable_shard"),)
 
 
 def test_samplers_compose_with_the_last_deciding_ties_last() -> None:
@@ -147,7 +147,7 @@ def test_samplers_compose_with_the_last_deciding_ties_last() -> None:
             )
 
     ledger = books()
-    ledger.take_in(0, rows(0, 1, 0, 0, 1))
+    ledger.ingest(0, rows(0, 1, 0, 0, 1))
     batch = ledger.assemble([Edf(), ByPlace()], 0, no_rows)
     assert batch is not None
     assert [taken.key.episode for taken in batch.rows] == [2, 1]
@@ -159,9 +159,9 @@ def test_replays_are_marked_take_their_places_and_use_up_nothing() -> None:
             return replace(draft, replays=draft.trained(1))
 
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0))
+    ledger.ingest(0, rows(0, 0, 0))
     first = made(ledger)
-    ledger.take_in(1, rows(1, 1))
+    ledger.ingest(1, rows(1, 1))
     batch = ledger.assemble([Again(), Fifo()], 0, lambda count: first.rows[:count])
     assert batch is not None
     ledger.advance(batch)
@@ -180,14 +180,14 @@ def test_a_sampler_cannot_use_a_row_twice_nor_one_that_does_not_wait(fault: str)
             return replace(draft, replays=draft.rows[:1])
 
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0, 0))
+    ledger.ingest(0, rows(0, 0, 0, 0))
     with pytest.raises(ConfigError, match=r"data\.sample"):
         ledger.assemble([Cheat()], 0, no_rows)
 
 
 def test_a_batch_that_does_not_follow_is_refused() -> None:
     ledger = books()
-    ledger.take_in(0, rows(0, 0, 0))
+    ledger.ingest(0, rows(0, 0, 0))
     batch = made(ledger)
     with pytest.raises(ValueError, match="does not follow"):
         ledger.advance(batch)

@@ -19,7 +19,7 @@ def ordering(run: ObjectStore, *curators: Curate) -> OrderWriter:
 
 def write(run: ObjectStore, made: OrderWriter) -> Order:
     order = made.draft(samples_per_prompt=4, now_s=12.5)
-    orders.commit(run, order)
+    orders.create(run, order)
     made.advance(order)
     return order
 
@@ -88,7 +88,7 @@ def test_a_shard_that_is_seen_after_the_draft_waits_for_the_order_after(
     made.see(0, shard())
     order = made.draft(4, 0.0)
     made.see(1, shard(order=1))
-    orders.commit(memory_store, order)
+    orders.create(memory_store, order)
     made.advance(order)
     assert write(memory_store, made).seen == (1,)
 
@@ -121,7 +121,7 @@ def test_a_restart_folds_the_same_shards_in_the_same_order(memory_store: ObjectS
     made = ordering(memory_store, odd)
     for number in range(3):
         write(memory_store, made)
-        shards.commit(memory_store, shard(order=number))
+        shards.create(memory_store, shard(order=number))
     for number in (2, 0):
         made.see(number, shards.read(memory_store, number))
     newest = write(memory_store, made)

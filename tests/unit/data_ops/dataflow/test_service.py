@@ -8,23 +8,24 @@ import pytest
 
 from data_ops.config import DataConfig, PolicyData
 from data_ops.dataflow import service as service_module
-from data_ops.dataflow.batch_assembly import BARREN_GROUPS, BatchAssembly, complaint
+from data_ops.dataflow.batch_assembly import UNTRAINABLE_GROUPS, BatchAssembly, stall_reason
 from data_ops.dataflow.ledger import UNREADABLE_SHARD
 from data_ops.dataflow.service import Dataflow, serve
-from data_ops.dataflow.shard_ingest import IngestedShard, PolicyIntake, prepare
+from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard, ingest_shard
 from data_ops.prompts import BuiltinPrompts
 from storage import layout
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import SequenceKey
 from storage.records.control import Stop
+from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
-from storage.run.quarantine import quarantined
+from storage.run.quarantine import read_quarantine
 from storage.store.object_store import ObjectStore
 from tests.builders import episode, group, row, sequence, shard
 from tests.dataflow_world import POLICIES, Flicker, World, torn, world
-from tests.lifetimes import ScriptedLifetime, lifetime_of
+from tests.lifetimes import ScriptedLifetime, lifetime_of, progress_of
 from tests.strange_objects import STRANGE, take_place
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
@@ -41,8 +42,8 @@ def test_a_run_ends_with_every_batch_and_balanced_books(memory_store: ObjectStor
     made.finish(dataflow)
     made.check()
     assert made.run.exists(layout.orders_end())
-    assert dataflow.progress()["batches/solver"] == 4
-    assert dataflow.progress()["trained/solver"] == 24
+    assert dataflow.progress().batches["solver"] == 4
+    assert dataflow.progress().trained["solver"] == 24
 
 
 def test_two_runs_of_the_same_world_make_the_same_batches(memory_store: ObjectStore) -> None:
@@ -71,7 +72,7 @@ def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: Object
 def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(
     memory_store: ObjectStore,
 ) -> None:
-    # The solver has room for (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring
+    # The solver has a demand of (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring
     # 16 an order.
     made = world(memory_store, max_staleness=3, filter=[])
     dataflow = made.dataflow()
@@ -134,7 +135,7 @@ def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(
         dataflow.round()
         made.play(made.open_orders())
     dataflow.round()
-    assert dataflow.progress()["waiting/solver"] == dataflow.progress()["waiting/verifier"] == 0
+    assert dataflow.progress().waiting == {"solver": 0, "verifier": 0}
 
 
 def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
@@ -146,7 +147,7 @@ def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
     torn(made.run, 0)
     made.finish(dataflow)
     made.check()
-    reasons = quarantined(made.run)
+    reasons = read_quarantine(made.run)
     assert list(reasons) == ["shards/00000000.arrow"]
     assert 0 in made.batches("solver")[0].shards
     assert 0 in [number for order in made.orders() for number in order.seen]
@@ -164,8 +165,8 @@ def test_a_shard_that_is_no_file_is_quarantined_and_the_run_goes_on(
     take_place(path, make)
     made.finish(dataflow)
     made.check()
-    assert list(quarantined(made.run)) == ["shards/00000000.arrow"]
-    assert quarantined(made.run)["shards/00000000.arrow"].startswith(
+    assert list(read_quarantine(made.run)) == ["shards/00000000.arrow"]
+    assert read_quarantine(made.run)["shards/00000000.arrow"].startswith(
         f"shards/00000000.arrow: {path} is "
     )
 
@@ -180,7 +181,7 @@ def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes
     made.run.put("shards/00000000.arrow", shards.encode(bad))
     made.finish(dataflow)
     made.check()
-    assert quarantined(made.run) == {
+    assert read_quarantine(made.run) == {
         "shards/00000000.arrow": "shards/00000000.arrow: row 0: the temperature is nan; it is 0, or from 1e-12 to 1e+12"
     }
 
@@ -202,7 +203,7 @@ def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(
     made.finish(made.dataflow())
     reasons = [entry.reason for batch in made.batches("solver") for entry in batch.ledger]
     assert UNREADABLE_SHARD in reasons
-    assert set(quarantined(made.run)) == {layout.shard(order) for order in lost}
+    assert set(read_quarantine(made.run)) == {layout.shard(order) for order in lost}
 
 
 def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
@@ -215,7 +216,7 @@ def test_a_restart_reads_no_shard_for_a_policy_that_has_all_its_batches(
     for order in left:
         made.run.put(layout.shard(order), b"torn")
     assert made.dataflow().done
-    assert quarantined(made.run) == {}
+    assert read_quarantine(made.run) == {}
 
 
 def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: ObjectStore) -> None:
@@ -239,11 +240,13 @@ def test_shards_that_one_policy_closed_are_taken_in_again_for_the_other_alone(
     restarted = made.dataflow()
     asked: list[int] = []
 
-    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
+    def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.extend(numbers)
-        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+        return [
+            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+        ]
 
-    restarted = Dataflow(made.run, made.config, made.policies, 5, take_in=take_in)
+    restarted = Dataflow(made.run, made.config, made.policies, 5, ingest=ingest)
     rounds(restarted)
     assert asked[0] == 0
     made.finish(restarted)
@@ -256,11 +259,11 @@ def test_shards_may_be_taken_in_anywhere_and_in_any_order(memory_store: ObjectSt
 
     def backwards(numbers: Sequence[int]) -> list[IngestedShard]:
         return [
-            prepare(made.run, number, made.config, list(made.policies))
+            ingest_shard(made.run, number, made.config, list(made.policies))
             for number in reversed(numbers)
         ]
 
-    made.finish(Dataflow(made.run, made.config, made.policies, 5, take_in=backwards))
+    made.finish(Dataflow(made.run, made.config, made.policies, 5, ingest=backwards))
     inline.finish(inline.dataflow())
     assert made.trained("solver") == inline.trained("solver")
 
@@ -311,7 +314,7 @@ def test_a_trainer_is_hungry_when_it_has_used_every_batch(memory_store: ObjectSt
     for starved in (False, True):
         made.train("solver")
         for assembly in dataflow._assemblies:  # what a round looks at first
-            assembly.look_for_version()
+            assembly.poll_version()
         assert dataflow.starved is starved
     made.finish(dataflow)
     assert not dataflow.starved
@@ -345,9 +348,9 @@ def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(
         rows = tuple(
             row(SequenceKey(order, 0, sample, 0), version=4 + sample) for sample in range(2)
         )
-        assembly.take_in(
-            IngestedShard(
-                order, {"solver": PolicyIntake(rows=rows, num_groups=1)}, shard(order=order)
+        assembly.ingest(
+            IngestedShard.of(
+                shard(order=order), {"solver": IngestedGroups(rows=rows, num_groups=1)}
             )
         )
     assert assembly.need(()).lag == 1
@@ -369,9 +372,11 @@ def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(
     asked: list[list[int]] = []
     shard_of = made.open_orders()[0]
 
-    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
+    def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.append(list(numbers))
-        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+        return [
+            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+        ]
 
     def steps() -> list[int]:
         return [len(made.batches(policy)) for policy in POLICIES]
@@ -396,7 +401,7 @@ def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(
     )
     turns = iter(script)
     lifetime = ScriptedLifetime(made.run, "dataflow", lambda seconds: next(turns, lambda: True)())
-    serve(lifetime, config, made.policies, 5, take_in)
+    serve(lifetime, config, made.policies, 5, ingest)
     assert (steps()[0], asked) == (4, [[shard_of]])
 
 
@@ -404,8 +409,8 @@ def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectS
     made = world(memory_store)
     made.finish(made.dataflow())
     pulse = service(made, made.run, threading.Event())
-    assert pulse.last.progress["batches/verifier"] == 4
-    assert pulse.last.progress["orders"] == len(made.orders())
+    assert progress_of(pulse.last, DataflowProgress).batches["verifier"] == 4
+    assert progress_of(pulse.last, DataflowProgress).orders == len(made.orders())
 
 
 def test_the_service_leaves_when_the_run_is_stopped_or_it_is_told_to(
@@ -437,7 +442,7 @@ def test_a_store_that_is_away_is_waited_for(
     ends.join()
     assert "the store is away" in caplog.text
     assert pulse.last.note == ""
-    assert pulse.last.progress["batches/solver"] == 4
+    assert progress_of(pulse.last, DataflowProgress).batches["solver"] == 4
 
 
 def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again_when_it_answers(
@@ -475,10 +480,10 @@ def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(
     opened = made.open_orders()
     assert len(opened) >= 5
     made.play([4])
-    assert [dataflow._find_shards() for _ in range(3)] == [[], [], [4]]
+    assert [dataflow._probe_shards() for _ in range(3)] == [[], [], [4]]
     made.play([0])
     rest = -(-(len(opened) - 5) // 2)  # the ring goes on behind order 4 and then begins again
-    found = [dataflow._find_shards() for _ in range(rest + 1)]
+    found = [dataflow._probe_shards() for _ in range(rest + 1)]
     assert [numbers for numbers in found if numbers] == [[0]]
 
 
@@ -489,11 +494,13 @@ def test_a_round_takes_in_a_bounded_number_of_shards_and_the_next_one_goes_on_be
     made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
     asked: list[list[int]] = []
 
-    def take_in(numbers: Sequence[int]) -> list[IngestedShard]:
+    def ingest(numbers: Sequence[int]) -> list[IngestedShard]:
         asked.append(list(numbers))
-        return [prepare(made.run, number, made.config, list(made.policies)) for number in numbers]
+        return [
+            ingest_shard(made.run, number, made.config, list(made.policies)) for number in numbers
+        ]
 
-    dataflow = Dataflow(made.run, made.config, made.policies, 5, take_in=take_in)
+    dataflow = Dataflow(made.run, made.config, made.policies, 5, ingest=ingest)
     dataflow.round()
     made.play(range(5))
     rounds(dataflow, 3)
@@ -522,22 +529,22 @@ def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
 
 def test_a_run_whose_groups_teach_nothing_says_so_until_one_does(memory_store: ObjectStore) -> None:
     assembly = _assembly(memory_store)
-    for order in range(BARREN_GROUPS // 4):
-        assert complaint([assembly]) == ""
-        assembly.take_in(
-            IngestedShard(
-                order, {"solver": PolicyIntake(num_groups=4)}, shard(*[group()] * 4, order=order)
+    for order in range(UNTRAINABLE_GROUPS // 4):
+        assert stall_reason([assembly]) == ""
+        assembly.ingest(
+            IngestedShard.of(
+                shard(*[group()] * 4, order=order), {"solver": IngestedGroups(num_groups=4)}
             )
         )
-    assert complaint([assembly]) == (
-        f"the last {BARREN_GROUPS} groups held nothing to train solver on: all of a group's "
+    assert stall_reason([assembly]) == (
+        f"the last {UNTRAINABLE_GROUPS} groups held nothing to train solver on: all of a group's "
         "rewards were equal; prompts of "
         "another difficulty or more samples_per_prompt may help"
     )
-    assembly.take_in(
-        IngestedShard(99, {"solver": PolicyIntake(rows=(row(),), num_groups=4)}, shard(order=99))
+    assembly.ingest(
+        IngestedShard.of(shard(order=99), {"solver": IngestedGroups(rows=(row(),), num_groups=4)})
     )
-    assert complaint([assembly]) == ""
+    assert stall_reason([assembly]) == ""
 
 
 def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_all_policies(
@@ -546,15 +553,15 @@ def test_when_episodes_fail_their_number_and_commonest_error_are_told_once_for_a
     """A workflow that raises at once leaves no sequence, and so no group of any policy."""
     assemblies = [_assembly(memory_store, "solver"), _assembly(memory_store, "verifier")]
     plays = [episode(error="KeyError: 'answer'")] * 3 + [episode(error="TimeoutError: ")]
-    for order in range(BARREN_GROUPS):
+    for order in range(UNTRAINABLE_GROUPS):
         for assembly in assemblies:
-            assembly.take_in(
-                IngestedShard(
-                    order, {assembly.policy: PolicyIntake()}, shard(group(*plays), order=order)
+            assembly.ingest(
+                IngestedShard.of(
+                    shard(group(*plays), order=order), {assembly.policy: IngestedGroups()}
                 )
             )
-    assert complaint(assemblies) == (
-        f"the last {BARREN_GROUPS} groups held nothing to train solver or verifier on: "
-        f"{4 * BARREN_GROUPS} of "
-        f"{4 * BARREN_GROUPS} episodes failed, {3 * BARREN_GROUPS} of them with KeyError: 'answer'"
+    assert stall_reason(assemblies) == (
+        f"the last {UNTRAINABLE_GROUPS} groups held nothing to train solver or verifier on: "
+        f"{4 * UNTRAINABLE_GROUPS} of "
+        f"{4 * UNTRAINABLE_GROUPS} episodes failed, {3 * UNTRAINABLE_GROUPS} of them with KeyError: 'answer'"
     )

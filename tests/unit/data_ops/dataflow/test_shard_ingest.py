@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data_ops.config import DataConfig
-from data_ops.dataflow.shard_ingest import PolicyIntake, all_rows, prepare
+from data_ops.dataflow.shard_ingest import IngestedGroups, all_rows, ingest_shard
 from storage import layout
 from storage.errors import NotFoundError
 from storage.records.rollouts import Shard
@@ -22,67 +22,69 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ObjectStore:
     return open_store(f"memory://{tmp_path_factory.mktemp('run').name}")
 
 
-def take_in(run: ObjectStore, answer: Shard, **changes: object) -> PolicyIntake:
-    shards.commit(run, answer)
-    return prepare(run, answer.order, CONFIG.model_copy(update=changes), ["solver"]).policies[
+def ingest(run: ObjectStore, answer: Shard, **changes: object) -> IngestedGroups:
+    shards.create(run, answer)
+    return ingest_shard(run, answer.order, CONFIG.model_copy(update=changes), ["solver"]).policies[
         "solver"
     ]
 
 
 def test_a_group_gets_its_advantages_on_the_trained_tokens_only(run: ObjectStore) -> None:
     # rewards 1 and 0: mean 0.5, std with one degree of freedom sqrt(0.5) = 0.70710678
-    intake = take_in(
+    ingested = ingest(
         run, shard(group(episode(sequence(reward=1.0)), episode(sequence(reward=0.0))))
     )
     value = 0.5 / (0.7071067811865476 + 1e-5)
-    np.testing.assert_allclose(intake.rows[0].advantages, [0, 0, value, value, value], rtol=1e-6)
-    np.testing.assert_allclose(intake.rows[1].advantages, [0, 0, -value, -value, -value], rtol=1e-6)
-    assert intake.rows[0].advantages.dtype == np.float32
+    np.testing.assert_allclose(ingested.rows[0].advantages, [0, 0, value, value, value], rtol=1e-6)
+    np.testing.assert_allclose(
+        ingested.rows[1].advantages, [0, 0, -value, -value, -value], rtol=1e-6
+    )
+    assert ingested.rows[0].advantages.dtype == np.float32
 
 
 def test_a_group_with_equal_rewards_is_filtered_by_name_and_still_counts_in_the_rewards(
     run: ObjectStore,
 ) -> None:
     same = group(episode(), episode())
-    intake = take_in(run, shard(same, group(), order=4))
-    assert [(entry.key, entry.reason) for entry in intake.entries] == [
+    ingested = ingest(run, shard(same, group(), order=4))
+    assert [(entry.key, entry.reason) for entry in ingested.entries] == [
         ((4, 0, 0, 0), "zero_advantage"),
         ((4, 0, 1, 0), "zero_advantage"),
     ]
-    assert [row.key for row in intake.rows] == [(4, 1, 0, 0), (4, 1, 1, 0)]
-    assert intake.rewards.tolist() == [1.0, 1.0, 1.0, 0.0]
-    assert (intake.num_groups, intake.num_groups_kept) == (2, 1)
+    assert [row.key for row in ingested.rows] == [(4, 1, 0, 0), (4, 1, 1, 0)]
+    assert ingested.rewards.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert (ingested.num_groups, ingested.num_groups_kept) == (2, 1)
 
 
 def test_the_rest_of_a_group_with_a_failed_episode_is_kept_unless_the_config_says_no(
     run: ObjectStore,
 ) -> None:
     answer = shard(group(episode(error="ValueError: no"), episode(), episode(reward=0.0)))
-    assert [row.key for row in take_in(run, answer).rows] == [(0, 0, 1, 0), (0, 0, 2, 0)]
-    dropped = take_in(run, answer, keep_partial_groups=False)
+    assert [row.key for row in ingest(run, answer).rows] == [(0, 0, 1, 0), (0, 0, 2, 0)]
+    dropped = ingest(run, answer, keep_partial_groups=False)
     assert dropped.rows == ()
     assert [entry.reason for entry in dropped.entries] == ["partial_group", "partial_group"]
 
 
 def test_a_whole_group_is_kept_also_where_partial_ones_are_not(run: ObjectStore) -> None:
-    assert len(take_in(run, shard(), keep_partial_groups=False).rows) == 2
+    assert len(ingest(run, shard(), keep_partial_groups=False).rows) == 2
 
 
 def test_a_row_without_a_trained_token_is_filtered_but_counts_in_its_groups_mean(
     run: ObjectStore,
 ) -> None:
     masked = replace(sequence(reward=0.0), loss_mask=np.zeros(5, dtype=np.bool_))
-    intake = take_in(run, shard(group(episode(masked), episode(sequence(reward=1.0)))))
-    assert [entry.reason for entry in intake.entries] == ["no_trained_token"]
-    assert intake.rows[0].advantages[-1] == pytest.approx(0.5 / (0.7071067811865476 + 1e-5))
+    ingested = ingest(run, shard(group(episode(masked), episode(sequence(reward=1.0)))))
+    assert [entry.reason for entry in ingested.entries] == ["no_trained_token"]
+    assert ingested.rows[0].advantages[-1] == pytest.approx(0.5 / (0.7071067811865476 + 1e-5))
 
 
 def test_every_sequence_of_a_policy_is_in_exactly_one_place(run: ObjectStore) -> None:
     answer = shard(
         group(episode(sequence(), error="x"), episode()), group(), group(episode(), episode())
     )
-    intake = take_in(run, answer)
-    keys = [row.key for row in intake.rows] + [entry.key for entry in intake.entries]
+    ingested = ingest(run, answer)
+    keys = [row.key for row in ingested.rows] + [entry.key for entry in ingested.entries]
     assert sorted(keys) == [
         (0, 0, 0, 0),
         (0, 0, 1, 0),
@@ -95,7 +97,7 @@ def test_every_sequence_of_a_policy_is_in_exactly_one_place(run: ObjectStore) ->
 
 def test_a_restart_finds_the_same_rows_again_bit_for_bit(run: ObjectStore) -> None:
     answer = shard(group(), group(episode(), episode()))
-    kept = take_in(run, answer).rows
+    kept = ingest(run, answer).rows
     found = all_rows(shards.read(run, 0), "solver", CONFIG)
     assert len(found) == 4
     for row in kept:
@@ -104,12 +106,12 @@ def test_a_restart_finds_the_same_rows_again_bit_for_bit(run: ObjectStore) -> No
 
 def test_unreadable_bytes_are_an_answer_that_names_the_key(run: ObjectStore) -> None:
     run.create(layout.shard(5), b"torn")
-    prepared = prepare(run, 5, CONFIG, ["solver"])
-    assert prepared.shard is None
-    assert "shards/00000005.arrow" in prepared.problem
-    assert dict(prepared.policies) == {}
+    ingested = ingest_shard(run, 5, CONFIG, ["solver"])
+    assert (ingested.shard, ingested.episodes, ingested.num_groups) == (None, (), 0)
+    assert "shards/00000005.arrow" in ingested.problem
+    assert dict(ingested.policies) == {}
 
 
 def test_a_shard_that_is_not_there_is_an_error(run: ObjectStore) -> None:
     with pytest.raises(NotFoundError):
-        prepare(run, 9, CONFIG, ["solver"])
+        ingest_shard(run, 9, CONFIG, ["solver"])

@@ -239,10 +239,10 @@ def test_the_deepest_row_that_is_accepted_can_be_stored_in_an_order_and_in_a_sha
     )
     prompt = read_jsonl(write_lines(tmp_path / "a.jsonl", deep))[0]
     order = Order(number=0, prompts=(prompt,), samples_per_prompt=2, seed=0, seen=(), cursor={})
-    orders.commit(memory_store, order)
+    orders.create(memory_store, order)
     assert orders.read(memory_store, 0) == order
     group = Group(prompt, (builders.episode(),))
-    shards.commit(memory_store, builders.shard(group))
+    shards.create(memory_store, builders.shard(group))
     assert shards.read(memory_store, 0).groups[0].prompt == prompt
     with pytest.raises(ConfigError, match="deeper than 32 levels"):
         read_jsonl(write_lines(tmp_path / "a.jsonl", deep.replace('"end"', '["end"]')))

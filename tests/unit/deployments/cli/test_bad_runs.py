@@ -22,6 +22,7 @@ from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from tasks.monitoring.status import status
+from tasks.recipes.run_terms import run_terms
 from tasks.reports.page import render_report
 from tests.ordinary_user import as_ordinary_user
 from tests.small_run import SmallRun
@@ -129,14 +130,12 @@ def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(
     assert said.exit_code == 1
     assert said.stderr.startswith("the run's end cannot be read: stop.json is not JSON")
     assert "; put file:///" in said.stderr
-    assert (
-        "/runs/bad/stop.json back from a copy, or delete it to take the run up again" in said.stderr
-    )
+    assert "/runs/bad/stop.json back from a copy, or delete it to resume the run" in said.stderr
 
 
 def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: ObjectStore) -> None:
     store.put("runs/bad/stop.json", b"{")
-    with pytest.raises(CorruptError, match="or delete it to take the run up again"):
+    with pytest.raises(CorruptError, match="or delete it to resume the run"):
         runs.check_restart(store, "bad", None)
     assert store.get("runs/bad/stop.json") == b"{"
 
@@ -285,7 +284,8 @@ def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(
             if any(key in problem and "is denied" in problem for problem in problems)
         ] == keys
         assert len(problems) == 3
-        verdict = verify(store.sub("runs/bad"))
+        bad = store.sub("runs/bad")
+        verdict = verify(bad, run_terms(bad))
         assert {one.where for one in verdict.violations if "is denied" in one.what} == set(keys[1:])
 
     as_ordinary_user(tmp_path, work)
@@ -335,7 +335,6 @@ def hostile_run(name: str) -> SmallRun:
         region="us-east",
         note=HOSTILE,
         seconds={HOSTILE: 3.0},
-        progress={HOSTILE: 1},
     )
     made.run.put(
         "heartbeats/rollout/rollout-1.json", json.dumps({"format": 1, "kind": HOSTILE}).encode()

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from deployments.cli import live_view, tables
 from deployments.cli.live_view import View
-from tasks.monitoring.closing_steps import ClosingStep
+from storage.records.control import ClosingStep
 from tasks.monitoring.status import (
     Closing,
     EvalStatus,

@@ -12,11 +12,10 @@ from deployments.paths import Home
 from deployments.registration.flow_runs import FlowRun
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
-from storage.records.control import Stop
+from storage.records.control import ClosingStep, ServiceState, Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
 from tasks.monitoring import closing_steps
-from tasks.monitoring.closing_steps import ClosingStep
 from tasks.recipes import loader
 
 NOWHERE = "http://127.0.0.1:1/api"
@@ -234,7 +233,7 @@ def test_a_supervisor_that_still_works_after_the_end_is_waited_for_and_its_steps
         return records(ClosingStep.LEAVING, "evaluation")()
 
     def end() -> FlowRun:
-        pulse.update(state="done")
+        pulse.update(state=ServiceState.DONE)
         pulse._write()
         return COMPLETED
 

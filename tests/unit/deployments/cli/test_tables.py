@@ -4,12 +4,13 @@ import pytest
 from rich.console import Console
 
 from deployments.cli import tables
-from storage.verify.ledger import PolicyBooks
-from storage.verify.verify import Verdict, Violation
+from storage.verify.ledger import LedgerCounts
+from storage.verify.verify import Verdict
+from storage.verify.violations import Invariant, Violation
 from tasks.monitoring.status import RunSummary
 from tests.unit.deployments.cli.test_live_view import _status
 
-BOOKS = PolicyBooks(batches=3, trained=384, replayed=1, filtered=20, expired=5, waiting=7)
+BOOKS = LedgerCounts(batches=3, trained=384, replayed=1, filtered=20, expired=5, waiting=7)
 
 
 def _verdict(*violations: Violation) -> Verdict:
@@ -24,7 +25,7 @@ def _verdict(*violations: Violation) -> Verdict:
 
 
 def test_the_json_of_a_verdict_has_the_documented_fields() -> None:
-    broken = Violation(3, "weights/solver/00000002", "a digest differs")
+    broken = Violation(Invariant.LINEAGE, "weights/solver/00000002", "a digest differs")
     assert tables.verdict_json(_verdict(broken)) == {
         "ok": False,
         "violations": [
@@ -52,7 +53,9 @@ def test_a_clean_verdict_is_one_line() -> None:
         "clean: 12 orders, 11 shards, 1,416 sequences; solver 384 trained, 20 filtered, 5 expired, "
         "7 waiting"
     )
-    assert tables.verdict_line(_verdict(Violation(1, "a", "b"))).startswith("1 violations: ")
+    assert tables.verdict_line(_verdict(Violation(Invariant.CONTIGUOUS, "a", "b"))).startswith(
+        "1 violations: "
+    )
 
 
 def test_the_summary_compares_first_and_last_evaluation_of_each_workflow() -> None:
@@ -65,7 +68,7 @@ def test_the_summary_compares_first_and_last_evaluation_of_each_workflow() -> No
 
 def test_a_long_list_of_violations_is_cut_and_says_so() -> None:
     many = [
-        Violation(1, f"orders/{number}", "missing")
+        Violation(Invariant.CONTIGUOUS, f"orders/{number}", "missing")
         for number in range(tables.VIOLATIONS_SHOWN_MAX + 3)
     ]
     table = tables.violations_table(_verdict(*many))

@@ -14,15 +14,13 @@ from deployments.paths import Home
 from deployments.stack import cpu_features, processes, state, up_down
 from deployments.stack.processes import MARK
 from deployments.stack.state import SERVER, Stack
-from storage import layout
 from storage.coordination import heartbeats
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
-from storage.formats.json_objects import encode
-from storage.records.control import Heartbeat
 from storage.run import runs
 from storage.store.object_store import open_store
 from tasks.recipes import loader
+from tests import builders
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
 
@@ -92,18 +90,16 @@ def _silent_run(home: Home, run_id: str, pid: int, state: str = "working") -> No
         loader.load("multi_policy_tiny").model_dump(mode="json"),
     )
     ago_s = time.time() - 60.0
-    beat = Heartbeat(
-        kind="supervisor",
-        id="supervisor",
-        attempt=0,
-        beats=9,
+    beat = builders.heartbeat(
+        "supervisor",
+        "supervisor",
         beat_s=ago_s - 60.0,
         started_s=ago_s,
         pid=pid,
         host=socket.gethostname(),
         state=state,
     )
-    run.put(layout.heartbeat("supervisor", "supervisor"), encode(beat))
+    builders.put_heartbeat(run, beat)
 
 
 def test_a_run_whose_supervisor_is_too_slow_to_beat_is_named_and_one_that_is_gone_is_not(

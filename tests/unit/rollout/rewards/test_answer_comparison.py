@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from benchmarks.math_pairs import EQUAL, UNEQUAL
+from benchmarks.math_judge.pairs import EQUAL, UNEQUAL
 from rollout.rewards.math_answers import (
     box,
     comparison,

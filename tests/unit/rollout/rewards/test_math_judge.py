@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from benchmarks.math_pairs import EQUAL, UNEQUAL
+from benchmarks.math_judge.pairs import EQUAL, UNEQUAL
 from rollout.rewards import math_judge
 from rollout.rewards.math_judge import REFERENCES_MAX, algebraically_equal, judge
 

@@ -8,6 +8,7 @@ from rollout.service.order_leasing import OrderLeasing
 from storage.coordination import heartbeats, leases
 from storage.errors import ConflictError
 from storage.records.control import Lease
+from storage.records.progress import DataflowProgress
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders, shards
 from storage.store.backend import Backend
@@ -29,7 +30,7 @@ class Clock:
 def write_orders(run: ObjectStore, count: int) -> None:
     for number in range(count):
         prompt = Prompt(f"p/{number}", {"question": "1+1=?", "answer": "2"})
-        orders.commit(
+        orders.create(
             run,
             Order(
                 number=number,
@@ -53,7 +54,7 @@ def numbers(*claims: OrderLeasing) -> list[int | None]:
 
 def test_the_lowest_open_orders_come_first_and_each_once(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 3)
-    shards.commit(memory_store, builders.shard(order=0))
+    shards.create(memory_store, builders.shard(order=0))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims, claims) == [1, 2, None]
 
@@ -106,7 +107,7 @@ def test_an_order_answered_by_another_is_not_looked_for_again(memory_store: Obje
     clock = Clock()
     a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
     assert numbers(a, b, b) == [0, 1, None]
-    shards.commit(memory_store, builders.shard(order=0))
+    shards.create(memory_store, builders.shard(order=0))
     clock.now_s += TTL_S + 2
     assert numbers(b) == [None]
     assert leases.read_newest(memory_store, 0).attempt == 0  # type: ignore[union-attr]  # it exists: worker a made it
@@ -172,11 +173,11 @@ def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(
 def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 6)
     for number in range(4):
-        shards.commit(memory_store, builders.shard(order=number))
+        shards.create(memory_store, builders.shard(order=number))
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
     ) as pulse:
-        pulse.update(progress={"closed_below": 4})
+        pulse.update(progress=DataflowProgress(closed_below=4))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [4, 5]
     assert claims._floor == 4
@@ -184,11 +185,11 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
 
 def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 4)
-    shards.commit(memory_store, builders.shard(order=2))
+    shards.create(memory_store, builders.shard(order=2))
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
     ) as pulse:
-        pulse.update(progress={"closed_below": 3})
+        pulse.update(progress=DataflowProgress(closed_below=3))
     claims = claims_of(memory_store, Clock())
     found = [number for number in numbers(*[claims] * 10) if number is not None]
     assert found == [3, 1, 0]
@@ -199,6 +200,6 @@ def test_a_hint_beyond_every_order_is_no_hint(memory_store: ObjectStore) -> None
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
     ) as pulse:
-        pulse.update(progress={"closed_below": 2**53})
+        pulse.update(progress=DataflowProgress(closed_below=2**53))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [0, 1]

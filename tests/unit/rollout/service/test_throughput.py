@@ -1,4 +1,5 @@
 from rollout.service.throughput import Throughput
+from storage.records.progress import RolloutProgress
 from tests import builders
 
 
@@ -9,7 +10,9 @@ def test_episodes_failures_tokens_and_orders_are_counted() -> None:
     )
     tally.episode(builders.episode(error="ValueError: no"))
     tally.order_done()
-    assert tally.progress() == {"orders_done": 1, "episodes": 2, "episodes_failed": 1, "tokens": 4}
+    assert tally.progress() == RolloutProgress(
+        orders_done=1, episodes=2, episodes_failed=1, tokens=4
+    )
 
 
 def test_the_rate_is_that_of_the_last_ten_seconds() -> None:

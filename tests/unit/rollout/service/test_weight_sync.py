@@ -4,6 +4,7 @@ from rollout.config import EngineConfig
 from rollout.service.weight_sync import WeightSync
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.formats.safetensors import weights_digest
+from storage.records.control import WaitReason
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
 from tests.builders import tensors
@@ -62,7 +63,8 @@ async def test_damaged_weights_are_never_served_and_are_told(
     assert not await refresher.refresh()
     assert engine.version == 1
     assert pulse.last.note.startswith("solver stays at version 1: ")
-    assert pulse.last.progress["refresh_failures_solver"] == 2
+    assert (refresher.failures, refresher.wait_reason) == (2, WaitReason.DAMAGED_OBJECT)
     publisher.publish(memory_store, "solver", 3, tensors(3))
     assert await refresher.refresh()
     assert engine.version == 3
+    assert refresher.wait_reason is WaitReason.NONE

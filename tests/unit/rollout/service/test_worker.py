@@ -16,14 +16,16 @@ from storage.coordination.lifetime import Lifetime
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import encode
 from storage.records.control import Lease, Stop
-from storage.records.rollouts import NOBODY, Episode, Prompt
+from storage.records.progress import RolloutProgress
+from storage.records.rollouts import NOT_SAMPLED, Episode, Prompt
 from storage.run import orders, runs, shards
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
-from storage.weights import manifests, publisher, replication
+from storage.weights import manifests, publisher, replication, traffic
 from tests import builders
 from tests.builders import mirror_next
 from tests.fakes import cast_of, publish_base
+from tests.lifetimes import progress_of
 from tests.patience import PATIENCE_S, until
 from tests.workers import RunningWorker, answered, config, write_orders
 
@@ -53,7 +55,7 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
     write_orders(memory_store, 3)
     with RunningWorker(memory_store, config("actor_and_verify")) as worker:
         until(answered(memory_store, 3))
-        until(lambda: worker.beat.progress.get("orders_done") == 3)
+        until(lambda: progress_of(worker.beat, RolloutProgress).orders_done == 3)
         runs.request_stop(memory_store, OVER)
         beat = worker.join()
     digest = manifests.read_manifest(memory_store, "solver", 0).digest
@@ -75,20 +77,21 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
         assert shard.weights == {"solver": {0: digest}, "verifier": {0: digest}}
         assert shard.started_s <= shard.finished_s
     sampled = sum(
-        int((sequence.owners != NOBODY).sum())
+        int((sequence.owners != NOT_SAMPLED).sum())
         for number in range(3)
         for group in shards.read(memory_store, number).groups
         for episode in group.episodes
         for sequence in episode.sequences
     )
-    assert beat.progress == {
-        **{"orders_done": 3, "episodes": 12, "episodes_failed": 0, "tokens": sampled},
-        **{
-            f"weights_bytes_home_{policy}": version_bytes(memory_store, policy)
-            for policy in ("solver", "verifier")
-        },
-        "shard_bytes": sum(len(memory_store.get(layout.shard(number))) for number in range(3)),
-    }
+    policies = ("solver", "verifier")
+    assert beat.progress == RolloutProgress(
+        orders_done=3,
+        episodes=12,
+        tokens=sampled,
+        shard_bytes=sum(len(memory_store.get(layout.shard(number))) for number in range(3)),
+        weights_bytes_home={policy: version_bytes(memory_store, policy) for policy in policies},
+        refresh_failures=dict.fromkeys(policies, 0),
+    )
     assert beat.versions == {"solver": 0, "verifier": 0}
     assert {"wait", "generate", "store"} <= set(beat.seconds)
 
@@ -101,12 +104,12 @@ def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: Obje
     with RunningWorker(run, config(regions={"us-east": RegionConfig(mirror=url)})) as worker:
         until(answered(run, 1))
         worker.stop()
-        progress = worker.join().progress
+        progress = progress_of(worker.join(), RolloutProgress)
     manifest_bytes = len(run.get(layout.manifest(layout.weights("solver", 0))))
     assert copied is not None
-    assert progress["weights_bytes_mirror_solver"] == copied.num_bytes - manifest_bytes
-    assert progress["weights_bytes_home_solver"] == 2 * manifest_bytes
-    assert progress["shard_bytes"] == len(run.get(layout.shard(0)))
+    assert progress.weights_bytes_mirror["solver"] == copied.num_bytes - manifest_bytes
+    assert progress.weights_bytes_home["solver"] == 2 * manifest_bytes
+    assert progress.shard_bytes == len(run.get(layout.shard(0)))
 
 
 def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> None:
@@ -120,8 +123,8 @@ def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> No
         until(answered(local_store, 20))
         runs.request_stop(local_store, OVER)
         beats = [a.join(), b.join()]
-    assert sum(beat.progress["orders_done"] for beat in beats) == 20
-    assert all(beat.progress["orders_done"] > 0 for beat in beats)
+    assert sum(progress_of(beat, RolloutProgress).orders_done for beat in beats) == 20
+    assert all(progress_of(beat, RolloutProgress).orders_done > 0 for beat in beats)
     assert [held(local_store, number).attempt for number in range(20)] == [0] * 20
     assert {shards.read(local_store, number).worker for number in range(20)} == {"a", "b"}
 
@@ -148,10 +151,10 @@ def test_a_late_twin_is_discarded(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
-        assert shards.commit(memory_store, builders.shard(order=0))
+        assert shards.create(memory_store, builders.shard(order=0))
         until(lambda: "answered by another worker" in worker.beat.note)
         worker.stop()
-        assert worker.join().progress["orders_done"] == 0
+        assert progress_of(worker.join(), RolloutProgress).orders_done == 0
     assert shards.read(memory_store, 0).groups[0].prompt.id == "chained_addition/train/17"
 
 
@@ -165,7 +168,7 @@ def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> N
         )
         memory_store.create(layout.lease(0, 1), encode(rival))
         until(lambda: "order 0 is another worker's now" in worker.beat.note)
-        until(lambda: worker.beat.rates["running"] == 0)
+        until(lambda: progress_of(worker.beat, RolloutProgress).running == 0)
         worker.stop()
         worker.join()
     assert held(memory_store, 0) == rival
@@ -208,7 +211,8 @@ async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_tim
     )
     lifetime = Lifetime(memory_store, pulse, threading.Event())
     settings = config(lease_ttl_s=36.0)
-    worker = Worker(memory_store, lifetime, settings, cast_of(_NeverPlays()), [], "us-east", dict)
+    run, at_home = traffic.counted(memory_store)
+    worker = Worker(run, lifetime, settings, cast_of(_NeverPlays()), [], "us-east", at_home, None)
     played = asyncio.get_running_loop().create_future()
     for _ in range(2):
         claim = worker._claims.next()
@@ -237,7 +241,7 @@ def test_workers_leave_when_the_dataflow_needs_no_further_shard(memory_store: Ob
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(drain_s=1000.0)) as worker:
         until(lambda: memory_store.exists(layout.lease(0, 0)))
-        orders.end(memory_store, 1)
+        orders.create_end(memory_store, 1)
         assert worker.join().state == "draining"
     assert held(memory_store, 0).released
     assert not shards.exists(memory_store, 0)
@@ -324,7 +328,10 @@ def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectS
         until(answered(memory_store, 1))
         worker.stop()
         beat = worker.join()
-    assert (beat.progress["episodes"], beat.progress["episodes_failed"]) == (4, 4)
+    assert (
+        progress_of(beat, RolloutProgress).episodes,
+        progress_of(beat, RolloutProgress).episodes_failed,
+    ) == (4, 4)
     assert (
         shards.read(memory_store, 0).groups[0].episodes[0].error
         == "ValueError: the script has no answer"
@@ -345,7 +352,7 @@ def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: Objec
     }
     assert shard.weights == {"solver": digests}
     versions = shard.groups[0].episodes[0].sequences[0].versions
-    assert versions[versions != NOBODY].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
+    assert versions[versions != NOT_SAMPLED].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
 
 
 def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore) -> None:
@@ -400,7 +407,7 @@ def test_no_worker_is_needed_once_the_run_ended_or_the_last_shard_was_made(
     memory_store: ObjectStore,
 ) -> None:
     assert end_reason(memory_store) == ""
-    orders.end(memory_store, 4)
+    orders.create_end(memory_store, 4)
     assert end_reason(memory_store) == "the dataflow needs no further shard"
     runs.request_stop(memory_store, OVER)
     assert end_reason(memory_store) == "the run is completed: all steps done"

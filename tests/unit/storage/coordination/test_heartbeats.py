@@ -1,31 +1,48 @@
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from storage import layout
 from storage.coordination.heartbeats import HeartbeatWriter, look, parse, read_all
 from storage.errors import ConfigError, CorruptError, TransientError
-from storage.formats.json_objects import encode
-from storage.records.control import Heartbeat
+from storage.records.control import Heartbeat, ServiceState, WaitReason
+from storage.records.progress import (
+    PROGRESS_OF,
+    BaseModelProgress,
+    DataflowProgress,
+    EvaluationProgress,
+    MirrorProgress,
+    Progress,
+    RolloutProgress,
+    SupervisorProgress,
+    TrainerProgress,
+)
 from storage.store.backend import Keys
 from storage.store.object_store import ObjectStore
+from tests import builders
 from tests.patience import PATIENCE_S, until
 
 IDLE_S = 3600.0
+KEY = layout.heartbeat("trainer", "t")
 
 
 def only(store: ObjectStore) -> Heartbeat:
+    """The heartbeat of the store's only member."""
     (beat,) = read_all(store)
     return beat
 
 
-def test_a_member_beats_when_it_enters_and_when_it_leaves(memory_store: ObjectStore) -> None:
+def test_a_heartbeat_is_written_at_the_start_and_at_the_end(memory_store: ObjectStore) -> None:
     with HeartbeatWriter(memory_store, "trainer", "trainer-solver", 3, IDLE_S, region="us-east"):
         pass
     beat = only(memory_store)
@@ -42,25 +59,63 @@ def test_a_member_beats_when_it_enters_and_when_it_leaves(memory_store: ObjectSt
     assert memory_store.list() == ["heartbeats/trainer/trainer-solver.json"]
 
 
-def test_beats_go_on_by_themselves(memory_store: ObjectStore) -> None:
-    with HeartbeatWriter(memory_store, "dataflow", "dataflow", 0, interval_s=0.01) as pulse:
-        until(lambda: pulse.last.beats >= 5)
+def test_heartbeats_are_written_at_the_interval(memory_store: ObjectStore) -> None:
+    with HeartbeatWriter(memory_store, "dataflow", "dataflow", 0, interval_s=0.01) as heartbeat:
+        until(lambda: heartbeat.last.beats >= 5)
 
 
-def test_updates_merge(memory_store: ObjectStore) -> None:
-    with HeartbeatWriter(memory_store, "rollout", "rollout-us-east-0", 0, IDLE_S) as pulse:
-        pulse.update(
-            state="working", note="order 3", progress={"orders_done": 3}, versions={"solver": 1}
+def test_an_update_changes_the_given_fields_and_merges_versions(memory_store: ObjectStore) -> None:
+    with HeartbeatWriter(memory_store, "rollout", "rollout-us-east-0", 0, IDLE_S) as heartbeat:
+        heartbeat.update(
+            state=ServiceState.WORKING,
+            note="order 3",
+            progress=RolloutProgress(orders_done=2),
+            versions={"solver": 1},
         )
-        pulse.update(
-            progress={"tokens": 10.0}, rates={"tokens_per_s": 5.0}, versions={"verifier": 2}
-        )
-        beat = pulse.last
-    assert (beat.state, beat.note) == ("working", "order 3")
-    assert beat.progress == {"orders_done": 3, "tokens": 10.0}
-    assert beat.rates == {"tokens_per_s": 5.0}
+        progress = RolloutProgress(orders_done=3, tokens_per_s=5.0, refresh_s={"solver": 0.5})
+        heartbeat.update(progress=progress, versions={"verifier": 2})
+        beat = heartbeat.last
+    assert (beat.state, beat.note) == (ServiceState.WORKING, "order 3")
     assert beat.versions == {"solver": 1, "verifier": 2}
-    assert only(memory_store).progress == {"orders_done": 3, "tokens": 10.0}
+    assert only(memory_store).progress == progress
+
+
+def test_a_new_state_clears_the_wait_reason(memory_store: ObjectStore) -> None:
+    heartbeat = HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S)
+    heartbeat.update(state=ServiceState.WAITING, wait_reason=WaitReason.BATCH)
+    heartbeat.update(note="no batch yet")
+    assert heartbeat.last.wait_reason is WaitReason.BATCH
+    heartbeat.update(wait_reason=WaitReason.STORE)
+    assert (heartbeat.last.state, heartbeat.last.wait_reason) == ("waiting", "store")
+    heartbeat.update(state=ServiceState.WORKING)
+    assert heartbeat.last.wait_reason is WaitReason.NONE
+
+
+def test_a_service_cannot_write_the_progress_of_another_kind(memory_store: ObjectStore) -> None:
+    heartbeat = HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S)
+    with pytest.raises(TypeError, match="trainer has no RolloutProgress"):
+        heartbeat.update(progress=RolloutProgress())
+
+
+@pytest.mark.parametrize(
+    "progress",
+    [
+        SupervisorProgress(members=9, members_done=2, closing_share=0.25),
+        BaseModelProgress(base_model=0.75),
+        BaseModelProgress(),
+        DataflowProgress(closed_below=3, orders=5, batches={"solver": 2}, expired={"solver": 1}),
+        RolloutProgress(orders_done=7, tokens_per_s=512.0, refresh_s={"solver": 1.25}),
+        TrainerProgress(step=4, tokens_trained=99, wait_fraction=0.5),
+        EvaluationProgress(episodes=8),
+        MirrorProgress(mirrored_bytes={"solver": 2**53}),
+    ],
+)
+def test_every_progress_record_is_read_as_it_was_written(
+    memory_store: ObjectStore, progress: Progress
+) -> None:
+    (kind,) = (kind for kind, record in PROGRESS_OF.items() if record is type(progress))
+    builders.put_heartbeat(memory_store, builders.heartbeat(kind, "member", progress=progress))
+    assert only(memory_store) == builders.heartbeat(kind, "member", progress=progress)
 
 
 def test_spans_add_up_also_when_they_raise(
@@ -73,12 +128,12 @@ def test_spans_add_up_also_when_they_raise(
         now_s[0] += seconds
         raise KeyError
 
-    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
-        with pulse.span("wait"):
+    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as heartbeat:
+        with heartbeat.span("wait"):
             now_s[0] += 1.5
-        with pytest.raises(KeyError), pulse.span("wait"):
+        with pytest.raises(KeyError), heartbeat.span("wait"):
             fail_after(0.25)
-        with pulse.span("step"):
+        with heartbeat.span("step"):
             now_s[0] += 4.0
     beat = only(memory_store)
     assert (beat.seconds["wait"], beat.seconds["step"]) == (1.75, 4.0)
@@ -88,12 +143,12 @@ def test_spans_of_many_threads_lose_nothing(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "perf_counter", iter(range(1_000_000)).__next__)
-    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
+    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as heartbeat:
 
         def work() -> None:
             for number in range(100):
-                pulse.update(progress={threading.current_thread().name: number})
-                with pulse.span("wait"):
+                heartbeat.update(versions={threading.current_thread().name: number})
+                with heartbeat.span("wait"):
                     pass
 
         threads = [threading.Thread(target=work, name=f"thread-{number}") for number in range(8)]
@@ -101,9 +156,9 @@ def test_spans_of_many_threads_lose_nothing(
             thread.start()
         for thread in threads:
             thread.join()
-        assert pulse.last.progress == {f"thread-{number}": 99 for number in range(8)}
+        assert heartbeat.last.versions == {f"thread-{number}": 99 for number in range(8)}
         assert (
-            pulse.last.seconds["wait"] >= 800
+            heartbeat.last.seconds["wait"] >= 800
         )  # every span took at least one tick of the counting clock
 
 
@@ -120,7 +175,7 @@ class Failing:
     """A backend whose writes fail in turn."""
 
     def __init__(self) -> None:
-        self.errors: list[Exception] = [ConfigError("disk full"), *[TransientError("away")] * 20]
+        self.errors: list[Exception] = [TransientError("away"), *[ConfigError("disk full")] * 20]
 
     def write(self, key: str, body: bytes) -> None:
         raise self.errors.pop(0) if self.errors else ConfigError("still full")
@@ -132,28 +187,42 @@ class Failing:
 def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store = ObjectStore(url="failing", backend=Failing(), patience_s=0.01)  # type: ignore[arg-type]  # the pulse only writes
+    store = ObjectStore(url="failing", backend=Failing(), patience_s=0.01)  # type: ignore[arg-type]  # the heartbeat only writes
     caplog.set_level(logging.WARNING, logger="storage.coordination.heartbeats")
-    with HeartbeatWriter(store, "trainer", "t", 0, interval_s=0.01) as pulse:
-        until(lambda: pulse.last.beats >= 6)
+    with HeartbeatWriter(store, "trainer", "t", 0, interval_s=0.01) as heartbeat:
+        until(lambda: heartbeat.last.beats >= 6)
     assert [
         record.getMessage()
         for record in caplog.records
         if record.name == "storage.coordination.heartbeats"
     ] == [
-        "t goes on without heartbeats: disk full",
         "t goes on without heartbeats: away",
+        "t goes on without heartbeats: disk full",
     ]
 
 
-def test_numpy_numbers_are_written_and_nan_is_left_out(memory_store: ObjectStore) -> None:
-    import numpy as np
+def test_a_first_heartbeat_that_cannot_be_written_ends_the_service_with_the_reason(
+    local_store: ObjectStore, tmp_path: Path
+) -> None:
+    local_store.put(f"{KEY}/x", b"a file in a folder in the place of the heartbeat")
+    with (
+        pytest.raises(ConfigError) as refused,
+        HeartbeatWriter(local_store, "trainer", "t", 0, IDLE_S),
+    ):
+        raise AssertionError("the service began")
+    assert re.fullmatch(
+        rf"cannot write the heartbeat {KEY}: /.*/{KEY} cannot be an object \(.*\); "
+        "a file stands where a folder belongs, or the reverse",
+        str(refused.value),
+    )
 
-    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
-        pulse.update(rates={"loss": float("nan"), "tokens_per_s": np.float32(2.5)})  # type: ignore[dict-item]  # services do pass such
-    assert json.loads(memory_store.get("heartbeats/trainer/t.json"))["rates"] == {
-        "tokens_per_s": 2.5
-    }
+
+def test_numpy_numbers_are_written_and_nan_is_left_out(memory_store: ObjectStore) -> None:
+    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as heartbeat:
+        rates = {"tokens_per_s": np.float32(2.5), "wait_fraction": float("nan")}
+        heartbeat.update(progress=TrainerProgress(step=3, **rates))  # type: ignore[arg-type]  # services do pass such
+    stored = json.loads(memory_store.get("heartbeats/trainer/t.json"))["progress"]
+    assert stored == {"step": 3, "tokens_trained": 0, "tokens_per_s": 2.5, "wait_fraction": 0.0}
 
 
 def test_an_unreadable_beat_hides_no_other(memory_store: ObjectStore) -> None:
@@ -165,28 +234,13 @@ def test_an_unreadable_beat_hides_no_other(memory_store: ObjectStore) -> None:
     assert read_all(replace(memory_store, prefix="elsewhere/")) == []
 
 
-KEY = layout.heartbeat("trainer", "t")
-
-
 def stands(store: ObjectStore, attempt: int) -> bytes:
-    body = encode(
-        Heartbeat(
-            kind="trainer",
-            id="t",
-            attempt=attempt,
-            beats=9,
-            beat_s=1.0,
-            started_s=1.0,
-            pid=1,
-            host="there",
-            state="working",
-        )
-    )
-    store.put(KEY, body)
-    return body
+    """Put the heartbeat of another attempt into the trainer's place."""
+    builders.put_heartbeat(store, builders.heartbeat("trainer", "t", attempt=attempt))
+    return store.get(KEY)
 
 
-def test_a_heart_stops_for_good_when_a_newer_attempt_beats_and_says_why(
+def test_a_writer_stops_for_good_when_a_newer_attempt_is_alive_and_logs_why(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = threading.Event()
@@ -208,7 +262,7 @@ def test_a_heart_stops_for_good_when_a_newer_attempt_beats_and_says_why(
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
-def test_what_an_older_attempt_or_a_former_life_left_stops_nobody(
+def test_the_heartbeat_of_an_older_or_the_same_attempt_is_overwritten(
     memory_store: ObjectStore, attempt: int
 ) -> None:
     stands(memory_store, attempt)
@@ -219,7 +273,7 @@ def test_what_an_older_attempt_or_a_former_life_left_stops_nobody(
     assert (only(memory_store).attempt, only(memory_store).state) == (1, "done")
 
 
-def test_a_beat_that_cannot_be_read_stops_nobody(memory_store: ObjectStore) -> None:
+def test_a_stored_heartbeat_that_cannot_be_read_stops_no_service(memory_store: ObjectStore) -> None:
     class Unreadable:
         """Writes well, and reads nothing."""
 
@@ -233,7 +287,7 @@ def test_a_beat_that_cannot_be_read_stops_nobody(memory_store: ObjectStore) -> N
 
     told = threading.Event()
     unreadable = Unreadable()
-    store = ObjectStore(url="unreadable", backend=unreadable, patience_s=0.01)  # type: ignore[arg-type]  # the pulse reads and writes
+    store = ObjectStore(url="unreadable", backend=unreadable, patience_s=0.01)  # type: ignore[arg-type]  # the heartbeat reads and writes
     for unreadable.error in (TransientError("away"), ConfigError("forbidden")):
         with HeartbeatWriter(
             replace(store, prefix=memory_store.prefix), "trainer", "t", 1, IDLE_S, leave=told.set
@@ -247,7 +301,9 @@ def test_a_beat_that_cannot_be_read_stops_nobody(memory_store: ObjectStore) -> N
     assert not told.is_set()
 
 
-def test_a_pulse_that_nobody_fences_beats_over_a_higher_attempt(memory_store: ObjectStore) -> None:
+def test_without_fencing_the_heartbeat_of_a_higher_attempt_is_overwritten(
+    memory_store: ObjectStore,
+) -> None:
     stands(memory_store, 7)
     with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S):
         pass
@@ -256,8 +312,9 @@ def test_a_pulse_that_nobody_fences_beats_over_a_higher_attempt(memory_store: Ob
 
 BEAT = {
     "format": 1, "write_id": "0" * 32, "kind": "rollout", "id": "rollout-us-east-0", "attempt": 0, "beats": 2, "beat_s": 5.0,
-    "started_s": 1.0, "pid": 7, "host": "vm", "state": "working", "region": "us-east", "progress": {"orders_done": 7},
-    "rates": {"tokens_per_s": 512.0}, "seconds": {"wait": 0.25}, "versions": {"solver": 4}, "note": "",
+    "started_s": 1.0, "pid": 7, "host": "vm", "state": "waiting", "wait_reason": "orders", "region": "us-east",
+    "progress": {"orders_done": 7, "tokens_per_s": 512.0}, "by_policy": {"refresh_s": {"solver": 1.5}}, "seconds": {"wait": 0.25},
+    "versions": {"solver": 4}, "note": "",
 }  # fmt: skip
 WORKER_KEY = "heartbeats/rollout/rollout-us-east-0.json"
 ABSURD = (
@@ -275,16 +332,16 @@ ABSURD = (
 NUMBERS = (
     *("attempt", "beats", "beat_s", "started_s", "pid"),
     *("progress.orders_done", "rates.tokens_per_s", "seconds.wait", "versions.solver"),
+    *("by_policy.refresh_s", "by_policy.refresh_s.solver"),
 )
 
 
 def body(name: str = "", value: str = "") -> bytes:
-    """A worker's beat in which one field, `inner` ones after a dot, has the JSON `value`."""
-    outer, _, inner = name.partition(".")
-    text = json.dumps(
-        {**BEAT, **({outer: {inner: "PLACE"} if inner else "PLACE"} if outer else {})}
-    )
-    return text.replace('"PLACE"', value).encode()
+    """A worker's heartbeat in which one field, `inner` ones after dots, has the JSON `value`."""
+    fields: Any = "PLACE"
+    for part in reversed(name.split(".") if name else ()):
+        fields = {part: fields}
+    return json.dumps({**BEAT, **(fields if name else {})}).replace('"PLACE"', value).encode()
 
 
 @pytest.mark.parametrize("value", ABSURD)
@@ -304,6 +361,7 @@ def test_the_largest_numbers_that_a_beat_may_hold_are_read(memory_store: ObjectS
     for name, most in (
         *((name, 2**63 - 1) for name in ("attempt", "beats", "pid", "versions.solver")),
         *((name, 2**53) for name in ("progress.orders_done", "rates.tokens_per_s", "seconds.wait")),
+        ("by_policy.refresh_s.solver", 2**53),
     ):
         assert parse(body(name, str(most)), WORKER_KEY).kind == "rollout"
         with pytest.raises(CorruptError, match=rf"{name.partition('.')[0]}.*less than"):
@@ -331,21 +389,77 @@ def test_a_long_text_of_a_beat_is_cut() -> None:
     assert parse(body("note", json.dumps("x" * 5_000)), WORKER_KEY).note == "x" * 2_000
 
 
+def test_a_heartbeat_of_an_earlier_release_is_read() -> None:
+    """It has gauges apart, numbers by policy under names with the policy, and no wait reason."""
+    changes = {
+        "state": "working",
+        "progress": {"orders_done": 7.0, "weights_bytes_home_my_solver": 12, "x_solver": 3},
+        "rates": {"tokens_per_s": 512.0, "running": 2.0, "refresh_s_solver": 1.5},
+    }
+    old = {**BEAT, **changes}
+    del old["by_policy"], old["wait_reason"]
+    beat = parse(json.dumps(old).encode(), WORKER_KEY)
+    assert (beat.state, beat.wait_reason) == (ServiceState.WORKING, WaitReason.NONE)
+    assert beat.progress == RolloutProgress(
+        orders_done=7,
+        tokens_per_s=512.0,
+        running=2,
+        weights_bytes_home={"my_solver": 12},
+        refresh_s={"solver": 1.5},
+    )
+    progress = {"batches/solver": 4, "filtered/solver": 2, "closed_below": 3}
+    dataflow = {**old, "kind": "dataflow", "id": "dataflow", "progress": progress, "rates": {}}
+    read = parse(json.dumps(dataflow).encode(), "heartbeats/dataflow/dataflow.json").progress
+    assert read == DataflowProgress(closed_below=3, batches={"solver": 4}, filtered={"solver": 2})
+
+
+def test_what_a_newer_release_adds_is_shown_or_ignored() -> None:
+    changes = {
+        "state": "hibernating",
+        "wait_reason": "moonlight",
+        "progress": {"orders_done": 7, "dreams": 3},
+        "by_policy": {"dreams": {"solver": 2}},
+        "mood": ["good"],
+    }
+    beat = parse(json.dumps({**BEAT, **changes}).encode(), WORKER_KEY)
+    assert (beat.state, beat.wait_reason, beat.has_ended) == ("hibernating", "moonlight", False)
+    assert beat.progress == RolloutProgress(orders_done=7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"progress": {"orders_done": 7.5}},
+        {"by_policy": {"orders_done": {"solver": 1}}},
+        {"by_policy": {"refresh_failures": {"../x": 1}}},
+        {"rates": {"refresh_failures_../x": 1}, "by_policy": {}},
+        {"progress": {"refresh_s": 1.0}, "by_policy": {"refresh_s": {"solver": -1}}},
+    ],
+)
+def test_progress_of_another_form_is_unreadable(changes: dict[str, Any]) -> None:
+    with pytest.raises(CorruptError, match=WORKER_KEY):
+        parse(json.dumps({**BEAT, **changes}).encode(), WORKER_KEY)
+
+
 def test_a_service_writes_no_number_or_text_that_a_reader_would_refuse(
     memory_store: ObjectStore,
 ) -> None:
-    with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as pulse:
-        pulse.update(
-            progress={"step": 3, "loss": float("nan")},
-            rates={"a": float("inf"), "b": -1.0, "c": 10**400, "d": 2.0},
+    with HeartbeatWriter(memory_store, "rollout", "r", 0, IDLE_S) as heartbeat:
+        numbers = {"a": float("inf"), "b": -1.0, "c": 10**400, "d": 2.0}
+        heartbeat.update(
+            progress=RolloutProgress(
+                orders_done=-1, tokens=2**53 + 1, episodes=3, refresh_s=numbers
+            )
         )
-        pulse.update(note="\ud800" + "x" * 5_000)
+        heartbeat.update(note="\ud800" + "x" * 5_000)
     beat = only(memory_store)
-    assert (beat.progress, beat.rates) == ({"step": 3.0}, {"d": 2.0})
+    assert beat.progress == RolloutProgress(episodes=3, refresh_s={"d": 2.0})
     assert beat.note == "?" + "x" * 1_999
 
 
-def test_a_rival_attempt_whose_beat_is_absurd_supersedes_nobody(memory_store: ObjectStore) -> None:
+def test_an_absurd_heartbeat_of_a_rival_attempt_supersedes_no_service(
+    memory_store: ObjectStore,
+) -> None:
     left: list[str] = []
     memory_store.put(WORKER_KEY, body("attempt", "1" + "0" * 400))
     with HeartbeatWriter(

@@ -1,10 +1,13 @@
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from storage.coordination import leases
-from storage.coordination.leases import LeaseWatch
-from storage.errors import ConflictError, CorruptError
+from storage.coordination.leases import ATTEMPTS_MAX, UNREADABLE_MAX, LeaseWatch
+from storage.errors import ConflictError, CorruptError, NotFoundError
+from storage.formats.json_objects import encode
 from storage.records.control import Lease
 from storage.store.object_store import ObjectStore
 
@@ -17,6 +20,50 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+REQUESTS_MAX = 100
+
+
+@dataclass
+class ManyLeases:
+    """Objects among which order 7 has `num_leases` released leases, the newest `num_unreadable`
+    of them damaged. It counts requests, and fails after REQUESTS_MAX of them.
+    """
+
+    num_leases: int
+    num_unreadable: int = 0
+    requests: int = 0
+
+    def __getattr__(self, verb: str) -> Any:
+        raise AssertionError(f"{verb} is not called")
+
+    def exists(self, key: str) -> bool:
+        self._count()
+        return self._attempt(key) < self.num_leases
+
+    def read(self, key: str) -> bytes:
+        self._count()
+        attempt = self._attempt(key)
+        if attempt >= self.num_leases:
+            raise NotFoundError(key)
+        if attempt >= self.num_leases - self.num_unreadable:
+            return b"{"
+        lease = Lease(order=7, attempt=attempt, worker="a", region="", lost=3, released=True)
+        return encode(lease)
+
+    def create(self, key: str, body: bytes) -> bool:
+        assert self._attempt(key) == self.num_leases == json.loads(body)["attempt"]
+        return True
+
+    def _attempt(self, key: str) -> int:
+        order, attempt, suffix = key.removeprefix("leases/").split(".")
+        assert (int(order), suffix) == (7, "json")
+        return int(attempt)
+
+    def _count(self) -> None:
+        self.requests += 1
+        assert self.requests <= REQUESTS_MAX, "the search for the newest lease has no bound"
 
 
 @pytest.fixture
@@ -255,3 +302,52 @@ def test_a_lease_in_the_place_of_another_is_corrupt(memory_store: ObjectStore) -
         CorruptError, match=r"leases/00000007\.0000\.json holds the lease of order 8, attempt 0"
     ):
         leases.renew(memory_store, lease)
+
+
+def test_the_newest_of_many_leases_is_found_by_few_requests(watch: LeaseWatch) -> None:
+    backend = ManyLeases(num_leases=1000)
+    lease = taken(ObjectStore(url="memory://many", backend=backend), "b", watch)
+    assert (lease.attempt, lease.lost) == (1000, 3)
+    assert backend.requests <= 25
+
+
+@pytest.mark.parametrize("num_leases", [ATTEMPTS_MAX + 1, 1_000_000, 10**15])
+def test_an_order_with_too_many_leases_is_named_after_few_requests(
+    num_leases: int, watch: LeaseWatch
+) -> None:
+    backend = ManyLeases(num_leases=num_leases)
+    with pytest.raises(CorruptError, match=r"order 7 has more than 10,000 leases.*00000007\.\*"):
+        take(ObjectStore(url="memory://many", backend=backend), "b", watch)
+    assert backend.requests <= 35
+
+
+def test_the_largest_number_of_leases_is_no_error(watch: LeaseWatch) -> None:
+    backend = ManyLeases(num_leases=ATTEMPTS_MAX)
+    assert (
+        taken(ObjectStore(url="memory://many", backend=backend), "b", watch).attempt == ATTEMPTS_MAX
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_unreadable", "lost"),
+    [(1, 3 + 1), (UNREADABLE_MAX - 1, 3 + UNREADABLE_MAX - 1), (UNREADABLE_MAX, UNREADABLE_MAX)],
+)
+def test_unreadable_leases_are_counted_as_expired_up_to_a_limit(
+    num_unreadable: int, lost: int, watch: LeaseWatch
+) -> None:
+    backend = ManyLeases(num_leases=500, num_unreadable=num_unreadable)
+    lease = taken(ObjectStore(url="memory://many", backend=backend), "b", watch)
+    assert (lease.attempt, lease.lost) == (500, lost)
+
+
+def test_five_hundred_unreadable_leases_cost_few_requests(watch: LeaseWatch) -> None:
+    backend = ManyLeases(num_leases=500, num_unreadable=500)
+    lease = taken(ObjectStore(url="memory://many", backend=backend), "b", watch)
+    assert (lease.attempt, lease.lost) == (500, UNREADABLE_MAX)
+    assert backend.requests <= 60
+
+
+def test_a_lease_of_another_worker_is_read_with_two_requests(watch: LeaseWatch) -> None:
+    backend = ManyLeases(num_leases=1)
+    assert leases.read_newest(ObjectStore(url="memory://many", backend=backend), 7) is not None
+    assert backend.requests == 2

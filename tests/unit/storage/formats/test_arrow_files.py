@@ -26,11 +26,11 @@ def body(rows: int = 3, header: dict[str, object] | None = None) -> bytes:
         "tokens": arrow_files.list_column(lists, list_of(pa.int32())),
         "mask": arrow_files.list_column([values % 2 == 0 for values in lists], list_of(pa.bool_())),
     }
-    return arrow_files.write(SCHEMA, columns, "test", header or {"a": 1})
+    return arrow_files.encode(SCHEMA, columns, "test", header or {"a": 1})
 
 
 def test_columns_and_header_come_back() -> None:
-    table, header = arrow_files.read(body(), SCHEMA, "test")
+    table, header = arrow_files.decode(body(), SCHEMA, "test")
     assert header == b'{"a":1}'
     assert arrow_files.numbers(table, "n").tolist() == [0, 1, 2]
     assert arrow_files.strings(table, "word") == ["even", "odd", "even"]
@@ -40,7 +40,7 @@ def test_columns_and_header_come_back() -> None:
 
 
 def test_a_table_without_rows_comes_back() -> None:
-    table, _ = arrow_files.read(body(0), SCHEMA, "test")
+    table, _ = arrow_files.decode(body(0), SCHEMA, "test")
     assert arrow_files.numbers(table, "n").tolist() == []
     assert arrow_files.strings(table, "word") == []
     for name, kind in (("mask", np.bool_), ("tokens", np.int32)):
@@ -57,7 +57,7 @@ def test_values_that_no_row_names_do_not_come_back() -> None:
 
 def test_a_number_that_its_column_cannot_hold_is_no_file() -> None:
     with pytest.raises(pa.ArrowInvalid):
-        arrow_files.write(schema_of({"n": pa.int32()}), {"n": [2**31]}, "test", {})
+        arrow_files.encode(schema_of({"n": pa.int32()}), {"n": [2**31]}, "test", {})
 
 
 def test_any_arrow_reader_opens_the_file_and_finds_the_metadata() -> None:
@@ -76,12 +76,12 @@ def test_the_digest_is_of_the_file_with_its_own_digits_zeroed() -> None:
 
 
 def test_zeros_within_the_data_do_not_confuse_the_digest() -> None:
-    _, header = arrow_files.read(body(header={"question": "0" * 500}), SCHEMA, "test")
+    _, header = arrow_files.decode(body(header={"question": "0" * 500}), SCHEMA, "test")
     assert header == b'{"question":"' + b"0" * 500 + b'"}'
 
 
 def test_token_values_are_views_into_the_file_not_copies() -> None:
-    values, _ = arrow_files.lists(arrow_files.read(body(), SCHEMA, "test")[0], "tokens")
+    values, _ = arrow_files.lists(arrow_files.decode(body(), SCHEMA, "test")[0], "tokens")
     assert not values.flags.owndata
     assert not values.flags.writeable
 
@@ -91,14 +91,14 @@ def test_every_flipped_bit_is_found() -> None:
     for place in range(len(file)):
         damaged = file[:place] + bytes([file[place] ^ 4]) + file[place + 1 :]
         with pytest.raises(CorruptError):
-            arrow_files.read(damaged, SCHEMA, "test")
+            arrow_files.decode(damaged, SCHEMA, "test")
 
 
 def test_another_kind_or_other_columns_are_told_apart() -> None:
     with pytest.raises(CorruptError, match="a batch file of format 1 was expected; found 'test'"):
-        arrow_files.read(body(), SCHEMA, "batch")
+        arrow_files.decode(body(), SCHEMA, "batch")
     with pytest.raises(CorruptError, match=r"has the columns n int32, .*; expected n int64"):
-        arrow_files.read(body(), schema_of({"n": pa.int64()}), "test")
+        arrow_files.decode(body(), schema_of({"n": pa.int64()}), "test")
 
 
 def test_a_plain_arrow_file_is_no_file_of_ours() -> None:
@@ -106,7 +106,7 @@ def test_a_plain_arrow_file_is_no_file_of_ours() -> None:
     with pa.ipc.new_file(sink, SCHEMA) as writer:
         writer.write_table(SCHEMA.empty_table())
     with pytest.raises(CorruptError, match="was expected; found"):
-        arrow_files.read(sink.getvalue().to_pybytes(), SCHEMA, "test")
+        arrow_files.decode(sink.getvalue().to_pybytes(), SCHEMA, "test")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_plain_arrow_file_is_no_file_of_ours() -> None:
 )
 def test_garbage_is_corrupt(garbage: bytes) -> None:
     with pytest.raises(CorruptError, match="is no readable Arrow file"):
-        arrow_files.read(garbage, SCHEMA, "test")
+        arrow_files.decode(garbage, SCHEMA, "test")
 
 
 def crafted(columns: dict[str, pa.Array], old: bytes = b"", new: bytes = b"") -> bytes:
@@ -156,7 +156,7 @@ def columns(**changes: pa.Array) -> dict[str, pa.Array]:
 
 
 def test_a_file_of_another_writer_with_a_true_digest_is_read() -> None:
-    table, _ = arrow_files.read(crafted(columns()), SCHEMA, "test")
+    table, _ = arrow_files.decode(crafted(columns()), SCHEMA, "test")
     assert arrow_files.lists(table, "tokens")[0].tolist() == [1, 2]
 
 
@@ -170,7 +170,7 @@ def test_a_file_of_several_record_batches_is_one_table_whatever_its_compression(
         )
         for row in range(5)
     ]
-    table, _ = arrow_files.read(
+    table, _ = arrow_files.decode(
         arrow_file(SCHEMA, batches, "test", {}, compression), SCHEMA, "test"
     )
     assert arrow_files.numbers(table, "n").tolist() == [0, 1, 2, 3, 4]
@@ -183,10 +183,11 @@ def test_what_is_written_here_is_read_however_well_it_is_compressed() -> None:
     zeros = np.zeros(3_000_000, dtype=np.int32)
     one = {"n": [7], "word": ["x"], "tokens": arrow_files.list_column([zeros], list_of(pa.int32())),
            "mask": arrow_files.list_column([zeros == 0], list_of(pa.bool_()))}  # fmt: skip
-    file = arrow_files.write(SCHEMA, one, "test", {})
+    file = arrow_files.encode(SCHEMA, one, "test", {})
     assert len(file) < 100_000
     assert (
-        len(arrow_files.lists(arrow_files.read(file, SCHEMA, "test")[0], "tokens")[0]) == 3_000_000
+        len(arrow_files.lists(arrow_files.decode(file, SCHEMA, "test")[0], "tokens")[0])
+        == 3_000_000
     )
 
 
@@ -212,16 +213,16 @@ def test_metadata_of_an_older_version_is_refused_because_it_may_compress_in_a_wa
         CorruptError,
         match=r"metadata of an Arrow file .* a message of metadata version 4; version 5 is read",
     ):
-        arrow_files.read(file, SCHEMA, "test")
+        arrow_files.decode(file, SCHEMA, "test")
 
 
 def test_nulls_are_refused_even_with_a_true_digest() -> None:
     with pytest.raises(CorruptError, match="the column n of a test file holds nulls"):
-        arrow_files.read(crafted(columns(n=pa.array([None], type=pa.int32()))), SCHEMA, "test")
+        arrow_files.decode(crafted(columns(n=pa.array([None], type=pa.int32()))), SCHEMA, "test")
     flat = pa.array([1, None], type=pa.int32())
     holed = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), flat, type=list_of(pa.int32()))
     with pytest.raises(CorruptError, match="the column tokens of a test file holds nulls"):
-        arrow_files.read(crafted(columns(tokens=holed)), SCHEMA, "test")
+        arrow_files.decode(crafted(columns(tokens=holed)), SCHEMA, "test")
 
 
 @pytest.mark.parametrize("words", [[None], ["x", None]])
@@ -230,7 +231,7 @@ def test_a_null_that_hides_in_a_dictionary_is_refused(words: list[str | None]) -
     hidden = pa.DictionaryArray.from_arrays(indices, pa.array(words, type=pa.string()))
     assert hidden.null_count == 0  # Arrow counts the indices alone
     with pytest.raises(CorruptError, match="the column word of a test file holds nulls"):
-        arrow_files.read(crafted(columns(word=hidden)), SCHEMA, "test")
+        arrow_files.decode(crafted(columns(word=hidden)), SCHEMA, "test")
 
 
 def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> None:
@@ -239,7 +240,7 @@ def test_offsets_outside_the_values_are_refused_even_with_a_true_digest() -> Non
         CorruptError,
         match="is no readable Arrow file: Column 2: In chunk 0: Invalid: List child array",
     ):
-        arrow_files.read(crafted(columns(), offsets, wild), SCHEMA, "test")
+        arrow_files.decode(crafted(columns(), offsets, wild), SCHEMA, "test")
 
 
 def test_columns_are_compressed() -> None:
@@ -253,7 +254,7 @@ def test_columns_are_compressed() -> None:
         "tokens": arrow_files.list_column(lists, list_of(pa.int32())),
         "mask": arrow_files.list_column([values == 7 for values in lists], list_of(pa.bool_())),
     }
-    assert len(arrow_files.write(SCHEMA, columns, "test", {})) < 50 * 1000 * 4 // 20
+    assert len(arrow_files.encode(SCHEMA, columns, "test", {})) < 50 * 1000 * 4 // 20
 
 
 def test_no_file_may_ask_for_more_than_any_may_and_none_such_is_written(
@@ -263,18 +264,18 @@ def test_no_file_may_ask_for_more_than_any_may_and_none_such_is_written(
     whole = body(100)
     monkeypatch.setattr(arrow_sizes, "ROWS_MAX", 99)
     with pytest.raises(CorruptError, match="claims to hold 100 rows; that is too many"):
-        arrow_files.read(whole, SCHEMA, "test")
+        arrow_files.decode(whole, SCHEMA, "test")
     with pytest.raises(
         ConfigError, match=r"a test of 100 rows and [\d,]+ bytes cannot be stored: at most 99 rows"
     ):
         body(100)
-    assert arrow_files.read(body(99), SCHEMA, "test")[0].num_rows == 99
+    assert arrow_files.decode(body(99), SCHEMA, "test")[0].num_rows == 99
     monkeypatch.undo()
     monkeypatch.setattr(arrow_sizes, "MEMORY_MAX", 20_000)
     with pytest.raises(
         CorruptError, match=r"claims to hold 2\d{4} bytes of columns; that is too many"
     ):
-        arrow_files.read(whole, SCHEMA, "test")
+        arrow_files.decode(whole, SCHEMA, "test")
     with pytest.raises(
         ConfigError,
         match=r"at most .* rows and 20,000 bytes are read; make orders or batches smaller",

@@ -115,7 +115,7 @@ def claim(num_bytes: int) -> bytes:
 
 def fault(body: bytes) -> str:
     with pytest.raises(CorruptError) as caught:
-        arrow_sizes.check(body)
+        arrow_sizes.check_file(body)
     return str(caught.value)
 
 
@@ -130,7 +130,7 @@ def test_a_file_may_have_a_row_for_each_of_its_bytes_and_a_small_one_the_least_l
     size: int,
 ) -> None:
     most = max(ROWS_MIN, size)
-    arrow_sizes.check(file(message(batch(most)), size=size))
+    arrow_sizes.check_file(file(message(batch(most)), size=size))
     body = file(message(batch(most + 1)), size=size)
     assert len(body) == size or not size
     assert (
@@ -149,12 +149,12 @@ def test_a_file_may_ask_for_a_multiple_of_its_bytes_and_a_small_one_for_the_leas
         if num_bytes > most:
             assert claimed(body) == num_bytes
         else:
-            arrow_sizes.check(body)
+            arrow_sizes.check_file(body)
 
 
 def test_rows_and_bytes_of_all_batches_and_of_all_their_buffers_are_added() -> None:
     half, third = ROWS_MIN // 2, MEMORY_MIN // 3
-    arrow_sizes.check(file(message(batch(half)), message(batch(half))))
+    arrow_sizes.check_file(file(message(batch(half)), message(batch(half))))
     assert "claims to hold 16385 rows" in fault(
         file(message(batch(half)), message(batch(half + 1)))
     )
@@ -169,7 +169,7 @@ def test_a_batch_that_is_named_twice_counts_twice() -> None:
 
 
 def test_words_of_a_dictionary_are_bytes_and_no_rows() -> None:
-    arrow_sizes.check(file(message(batch(ROWS_MIN)), dictionaries=[words(MEMORY_MIN)]))
+    arrow_sizes.check_file(file(message(batch(ROWS_MIN)), dictionaries=[words(MEMORY_MIN)]))
     assert claimed(file(dictionaries=[words(MEMORY_MIN + 1)])) == MEMORY_MIN + 1
 
 
@@ -180,8 +180,8 @@ def test_of_a_buffer_that_is_not_compressed_its_own_bytes_count() -> None:
         claimed(file(message(batch(1, [(0, 8), (8, 100)]), content=big + claim(-1) + b"\0" * 92)))
         == MEMORY_MIN + 100
     )
-    arrow_sizes.check(file(message(batch(1, [(0, 8), (8, 0)]), content=big)))
-    arrow_sizes.check(file(message(batch(1, [(0, 100)], compressed=False), content=plain)))
+    arrow_sizes.check_file(file(message(batch(1, [(0, 8), (8, 0)]), content=big)))
+    arrow_sizes.check_file(file(message(batch(1, [(0, 100)], compressed=False), content=plain)))
     assert claimed(file(message(batch(1, [(0, 100)]), content=plain))) == 2**62
 
 
@@ -210,15 +210,15 @@ def test_a_buffer_may_end_where_the_file_ends_and_not_behind() -> None:
         return ended(front, records=[block(0, metadata_bytes)])
 
     most = len(of(0)) - message(batch(1, [(0, 0)], compressed=False))[1]
-    arrow_sizes.check(of(most))
+    arrow_sizes.check_file(of(most))
     assert f"a buffer of {most + 1} bytes at 0 of {most}" in fault(of(most + 1))
 
 
 def test_a_batch_lies_within_the_file() -> None:
     front, metadata_bytes = message(batch(1))
-    arrow_sizes.check(ended(front, records=[block(0, metadata_bytes)]))
+    arrow_sizes.check_file(ended(front, records=[block(0, metadata_bytes)]))
     whole = len(ended(front, records=[block(0, 0)]))
-    arrow_sizes.check(ended(front, records=[block(0, whole)]))
+    arrow_sizes.check_file(ended(front, records=[block(0, whole)]))
     assert f"a batch at 0 of {whole} bytes" in fault(ended(front, records=[block(0, whole + 1)]))
     assert f"a batch at 1 of {whole} bytes" in fault(ended(front, records=[block(1, whole)]))
     assert f"a batch at -1 of {whole} bytes" in fault(
@@ -261,7 +261,7 @@ def test_a_dictionary_without_its_batch_and_a_message_without_content_are_refuse
 
 
 def test_a_field_that_is_absent_is_0_whether_its_place_is_0_or_the_vtable_ends_before_it() -> None:
-    arrow_sizes.check(file(message(table()), message(batch(ROWS_MIN))))
+    arrow_sizes.check_file(file(message(table()), message(batch(ROWS_MIN))))
     rows = struct.pack("<q", ROWS_MIN + 1)
     assert "claims to hold 16385 rows" in fault(file(message(table(rows))))
     (vtable_and_rest, start) = table(rows)
@@ -282,7 +282,7 @@ def test_as_many_batches_as_a_file_may_have_and_one_more() -> None:
         (BLOCKS_MAX // 2, BLOCKS_MAX // 2),
     ):
         blocks = [block(0, metadata_bytes)] * dictionaries, [block(0, metadata_bytes)] * records
-        arrow_sizes.check(ended(front, *blocks))
+        arrow_sizes.check_file(ended(front, *blocks))
         told = fault(ended(front, [*blocks[0], block(0, metadata_bytes)], blocks[1]))
         assert f"{BLOCKS_MAX + 1} batches; at most {BLOCKS_MAX} are read" in told
 
@@ -292,14 +292,14 @@ def test_a_vector_of_more_entries_than_there_are_bytes_is_refused() -> None:
     for count in (2, 3, 2**32 - 1):
         body = file(message(table(struct.pack("<q", 1), None, vector([buffers, buffers], count))))
         if count == 2:
-            arrow_sizes.check(body)
+            arrow_sizes.check_file(body)
         else:
             assert f"{count} entries do not fit the metadata" in fault(body)
 
 
 def test_the_footer_ends_the_file_and_may_be_all_of_it() -> None:
     body = ended(b"")
-    arrow_sizes.check(body)
+    arrow_sizes.check_file(body)
     assert "the footer does not end the file" in fault(body[:-1] + b"2")
     assert "the footer does not end the file" in fault(body[1:])
     assert "the footer does not end the file" in fault(body + b"\0")
@@ -318,11 +318,11 @@ def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
         return body + u32(len(body)) + b"ARROW1"
 
     empty = struct.pack("<HHi", 4, 4, 4)  # a vtable without fields, and its table
-    arrow_sizes.check(footer(u32(8) + empty))
-    arrow_sizes.check(footer(u32(0)))  # a table that is its own vtable, of no size
+    arrow_sizes.check_file(footer(u32(8) + empty))
+    arrow_sizes.check_file(footer(u32(0)))  # a table that is its own vtable, of no size
     assert "a table at 9 of 12 bytes" in fault(footer(u32(9) + empty))
     assert "a number at -1 of 12 bytes" in fault(footer(u32(8) + struct.pack("<HHi", 4, 4, 9)))
-    arrow_sizes.check(
+    arrow_sizes.check_file(
         footer(u32(4) + struct.pack("<iHH", -4, 4, 4))
     )  # the vtable behind its table, the last that fits
     assert "a number at 11 of 12 bytes" in fault(footer(u32(4) + struct.pack("<iHH", -7, 4, 4)))
@@ -342,7 +342,7 @@ def test_of_a_file_that_arrow_wrote_what_arrow_takes_is_counted(compression: str
             )
         body = sink.getvalue().to_pybytes()
         if compression is None:
-            arrow_sizes.check(body)  # all of its bytes are there
+            arrow_sizes.check_file(body)  # all of its bytes are there
         elif is_too_large and len(body) <= RATIO_FROM:
             assert claimed(body) == 32 * rows
         else:

@@ -199,15 +199,15 @@ def test_an_order_of_too_many_episodes_is_refused_when_it_is_written(
 ) -> None:
     prompts = tuple(Prompt(f"p/{number}", {"question": "?"}) for number in range(2))
     with pytest.raises(
-        ConfigError, match="an order of 65538 episodes is too large, at most 65536 are played"
+        ConfigError, match="an order of 65538 episodes is too large, at most 65536 are allowed"
     ):
-        orders.commit(
+        orders.create(
             memory_store,
             Order(
                 number=0, prompts=prompts, samples_per_prompt=2**15 + 1, seed=0, seen=(), cursor={}
             ),
         )
-    orders.commit(
+    orders.create(
         memory_store,
         Order(number=0, prompts=prompts, samples_per_prompt=2**15, seed=0, seen=(), cursor={}),
     )

@@ -11,7 +11,7 @@ from storage.formats.safetensors import (
     digest,
     file_digest,
     from_safetensors,
-    metadata_of,
+    read_metadata,
     to_safetensors,
     weights_digest,
 )
@@ -92,7 +92,7 @@ def test_the_safetensors_package_reads_our_files_and_we_read_its() -> None:
         safetensors.numpy.save({"x": np.array([1.5, -0.0], dtype=np.float32)})
     )
     assert returned["x"].bits.tolist() == [0x3FC00000, 0x80000000]
-    assert metadata_of(body) == {"format": "pt", "version": "3"}
+    assert read_metadata(body) == {"format": "pt", "version": "3"}
 
 
 def test_header_and_tensors_are_aligned() -> None:

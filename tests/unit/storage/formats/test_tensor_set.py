@@ -5,7 +5,7 @@ import pytest
 
 from storage.errors import ConfigError, CorruptError
 from storage.formats import tensor_set
-from storage.formats.tensor_set import Contents, read_files, read_tensors, write
+from storage.formats.tensor_set import Contents, read_extra_files, read_tensors, write
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from tests import builders
@@ -29,7 +29,7 @@ def test_tensors_and_files_come_back(memory_store: ObjectStore) -> None:
     }
     found = read_tensors(memory_store, contents)
     assert found["model.weight"].bits.tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert read_files(memory_store, contents) == {
+    assert read_extra_files(memory_store, contents) == {
         "config.json": b"{}",
         "tokenizer.model": b"\x00\x01",
     }
@@ -67,7 +67,7 @@ def test_a_changed_file_is_found(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
     memory_store.put(f"{ID}.config.json", b"[]")
     with pytest.raises(CorruptError, match=rf"{ID}\.config\.json is not what its manifest lists"):
-        read_files(memory_store, contents)
+        read_extra_files(memory_store, contents)
 
 
 def test_a_missing_file_is_corrupt_and_named(memory_store: ObjectStore) -> None:
@@ -105,7 +105,7 @@ def test_a_file_that_arrives_damaged_once_is_fetched_again(memory_store: ObjectS
     assert (
         read_tensors(damages_first_reads(memory_store), contents)["model.scale"].bits.tolist() == 1
     )
-    assert read_files(damages_first_reads(memory_store), contents)["config.json"] == b"{}"
+    assert read_extra_files(damages_first_reads(memory_store), contents)["config.json"] == b"{}"
 
 
 @pytest.mark.parametrize("name", ["model-00000.safetensors", "model-123456.safetensors"])
@@ -124,7 +124,7 @@ def test_a_file_that_is_only_called_like_one_of_tensors_is_stored(
     memory_store: ObjectStore,
 ) -> None:
     contents = write(memory_store, builders.tensors(1), {"model-00000.safetensors.json": b"x"}, ID)
-    assert read_files(memory_store, contents) == {"model-00000.safetensors.json": b"x"}
+    assert read_extra_files(memory_store, contents) == {"model-00000.safetensors.json": b"x"}
 
 
 def test_files_beside_the_tensors_are_as_few_and_as_small_as_a_model_has_them(
@@ -139,13 +139,13 @@ def test_files_beside_the_tensors_are_as_few_and_as_small_as_a_model_has_them(
         CorruptError,
         match=r"config\.json' with 67,108,865 bytes; a file without tensors has at most 67,108,864$",
     ):
-        read_files(memory_store, replace(listed, files=grown))
+        read_extra_files(memory_store, replace(listed, files=grown))
     many = tuple(replace(listed.files[-1], name=f"{ID}.{number}.txt") for number in range(65))
     with pytest.raises(
         CorruptError, match=r"lists 66 files beside its tensors; at most 64 are read"
     ):
-        read_files(memory_store, replace(listed, files=listed.files[:2] + many))
-    monkeypatch.setattr(tensor_set, "OTHER_FILE_BYTES_MAX", 3)
+        read_extra_files(memory_store, replace(listed, files=listed.files[:2] + many))
+    monkeypatch.setattr(tensor_set, "EXTRA_FILE_BYTES_MAX", 3)
     before = memory_store.list()
     with pytest.raises(
         ConfigError,

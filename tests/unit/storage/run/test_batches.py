@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from storage.errors import ConflictError, CorruptError, NotFoundError
-from storage.records.batches import Batch, Entry, SequenceKey
+from storage.records.batches import Batch, LedgerEntry, SequenceKey
 from storage.run import batches
 from storage.store.object_store import ObjectStore
 from tests import builders
@@ -33,8 +33,8 @@ def test_a_batch_comes_back_with_every_value() -> None:
         policy="verifier",
         step=9,
         ledger=(
-            Entry(key(4), "filtered", "zero_advantage"),
-            Entry(key(3), "expired", "max_staleness"),
+            LedgerEntry(key(4), "filtered", "zero_advantage"),
+            LedgerEntry(key(3), "expired", "max_staleness"),
         ),
         waiting=(key(9), key(6), key(2**33)),
         shards=(5, 4, 7),
@@ -148,36 +148,40 @@ def test_a_row_may_be_older_than_what_it_trains_on() -> None:
 
 
 def test_a_batch_that_arrives_damaged_once_is_read_again(memory_store: ObjectStore) -> None:
-    batches.commit(memory_store, builders.batch())
+    batches.create(memory_store, builders.batch())
     assert batches.read(damages_first_reads(memory_store), "solver", 1).step == 1
 
 
 def test_unknown_and_misplaced_fates_are_corrupt() -> None:
     with pytest.raises(CorruptError, match=r"a batch has the unknown fates \['lost'\]"):
-        round_trip(builders.batch(ledger=(Entry(key(1), "lost", ""),)))  # type: ignore[arg-type]  # the fault under test
+        round_trip(builders.batch(ledger=(LedgerEntry(key(1), "lost", ""),)))  # type: ignore[arg-type]  # the fault under test
     with pytest.raises(CorruptError, match="not in the order trained, ledger, waiting"):
         round_trip(
-            builders.batch(ledger=(Entry(key(1), "waiting", ""), Entry(key(2), "expired", "")))
+            builders.batch(
+                ledger=(LedgerEntry(key(1), "waiting", ""), LedgerEntry(key(2), "expired", ""))
+            )
         )
 
 
 def test_a_trained_fate_in_the_ledger_is_corrupt_wherever_it_stands() -> None:
     with pytest.raises(CorruptError, match="row 1: is trained on, yet has no tokens"):
-        round_trip(builders.batch(ledger=(Entry(key(2), "trained", ""),)))
+        round_trip(builders.batch(ledger=(LedgerEntry(key(2), "trained", ""),)))
     with pytest.raises(CorruptError, match="not in the order trained, ledger, waiting"):
-        round_trip(builders.batch(ledger=(builders.entry(key(1)), Entry(key(2), "trained", ""))))
+        round_trip(
+            builders.batch(ledger=(builders.entry(key(1)), LedgerEntry(key(2), "trained", "")))
+        )
 
 
 def test_the_second_dataflow_loses(memory_store: ObjectStore) -> None:
-    batches.commit(memory_store, builders.batch())
+    batches.create(memory_store, builders.batch())
     with pytest.raises(ConflictError):
-        batches.commit(memory_store, builders.batch())
+        batches.create(memory_store, builders.batch())
 
 
 def test_the_next_step_follows_the_last_batch(memory_store: ObjectStore) -> None:
     assert batches.next_step(memory_store, "solver") == 1
     for step in (1, 2, 3):
-        batches.commit(memory_store, builders.batch(step=step))
+        batches.create(memory_store, builders.batch(step=step))
     assert batches.next_step(memory_store, "solver") == 4
     assert batches.next_step(memory_store, "solver", start=3) == 4
     assert batches.next_step(memory_store, "verifier") == 1

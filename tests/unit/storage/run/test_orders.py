@@ -22,20 +22,20 @@ def order(number: int) -> Order:
 
 
 def test_an_order_is_read_back(memory_store: ObjectStore) -> None:
-    orders.commit(memory_store, order(0))
+    orders.create(memory_store, order(0))
     assert orders.read(memory_store, 0) == order(0)
 
 
 def test_the_second_writer_of_an_order_loses(memory_store: ObjectStore) -> None:
-    orders.commit(memory_store, order(0))
+    orders.create(memory_store, order(0))
     with pytest.raises(ConflictError):
-        orders.commit(memory_store, order(0))
+        orders.create(memory_store, order(0))
 
 
 def test_the_next_number_follows_the_last_order(memory_store: ObjectStore) -> None:
     assert orders.next_number(memory_store) == 0
     for number in range(5):
-        orders.commit(memory_store, order(number))
+        orders.create(memory_store, order(number))
     assert orders.next_number(memory_store) == 5
     assert orders.next_number(memory_store, start=3) == 5
 
@@ -46,14 +46,14 @@ def test_an_order_that_does_not_exist_is_not_found(memory_store: ObjectStore) ->
 
 
 def test_an_order_under_another_number_is_corrupt(memory_store: ObjectStore) -> None:
-    orders.commit(memory_store, order(0))
+    orders.create(memory_store, order(0))
     memory_store.put("orders/00000001.json", memory_store.get("orders/00000000.json"))
     with pytest.raises(CorruptError, match=r"orders/00000001\.json holds order 0"):
         orders.read(memory_store, 1)
 
 
 def test_a_changed_order_is_corrupt(memory_store: ObjectStore) -> None:
-    orders.commit(memory_store, order(0))
+    orders.create(memory_store, order(0))
     body = memory_store.get("orders/00000000.json")
     memory_store.put(
         "orders/00000000.json", body.replace(b'"samples_per_prompt":8', b'"samples_per_prompt":4')
@@ -65,7 +65,7 @@ def test_a_changed_order_is_corrupt(memory_store: ObjectStore) -> None:
 
 
 def test_an_order_that_arrives_damaged_once_is_read_again(memory_store: ObjectStore) -> None:
-    orders.commit(memory_store, order(0))
+    orders.create(memory_store, order(0))
     assert orders.read(damages_first_reads(memory_store), 0) == order(0)
 
 
@@ -87,13 +87,13 @@ def test_a_prompt_that_cannot_be_stored_is_named_and_nothing_is_written(
     memory_store: ObjectStore, prompt: Prompt, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        orders.commit(memory_store, replace(order(0), prompts=(prompt,)))
+        orders.create(memory_store, replace(order(0), prompts=(prompt,)))
     assert memory_store.list() == []
 
 
 def test_the_orders_end_once_and_the_first_to_say_so_stands(memory_store: ObjectStore) -> None:
-    assert not orders.ended(memory_store)
-    orders.end(memory_store, 5)
-    orders.end(memory_store, 7)
-    assert orders.ended(memory_store)
+    assert not orders.has_ended(memory_store)
+    orders.create_end(memory_store, 5)
+    orders.create_end(memory_store, 7)
+    assert orders.has_ended(memory_store)
     assert json.loads(memory_store.get("orders/end.json"))["orders"] == 5

@@ -1,6 +1,6 @@
 import pytest
 
-from storage.run.quarantine import quarantine, quarantined
+from storage.run.quarantine import quarantine_object, read_quarantine
 from storage.store.object_store import ObjectStore
 from tests.killed_store import Killed, killed_at
 
@@ -9,38 +9,38 @@ KEY = "shards/00000007.arrow"
 
 def test_the_copy_and_the_reason_stand_and_the_original_stays(memory_store: ObjectStore) -> None:
     memory_store.create("shards/00000007.arrow", b"garbage")
-    quarantine(memory_store, "shards/00000007.arrow", "is no readable Arrow file")
+    quarantine_object(memory_store, "shards/00000007.arrow", "is no readable Arrow file")
     assert memory_store.get("shards/00000007.arrow") == b"garbage"
     assert memory_store.get("quarantine/shards/00000007.arrow") == b"garbage"
-    assert quarantined(memory_store) == {"shards/00000007.arrow": "is no readable Arrow file"}
+    assert read_quarantine(memory_store) == {"shards/00000007.arrow": "is no readable Arrow file"}
 
 
 def test_the_first_reason_stands(memory_store: ObjectStore) -> None:
     memory_store.create("shards/00000007.arrow", b"garbage")
-    quarantine(memory_store, "shards/00000007.arrow", "first")
-    quarantine(memory_store, "shards/00000007.arrow", "second")
-    assert quarantined(memory_store) == {"shards/00000007.arrow": "first"}
+    quarantine_object(memory_store, "shards/00000007.arrow", "first")
+    quarantine_object(memory_store, "shards/00000007.arrow", "second")
+    assert read_quarantine(memory_store) == {"shards/00000007.arrow": "first"}
 
 
 def test_json_objects_can_be_quarantined_too(memory_store: ObjectStore) -> None:
     memory_store.create("orders/00000001.json", b"{")
     memory_store.create("leases/00000001.0000.json", b'{"format": 1, "key": "a", "reason": "b"}')
-    quarantine(memory_store, "orders/00000001.json", "is not JSON")
-    quarantine(memory_store, "leases/00000001.0000.json", "odd")
-    assert quarantined(memory_store) == {
+    quarantine_object(memory_store, "orders/00000001.json", "is not JSON")
+    quarantine_object(memory_store, "leases/00000001.0000.json", "odd")
+    assert read_quarantine(memory_store) == {
         "orders/00000001.json": "is not JSON",
         "leases/00000001.0000.json": "odd",
     }
 
 
 def test_what_vanished_leaves_its_reason(memory_store: ObjectStore) -> None:
-    quarantine(memory_store, "shards/00000007.arrow", "vanished")
-    assert quarantined(memory_store) == {"shards/00000007.arrow": "vanished"}
+    quarantine_object(memory_store, "shards/00000007.arrow", "vanished")
+    assert read_quarantine(memory_store) == {"shards/00000007.arrow": "vanished"}
     assert not memory_store.exists("quarantine/shards/00000007.arrow")
 
 
 def test_an_empty_quarantine_is_empty(memory_store: ObjectStore) -> None:
-    assert quarantined(memory_store) == {}
+    assert read_quarantine(memory_store) == {}
 
 
 def test_the_copy_stands_before_the_reason_which_names_no_copy_that_was_never_made(
@@ -49,19 +49,19 @@ def test_the_copy_stands_before_the_reason_which_names_no_copy_that_was_never_ma
     memory_store.create(KEY, b"garbage")
     dying, backend = killed_at(memory_store, 2)
     with pytest.raises(Killed):
-        quarantine(dying, KEY, "is no readable Arrow file")
+        quarantine_object(dying, KEY, "is no readable Arrow file")
     assert backend.changes == [f"create quarantine/{KEY}", f"create quarantine/{KEY}.json"]
     assert memory_store.get(f"quarantine/{KEY}") == b"garbage"
-    assert quarantined(memory_store) == {}
-    quarantine(memory_store, KEY, "again")
-    assert quarantined(memory_store) == {KEY: "again"}
+    assert read_quarantine(memory_store) == {}
+    quarantine_object(memory_store, KEY, "again")
+    assert read_quarantine(memory_store) == {KEY: "again"}
 
 
 def test_the_copy_is_of_the_bytes_that_were_found_first(memory_store: ObjectStore) -> None:
     memory_store.create(KEY, b"garbage")
-    quarantine(memory_store, KEY, "first")
+    quarantine_object(memory_store, KEY, "first")
     memory_store.put(KEY, b"other garbage")
-    quarantine(memory_store, KEY, "second")
+    quarantine_object(memory_store, KEY, "second")
     assert memory_store.get(f"quarantine/{KEY}") == b"garbage"
 
 
@@ -69,8 +69,8 @@ def test_a_reason_that_stands_in_the_place_of_another_object_names_nothing(
     memory_store: ObjectStore,
 ) -> None:
     memory_store.create(KEY, b"garbage")
-    quarantine(memory_store, KEY, "unreadable")
+    quarantine_object(memory_store, KEY, "unreadable")
     misplaced = memory_store.get(f"quarantine/{KEY}.json")
     memory_store.create("quarantine/shards/00000008.arrow.json", misplaced)
     memory_store.create("quarantine/shards/00000009.arrow.json", b"{")
-    assert quarantined(memory_store) == {KEY: "unreadable"}
+    assert read_quarantine(memory_store) == {KEY: "unreadable"}

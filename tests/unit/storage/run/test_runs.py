@@ -12,12 +12,12 @@ from storage.run.runs import (
     check_restart,
     clear_stop,
     create_run,
-    list_runs,
     open_run,
+    read_all,
     read_run,
+    read_run_config,
     read_stop,
     request_stop,
-    run_config,
 )
 from storage.store.object_store import ObjectStore
 
@@ -26,7 +26,7 @@ CONFIG = {"seed": 0, "data": {"max_staleness": 8, "betas": [0.9, 0.999]}}
 
 def test_a_run_keeps_its_config(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "tiny-1", CONFIG, deployment="multi-policy")
-    assert run_config(open_run(memory_store, "tiny-1")) == CONFIG
+    assert read_run_config(open_run(memory_store, "tiny-1")) == CONFIG
     record = read_run(run)
     assert (record.run_id, record.deployment) == ("tiny-1", "multi-policy")
     stored = json.loads(memory_store.get("runs/tiny-1/run.json"))
@@ -84,7 +84,7 @@ def test_runs_are_listed_oldest_first(memory_store: ObjectStore) -> None:
     for run_id in ("zebra", "ant", "bee"):
         create_run(memory_store, run_id, CONFIG)
     memory_store.put("runs/no-run/loose", b"x")
-    assert list_runs(memory_store) == ["zebra", "ant", "bee"]
+    assert read_all(memory_store).ids == ("zebra", "ant", "bee")
 
 
 def test_the_first_stop_stands(memory_store: ObjectStore) -> None:
@@ -113,8 +113,8 @@ def test_a_changed_config_is_corrupt_and_hides_no_other_run(memory_store: Object
         run.get("run.json").replace(b'"max_staleness":8', b'"max_staleness":9'),
     )
     with pytest.raises(CorruptError, match=r"run\.json does not have the checksum it carries"):
-        run_config(run)
-    assert list_runs(memory_store) == ["whole"]
+        read_run_config(run)
+    assert read_all(memory_store).ids == ("whole",)
 
 
 def test_a_changed_stop_is_corrupt(memory_store: ObjectStore) -> None:
@@ -132,10 +132,10 @@ def test_a_default_that_came_later_does_not_keep_a_run_from_going_on(
         return {"anchor_every": 20, **config}
 
     create_run(memory_store, "old", CONFIG)
-    create_run(memory_store, "old", {**CONFIG, "anchor_every": 20}, filled=filled)
+    create_run(memory_store, "old", {**CONFIG, "anchor_every": 20}, fill_defaults=filled)
     assert check_restart(memory_store, "old", {**CONFIG, "anchor_every": 20}, filled) is None
     with pytest.raises(ConfigError, match="anchor_every is 20 there, 5 here"):
-        create_run(memory_store, "old", {**CONFIG, "anchor_every": 5}, filled=filled)
+        create_run(memory_store, "old", {**CONFIG, "anchor_every": 5}, fill_defaults=filled)
 
 
 def test_a_restart_is_judged_before_anything_is_started(memory_store: ObjectStore) -> None:

@@ -145,7 +145,7 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ),
         (
             {"loss_mask": array([0, 1, 1, 1, 1], np.bool_)},
-            "row 1, token 1: loss_mask is True on a token nobody sampled",
+            "row 1, token 1: loss_mask is True on a token that was not sampled",
         ),
         (
             {"versions": array([-1, -1, 0, -1, 0], np.int32)},
@@ -153,7 +153,7 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ),
         (
             {"versions": array([0, -1, 0, 0, 0], np.int32)},
-            "row 1, token 0: versions name one on a token nobody sampled",
+            "row 1, token 0: versions name one on a token that was not sampled",
         ),
         (
             {"logprobs": array([0, -1, -1, -1, -1], np.float32)},
@@ -209,7 +209,7 @@ def test_an_order_below_0_is_corrupt() -> None:
 
 
 def test_a_shard_that_arrives_damaged_once_is_read_again(memory_store: ObjectStore) -> None:
-    shards.commit(memory_store, builders.shard(order=3))
+    shards.create(memory_store, builders.shard(order=3))
     assert shards.read(damages_first_reads(memory_store), 3).order == 3
 
 
@@ -246,15 +246,15 @@ def test_rows_in_another_order_than_the_header_are_corrupt(monkeypatch: pytest.M
 
 def test_the_first_result_of_an_order_is_the_only_one(memory_store: ObjectStore) -> None:
     assert not shards.exists(memory_store, 0)
-    assert shards.commit(memory_store, builders.shard(builders.group(prompt_id="first")))
-    assert not shards.commit(memory_store, builders.shard(builders.group(prompt_id="twin")))
+    assert shards.create(memory_store, builders.shard(builders.group(prompt_id="first")))
+    assert not shards.create(memory_store, builders.shard(builders.group(prompt_id="twin")))
     assert shards.exists(memory_store, 0)
     assert shards.read(memory_store, 0).groups[0].prompt.id == "first"
 
 
 def test_even_an_equal_twin_loses(memory_store: ObjectStore) -> None:
-    assert shards.commit(memory_store, builders.shard())
-    assert not shards.commit(memory_store, builders.shard())
+    assert shards.create(memory_store, builders.shard())
+    assert not shards.create(memory_store, builders.shard())
 
 
 def test_unreadable_and_misplaced_shards_are_named(memory_store: ObjectStore) -> None:

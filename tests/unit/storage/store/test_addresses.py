@@ -8,8 +8,8 @@ import pytest
 from storage.errors import ConfigError
 from storage.store.addresses import (
     VARIABLES,
+    check_no_credentials,
     holds_credentials,
-    refuse_credentials,
     without_credentials,
 )
 
@@ -61,13 +61,13 @@ def test_a_credential_in_an_address_is_not_shown(url: str, shown: str) -> None:
 def test_an_address_without_a_credential_is_shown_as_it_is(url: str) -> None:
     assert not holds_credentials(url)
     assert without_credentials(url) == url
-    refuse_credentials("ASTRAFLOW_STORE", url)
+    check_no_credentials("ASTRAFLOW_STORE", url)
 
 
 @pytest.mark.parametrize("variable", list(VARIABLES))
 def test_the_refusal_names_the_variables_to_use_instead(variable: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        refuse_credentials(variable, "https://me:s3cr3t@host/api")
+        check_no_credentials(variable, "https://me:s3cr3t@host/api")
     assert str(refused.value).startswith(
         f"{variable} holds a credential beside the address https://host/api"
     )

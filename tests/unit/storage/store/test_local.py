@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from storage.errors import ConfigError, ConflictError, CorruptError, TransientError
-from storage.run.quarantine import quarantine, quarantined
+from storage.run.quarantine import quarantine_object, read_quarantine
 from storage.store import local
 from storage.store.backend import ARROW_BYTES_MAX, BYTES_MAX
-from storage.store.local import TEMPORARY, LocalFiles
+from storage.store.local import TEMPORARY_PREFIX, LocalFiles
 from storage.store.object_store import ObjectStore
 from tests.ordinary_user import as_ordinary_user
 
@@ -355,8 +355,8 @@ def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> 
             store.get(name)
     with pytest.raises(ConflictError):
         store.create("stop.json", b"{}")
-    quarantine(store, "stop.json", "is too large")
-    assert quarantined(store) == {"stop.json": "is too large"}
+    quarantine_object(store, "stop.json", "is too large")
+    assert read_quarantine(store) == {"stop.json": "is too large"}
     assert not store.exists("quarantine/stop.json")
     assert store.get("stop.json", BYTES_MAX)[:2] == b"\0\0"  # who says how much is wanted gets it
 
@@ -392,7 +392,7 @@ class Disk:
 
         def unlinked(name: str, *, dir_fd: int) -> None:
             unlink(name, dir_fd=dir_fd)
-            if not name.startswith(TEMPORARY):
+            if not name.startswith(TEMPORARY_PREFIX):
                 self.done.append(f"unlink {self._below(dir_fd, name)}")
 
         monkeypatch.setattr(os, "fsync", synced)

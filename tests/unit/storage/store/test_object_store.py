@@ -8,7 +8,7 @@ import pytest
 from storage.errors import ConfigError, ConflictError, NotFoundError, TransientError
 from storage.store import object_store
 from storage.store.backend import Keys
-from storage.store.object_store import ObjectStore, check, default_store, open_store
+from storage.store.object_store import ObjectStore, check_store, default_store, open_store
 
 
 @dataclass
@@ -106,6 +106,24 @@ def test_a_store_is_tried_sixteen_times_at_most(monkeypatch: pytest.MonkeyPatch)
     assert len(backend.calls) == 16
 
 
+def test_the_pauses_between_tries_double_up_to_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses_s: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses_s.append)
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
+    backend = Scripted({"a": b"x"}, failures=["before"] * 8)
+    assert ObjectStore(url="scripted", backend=backend).get("a") == b"x"
+    assert pauses_s == [0.6, 0.7, 0.9, 1.3, 2.1, 3.7, 5.0, 5.0]
+
+
+def test_a_call_is_not_tried_again_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Scripted({"a": b"x"}, failures=["before"] * 3)
+    with pytest.raises(TransientError, match="away"):
+        ObjectStore(url="scripted", backend=backend, patience_s=1e-9).get("a")
+    assert backend.calls == ["read"]
+
+
 def test_a_transient_failure_is_tried_again() -> None:
     backend = Scripted({"a": b"x"}, failures=["before", "before"])
     assert ObjectStore(url="scripted", backend=backend).get("a") == b"x"
@@ -152,7 +170,7 @@ def test_errors_a_retry_cannot_mend_are_not_retried() -> None:
 
 def test_check_refuses_a_store_that_overwrites() -> None:
     with pytest.raises(ConfigError, match="overwrites objects that must be created once"):
-        check(ObjectStore(url="scripted", backend=Scripted(honours_absence=False)))
+        check_store(ObjectStore(url="scripted", backend=Scripted(honours_absence=False)))
 
 
 def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
@@ -162,7 +180,7 @@ def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
     with pytest.raises(
         ConfigError, match=r"the store s3://far/away cannot be used: away; correct ASTRAFLOW_STORE"
     ):
-        check(store)
+        check_store(store)
 
 
 def test_check_says_where_the_store_was_named(
@@ -173,10 +191,10 @@ def test_check_says_where_the_store_was_named(
     with pytest.raises(
         ConfigError, match=r"overwrites objects .* \(ASTRAFLOW_STORE names this store\)"
     ):
-        check(overwriting)
+        check_store(overwriting)
     monkeypatch.setenv("ASTRAFLOW_STORE", "memory://another")
     with pytest.raises(ConfigError, match=r"a local folder$"):
-        check(overwriting)
+        check_store(overwriting)
 
 
 def test_urls_of_every_scheme_open(tmp_path: Path) -> None:
@@ -237,12 +255,12 @@ def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
         ("file:///", "names no folder; write file:///path"),
         ("file:///a?b", "write a \\? of the path as %3F"),
         ("file:///a#b", "write a # of the path as %23"),
-        ("file:///a\nb", "holds a character that cannot be printed"),
-        ("s3://bucket/a\tb", "holds a character that cannot be printed"),
-        ("file:///a%00b", "its name holds a NUL"),
-        ("a\0b", "its name holds a NUL"),
-        ("a\ud800b", "can be no folder"),
-        ("~no-such-user-here/store", "can be no folder"),
+        ("file:///a\nb", "has a character that cannot be printed"),
+        ("s3://bucket/a\tb", "has a character that cannot be printed"),
+        ("file:///a%00b", "because it contains a NUL"),
+        ("a\0b", "because it contains a NUL"),
+        ("a\ud800b", "cannot be a folder"),
+        ("~no-such-user-here/store", "cannot be a folder"),
     ],
 )
 def test_a_url_that_would_mean_another_folder_than_it_says_is_refused_with_what_to_write(

@@ -22,9 +22,9 @@ from s3fs.errors import translate_boto_error
 from storage.errors import AstraFlowError, ConfigError, CorruptError, NotFoundError, TransientError
 from storage.store import backend, s3
 from storage.store.s3 import S3Objects
-from storage.store.s3_url import S3Place
+from storage.store.s3_url import S3Location
 
-PLACE = S3Place("bucket", "root", "http://host:9000", "eu")
+PLACE = S3Location("bucket", "root", "http://host:9000", "eu")
 
 
 def answer(status: int, code: str) -> BaseException:
@@ -306,9 +306,9 @@ def test_nothing_of_an_object_that_is_too_large_is_read_once_its_size_is_known(
 
 
 def test_one_connection_serves_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[S3Place] = []
+    opened: list[S3Location] = []
 
-    def open_one(place: S3Place) -> Server:
+    def open_one(place: S3Location) -> Server:
         opened.append(place)
         return Server()
 
@@ -339,7 +339,7 @@ def test_the_connection_has_short_timeouts_and_no_retries_of_its_own(
     monkeypatch.setattr(
         s3, "_of_profile", lambda profile: {"endpoint_url": "http://own", "region": "eu-west-1"}
     )
-    assert s3._open(S3Place("bucket", profile="eu")).retries == 1
+    assert s3._open(S3Location("bucket", profile="eu")).retries == 1
     s3._open(PLACE)
     config = {
         "connect_timeout": 5.0,

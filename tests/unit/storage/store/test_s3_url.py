@@ -2,7 +2,7 @@ import pytest
 
 from storage.errors import ConfigError
 from storage.store.object_store import open_store
-from storage.store.s3_url import S3Place, parse
+from storage.store.s3_url import S3Location, parse
 
 SECRET = "wJalrXUtnFEMI"
 
@@ -14,9 +14,9 @@ def refusal(url: str) -> str:
 
 
 def test_a_url_names_the_place_and_how_it_is_reached() -> None:
-    assert parse("s3://bucket/some/prefix/") == S3Place("bucket", "some/prefix")
-    assert parse("s3://bucket?profile=eu") == S3Place("bucket", profile="eu")
-    both = S3Place("bucket", "x", "http://127.0.0.1:9000", "eu west")
+    assert parse("s3://bucket/some/prefix/") == S3Location("bucket", "some/prefix")
+    assert parse("s3://bucket?profile=eu") == S3Location("bucket", profile="eu")
+    both = S3Location("bucket", "x", "http://127.0.0.1:9000", "eu west")
     assert parse("s3://bucket/x?endpoint=http://127.0.0.1:9000/&profile=eu%20west") == both
     assert parse(f"{both.url}?{both.query}") == both
 

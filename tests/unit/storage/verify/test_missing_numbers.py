@@ -12,7 +12,7 @@ def test_what_is_missing_is_named_and_beyond_a_hundred_counted() -> None:
         == Gaps((), 0)
     )
     found = missing_numbers.gaps([0, 2, 10**15], 0, 10**15 + 1)
-    assert found.first == (1, *range(3, 3 + missing_numbers.TOLD_MAX - 1))
+    assert found.first == (1, *range(3, 3 + missing_numbers.LISTED_MAX - 1))
     assert len(found.first) + found.more == 10**15 - 2
 
 

@@ -15,14 +15,16 @@ import pytest
 from storage import layout
 from storage.errors import ConfigError, TransientError
 from storage.formats.json_objects import seal
-from storage.records.batches import Batch, BatchRow, Entry, SequenceKey
+from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
 from storage.records.control import Stop
 from storage.records.rollouts import Shard
 from storage.run import batches, evaluations, orders, quarantine, shards
 from storage.run.runs import create_run, request_stop
 from storage.store.object_store import ObjectStore
-from storage.verify.verify import Violation, verify
+from storage.verify.verify import Verdict, verify
+from storage.verify.violations import Violation
 from storage.weights import manifests, publisher, tags
+from tasks.recipes.run_terms import run_terms
 from tests.builders import tensors
 from tests.evaluations import evaluation
 from tests.stranger import sealed
@@ -57,15 +59,19 @@ def change_first_row(run: ObjectStore, step: int, change: Callable[[BatchRow], B
     )
 
 
+def verified(run: ObjectStore) -> Verdict:
+    return verify(run, run_terms(run))
+
+
 def told(run: ObjectStore) -> list[tuple[int, str, str]]:
     """Every violation, whole."""
-    return [tuple(violation) for violation in verify(run).violations]
+    return [tuple(violation) for violation in verified(run).violations]
 
 
 def one_more_order(run: ObjectStore) -> int:
     """Adds an order that nobody has answered; returns its number."""
     number = orders.next_number(run)
-    orders.commit(run, replace(orders.read(run, 0), number=number))
+    orders.create(run, replace(orders.read(run, 0), number=number))
     return number
 
 
@@ -75,11 +81,11 @@ def named(key: SequenceKey) -> str:
 
 def broken(run: ObjectStore) -> set[tuple[int, str]]:
     """(invariant, where) of every violation."""
-    return {(violation.invariant, violation.where) for violation in verify(run).violations}
+    return {(violation.invariant, violation.where) for violation in verified(run).violations}
 
 
 def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
-    verdict = verify(run)
+    verdict = verified(run)
     assert verdict.violations == ()
     assert verdict.ok
     assert verdict.orders >= verdict.shards > 0
@@ -96,7 +102,7 @@ def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
 
 def test_a_run_without_any_object_but_its_config_is_clean(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "empty", CONFIG)
-    verdict = verify(run)
+    verdict = verified(run)
     assert verdict.ok
     assert (verdict.orders, verdict.shards, verdict.policies["solver"].batches) == (0, 0, 0)
 
@@ -121,7 +127,7 @@ def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: Objec
         layout.manifest(layout.weights("solver", far)),
         run.get(layout.manifest(layout.weights("solver", 1))),
     )
-    orders_there = verify(run).orders - 1
+    orders_there = verified(run).orders - 1
     found = told(run)
     assert len(found) < 350
     more = f"and {far - orders_there - 100:,} more orders are missing, order {far} exists"
@@ -144,7 +150,9 @@ def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: Objec
 
 def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None:
     shares: dict[str, list[float]] = {}
-    verdict = verify(run, lambda stage, share: shares.setdefault(stage, []).append(share))
+    verdict = verify(
+        run, run_terms(run), lambda stage, share: shares.setdefault(stage, []).append(share)
+    )
     counts = {"orders": verdict.orders, "shards": verdict.shards}
     counts |= {f"batches of {policy}": STEPS for policy in ("solver", "verifier")}
     counts |= {f"weights of {policy}": STEPS + 1 for policy in ("solver", "verifier")}
@@ -174,7 +182,7 @@ def test_a_store_that_stops_answering_is_no_damage(run: ObjectStore, key: str) -
             return run.backend.read(path)
 
     with pytest.raises(TransientError, match="no route"):
-        verify(replace(run, backend=Away(), patience_s=1e-6))
+        verify(replace(run, backend=Away(), patience_s=1e-6), run_terms(run))
 
 
 def test_a_batch_or_a_version_in_the_place_of_another_is_named(run: ObjectStore) -> None:
@@ -204,7 +212,7 @@ def test_a_missing_version_is_named(run: ObjectStore) -> None:
 def test_a_shard_that_vanished_after_it_was_taken_in_is_named(run: ObjectStore) -> None:
     run.delete(layout.shard(0))
     what = [
-        violation for violation in verify(run).violations if "took in shard 0" in violation.what
+        violation for violation in verified(run).violations if "took in shard 0" in violation.what
     ]
     assert {violation.where for violation in what} == {
         layout.batch("solver", 1),
@@ -248,7 +256,7 @@ def test_a_false_parent_is_named(run: ObjectStore) -> None:
     manifest = json.loads(run.get(key))
     manifest["parent"] = 1
     rewrite(run, key, sealed(manifest))
-    found = verify(run).violations
+    found = verified(run).violations
     assert [(violation.invariant, violation.where) for violation in found] == [(3, key)]
     assert found[0].what == "names parent 1; the parent of version 3 is 2"
 
@@ -257,7 +265,7 @@ def test_weights_that_were_replaced_after_they_sampled_are_named(run: ObjectStor
     for key in run.list(layout.weights("solver", 1)):
         run.delete(key)
     publisher.publish(run, "solver", 1, tensors(99))
-    violations = [violation for violation in verify(run).violations if violation.invariant == 4]
+    violations = [violation for violation in verified(run).violations if violation.invariant == 4]
     assert violations
     assert all("but version 1 of solver is" in violation.what for violation in violations)
 
@@ -274,7 +282,7 @@ def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
 def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
     again = replace(batches.read(run, "solver", 1).rows[0], replay=True)
     change_last_row(run, again)
-    verdict = verify(run)
+    verdict = verified(run)
     assert verdict.violations == ()
     assert verdict.policies["solver"].replayed == 1
 
@@ -327,7 +335,7 @@ def test_a_sequence_from_the_future_is_named(run: ObjectStore) -> None:
     assert broken(run) == {(5, where), (7, where)}
     assert (
         "has tokens of version 2, which batch 2 cannot know"
-        in next(iter(verify(run).violations)).what
+        in next(iter(verified(run).violations)).what
     )
 
 
@@ -345,7 +353,7 @@ def test_an_order_that_was_changed_is_named(run: ObjectStore) -> None:
     key = layout.order(0)
     assert run.get(key).count(b'"samples_per_prompt":4') == 1
     rewrite(run, key, run.get(key).replace(b'"samples_per_prompt":4', b'"samples_per_prompt":2'))
-    found = verify(run).violations
+    found = verified(run).violations
     assert [(violation.invariant, violation.where) for violation in found] == [(1, key)]
     assert "does not have the checksum it carries" in found[0].what
 
@@ -359,7 +367,7 @@ def test_an_order_that_was_changed_is_named_before_anybody_answers_it(run: Objec
 def test_a_group_with_too_few_episodes_is_named(run: ObjectStore) -> None:
     order = orders.read(run, 0)
     rewrite(run, layout.order(0), seal(replace(order, samples_per_prompt=5)))
-    assert {(violation.where, violation.what) for violation in verify(run).violations} == {
+    assert {(violation.where, violation.what) for violation in verified(run).violations} == {
         (layout.shard(0), f"has 4 episodes of {prompt.id}, its order asked for 5")
         for prompt in order.prompts
     }
@@ -373,10 +381,10 @@ def test_a_changed_or_missing_config_is_a_persons_to_mend(run: ObjectStore) -> N
         ConfigError,
         match=r"its run\.json cannot be read: .* the checksum .*; put it back from a copy",
     ):
-        verify(run)
+        verified(run)
     run.delete("run.json")
     with pytest.raises(ConfigError, match=r"its run\.json cannot be read"):
-        verify(run)
+        verified(run)
 
 
 def test_a_token_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
@@ -385,7 +393,7 @@ def test_a_token_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> 
     rewrite(run, layout.shard(0), shards.encode(_with_version(false, 77)))
     assert any(
         violation.invariant == 4 and "version 77 of solver, which does not exist" in violation.what
-        for violation in verify(run).violations
+        for violation in verified(run).violations
     )
 
 
@@ -498,7 +506,7 @@ def test_what_a_completed_run_lacks_is_named_and_what_a_going_one_lacks_is_not(
 def test_a_completed_run_without_anything_lacks_everything(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "empty", CONFIG)
     request_stop(run, Stop("completed", "all steps done", 0.0))
-    assert [violation.where for violation in verify(run).violations] == [
+    assert [violation.where for violation in verified(run).violations] == [
         "batches/solver/00000001.arrow",
         "batches/solver/00000002.arrow",
         "weights/solver/00000000",
@@ -510,7 +518,7 @@ def test_a_completed_run_without_anything_lacks_everything(memory_store: ObjectS
 def test_a_run_that_was_cancelled_lacks_nothing(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "cancelled", CONFIG)
     request_stop(run, Stop("cancelled", "by hand", 0.0))
-    assert verify(run).ok
+    assert verified(run).ok
 
 
 def test_an_end_that_cannot_be_read_is_named(run: ObjectStore) -> None:
@@ -523,7 +531,7 @@ def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: Object
     with pytest.raises(
         ConfigError, match=r"its run\.json has no whole number 'policies\.solver\.batch_size'"
     ):
-        verify(run)
+        verified(run)
 
 
 def test_keys_of_no_pattern_are_passed_over_and_stand_for_nothing(run: ObjectStore) -> None:
@@ -576,7 +584,7 @@ def test_a_version_whose_weights_its_shard_does_not_name_is_named(run: ObjectSto
 def test_an_answer_to_other_prompts_is_named(run: ObjectStore) -> None:
     order = orders.read(run, 0)
     rewrite(run, layout.order(0), seal(replace(order, prompts=order.prompts[::-1])))
-    found = verify(run).violations
+    found = verified(run).violations
     assert [(violation.invariant, violation.where) for violation in found] == [(1, layout.shard(0))]
     assert found[0].what.startswith("answers the prompts ")
 
@@ -592,7 +600,7 @@ def test_a_false_batch_in_a_manifest_is_named(run: ObjectStore) -> None:
 def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
     step = next(n for n in range(1, STEPS + 1) if batches.read(run, "solver", n).ledger)
     where = change_batch(run, step, lambda batch: replace(batch, ledger=batch.ledger[1:]))
-    found = verify(run).violations
+    found = verified(run).violations
     assert [(violation.invariant, violation.where) for violation in found] == [(6, where)]
     assert "has vanished" in found[0].what
 
@@ -600,7 +608,8 @@ def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
 def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> None:
     def add(batch: Batch) -> Batch:
         return replace(
-            batch, ledger=(*batch.ledger, Entry(batch.rows[0].key, "filtered", "zero_advantage"))
+            batch,
+            ledger=(*batch.ledger, LedgerEntry(batch.rows[0].key, "filtered", "zero_advantage")),
         )
 
     where = change_batch(run, 1, add)
@@ -610,7 +619,9 @@ def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> Non
 def test_a_fate_of_a_sequence_that_was_never_played_is_named(run: ObjectStore) -> None:
     strange = SequenceKey(0, 0, 0, 9)
     where = change_batch(
-        run, 1, lambda batch: replace(batch, ledger=(*batch.ledger, Entry(strange, "expired", "")))
+        run,
+        1,
+        lambda batch: replace(batch, ledger=(*batch.ledger, LedgerEntry(strange, "expired", ""))),
     )
     assert told(run) == [
         (6, where, f"{named(strange)} is expired, but no shard taken in so far holds it")
@@ -627,8 +638,8 @@ def test_an_unreadable_shard_is_a_fault_until_it_is_in_quarantine(run: ObjectSto
     number = one_more_order(run)
     run.create(layout.shard(number), b"no arrow file")
     assert broken(run) == {(6, layout.shard(number))}
-    quarantine.quarantine(run, layout.shard(number), "truncated")
-    verdict = verify(run)
+    quarantine.quarantine_object(run, layout.shard(number), "truncated")
+    verdict = verified(run)
     assert verdict.ok
     assert verdict.quarantined == 1
 
@@ -642,7 +653,7 @@ def test_a_shard_under_the_wrong_number_is_named(run: ObjectStore) -> None:
 def test_violations_are_told_once_and_in_order(run: ObjectStore) -> None:
     run.delete(layout.batch("solver", 2))
     run.delete(layout.order(1))
-    found = verify(run).violations
+    found = verified(run).violations
     assert list(found) == sorted(set(found))
     assert isinstance(found[0], Violation)
 
@@ -663,7 +674,7 @@ def test_damaged_evaluations_and_tags_are_named_with_the_reason(run: ObjectStore
 
 
 def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
-    evaluations.commit(run, evaluation({"solver": 1, "verifier": 99}))
+    evaluations.create(run, evaluation({"solver": 1, "verifier": 99}))
     run.create("tags/best.json", seal(tags.Tag(name="best", policy="nobody", version=1, at_s=5.0)))
     assert told(run) == [
         (
@@ -676,7 +687,7 @@ def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: O
 
 
 def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
-    evaluations.commit(run, evaluation({"solver": 1, "verifier": 1}))
+    evaluations.create(run, evaluation({"solver": 1, "verifier": 1}))
     tags.create(run, "best", "solver", 1)
     assert told(run) == []
 
@@ -699,4 +710,4 @@ def test_a_config_of_other_types_is_a_sentence(
 ) -> None:
     run = create_run(memory_store, "strange", config)
     with pytest.raises(ConfigError, match=re.escape(f"run.json has no {missing}")):
-        verify(run)
+        verified(run)

@@ -12,6 +12,7 @@ from storage.run import orders, runs
 from storage.store.backend import Backend, Keys
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
+from tasks.recipes.run_terms import run_terms
 from tests.dataflow_world import POLICIES, World, world
 
 STEPS = 6
@@ -72,12 +73,12 @@ def test_a_run_that_goes_on_while_it_is_verified_is_whole(
         step()
     before = orders.next_number(made.run)
     growing = replace(made.run, backend=Growing(made.run.backend, step, each))
-    verdict = verify(growing)
+    verdict = verify(growing, run_terms(growing))
     assert verdict.violations == ()
     assert orders.next_number(made.run) > before or runs.read_stop(made.run) is not None
     for _ in range(200):
         step()
-    final = verify(made.run)
+    final = verify(made.run, run_terms(made.run))
     assert final.violations == ()
     assert {policy: books.batches for policy, books in final.policies.items()} == dict.fromkeys(
         POLICIES, STEPS

@@ -12,7 +12,7 @@ from storage import layout
 from storage.errors import CorruptError
 from storage.formats.json_objects import seal
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
-from storage.records.weights import HostTensor, Merged, StoredDelta
+from storage.records.weights import HostTensor, MergedDelta, StoredDelta
 from storage.store.object_store import ObjectStore
 from storage.weights import compaction, delta_store, manifests, publisher, reader, update_path
 from storage.weights.manifests import LoadedWeights
@@ -86,9 +86,11 @@ def test_tensors_that_swap_their_names_again_and_again_are_merged(
         [{**tensors, **pairs[version % 3 % 2]} for version, tensors in enumerate(models(9))],
     )
     assert compaction.merge(memory_store, "solver", 8, 0)
-    leg = update_path.merged_leg(manifests.read_merged(memory_store, "solver", 8, 0))
+    leg = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
     assert (
-        weights_digest(reader.apply_path(memory_store, held[8].manifest, [leg], held[0]).tensors)
+        weights_digest(
+            update_path.apply_path(memory_store, held[8].manifest, [leg], held[0]).tensors
+        )
         == held[8].manifest.digest
     )
 
@@ -126,8 +128,8 @@ def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_come
         "tied": ("first", "renamed", file.name),
         "fixed": ("fixed", "", ""),
     }
-    found = reader.apply_path(
-        memory_store, held[8].manifest, [update_path.merged_leg(merged)], held[0]
+    found = update_path.apply_path(
+        memory_store, held[8].manifest, [update_path.merged_path_delta(merged)], held[0]
     )
     assert weights_digest(found.tensors) == held[8].manifest.digest
 
@@ -155,8 +157,8 @@ def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(
     assert compaction.merge(memory_store, "solver", 8, 0)
     merged = manifests.read_merged(memory_store, "solver", 8, 0)
     assert {info.entry for info in merged.step.tensors.values()} == {""}
-    found = reader.apply_path(
-        memory_store, held[8].manifest, [update_path.merged_leg(merged)], held[0]
+    found = update_path.apply_path(
+        memory_store, held[8].manifest, [update_path.merged_path_delta(merged)], held[0]
     )
     assert weights_digest(found.tensors) == held[8].manifest.digest
 
@@ -191,33 +193,33 @@ def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(18))
-    merging = compaction.Merging(memory_store)
-    merging.after("solver", 7)
-    merging.close()
-    assert not memory_store.exists(layout.merged("solver", 8, 0))
+    merger = compaction.BackgroundMerger(memory_store)
+    merger.merge_up_to("solver", 7)
+    merger.close()
+    assert not memory_store.exists(layout.merged_delta("solver", 8, 0))
     for version, wanted in ((8, 8), (15, 8), (16, 16), (17, 16)):
         for key in memory_store.list(layout.WEIGHTS):
             if "since-" in key:
                 memory_store.delete(key)
-        merging = compaction.Merging(memory_store)
-        merging.after("solver", version)
-        merging.close()
+        merger = compaction.BackgroundMerger(memory_store)
+        merger.merge_up_to("solver", version)
+        merger.close()
         (merged,) = (key for key in memory_store.list(layout.WEIGHTS) if "since-" in key)
-        assert merged == layout.merged("solver", wanted, wanted - 8)
+        assert merged == layout.merged_delta("solver", wanted, wanted - 8)
 
 
 def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_deltas(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = publish(memory_store, models(9))
-    single = sum(leg.num_bytes for one in held[1:] for leg in update_path.legs(one.manifest))
+    single = sum(leg.num_bytes for one in held[1:] for leg in update_path.path_deltas(one.manifest))
     monkeypatch.setattr(compaction, "BYTES_MIN", single + 1)
     assert not compaction.merge(memory_store, "solver", 8, 0)
     monkeypatch.setattr(compaction, "BYTES_MIN", single)
     monkeypatch.setattr(compaction, "SHARE_MAX", 0.01)
     assert not compaction.merge(memory_store, "solver", 8, 0)
     assert merged_files(memory_store, 8) == []
-    assert not memory_store.exists(layout.merged("solver", 8, 0))
+    assert not memory_store.exists(layout.merged_delta("solver", 8, 0))
     monkeypatch.undo()
     monkeypatch.setattr(compaction, "BYTES_MIN", single)
     assert compaction.merge(memory_store, "solver", 8, 0)
@@ -231,7 +233,9 @@ def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(9))
-    rival = seal(Merged(policy="solver", version=8, step=StoredDelta(0, {}, ()), created_s=0.0))
+    rival = seal(
+        MergedDelta(policy="solver", version=8, step=StoredDelta(0, {}, ()), created_s=0.0)
+    )
 
     class RivalIsFirst:
         def __getattr__(self, verb: str) -> Any:
@@ -239,13 +243,13 @@ def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
 
         def create(self, key: str, body: bytes) -> bool:
             if "since-" in key:
-                memory_store.put(layout.merged("solver", 8, 0), rival)
+                memory_store.put(layout.merged_delta("solver", 8, 0), rival)
             return memory_store.backend.create(key, body)
 
     before = memory_store.list()
     assert compaction.merge(replace(memory_store, backend=RivalIsFirst()), "solver", 8, 0)
-    assert memory_store.list() == sorted([*before, layout.merged("solver", 8, 0)])
-    assert memory_store.get(layout.merged("solver", 8, 0)) == rival
+    assert memory_store.list() == sorted([*before, layout.merged_delta("solver", 8, 0)])
+    assert memory_store.get(layout.merged_delta("solver", 8, 0)) == rival
 
 
 @pytest.mark.usefixtures("pays")
@@ -258,24 +262,25 @@ def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(
         for v, one in enumerate(versions)
     ]
     held = publish(memory_store, versions)
-    single = sum(leg.num_bytes for one in held[1:] for leg in update_path.legs(one.manifest))
+    single = sum(leg.num_bytes for one in held[1:] for leg in update_path.path_deltas(one.manifest))
     assert single > 60_000
     merges_with = compaction.merge(memory_store, "solver", 8, 0, memory_bytes=single)
-    assert merges_with == memory_store.exists(layout.merged("solver", 8, 0))
+    assert merges_with == memory_store.exists(layout.merged_delta("solver", 8, 0))
 
 
 def test_tensors_that_the_manifest_does_not_list_are_refused(memory_store: ObjectStore) -> None:
     (held,) = publish(memory_store, models(1, size=100))
+    digests = {name: info.digest for name, info in held.manifest.tensors.items()}
     more = {**held.tensors, "extra": bf16(np.zeros(3, dtype=np.uint16))}
     with pytest.raises(
         CorruptError, match="00000000: what is stored gives extra, which its manifest does not list"
     ):
-        update_path.check(held.manifest, more, {}, {})
+        update_path.check(held.manifest, more, digests)
     fewer = {name: one for name, one in held.tensors.items() if name != "small"}
     with pytest.raises(
         CorruptError, match="does not give the tensor small that its manifest lists"
     ):
-        update_path.check(held.manifest, fewer, {}, {})
+        update_path.check(held.manifest, fewer, digests)
 
 
 def test_a_delta_that_grows_too_large_while_it_is_stored_takes_its_files_back(

@@ -9,6 +9,7 @@ import pytest
 from storage import layout
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.formats.safetensors import weights_digest
+from storage.records.progress import MirrorProgress
 from storage.records.weights import HostTensor
 from storage.store import object_store
 from storage.store.object_store import ObjectStore, open_store
@@ -18,7 +19,7 @@ from storage.weights.read_through import AWAY_S, LAG_MAX_S, ReadThrough, read_th
 from storage.weights.retention import Retention
 from storage.weights.traffic import Counting, counted
 from tests.builders import mirror_next
-from tests.lifetimes import ScriptedLifetime
+from tests.lifetimes import ScriptedLifetime, progress_of
 
 
 def model(version: int) -> Mapping[str, HostTensor]:
@@ -46,7 +47,7 @@ class World:
         while (copied := mirror_next(self.home, self.mirror)) is not None:
             newest = manifests.latest(self.mirror, "solver") or 0
             num_bytes += copied.num_bytes + replication.copy_files(
-                self.home, self.mirror, "solver", newest, copied.left
+                self.home, self.mirror, "solver", newest, copied.pending
             )
         return num_bytes
 
@@ -217,17 +218,18 @@ def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed
     assert pulse.last.versions == {"solver": 2, "verifier": 0}
     folder = layout.weights("solver", 0)
     assert (
-        pulse.last.progress["mirrored_bytes_solver"]
+        progress_of(pulse.last, MirrorProgress).mirrored_bytes["solver"]
         > sum(len(world.home.get(key)) for key in world.home.list(folder)) / 2
     )
     assert set(lifetime.waits_s) == {0.0, replication.POLL_INTERVAL_S}
 
 
 def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
-    said: list[tuple[str, str]] = []
+    said: list[tuple[str, str, str]] = []
 
     def next_look(seconds: float) -> bool:
-        said.append((lifetime.heartbeat.last.state, lifetime.heartbeat.last.note))
+        beat = lifetime.heartbeat.last
+        said.append((beat.state, beat.wait_reason, beat.note))
         if len(said) == 2:
             world.publish(1)
         if len(said) == 3:
@@ -237,10 +239,10 @@ def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
     lifetime = ScriptedLifetime(world.home, "mirror", next_look)
     replication.replicate(lifetime, world.mirror, ["solver", "verifier"])
     assert said == [
-        ("starting", ""),
-        ("waiting", "waits for the base model of solver, verifier"),
-        ("waiting", "waits for the base model of verifier"),
-        ("working", ""),
+        ("starting", "", ""),
+        ("waiting", "base_model", "waits for the base model of solver, verifier"),
+        ("waiting", "base_model", "waits for the base model of verifier"),
+        ("working", "", ""),
     ]
 
 
@@ -354,6 +356,26 @@ def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
         )
 
 
+def test_a_version_whose_manifest_was_lost_at_home_is_left_out(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.publish(6)
+    world.home.delete(layout.manifest(layout.weights("solver", 3)))
+    lifetime = ScriptedLifetime(world.home, "mirror", lambda seconds: len(lifetime.waits_s) > 20)
+    replication.replicate(lifetime, world.mirror, ["solver"], last=5)
+    assert [
+        version for version in range(7) if manifests.exists(world.mirror, "solver", version)
+    ] == [
+        0,
+        1,
+        2,
+        4,
+        5,
+    ]
+    assert lifetime.heartbeat.last.versions == {"solver": 5}
+    assert caplog.messages.count("version 3 of solver is missing and is not mirrored") == 1
+
+
 def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: World) -> None:
     world.publish(3)
     manifest = manifests.read_manifest(world.home, "solver", 2)
@@ -447,7 +469,7 @@ def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind
     pulse = kept(world, on_wait, last=5).heartbeat
     assert shown == [(2, False), (3, False), (4, False), (5, False)]
     assert weights_keys(world.mirror) == weights_keys(world.home)
-    assert pulse.last.progress["mirrored_bytes_solver"] == sum(
+    assert progress_of(pulse.last, MirrorProgress).mirrored_bytes["solver"] == sum(
         len(world.home.get(key)) for key in weights_keys(world.home) if int(key.split("/")[2]) >= 3
     )
 

@@ -8,18 +8,20 @@ import pytest
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import HeartbeatWriter, Kind
+from storage.coordination.heartbeats import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, NotFoundError
-from storage.formats import json_objects
 from storage.formats.json_objects import seal
 from storage.formats.safetensors import weights_digest
-from storage.records.control import Heartbeat
-from storage.records.weights import FileInfo, HostTensor, Manifest, Merged, StoredDelta
+from storage.records.control import ServiceState
+from storage.records.progress import ServiceKind
+from storage.records.weights import FileInfo, HostTensor, Manifest, MergedDelta, StoredDelta
 from storage.store.object_store import ObjectStore
-from storage.verify.weights import audit_weights
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
 from storage.weights import manifests, publisher, reader, retention
 from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
+from tests import builders
 from tests.killed_store import Killed, killed_at
 
 DAY_S = 86400.0
@@ -109,10 +111,10 @@ def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(
 
 
 def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) -> None:
-    key, name = layout.merged("solver", 8, 0), f"{'0' * 32}.delta-00000.safetensors"
+    key, name = layout.merged_delta("solver", 8, 0), f"{'0' * 32}.delta-00000.safetensors"
     before = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)).num_bytes
     step = StoredDelta(0, {}, (FileInfo(name, 5, "sha256:"),))
-    run.put(key, seal(Merged(policy="solver", version=8, step=step)))
+    run.put(key, seal(MergedDelta(policy="solver", version=8, step=step)))
     run.put(f"{layout.weights('solver', 8)}/{name}", b"12345")
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     assert planned.num_bytes == before + 5
@@ -156,10 +158,7 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
     beat_s = beat.beat_s
     left = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert 15 in left.retired  # who has left needs nothing
-    run.put(
-        layout.heartbeat("rollout", "rollout-a-0"),
-        json_objects.encode(replace(beat, state="working")),
-    )
+    builders.put_heartbeat(run, replace(beat, state=ServiceState.WORKING))
     held = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert held.kept[14] == held.kept[15] == "a living worker or evaluation holds version 14"
     assert sorted(held.retired) == list(range(1, 10))  # 10 to 13 lead to 14
@@ -173,7 +172,7 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
     assert 15 in barely.kept
 
 
-READERS: list[tuple[Kind, str, dict[str, int], bool]] = [
+READERS: list[tuple[ServiceKind, str, dict[str, int], bool]] = [
     ("rollout", "working", {"solver": 14}, True),
     ("rollout", "draining", {"solver": 14}, True),
     ("evaluation", "working", {"solver": 14}, True),
@@ -192,19 +191,10 @@ def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does
 ) -> None:
     found, beat_s = [], later_s(run)
     for kind, state, versions, _ in READERS:
-        beat = Heartbeat(
-            kind=kind,
-            id="one",
-            attempt=0,
-            beats=1,
-            beat_s=beat_s,
-            started_s=beat_s,
-            pid=1,
-            host="here",
-            state=state,
-            versions=versions,
+        beat = builders.heartbeat(
+            kind, "one", beat_s=beat_s, started_s=beat_s, state=state, versions=versions
         )
-        run.put(layout.heartbeat(kind, "one"), json_objects.encode(beat))
+        builders.put_heartbeat(run, beat)
         kept = retention.plan(
             run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
         ).kept
@@ -238,19 +228,10 @@ def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(
 def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectStore) -> None:
     beat_s = later_s(run)
     for name, version in (("a", 27), ("b", 23), ("c", 25)):
-        beat = Heartbeat(
-            kind="evaluation",
-            id=name,
-            attempt=0,
-            beats=1,
-            beat_s=beat_s,
-            started_s=beat_s,
-            pid=1,
-            host="here",
-            state="working",
-            versions={"solver": version},
+        beat = builders.heartbeat(
+            "evaluation", name, beat_s=beat_s, started_s=beat_s, versions={"solver": version}
         )
-        run.put(layout.heartbeat("evaluation", name), json_objects.encode(beat))
+        builders.put_heartbeat(run, beat)
     kept = retention.plan(
         run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0
     ).kept
@@ -293,7 +274,10 @@ def chain(store: ObjectStore) -> ObjectStore:
         )
     folder = layout.weights("solver", 3)
     step = StoredDelta(0, {}, (FileInfo(f"{'0' * 32}.delta-00000.safetensors", 5, "sha256:"),))
-    store.put(layout.merged("solver", 3, 0), seal(Merged(policy="solver", version=3, step=step)))
+    store.put(
+        layout.merged_delta("solver", 3, 0),
+        seal(MergedDelta(policy="solver", version=3, step=step)),
+    )
     store.put(f"{folder}/{'0' * 32}.delta-00000.safetensors", b"12345")
     store.put(f"{folder}/{'1' * 32}.model-00000.safetensors", b"cut off")
     return store
@@ -366,18 +350,14 @@ def test_a_frozen_run_is_left_alone(run: ObjectStore) -> None:
 
 
 def audited(run: ObjectStore) -> list[str]:
-    """Where the audit of bytes finds something broken."""
-    found: list[str] = []
-    audit_weights(
-        run,
-        "solver",
-        -1,
-        lambda invariant, where, what: found.append(where),
-        lambda what, share: None,
-    )
+    """Objects of the violations that the audit finds, without the missing batches."""
+    findings = Findings()
+    WeightsAudit(run, "solver", findings).audit(-1, lambda what, share: None)
     return [
-        where for where in found if not where.endswith("manifest.json")
-    ]  # there are no batches in this store
+        violation.where
+        for violation in findings.violations()
+        if not violation.where.endswith("manifest.json")
+    ]
 
 
 def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement_left(
@@ -397,7 +377,7 @@ def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement
     assert audited(run) == [layout.weights("solver", 11)]
 
 
-def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifests(
+def test_the_audit_returns_each_versions_digest_and_keeps_no_more_than_two_manifests(
     run: ObjectStore,
 ) -> None:
     alive: list[int] = []
@@ -405,7 +385,7 @@ def test_the_audit_tells_each_versions_digest_and_holds_no_more_than_two_manifes
     def progress(what: str, share: float) -> None:
         alive.append(sum(type(one) is Manifest for one in gc.get_objects()))
 
-    digests = audit_weights(run, "solver", -1, lambda invariant, where, what: None, progress)
+    digests = WeightsAudit(run, "solver", Findings()).audit(-1, progress)
     assert digests == {version: weights_digest(model(version)) for version in range(VERSIONS)}
     assert max(alive) <= alive[0] + 2
 
@@ -448,3 +428,16 @@ def test_an_age_that_is_none_is_refused_since_it_would_keep_nothing_young(grace_
         ConfigError, match="the first is at least 1, the others are finite and at least 0"
     ):
         Retention(grace_s=grace_s)
+
+
+@pytest.mark.parametrize("missing", [0, 3, 16])
+def test_nothing_is_retired_while_a_manifest_is_missing(run: ObjectStore, missing: int) -> None:
+    key = layout.manifest(layout.weights("solver", missing))
+    body = run.get(key)
+    run.delete(key)
+    with pytest.raises(
+        CorruptError, match=f"version {missing} of solver is missing, version 29 exists"
+    ):
+        retention.plan(run, "solver", Retention(last=1), 0.0)
+    run.create(key, body)
+    assert retention.plan(run, "solver", Retention(last=1), later_s(run)).retired

@@ -45,19 +45,19 @@ def test_a_tag_is_read_back_and_can_be_taken_away(run: ObjectStore) -> None:
     given = tags.create(run, "best", "solver", 4)
     assert tags.create(run, "best", "solver", 4) == given
     same = tags.create(run, "same", "solver", 4)
-    assert tags.read_all(run) == [given, same]
+    assert tags.require_all(run) == [given, same]
     assert tags.delete(run, "best") == given
-    assert [tag.name for tag in tags.read_all(run)] == ["same"]
+    assert [tag.name for tag in tags.require_all(run)] == ["same"]
 
 
 def test_a_name_belongs_to_one_version(run: ObjectStore) -> None:
     tags.create(run, "best", "solver", 4)
     with pytest.raises(
         ConfigError,
-        match="the name best belongs to solver@4; choose another, or take it away first",
+        match="the name best belongs to solver@4; choose another, or remove it first",
     ):
         tags.create(run, "best", "solver", 5)
-    assert [tag.version for tag in tags.read_all(run)] == [4]
+    assert [tag.version for tag in tags.require_all(run)] == [4]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_cannot_be_tagged_is_named(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         tags.create(run, name, policy, version)
-    assert tags.read_all(run) == []
+    assert tags.require_all(run) == []
 
 
 def test_taking_away_what_nobody_gave_tells_the_tags_there_are(run: ObjectStore) -> None:
@@ -106,9 +106,9 @@ def test_a_tagged_version_and_what_leads_to_it_stays(run: ObjectStore) -> None:
 
 def test_a_version_that_was_let_go_cannot_be_tagged_any_more(run: ObjectStore) -> None:
     retention.retire(run, retention.plan(run, "solver", NOTHING_ELSE, NOW_S))
-    with pytest.raises(ConfigError, match="the data of version 2 of solver was let go"):
+    with pytest.raises(ConfigError, match="the data of version 2 of solver was retired"):
         tags.create(run, "good", "solver", 2)
-    assert tags.read_all(run) == []
+    assert tags.require_all(run) == []
 
 
 def test_a_tag_given_after_the_plan_stops_its_execution_before_data_is_deleted(
@@ -137,7 +137,7 @@ def test_keys_that_are_no_tags_of_ours_and_tags_taken_away_meanwhile_hold_up_not
     tags.create(run, "good", "solver", 2)
     for stray in ("tags/.DS_Store", "tags/best", "tags/best.json.old", "tags/sub/best.json"):
         run.put(stray, b"")
-    assert [tag.name for tag in tags.read_all(run)] == ["good"]
+    assert [tag.name for tag in tags.require_all(run)] == ["good"]
 
 
 def test_a_tag_that_cannot_be_read_lets_nothing_go(run: ObjectStore) -> None:
@@ -149,7 +149,7 @@ def test_a_tag_that_cannot_be_read_lets_nothing_go(run: ObjectStore) -> None:
 def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: ObjectStore) -> None:
     best = tags.create(run, "best", "solver", 4)
     run.put("tags/torn.json", b"{")
-    seen = tags.look(run)
+    seen = tags.read_all(run)
     assert seen.found == (best,)
     assert list(seen.unreadable) == ["tags/torn.json"]
     assert seen.unreadable["tags/torn.json"].startswith("tags/torn.json is not JSON")
@@ -159,7 +159,7 @@ def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: Object
     with pytest.raises(CorruptError, match=r"what it keeps is not known: .*tag RUN --remove torn"):
         retention.plan(run, "solver", NOTHING_ELSE, NOW_S)
     assert tags.delete(run, "torn") is None
-    assert tags.read_all(run) == [best]
+    assert tags.require_all(run) == [best]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,10 @@ def test_a_tag_with_another_name_or_an_absurd_number_is_damaged(
         "tags/best.json",
         seal(replace(Tag(name="best", policy="solver", version=4, at_s=5.0), **change)),
     )
-    assert (tags.look(run).found, list(tags.look(run).unreadable)) == ((), ["tags/best.json"])
+    assert (tags.read_all(run).found, list(tags.read_all(run).unreadable)) == (
+        (),
+        ["tags/best.json"],
+    )
 
 
 def test_a_version_is_written_as_its_policy_and_its_number() -> None:

@@ -25,17 +25,14 @@ def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(
         run.get(key)
     assert run.get("weights/solver/00000003/a") == b"12345"
     assert run.backend.read_part("runs/weights/weights/solver/00000003/a", 1, 3) == b"23"
-    assert traffic.progress(counted, None) == {
-        "weights_bytes_home_solver": 12,
-        "weights_bytes_home_my-verifier_2": 3,
-        "shard_bytes": 0,
-    }
+    assert counted.weights() == {"solver": 12, "my-verifier_2": 3}
+    assert counted.shards() == 0
 
 
 def test_shards_count_once_and_a_twin_that_lost_does_not(memory_store: ObjectStore) -> None:
     run, counted = traffic.counted(memory_store)
-    assert shards.commit(run, builders.shard(order=0))
-    assert not shards.commit(run, builders.shard(order=0))
+    assert shards.create(run, builders.shard(order=0))
+    assert not shards.create(run, builders.shard(order=0))
     run.put("orders/00000000.json", b"no shard")
     assert counted.shards() == len(memory_store.get(layout.shard(0)))
 
@@ -50,8 +47,6 @@ def test_home_and_mirror_count_apart_below_a_reader_that_goes_near_first() -> No
     near, at_mirror = traffic.counted(replace(mirror, patience_s=1e-6))
     reader.fetch(read_through_mirror(far, near), "solver", 0)
     (data,) = (key for key in home.list("weights/solver") if key.endswith(".safetensors"))
-    assert traffic.progress(at_home, at_mirror) == {
-        "weights_bytes_home_solver": len(home.get("weights/solver/00000000/manifest.json")),
-        "weights_bytes_mirror_solver": len(home.get(data)),
-        "shard_bytes": 0,
-    }
+    manifest = home.get("weights/solver/00000000/manifest.json")
+    assert at_home.weights() == {"solver": len(manifest)}
+    assert at_mirror.weights() == {"solver": len(home.get(data))}

@@ -3,6 +3,7 @@ at the same bits.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,20 @@ from storage.errors import CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
 from storage.records.weights import FileInfo, HostTensor, TensorInfo
 from storage.store.object_store import ObjectStore
-from storage.verify.weights import audit_weights
-from storage.weights import compaction, manifests, publisher, reader, update_path
+from storage.verify.violations import Findings
+from storage.verify.weights import WeightsAudit
+from storage.weights import (
+    compaction,
+    delta_applier,
+    manifests,
+    publisher,
+    reader,
+    update_path,
+)
+from storage.weights.delta_applier import DeltaApplier
 from storage.weights.manifests import MERGED_SPAN, LoadedWeights
 from storage.weights.traffic import counted
-from storage.weights.update_path import PathStep
+from storage.weights.update_path import PathDelta
 
 ANCHOR_EVERY = 20
 Model = Mapping[str, HostTensor]
@@ -76,20 +86,17 @@ def pays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def audited(run: ObjectStore) -> list[tuple[int, str]]:
-    """Invariant and place of what the audit of the versions finds; that there are no batches here
-    does not count.
-    """
-    found: list[tuple[int, str]] = []
-
-    def broken(invariant: int, place: str, what: str) -> None:
-        if "batch" not in what:
-            found.append((invariant, place))
-
-    audit_weights(run, "solver", -1, broken, lambda what, share: None)
-    return found
+    """Invariant and object of each violation that the audit finds, without the missing batches."""
+    findings = Findings()
+    WeightsAudit(run, "solver", findings).audit(-1, lambda what, share: None)
+    return [
+        (violation.invariant, violation.where)
+        for violation in findings.violations()
+        if "batch" not in violation.what
+    ]
 
 
-def leg(version: int, base: int | None, num_bytes: int) -> PathStep:
+def leg(version: int, base: int | None, num_bytes: int) -> PathDelta:
     tensors = {
         "w": TensorInfo(
             dtype="BF16",
@@ -99,7 +106,7 @@ def leg(version: int, base: int | None, num_bytes: int) -> PathStep:
             source="" if base is None else "w",
         )
     }
-    return PathStep(
+    return PathDelta(
         policy="solver",
         version=version,
         base=base,
@@ -113,7 +120,7 @@ def test_the_way_with_the_fewest_bytes_is_taken() -> None:
     anchors = [leg(0, None, 400), leg(20, None, 400)]
     merged = [leg(8, 0, 50), leg(16, 8, 75)]
 
-    def way(start: int | None, version: int, *given: PathStep) -> list[tuple[int | None, int]]:
+    def way(start: int | None, version: int, *given: PathDelta) -> list[tuple[int | None, int]]:
         found = update_path.cheapest(given, start, version)
         assert found is not None
         return [(each.base, each.version) for each in found]
@@ -164,8 +171,8 @@ def test_merged_changes_pass_over_an_anchor(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(25))
     assert compaction.merge(memory_store, "solver", 24, 16)
     merged = manifests.read_merged(memory_store, "solver", 24, 16)
-    found = reader.apply_path(
-        memory_store, held[24].manifest, [update_path.merged_leg(merged)], held[16]
+    found = update_path.apply_path(
+        memory_store, held[24].manifest, [update_path.merged_path_delta(merged)], held[16]
     )
     assert weights_digest(found.tensors) == held[24].manifest.digest
 
@@ -221,8 +228,8 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(
             )  # what was held is as it was
     assert compaction.merge(memory_store, "solver", MERGED_SPAN, 0)
     merged = manifests.read_merged(memory_store, "solver", MERGED_SPAN, 0)
-    found = reader.apply_path(
-        memory_store, held[-1].manifest, [update_path.merged_leg(merged)], held[0]
+    found = update_path.apply_path(
+        memory_store, held[-1].manifest, [update_path.merged_path_delta(merged)], held[0]
     )
     assert weights_digest(found.tensors) == held[-1].manifest.digest
     files = {name: bool(info.file) for name, info in merged.step.tensors.items()}
@@ -241,9 +248,11 @@ def test_deltas_of_most_elements_are_merged(memory_store: ObjectStore) -> None:
     held = publish(memory_store, crowded)
     assert [one.manifest.kind for one in held[1:]] == ["delta"] * 8
     assert compaction.merge(memory_store, "solver", 8, 0)
-    leg = update_path.merged_leg(manifests.read_merged(memory_store, "solver", 8, 0))
+    leg = update_path.merged_path_delta(manifests.read_merged(memory_store, "solver", 8, 0))
     assert (
-        weights_digest(reader.apply_path(memory_store, held[8].manifest, [leg], held[0]).tensors)
+        weights_digest(
+            update_path.apply_path(memory_store, held[8].manifest, [leg], held[0]).tensors
+        )
         == held[8].manifest.digest
     )
 
@@ -270,7 +279,7 @@ def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_th
         == held[17].manifest.digest
     )
     assert [place for _, place in audited(memory_store)] == [layout.weights("solver", 16)]
-    memory_store.put(layout.merged("solver", 16, 8), b"{}")
+    memory_store.put(layout.merged_delta("solver", 16, 8), b"{}")
     assert (
         weights_digest(reader.read(memory_store, "solver", 17, held[6]).tensors)
         == held[17].manifest.digest
@@ -314,7 +323,7 @@ def test_a_worker_far_behind_starts_from_an_anchor(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = publish(memory_store, models(6, size=2000))
-    monkeypatch.setattr(reader, "LOOK_BACK_MAX", 3)
+    monkeypatch.setattr(reader, "LAG_VERSIONS_MAX", 3)
     assert (
         weights_digest(reader.read(memory_store, "solver", 5, held[0]).tensors)
         == held[5].manifest.digest
@@ -359,7 +368,7 @@ def test_the_memory_of_a_version_that_nobody_uses_is_written_over_and_nothing_el
     places: set[int] = set()
     for version in [*range(1, 9), 11, 15, 16, 17, 18, 19, 20, 21, 24]:
         read = reader.read(
-            memory_store, "solver", version, held, known=published[version].manifest, spare=spare
+            memory_store, "solver", version, held, manifest=published[version].manifest, spare=spare
         )
         assert weights_digest(read.tensors) == published[version].manifest.digest
         assert weights_digest(held.tensors) == held.manifest.digest
@@ -428,17 +437,21 @@ def test_an_array_that_is_spare_twice_or_held_as_well_is_not_written_twice(
         assert weights_digest(held.tensors) == held.manifest.digest
 
 
-def test_a_digest_that_is_known_is_not_made_again(
+def test_only_digests_that_are_not_known_are_computed(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (held,) = publish(memory_store, models(1, size=100))
     digests = {name: info.digest for name, info in held.manifest.tensors.items()}
-    by_id = {id(tensor): digests[name] for name, tensor in held.tensors.items()}
-    monkeypatch.setattr(update_path, "digest", None)
-    update_path.check(held.manifest, held.tensors, digests, {})
-    update_path.check(held.manifest, held.tensors, {}, by_id)
-    with pytest.raises(TypeError, match="not callable"):
-        update_path.check(held.manifest, held.tensors, {}, {})
+    monkeypatch.setattr(delta_applier, "digest", lambda tensor: "computed")
+    applier = DeltaApplier(held.tensors, digests)
+    assert applier.digests() == digests
+    whole = FileInfo("whole", 0, ""), {"new": bf16(np.arange(3, dtype=np.uint16))}
+    infos = {
+        "small": replace(held.manifest.tensors["small"], file="", source="small"),
+        "new": TensorInfo(dtype="BF16", shape=(3,), digest="", file="whole"),
+    }
+    applier.apply("here", infos, [whole], with_digests=True)
+    assert applier.digests() == {"small": digests["small"], "new": "computed"}
 
 
 def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: ObjectStore) -> None:

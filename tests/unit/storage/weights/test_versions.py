@@ -1,9 +1,12 @@
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from storage import layout
 from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundError
 from storage.formats import tensor_set
 from storage.formats.safetensors import weights_digest
@@ -154,6 +157,13 @@ def test_the_models_other_files_come_back_under_their_own_names(memory_store: Ob
     assert reader.fetch_files(memory_store, "solver") == files
 
 
+def test_a_config_with_sizes_beyond_the_tensors_is_refused(memory_store: ObjectStore) -> None:
+    files = {"config.json": b'{"num_hidden_layers": 1000000}'}
+    publisher.publish(memory_store, "solver", 0, builders.tensors(), extra_files=files)
+    with pytest.raises(CorruptError, match=r"config\.json of solver: num_hidden_layers is 1000000"):
+        reader.fetch_files(memory_store, "solver")
+
+
 def changed(store: ObjectStore, **fields: object) -> None:
     key = "weights/solver/00000000/manifest.json"
     store.put(key, sealed({**json.loads(store.get(key)), **fields}))
@@ -195,3 +205,61 @@ def test_a_first_version_that_is_a_delta_has_nothing_to_be_applied_to(
     changed(memory_store, kind="delta", base=0)
     with pytest.raises(CorruptError, match="version 0 of solver is a delta"):
         reader.fetch(memory_store, "solver", 0)
+
+
+def put_manifests(run: ObjectStore, versions: Iterable[int]) -> None:
+    """Objects at the keys of manifests: the search for the newest version reads none of them."""
+    for version in versions:
+        run.put(layout.manifest(layout.weights("solver", version)), b"{}")
+
+
+@pytest.mark.parametrize("missing", range(1, 40))
+def test_a_single_missing_version_does_not_hide_the_newest(
+    memory_store: ObjectStore, missing: int
+) -> None:
+    put_manifests(memory_store, (version for version in range(41) if version != missing))
+    assert manifests.latest(memory_store, "solver") == 40
+    assert manifests.latest(memory_store, "solver", missing - 1) == 40
+    assert manifests.latest(memory_store, "solver", missing) is None
+
+
+def test_missing_versions_that_do_not_follow_each_other_are_all_passed_over(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_manifests(memory_store, range(0, 20, 2))
+    assert manifests.latest(memory_store, "solver") == 18
+    assert "version 1 of solver is missing, version 2 exists" in caplog.text
+    assert "version 17 of solver is missing, version 18 exists" in caplog.text
+
+
+def test_a_version_published_between_two_probes_is_not_reported_as_missing(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Publishes:
+        """Publishes versions 1 and 2 right after version 1 was found absent."""
+
+        def __getattr__(self, verb: str) -> Any:
+            return getattr(memory_store.backend, verb)
+
+        def exists(self, key: str) -> bool:
+            found = memory_store.backend.exists(key)
+            if "00000001" in key:
+                put_manifests(memory_store, [1, 2])
+            return found
+
+    put_manifests(memory_store, [0])
+    assert manifests.latest(replace(memory_store, backend=Publishes()), "solver") == 2
+    assert "missing" not in caplog.text
+
+
+def test_a_poll_of_the_newest_version_costs_three_probes(memory_store: ObjectStore) -> None:
+    put_manifests(memory_store, range(8))
+    probes: list[str] = []
+
+    class Counts:
+        def __getattr__(self, verb: str) -> Any:
+            assert verb == "exists", "a poll neither lists nor reads"
+            return lambda key: probes.append(key) or memory_store.backend.exists(key)
+
+    assert manifests.latest(replace(memory_store, backend=Counts()), "solver", 7) == 7
+    assert len(probes) == 3

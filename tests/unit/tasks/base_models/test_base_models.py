@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from storage.errors import ConfigError
 from storage.formats.safetensors import to_safetensors, weights_digest
+from storage.records.weights import HostTensor
 from storage.run.base_models import load_model, save_model
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
@@ -114,3 +117,14 @@ def test_a_rival_publisher_of_version_0_is_no_error(local_store: ObjectStore):
 
     publish_base_models(local_store, run, {"solver": TINY}, rival_publishes)
     assert manifests.latest(run, "solver") == 0
+
+
+def test_a_folder_whose_config_has_sizes_beyond_its_tensors_is_refused(
+    local_store: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 1099511627776}')
+    norm = HostTensor("BF16", (4,), np.zeros(4, np.uint16))
+    (tmp_path / "model.safetensors").write_bytes(to_safetensors({"norm": norm}))
+    model = FolderModel(path=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"model: config\.json: hidden_size is 1099511627776"):
+        ensure_base_model(local_store, model, Heard())

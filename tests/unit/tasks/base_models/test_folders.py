@@ -157,7 +157,7 @@ def test_a_symbolic_link_in_a_model_folder_is_refused_by_name(
         secret.write_text("{}")
     with pytest.raises(
         ConfigError,
-        match=rf"{folder}/{name} is a symbolic link to {secret}; put the file itself in its place",
+        match=rf"{folder}/{name} is a symbolic link to {secret}; replace it by the file",
     ):
         read_model_folder(folder, silent)
 
@@ -285,7 +285,7 @@ def test_a_file_of_a_model_that_is_larger_than_any_is_refused_before_memory_is_f
     os.truncate(folder / name, 2**42)
     with pytest.raises(
         ConfigError,
-        match=rf"{name} is larger than 67108864 bytes; remove what is no part of the model",
+        match=rf"{name} is larger than 67108864 bytes; remove files that are not part of",
     ):
         read_model_folder(folder, silent)
 

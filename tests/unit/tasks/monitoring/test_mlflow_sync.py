@@ -7,6 +7,7 @@ import pytest
 
 from storage import layout
 from storage.errors import ConfigError
+from storage.records.progress import RolloutProgress
 from tasks.monitoring.mlflow_client import PARENT, Board, flatten
 from tasks.monitoring.mlflow_sync import Tracker, tracking_uri
 from tests.small_run import RECIPE, RUN_ID, SmallRun
@@ -76,7 +77,7 @@ def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
         "rollout-us-east-0",
         1000.0,
         region="us-east",
-        rates={"tokens_per_s": 70.0},
+        progress=RolloutProgress(tokens_per_s=70.0),
         versions={"solver": 2},
     )
     tracker = Tracker(made.run, RUN_ID, made.config, uri, clock=lambda: 1001.0)

@@ -4,6 +4,12 @@ from itertools import pairwise
 import pytest
 
 from storage.errors import ConfigError
+from storage.records.progress import (
+    MirrorProgress,
+    RolloutProgress,
+    SupervisorProgress,
+    TrainerProgress,
+)
 from storage.run import shards
 from tasks.monitoring.status import RunSummary, Status, newest_version, runs, status
 from tests import builders
@@ -36,7 +42,7 @@ def running(name: str) -> SmallRun:
         made.order(number)
     made.beat("supervisor", "supervisor", NOW_S - 1, note="all members are alive")
     made.beat(
-        "trainer", "trainer-solver", NOW_S - 1, progress={"tokens_trained": 12}, versions={"solver": 2},
+        "trainer", "trainer-solver", NOW_S - 1, progress=TrainerProgress(tokens_trained=12), versions={"solver": 2},
         seconds={"wait": 3.0, "step": 5.0, "publish": 2.0, "cpu": 40.0},
     )  # fmt: skip
     made.beat(
@@ -44,16 +50,14 @@ def running(name: str) -> SmallRun:
         "rollout-us-east-0",
         NOW_S - 2,
         region="us-east",
-        progress={"orders_done": 3},
-        rates={"tokens_per_s": 200.0},
+        progress=RolloutProgress(orders_done=3, tokens_per_s=200.0),
     )
     made.beat(
         "rollout",
         "rollout-us-east-1",
         NOW_S - 90,
         region="us-east",
-        progress={"orders_done": 1},
-        rates={"tokens_per_s": 99.0},
+        progress=RolloutProgress(orders_done=1, tokens_per_s=99.0),
     )
     return made
 
@@ -92,8 +96,10 @@ def test_only_workers_with_a_fresh_heartbeat_count() -> None:
 def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
     made = SmallRun("status-traffic")
     workers = (
-        {"weights_bytes_home_solver": 10, "weights_bytes_home_verifier": 1, "shard_bytes": 7},
-        {"weights_bytes_home_solver": 20, "weights_bytes_mirror_solver": 300, "shard_bytes": 8},
+        RolloutProgress(weights_bytes_home={"solver": 10, "verifier": 1}, shard_bytes=7),
+        RolloutProgress(
+            weights_bytes_home={"solver": 20}, weights_bytes_mirror={"solver": 300}, shard_bytes=8
+        ),
     )
     for number, progress in enumerate(workers):
         made.beat(
@@ -104,9 +110,19 @@ def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
             progress=progress,
         )
     made.beat(
-        "mirror", "mirror-us-east", NOW_S, region="us-east", progress={"mirrored_bytes_solver": 150}
+        "mirror",
+        "mirror-us-east",
+        NOW_S,
+        region="us-east",
+        progress=MirrorProgress(mirrored_bytes={"solver": 150}),
     )
-    made.beat("rollout", "rollout-eu-west-0", NOW_S, region="eu-west", progress={"orders_done": 1})
+    made.beat(
+        "rollout",
+        "rollout-eu-west-0",
+        NOW_S,
+        region="eu-west",
+        progress=RolloutProgress(orders_done=1),
+    )
     regions = status(made.store, RUN_ID, NOW_S).regions
     us = regions["us-east"]
     assert (us.weights_in_home, us.weights_in_mirror) == (
@@ -165,7 +181,7 @@ def test_a_run_whose_shards_made_no_batch_yet_is_running() -> None:
     made.beat(
         "supervisor", "supervisor", NOW_S, note="the last 64 groups held nothing to train solver on"
     )
-    shards.commit(made.run, builders.shard(order=0))
+    shards.create(made.run, builders.shard(order=0))
     assert status(made.store, RUN_ID, NOW_S).state == "running"
     assert [one.state for one in runs(made.store, NOW_S)] == ["running"]
 
@@ -188,7 +204,7 @@ def test_what_is_done_after_the_end_is_told_while_the_supervisor_beats() -> None
         NOW_S,
         state="verifying",
         note="shards",
-        progress={"closing_share": 0.42},
+        progress=SupervisorProgress(closing_share=0.42),
     )
     found = status(made.store, RUN_ID, NOW_S + 1).closing
     assert found is not None

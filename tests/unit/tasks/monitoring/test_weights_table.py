@@ -9,6 +9,7 @@ from rich.console import Console
 from deployments.cli import tables
 from storage import layout
 from storage.coordination.heartbeats import HeartbeatWriter
+from storage.records.progress import RolloutProgress
 from storage.records.weights import HostTensor, Manifest
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
@@ -33,7 +34,7 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
             tensors,
         )
     pulse = HeartbeatWriter(memory_store, "rollout", "rollout-a-0", attempt=0, interval_s=3600.0)
-    pulse.update(versions={"solver": 2}, rates={"refresh_s_solver": 0.25})
+    pulse.update(versions={"solver": 2}, progress=RolloutProgress(refresh_s={"solver": 0.25}))
     with pulse:
         pass  # its last beat stands
     found = history(memory_store, "solver").found

@@ -1,5 +1,5 @@
-"""`old_run/run.json` is that of a run of an earlier release, made from `old_run/recipe.yaml`, with
-its bytes as they were.
+"""`tests/old_run/all_variants/run.json` is that of a run of an earlier release, with its bytes as
+they were; it was made from the `recipe.yaml` beside it.
 """
 
 import json
@@ -17,7 +17,7 @@ from tasks.recipes.stored_config import filled, migrated, read_config
 from tests.checkout import ROOT
 from trainer.losses import CustomLoss, M2po, PpoClip
 
-OLD = ROOT / "tests" / "unit" / "tasks" / "recipes" / "old_run"
+OLD = ROOT / "tests" / "old_run" / "all_variants"
 RECIPE = str(OLD / "recipe.yaml")
 
 
@@ -48,7 +48,7 @@ def test_an_old_run_is_resumed_with_its_recipe_and_refused_with_another(
 ) -> None:
     wanted = load(RECIPE).model_dump(mode="json")
     assert runs.check_restart(memory_store, "old-1", wanted, filled) is None
-    assert runs.create_run(memory_store, "old-1", wanted, filled=filled).prefix == old.prefix
+    assert runs.create_run(memory_store, "old-1", wanted, fill_defaults=filled).prefix == old.prefix
     other = load(RECIPE, {"policies.solver.train.loss.clip_low": 0.2}).model_dump(mode="json")
     with pytest.raises(
         ConfigError, match=r"loss\.clip_low is 0\.1 there, 0\.2 here; use the same settings"

@@ -16,7 +16,7 @@ def test_tokens_are_grouped_by_who_sampled_them_and_at_which_version() -> None:
         prompt=(11,), answer=(50,), policy="verifier", version=2, name="verdict", reward=0.0
     )
     play = builders.episode(attempt, verdict, reward=0.0, first_attempt=0.0, final=0.0)
-    shards.commit(made.run, builders.shard(builders.group(play)))
+    shards.create(made.run, builders.shard(builders.group(play)))
     (found,) = sample_episodes(made.run, 1, "solver")
     assert (found.outcome, found.question, found.answer, found.place) == (
         "wrong",
@@ -41,7 +41,7 @@ def test_the_policys_tokenizer_turns_tokens_into_text() -> None:
     words = Tokenizer(models.WordLevel({"7": 11, "+": 12, "=": 40, "1": 41, "5": 2}, unk_token="="))
     made = SmallRun("episodes-text")
     made.version("solver", 0, {"tokenizer.json": words.to_str().encode()})
-    shards.commit(made.run, builders.shard(builders.group(builders.episode())))
+    shards.create(made.run, builders.shard(builders.group(builders.episode())))
     (found,) = sample_episodes(made.run, 1, "solver")
     assert "".join(text for piece in found.turns[0].pieces for text, _ in piece.tokens) == "7+=15"
 
@@ -53,7 +53,7 @@ def test_each_outcome_of_a_group_is_shown_once() -> None:
     ]
     plays.append(builders.episode(error="TimeoutError: timeout after 60 s"))
     made = SmallRun("episodes-outcomes")
-    shards.commit(made.run, builders.shard(builders.group(*plays)))
+    shards.create(made.run, builders.shard(builders.group(*plays)))
     found = sample_episodes(made.run, 1, "solver")
     assert sorted(one.outcome for one in found) == ["failed", "mended", "right", "spoiled", "wrong"]
     assert (
@@ -75,7 +75,7 @@ def test_episodes_come_from_the_whole_run() -> None:
 def test_the_middle_of_a_long_sequence_is_left_out() -> None:
     made = SmallRun("episodes-long")
     long = builders.sequence(answer=(7,) * 5000)
-    shards.commit(made.run, builders.shard(builders.group(builders.episode(long))))
+    shards.create(made.run, builders.shard(builders.group(builders.episode(long))))
     (found,) = sample_episodes(made.run, 1, "solver")
     texts = [text for piece in found.turns[0].pieces for text, _ in piece.tokens]
     assert len(texts) == TOKENS_PER_SEQUENCE_MAX + 1

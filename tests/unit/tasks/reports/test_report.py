@@ -105,7 +105,7 @@ def test_what_models_write_cannot_become_markup() -> None:
     made = SmallRun("report-escaped")
     made.order(0)
     play = builders.episode(error="ValueError: <script>alert(1)</script>")
-    shards.commit(made.run, builders.shard(builders.group(play)))
+    shards.create(made.run, builders.shard(builders.group(play)))
     page = write_report(made.run, RUN_ID)
     assert "<script>alert" not in page
     assert "ValueError: <script>alert(1)</script>" in text_of(page)

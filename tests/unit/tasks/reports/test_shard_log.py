@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.reports.shard_log import Played, ShardLog, by_worker, read_shard_log, throughput
+from tasks.reports.shard_log import PlayedShard, ShardLog, by_worker, read_shard_log, throughput
 from tests.small_run import SmallRun
 
 
 def played(
     order: int, start_s: float, end_s: float, tokens: int, region: str = "us-east"
-) -> Played:
-    return Played(
+) -> PlayedShard:
+    return PlayedShard(
         order=order,
         worker=f"rollout-{region}-0",
         region=region,

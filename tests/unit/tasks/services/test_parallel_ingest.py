@@ -1,83 +1,85 @@
-"""Shards taken in by parallel tasks: how they are spread over tasks, and when a flow run has had
+"""Shards ingested by parallel tasks: how they are spread over tasks, and when a flow run has had
 its share of tasks.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prefect.task_runners import TaskRunner
 
-from data_ops.dataflow.shard_ingest import prepare
+from data_ops.dataflow.ingest_transfer import IngestedShards
+from data_ops.dataflow.shard_ingest import ingest_shard
 from flows import run_dataflow
-from storage.run import shards
+from storage.run import runs, shards
 from storage.store.object_store import ObjectStore
+from tasks.recipes import loader
 from tasks.services import parallel_ingest
-from tasks.services.parallel_ingest import ParallelIntake
+from tasks.services.parallel_ingest import ParallelIngest
 from tests.builders import shard
-from tests.dataflow_world import World, world
-
-
-class Task:
-    """In the place of a Prefect task: runs at once, the newest submission first when results are
-    asked for.
-    """
-
-    def __init__(self, work: Callable[[list[int]], int]) -> None:
-        self.work = work
-        self.submitted: list[list[int]] = []
-
-    def submit(self, orders: list[int]) -> "Future":
-        self.submitted.append(orders)
-        return Future(self, orders)
 
 
 class Future:
-    def __init__(self, task: Task, orders: list[int]) -> None:
-        self.task, self.orders = task, orders
+    def __init__(self, parameters: dict[str, Any]) -> None:
+        self.parameters = parameters
 
-    def result(self) -> int:
-        return self.task.work(self.orders)
+    def result(self) -> IngestedShards:
+        return parallel_ingest.ingest_orders(**self.parameters)
+
+
+class InlineRunner(TaskRunner[Any]):
+    """Runs each task when its result is asked for, without Prefect's engine."""
+
+    def __init__(self) -> None:
+        self.submitted: list[list[int]] = []
+
+    def duplicate(self) -> "InlineRunner":
+        return InlineRunner()
+
+    def submit(self, task: Any, parameters: dict[str, Any], *_: Any, **__: Any) -> Future:
+        assert task is parallel_ingest.ingest_task
+        self.submitted.append(parameters["orders"])
+        return Future(parameters)
 
 
 @pytest.fixture
-def made(memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A run of seven answered orders; tasks need no flow."""
-    monkeypatch.setattr(parallel_ingest, "task", lambda **_: Task)
-    made = world(memory_store, shards_per_task=3)
+def store(memory_store: ObjectStore) -> Iterator[ObjectStore]:
+    """A run of the default recipe with seven finished orders."""
+    config = loader.load("multi_policy_tiny").model_dump(mode="json")
+    run = runs.create_run(memory_store, "r", config)
     for number in range(7):
-        shards.commit(made.run, shard(order=number))
-    return made
+        shards.create(run, shard(order=number))
+    yield memory_store
+    parallel_ingest._open_run.cache_clear()
 
 
-def intake(made: World) -> ParallelIntake:
-    return ParallelIntake(made.run, made.config, list(made.policies))
-
-
-def test_each_task_takes_in_a_few_shards_and_all_come_back_in_the_order_asked(made: World) -> None:
-    taking = intake(made)
-    found = taking([6, 0, 1, 2, 5, 3, 4])
-    task: Any = taking._task
-    assert task.submitted == [[6, 0, 1], [2, 5, 3], [4]]
-    assert [prepared.order for prepared in found] == [6, 0, 1, 2, 5, 3, 4]
-    expected = prepare(made.run, 5, made.config, list(made.policies))
+def test_each_task_ingests_a_few_shards_and_all_come_back_in_the_order_asked(
+    store: ObjectStore,
+) -> None:
+    runner = InlineRunner()
+    ingested = ParallelIngest(store, "r", 3, runner)([6, 0, 1, 2, 5, 3, 4])
+    assert runner.submitted == [[6, 0, 1], [2, 5, 3], [4]]
+    assert [each.order for each in ingested] == [6, 0, 1, 2, 5, 3, 4]
+    config = loader.load("multi_policy_tiny")
+    expected = ingest_shard(store.sub("runs/r"), 5, config.data, list(config.policies))
     assert (
-        [row.key for row in found[4].policies["solver"].rows]
+        [row.key for row in ingested[4].policies["solver"].rows]
         == [row.key for row in expected.policies["solver"].rows]
-        != []
+        == [(5, 0, 0, 0), (5, 0, 1, 0)]
     )
-    assert task.work([0, 1]) == 4  # sequences, of two groups of two answers each
+    assert ingested[4].shard is not None, "nothing is read twice within a process"
 
 
 def test_a_window_is_full_when_its_tasks_are_used_up_and_not_before(
-    made: World, monkeypatch: pytest.MonkeyPatch
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel_ingest, "TASKS_PER_WINDOW_MAX", 3)
-    taking = intake(made)
-    taking([0, 1, 2])
-    taking([3])
-    assert not taking.is_full
-    assert len(taking([4, 5, 6])) == 3
-    assert taking.is_full
+    ingest = ParallelIngest(store, "r", 3, InlineRunner())
+    ingest([0, 1, 2])
+    ingest([3])
+    assert not ingest.is_full
+    assert len(ingest([4, 5, 6])) == 3
+    assert ingest.is_full
 
 
 def test_a_full_window_is_followed_by_the_next_until_the_dataflow_is_through(

@@ -14,13 +14,13 @@ from prefect.exceptions import TerminationSignal
 from storage import layout
 from storage.coordination import heartbeats
 from storage.errors import ConfigError
-from storage.formats.json_objects import encode
-from storage.records.control import Heartbeat, Stop
+from storage.records.control import Stop
 from storage.run import orders, runs
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, replication
 from tasks.recipes import loader
 from tasks.services import parallel_ingest, run_service, sigterm
+from tests import builders
 from tests.builders import tensors
 from tests.patience import PATIENCE_S
 
@@ -68,19 +68,9 @@ def test_an_attempt_whose_successor_lives_leaves_as_on_sigterm(
 ) -> None:
     monkeypatch.setattr(sigterm, "is_being_cancelled", lambda: False)
     kind = serve.__name__.removeprefix("run_").removesuffix("_window")
-    successor = encode(
-        Heartbeat(
-            kind=kind,
-            id=kind,
-            attempt=4,
-            beats=9,
-            beat_s=1.0,
-            started_s=1.0,
-            pid=1,
-            host="there",
-            state="working",
-        )
-    )  # type: ignore[arg-type]  # one of them
+    successor = heartbeats.encode(
+        builders.heartbeat(kind, kind, attempt=4, beats=9)  # type: ignore[arg-type]  # one of them
+    )
     run.put(layout.heartbeat(kind, kind), successor)
     deadline = threading.Timer(
         PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not leave", 1.0))
@@ -105,7 +95,7 @@ def test_a_window_of_the_dataflow_ends_when_it_has_its_share_of_tasks(
 
 
 def test_a_worker_of_a_run_whose_last_shard_was_made_returns(run: ObjectStore) -> None:
-    orders.end(run, 4)
+    orders.create_end(run, 4)
     deadline = threading.Timer(
         PATIENCE_S, runs.request_stop, (run, Stop("failed", "it does not stop", 1.0))
     )

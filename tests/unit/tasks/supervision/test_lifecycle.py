@@ -13,14 +13,13 @@ from itertools import count
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from storage import layout
 from storage.errors import ConfigError
-from storage.formats.json_objects import encode
 from storage.records.control import Heartbeat
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
 from tasks.supervision import lifecycle
+from tests import builders
 from tests.patience import PATIENCE_S
 from tests.supervised import World
 
@@ -156,7 +155,7 @@ def test_a_second_supervisor_is_refused_beside_one_that_is_heard(
     beats = count()
 
     def beat(run: ObjectStore) -> None:
-        run.put(layout.heartbeat("supervisor", "supervisor"), encode(_beat(next(beats), "working")))
+        builders.put_heartbeat(run, _beat(next(beats), "working"))
 
     with pytest.raises(
         ConfigError,
@@ -172,7 +171,7 @@ def test_one_that_prefect_still_shows_but_nobody_hears_is_followed_by_the_next(
     _beside_another(memory_store, monkeypatch, looks.append)
     silent = len(looks)
     run = memory_store.sub("runs/tiny-1")
-    run.put(layout.heartbeat("supervisor", "supervisor"), encode(_beat(7, "working")))
+    builders.put_heartbeat(run, _beat(7, "working"))
     _beside_another(memory_store, monkeypatch, looks.append)
     assert len(looks) == 2 * silent == 12, (
         "one look before, and one a beat until it would count as lost"
@@ -193,20 +192,10 @@ def test_one_that_leaves_meanwhile_is_followed_by_the_next(
     beats = iter([_beat(7, "working"), *[_beat(8, "done")] * 9])
 
     def beat(run: ObjectStore) -> None:
-        run.put(layout.heartbeat("supervisor", "supervisor"), encode(next(beats)))
+        builders.put_heartbeat(run, next(beats))
 
     _beside_another(memory_store, monkeypatch, beat)
 
 
 def _beat(beats: int, state: str) -> Heartbeat:
-    return Heartbeat(
-        kind="supervisor",
-        id="supervisor",
-        attempt=0,
-        beats=beats,
-        beat_s=1.0,
-        started_s=1.0,
-        pid=1,
-        host="here",
-        state=state,
-    )
+    return builders.heartbeat("supervisor", "supervisor", beats=beats, state=state)

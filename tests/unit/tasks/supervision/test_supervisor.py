@@ -12,8 +12,7 @@ import pytest
 
 from storage import layout
 from storage.errors import ConfigError
-from storage.formats.json_objects import encode
-from storage.records.control import Heartbeat, Stop
+from storage.records.control import Stop
 from storage.run import runs
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
@@ -21,6 +20,7 @@ from tasks.recipes import loader
 from tasks.supervision import supervisor
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import FlowRunPhase
+from tests import builders
 from tests.builders import tensors
 from tests.patience import PATIENCE_S
 from tests.strange_objects import STRANGE, link, take_place
@@ -208,7 +208,7 @@ def test_work_of_an_earlier_silence_says_nothing_of_this_one(world: World) -> No
 
 
 def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(world: World) -> None:
-    note = lambda: world.supervisor.pulse.last.note  # noqa: E731 - read again and again
+    note = lambda: world.supervisor.heartbeat.last.note  # noqa: E731 - read again and again
     world.look()
     assert note() == (
         "waiting for: base-model, dataflow, trainer-solver, trainer-verifier, rollout-us-east-0, "
@@ -227,18 +227,8 @@ def test_the_note_names_members_that_are_not_at_work_yet_and_what_each_needs(wor
     )
     world.look(seconds=12)
     assert note() == ("waiting for: trainer-solver, rollout-us-east-0 (process starting, 12 s)")
-    heartbeat = Heartbeat(
-        kind="trainer",
-        id="trainer-solver",
-        attempt=0,
-        beats=1,
-        beat_s=1.0,
-        started_s=1.0,
-        pid=1,
-        host="here",
-        state="starting",
-    )
-    world.run.put(layout.heartbeat("trainer", "trainer-solver"), encode(heartbeat))
+    heartbeat = builders.heartbeat("trainer", "trainer-solver", state="starting")
+    builders.put_heartbeat(world.run, heartbeat)
     world.look(seconds=3)
     assert (
         note()
@@ -258,7 +248,7 @@ def test_the_note_says_how_to_start_a_worker_in_a_region_that_has_none(
     world.launcher.set("rollout-mars-0", FlowRunPhase.SCHEDULED)
     world.beat(1, *(member for member in world.launcher.runs if member != "rollout-mars-0"))
     world.look(seconds=75)
-    assert world.supervisor.pulse.last.note == (
+    assert world.supervisor.heartbeat.last.note == (
         "waiting for: rollout-mars-0 (no worker has taken it, 75 s; "
         "start one: prefect worker start --type process --pool rollout --work-queue mars)"
     )
@@ -269,19 +259,8 @@ def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_la
 ) -> None:
     def says(member: str, beats: int, words: str) -> None:
         kind = world.supervisor.watches[member].member.kind
-        beat = Heartbeat(
-            kind=kind,
-            id=member,
-            attempt=0,
-            beats=beats,
-            beat_s=1.0,
-            started_s=1.0,
-            pid=1,
-            host="here",
-            state="working",
-            note=words,
-        )
-        world.run.put(layout.heartbeat(kind, member), encode(beat))
+        beat = builders.heartbeat(kind, member, beats=beats, note=words)
+        builders.put_heartbeat(world.run, beat)
 
     world.look()
     world.run_all()
@@ -289,11 +268,11 @@ def test_what_the_base_model_says_comes_first_and_what_the_dataflow_waits_for_la
     says("base-model", 2, "teaching the skill")
     says("dataflow", 2, "nothing to train on")
     world.look()
-    assert world.supervisor.pulse.last.note == "teaching the skill"
+    assert world.supervisor.heartbeat.last.note == "teaching the skill"
     for policy in ("solver", "verifier"):
         publisher.publish(world.run, policy, 0, tensors())
     world.look()
-    assert world.supervisor.pulse.last.note == (
+    assert world.supervisor.heartbeat.last.note == (
         "waiting for: evaluation (process starting, 2 s); nothing to train on"
     )
 
@@ -306,21 +285,10 @@ def test_after_the_last_order_the_note_names_who_is_not_done_and_what_they_do(wo
         publisher.publish(world.run, policy, 0, tensors())
         publisher.publish(world.run, policy, 1, tensors(1))
     world.run.create(layout.orders_end(), b"{}")
-    beat = Heartbeat(
-        kind="evaluation",
-        id="evaluation",
-        attempt=0,
-        beats=7,
-        beat_s=1.0,
-        started_s=1.0,
-        pid=1,
-        host="here",
-        state="working",
-        note="evaluating solver 1",
-    )
-    world.run.put(layout.heartbeat("evaluation", "evaluation"), encode(beat))
+    beat = builders.heartbeat("evaluation", "evaluation", beats=7, note="evaluating solver 1")
+    builders.put_heartbeat(world.run, beat)
     world.look()
-    assert world.supervisor.pulse.last.note == "waiting for: evaluation (evaluating solver 1)"
+    assert world.supervisor.heartbeat.last.note == "waiting for: evaluation (evaluating solver 1)"
 
 
 def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world: World) -> None:
@@ -330,7 +298,7 @@ def test_after_the_end_the_heartbeat_names_the_members_that_have_not_left(world:
         if member not in ("evaluation", "dataflow"):
             world.launcher.set(member, FlowRunPhase.ENDED)
     assert not asyncio.run(world.supervisor._all_left(0.0))
-    last = world.supervisor.pulse.last
+    last = world.supervisor.heartbeat.last
     assert (last.state, last.note) == ("leaving", "dataflow, evaluation")
 
 
@@ -663,7 +631,7 @@ def test_one_worker_that_keeps_dying_does_not_fail_a_run_that_has_another(world:
 
 
 def test_the_run_is_completed_when_every_members_work_is_in_the_store(world: World) -> None:
-    from tasks import evals
+    from storage.run import evaluations
     from tests.evaluations import evaluation
 
     for policy in ("solver", "verifier"):
@@ -671,7 +639,7 @@ def test_the_run_is_completed_when_every_members_work_is_in_the_store(world: Wor
         publisher.publish(world.run, policy, 1, tensors(1))
     world.run.create(layout.orders_end(), b"{}")
     assert world.look() is None
-    evals.commit(world.run, evaluation({"solver": 1, "verifier": 1}))
+    evaluations.create(world.run, evaluation({"solver": 1, "verifier": 1}))
     stop = world.look()
     assert stop is not None
     assert (stop.state, runs.read_stop(world.run)) == ("completed", stop)

@@ -17,6 +17,7 @@ from storage.errors import ConfigError, ConflictError, CorruptError, TransientEr
 from storage.formats.safetensors import weights_digest
 from storage.records.batches import Batch
 from storage.records.control import Stop
+from storage.records.progress import TrainerProgress
 from storage.records.types import Json
 from storage.records.weights import HostTensor
 from storage.run import batches, checkpoints
@@ -25,7 +26,7 @@ from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from tests.builders import batch
-from tests.lifetimes import lifetime_of, pulse_of
+from tests.lifetimes import lifetime_of, progress_of, pulse_of
 from tests.patience import PATIENCE_S
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
@@ -132,7 +133,7 @@ def run(memory_store: ObjectStore) -> ObjectStore:
 
 def add_batches(run: ObjectStore, *steps: int) -> None:
     for step in steps:
-        batches.commit(run, batch(policy=POLICY, step=step))
+        batches.create(run, batch(policy=POLICY, step=step))
 
 
 def trained(
@@ -167,7 +168,7 @@ def test_every_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None
     assert published(run) == [0, 1, 2, 3]
     manifest = manifests.read_manifest(run, POLICY, 3)
     assert (manifest.parent, manifest.batch, manifest.kind) == (2, 3, "anchor")
-    assert pulse.last.progress == {"step": 3, "tokens_trained": 9.0}
+    assert progress_of(pulse.last, TrainerProgress).tokens_trained == 9
     assert pulse.last.versions == {POLICY: 3}
     assert pulse.last.seconds.keys() == {"wait", "step", "publish", "publish_wait", "checkpoint"}
 
@@ -325,7 +326,7 @@ def test_a_resumed_trainer_goes_on_from_its_checkpoint_and_keeps_count(run: Obje
     add_batches(run, 4)
     pulse = trained(run, steps=4)
     assert published(run) == [0, 1, 2, 3, 4]
-    assert pulse.last.progress == {"step": 4, "tokens_trained": 12.0}
+    assert progress_of(pulse.last, TrainerProgress).tokens_trained == 12
 
 
 def test_versions_published_after_the_checkpoint_are_trained_through_again_and_stand(
@@ -420,7 +421,7 @@ def test_where_training_again_gives_other_bits_the_published_versions_stand_and_
     loud = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(loud) == 1
     assert "other bits at version 1" in loud[0]
-    assert "up to 2 stand; version 3 is the first" in loud[0]
+    assert "up to 2 are kept; version 3 is the first" in loud[0]
 
 
 def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_what_to_do(
@@ -475,7 +476,7 @@ def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
     request_stop(run, Stop("cancelled", "a person asked", 0.0))
     pulse = trained(run, steps=3)
     assert published(run) == [0]
-    assert pulse.last.progress["step"] == 0
+    assert progress_of(pulse.last, TrainerProgress).step == 0
 
 
 def test_a_trainer_reads_whether_the_run_ended_once_in_an_interval(run: ObjectStore) -> None:
@@ -570,7 +571,7 @@ def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStor
     given = sampled_batch(reference_model(base))
     files = {"config.json": json.dumps(MODEL_CONFIG).encode()}
     publisher.publish(memory_store, POLICY, 0, base, extra_files=files)
-    batches.commit(memory_store, given)
+    batches.create(memory_store, given)
     config = TrainConfig(lr=1e-2, minibatches=3)
     trained(memory_store, steps=1, config=config, seed=5)
     alone = make_engine(config, MODEL_CONFIG, seed=5)

@@ -11,7 +11,8 @@ import pytest
 
 from storage import layout
 from storage.errors import ConfigError, CorruptError
-from storage.formats.safetensors import weights_digest
+from storage.formats import safetensors
+from storage.formats.safetensors import Digest, weights_digest
 from storage.records.weights import HostTensor, Manifest
 from storage.store.object_store import ObjectStore
 from storage.weights import delta_store, manifests, publisher, reader
@@ -19,6 +20,18 @@ from storage.weights.codec import delta_blocks, delta_numpy, deltas
 from storage.weights.delta_store import TRANSFERS_MAX
 from storage.weights.manifests import LoadedWeights
 from tests.resealed import replace_blob
+
+
+class Parts(Digest):
+    """A digest that keeps the parts it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[Any] = []
+
+    def add(self, bits: Any) -> None:
+        super().add(bits)
+        self.parts.append(bits.copy())
 
 
 def tensor(bits: Any, dtype: str = "BF16") -> HostTensor:
@@ -111,7 +124,7 @@ def test_a_change_bears_the_name_of_the_new_tensor() -> None:
 
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM + 3])
-def test_parts_are_told_as_they_are_changed_each_with_the_changes_at_both_of_its_ends(
+def test_parts_are_digested_as_they_are_changed_each_with_the_changes_at_both_of_its_ends(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_blocks, "PART_ELEMENTS", 100)
@@ -120,17 +133,16 @@ def test_parts_are_told_as_they_are_changed_each_with_the_changes_at_both_of_its
     new[[0, 99, 100, 199, 500, size - 1]] += 1
     for block, wanted in ((delta_blocks.encode(0, old, new), new), (b"", old)):
         for before in (None, old):
-            told: list[Any] = []
+            digest = Parts()
             bits = old.copy() if before is None else np.zeros_like(old)
-            tell = lambda part: told.append(part.copy())  # noqa: B023, E731  # called within this round
             if block:
-                delta_blocks.apply(bits, memoryview(block), old=before, tell=tell)
+                delta_blocks.apply(bits, memoryview(block), old=before, digest=digest)
             else:
-                delta_blocks.unchanged(bits, before, tell)
-            assert [len(part) for part in told] == [100] * (size // 100) + (
+                delta_blocks.unchanged(bits, before, digest)
+            assert [len(part) for part in digest.parts] == [100] * (size // 100) + (
                 [size % 100] if size % 100 else []
             )
-            assert (np.concatenate(told) == wanted).all()
+            assert (np.concatenate(digest.parts) == wanted).all()
             assert (bits == wanted).all()
 
 
@@ -214,13 +226,12 @@ def test_tensors_of_any_dtype_and_shape_come_out_exactly(
     new = np.where(draw(1).random(shape) < 0.3, draw(2).integers(0, 2, shape), old).astype(kind)
     base, wanted = {"w": tensor(old, dtype)}, {"w": tensor(new, dtype)}
     (change,) = deltas.encode(base, wanted, {"w": "w"}, threads=1)
-    told: list[Any] = []
-    made = deltas.apply(
-        base["w"], memoryview(change.blob), tell=lambda part: told.extend(part.copy())
-    )
+    digest = Parts()
+    made = deltas.apply(base["w"], memoryview(change.blob), digest=digest)
     assert (made.dtype, made.shape, made.bits.dtype) == (dtype, shape, new.dtype)
     assert (made.bits == new).all()
-    assert told == deltas.flat(new).tolist()
+    assert [bits for part in digest.parts for bits in part] == deltas.flat(new).tolist()
+    assert str(digest) == safetensors.digest(wanted["w"])
     assert (base["w"].bits == old).all()
 
 
@@ -240,12 +251,12 @@ def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_
         blobs.add(change.blob)
     assert len(blobs) == 1
     for in_place in (False, True):
-        told: list[Any] = []
+        digest = Parts()
         made = deltas.apply(
-            tensor(old.copy()), memoryview(change.blob), in_place=in_place, tell=told.append
+            tensor(old.copy()), memoryview(change.blob), in_place=in_place, digest=digest
         )
         assert (made.bits == new).all()
-        assert (np.concatenate(told) == new).all()
+        assert (np.concatenate(digest.parts) == new).all()
     with pytest.raises(CorruptError, match="a block 25 of 1000 elements; the tensor has 25000"):
         deltas.apply(tensor(old[:25_000]), memoryview(change.blob))
     with pytest.raises(CorruptError, match="wrong block"):

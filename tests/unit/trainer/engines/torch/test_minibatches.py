@@ -20,7 +20,7 @@ def with_array(name: str, *values: float) -> BatchRow:
         (with_array("tokens"), "it has no tokens"),
         (with_array("tokens", 11, 12, 40, 41, 42), "outside the model's vocabulary of 42"),
         (with_array("tokens", 11, 12, 40, -1, 2), "outside the model's vocabulary of 42"),
-        (with_array("loss_mask", 1, 0, 1, 1, 1), "nothing precedes it"),
+        (with_array("loss_mask", 1, 0, 1, 1, 1), "no token precedes it"),
         (with_array("logprobs", 0, 0, -1, -1), "logprobs has 4 entries for 5 tokens"),
         (with_array("logprobs", 0, 0, -1, float("-inf"), -1), "not a finite number"),
         (with_array("advantages", 0, 0, 1, 1, float("nan")), "not a finite number"),

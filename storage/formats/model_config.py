@@ -1,0 +1,45 @@
+"""Bound the sizes in a model's `config.json` (Hugging Face) by the tensors stored beside it.
+
+Libraries allocate by these sizes before they see a tensor: a list entry per layer, a matrix of
+`hidden_size` columns. A damaged or hostile file must not decide how much memory a reader takes.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from storage.errors import CorruptError
+from storage.formats.json_objects import parse
+
+MODEL_CONFIG: Final = "config.json"
+SIZE_FLOOR: Final = 2**16
+"""Sizes up to this one cost little, and are accepted beside any tensors."""
+DIGITS_SHOWN_MAX = 24
+PREFIXES, SUFFIXES = ("num_", "n_"), ("_size", "_dim")
+"""Keys of counts and sizes: `num_hidden_layers`, `n_embd`, `vocab_size`, `head_dim`."""
+
+
+def check_sizes(body: bytes, shapes: Iterable[tuple[int, ...]], what: str) -> None:
+    """Raise CorruptError when a count or size in `body` exceeds every dimension of `shapes`.
+
+    Example: `num_hidden_layers: 1000000` beside an embedding of (151936, 2048).
+    """
+    limit = max((dimension for shape in shapes for dimension in shape), default=0)
+    limit = max(limit, SIZE_FLOOR)
+    pending: list[Any] = [parse(body, what)]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        if not isinstance(value, dict):
+            continue
+        pending += value.values()
+        for key, size in value.items():
+            if _is_size(key) and isinstance(size, int | float) and size > limit:
+                raise CorruptError(
+                    f"{what}: {key} is {str(size)[:DIGITS_SHOWN_MAX]}, but the model's largest stored dimension is "
+                    f"{limit}; publish the base model again with the config.json of its tensors"
+                )
+
+
+def _is_size(key: str) -> bool:
+    return key.startswith(PREFIXES) or key.endswith(SUFFIXES)

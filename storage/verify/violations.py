@@ -1,0 +1,49 @@
+"""The invariants of a run, and the violations of them that an audit finds."""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Invariant(IntEnum):
+    """What must hold for the objects of every run. `astraflow verify` prints the numbers."""
+
+    CONTIGUOUS = 1
+    """Orders, and each policy's batches and versions, have no gaps; a shard belongs to an order."""
+    TRAINED_ONCE = 2
+    """A sequence is trained on at most once per policy, except where the batch says `replayed`."""
+    LINEAGE = 3
+    """A version names its parent and its batch, and every stored tensor has the listed digest."""
+    VERSIONS_EXIST = 4
+    """A version that a token, an evaluation or a tag names exists; the worker had its digest."""
+    STALENESS = 5
+    """No sequence is older than `max_staleness`, or newer than the version that is trained."""
+    LEDGER = 6
+    """Every sequence of every shard is trained, filtered, expired or waiting, and exactly one."""
+    TOKENS = 7
+    """A batch holds the tokens, log-probabilities and rewards of the shard, unchanged."""
+
+
+class Violation(NamedTuple):
+    """One violation. Example:
+    `Violation(Invariant.TRAINED_ONCE, "batches/solver/00000003.arrow", "order 7 … is trained")`.
+    """
+
+    invariant: Invariant
+    where: str
+    """Key of the object, relative to the run."""
+    what: str
+
+
+class Findings:
+    """The violations that the audits of one run have found so far."""
+
+    def __init__(self) -> None:
+        self._violations: set[Violation] = set()
+
+    def add(self, invariant: Invariant, where: str, what: str) -> None:
+        """Add a violation; one that was added before is not counted again."""
+        self._violations.add(Violation(invariant, where, what))
+
+    def violations(self) -> tuple[Violation, ...]:
+        """Return the violations, sorted by invariant, object and text."""
+        return tuple(sorted(self._violations))

@@ -1,0 +1,65 @@
+"""The terms of a stored run that `storage.verify` checks, read from its configuration.
+
+Only the settings that `docs/format.md` names are read, so that runs of other releases can be
+verified, too.
+"""
+
+from typing import Any
+
+from storage import layout
+from storage.errors import ConfigError, CorruptError, NotFoundError
+from storage.records.numbers import QUANTITY_MAX
+from storage.records.types import Json
+from storage.run import runs
+from storage.store.object_store import ObjectStore
+from storage.verify.verify import RunTerms
+
+
+def run_terms(run: ObjectStore) -> RunTerms:
+    """Read the terms of a run.
+
+    Raises:
+        ConfigError: the run does not exist, or its `run.json` cannot be read or lacks a setting.
+    """
+    try:
+        config = runs.read_run_config(run)
+    except (NotFoundError, CorruptError) as error:
+        raise ConfigError(
+            f"{run.url} cannot be verified, because its {layout.RUN} cannot be read: {error}; put "
+            "it back from a copy"
+        ) from error
+    policies = _section(config.get("policies"), run, "policies")
+    return RunTerms(
+        steps=_count(config.get("steps"), run, "steps"),
+        max_staleness=_count(
+            _section(config.get("data"), run, "data").get("max_staleness"),
+            run,
+            "data.max_staleness",
+        ),
+        batch_sizes={
+            policy: _count(
+                _section(settings, run, f"policies.{policy}").get("batch_size"),
+                run,
+                f"policies.{policy}.batch_size",
+            )
+            for policy, settings in policies.items()
+        },
+    )
+
+
+def _section(value: Any, run: ObjectStore, key: str) -> Json:
+    if isinstance(value, dict):
+        return value
+    raise ConfigError(
+        f"{run.url} cannot be verified, because the config in its {layout.RUN} has no section "
+        f"{key!r}"
+    )
+
+
+def _count(value: Any, run: ObjectStore, key: str) -> int:
+    if type(value) is int and 0 <= value <= QUANTITY_MAX:
+        return value
+    raise ConfigError(
+        f"{run.url} cannot be verified, because the config in its {layout.RUN} has no whole number "
+        f"{key!r}"
+    )

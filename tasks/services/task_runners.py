@@ -1,0 +1,56 @@
+"""Make Prefect's task runner of `data.task_runner`: threads, processes, a Dask or a Ray cluster."""
+
+import multiprocessing
+import os
+import threading
+from multiprocessing.connection import wait
+from typing import Any
+
+from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
+
+from data_ops.config import DaskRunner, ProcessRunner, RayRunner, TaskRunnerConfig
+from storage.errors import ConfigError
+
+
+def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
+    """Return the task runner, not yet started. ConfigError when its package is not installed."""
+    if isinstance(config, ProcessRunner):
+        return ProcessPoolTaskRunner(max_workers=config.workers, initializer=exit_with_parent)
+    if isinstance(config, DaskRunner):
+        try:
+            from prefect_dask import DaskTaskRunner
+        except ImportError as error:
+            raise _missing(config.name, error) from error
+        dask: TaskRunner[Any] = DaskTaskRunner(address=config.address)
+        return dask
+    if isinstance(config, RayRunner):
+        try:
+            from prefect_ray import RayTaskRunner
+        except ImportError as error:
+            raise _missing(config.name, error) from error
+        ray: TaskRunner[Any] = RayTaskRunner(address=config.address)
+        return ray
+    return ThreadPoolTaskRunner()
+
+
+def exit_with_parent() -> None:
+    """End this worker process when its parent has ended, even by SIGKILL.
+
+    A worker of a process pool waits for work on a pipe whose other end it holds itself, so it would
+    wait for ever.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_exit_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _exit_after(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
+
+
+def _missing(name: str, error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"data.task_runner: {name} cannot be used where the dataflow runs ({error}); install its "
+        f"extra: pip install 'astraflow[{name}]'"
+    )

@@ -1,0 +1,106 @@
+"""The vocabulary size of a policy, and sequences with a token outside of it."""
+
+import json
+
+import pytest
+
+from data_ops.config import PolicyData
+from data_ops.dataflow.vocabulary import VocabSizes, read_vocab_size
+from storage.errors import CorruptError, NotFoundError
+from storage.records.batches import SequenceKey
+from storage.run import orders, shards
+from storage.store.object_store import ObjectStore
+from storage.verify.verify import verify
+from storage.weights import publisher
+from tests.builders import episode, group, sequence, shard, tensors
+from tests.dataflow_world import world
+
+
+def publish(run: ObjectStore, policy: str, config: object) -> None:
+    publisher.publish(
+        run, policy, 0, tensors(0), extra_files={"config.json": json.dumps(config).encode()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({"vocab_size": 84}, 84),
+        ({"vocab_size": 7, "text_config": {"vocab_size": 84}}, 84),
+        ({"vocab_size": "84"}, None),
+        ({"vocab_size": True}, None),
+        ({}, None),
+    ],
+)
+def test_the_size_is_that_of_the_text_model(
+    memory_store: ObjectStore, config: object, size: int | None
+) -> None:
+    publish(memory_store, "solver", config)
+    assert read_vocab_size(memory_store, "solver") == size
+
+
+def test_weights_without_a_config_have_no_known_size(memory_store: ObjectStore) -> None:
+    publisher.publish(memory_store, "solver", 0, tensors(0))
+    assert read_vocab_size(memory_store, "solver") is None
+    with pytest.raises(NotFoundError):
+        read_vocab_size(memory_store, "verifier")
+
+
+def test_a_size_is_read_when_version_0_is_there_and_only_once(memory_store: ObjectStore) -> None:
+    sizes = VocabSizes(memory_store, ["solver"])
+    assert dict(sizes.read()) == {}
+    publish(memory_store, "solver", {"vocab_size": 84})
+    assert dict(sizes.read()) == {"solver": 84}
+    for key in memory_store.list("weights"):
+        memory_store.delete(key)
+    assert dict(sizes.read()) == {"solver": 84}
+
+
+def test_a_config_that_cannot_be_read_is_logged_and_nothing_is_compared_with_it(
+    memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(memory_store, "solver", [1])
+    with pytest.raises(CorruptError, match="holds a JSON list where an object belongs"):
+        read_vocab_size(memory_store, "solver")
+    assert dict(VocabSizes(memory_store, ["solver"]).read()) == {"solver": None}
+    assert "the vocabulary size of solver is unknown" in caplog.text
+
+
+def test_a_sequence_beyond_the_vocabulary_is_filtered_and_never_reaches_a_batch(
+    memory_store: ObjectStore,
+) -> None:
+    made = world(memory_store, {"solver": PolicyData(batch_size=3, steps=1)}, samples_per_prompt=2)
+    run = memory_store.sub("runs/r")
+    for key in run.list("weights"):
+        run.delete(key)
+    publish(run, "solver", {"vocab_size": 41})
+    dataflow = made.dataflow()
+    dataflow.round()
+    first, second = orders.read(run, 0).prompts
+    shards.create(
+        run,
+        shard(
+            group(
+                episode(sequence((40, 12), (40, 0, 2), reward=1.0)),
+                episode(sequence((11, 12), (40, 41, 2), reward=0.0)),  # sampled beyond it
+                prompt_id=first.id,
+            ),
+            group(
+                episode(sequence((41, 12), (40, 2), reward=1.0)),  # a prompt's token beyond it
+                episode(sequence((11, 12), (40, 2), reward=0.0)),
+                episode(sequence((11, 12), (39, 2), reward=1.0)),
+                prompt_id=second.id,
+            ),
+            weights={"solver": {0: "sha256:00"}},
+        ),
+    )
+    dataflow.round()
+    (assembly,) = dataflow._assemblies
+    reasons = {entry.key: entry.reason for entry in assembly.ledger.entries}
+    assert reasons == {
+        SequenceKey(0, 0, 0, 0): "zero_advantage",  # alone in its group
+        SequenceKey(0, 0, 1, 0): "outside_vocabulary",
+        SequenceKey(0, 1, 0, 0): "outside_vocabulary",
+    }
+    assert {row.key for row in assembly.ledger.waiting} == {(0, 1, 1, 0), (0, 1, 2, 0)}
+    assert all(violation.invariant != 6 for violation in verify(run).violations)

@@ -1,0 +1,56 @@
+import json
+
+import pytest
+
+from storage.errors import CorruptError
+from storage.formats.model_config import check_sizes
+
+SHAPES = [(151_936, 2048), (2048,)]
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model_type": "qwen3", **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("key", "fields"),
+    [
+        ("num_hidden_layers", {"num_hidden_layers": 10**6}),
+        ("hidden_size", {"hidden_size": 2**40}),
+        ("head_dim", {"head_dim": 151_937}),
+        ("n_embd", {"n_embd": 1e12}),
+        ("num_labels", {"num_labels": 10**9}),
+        ("vocab_size", {"text_config": {"parts": [{"vocab_size": 10**4000}]}}),
+    ],
+)
+def test_a_size_beyond_every_dimension_of_the_tensors_is_refused_by_name(
+    key: str, fields: dict[str, object]
+) -> None:
+    with pytest.raises(CorruptError, match=rf"^config: {key} is .* dimension is 151936;"):
+        check_sizes(body(**fields), SHAPES, "config")
+
+
+def test_sizes_of_the_tensors_and_numbers_that_are_no_sizes_are_accepted() -> None:
+    check_sizes(
+        body(
+            vocab_size=151_936,
+            num_hidden_layers=28,
+            rope_theta=5_000_000,
+            max_position_embeddings=10**7,
+            head_dim=None,
+            use_cache=True,
+        ),
+        SHAPES,
+        "config",
+    )
+
+
+def test_sizes_up_to_the_floor_are_accepted_beside_small_tensors() -> None:
+    check_sizes(body(chunk_size=2**16), [(4,)], "config")
+    with pytest.raises(CorruptError, match=r"chunk_size is 65537, .* dimension is 65536"):
+        check_sizes(body(chunk_size=2**16 + 1), [(4,)], "config")
+
+
+def test_a_config_that_is_no_json_object_is_refused() -> None:
+    with pytest.raises(CorruptError, match="config is not JSON"):
+        check_sizes(b"{", SHAPES, "config")

@@ -1,0 +1,176 @@
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xxhash
+
+from storage.errors import ConflictError, CorruptError
+from storage.run import evaluations
+from storage.run.evaluations import Accuracy, Evaluation
+from storage.store.object_store import open_store
+from tests.damaging_store import damages_first_reads
+
+
+def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:
+    """Four problems: the first attempt right, mended by the team, wrong, and a play that failed."""
+    return Evaluation(
+        versions={"solver": step, "verifier": step},
+        dataset="chained_addition",
+        workflow=workflow,
+        rows=("a", "b", "c", "d"),
+        first_attempt=np.array([1, 0, 0, np.nan], np.float32),
+        final=np.array([1, 1, 0, np.nan], np.float32),
+        created_s=5.0,
+        seconds=2.5,
+    )
+
+
+def test_an_evaluation_reads_back_as_it_was_written() -> None:
+    run = open_store("memory://evals-roundtrip")
+    evaluations.create(run, evaluation(20))
+    back = evaluations.read(run, {"verifier": 20, "solver": 20})
+    assert (back.versions, back.dataset, back.workflow) == (
+        {"solver": 20, "verifier": 20},
+        "chained_addition",
+        "actor_and_verify",
+    )
+    assert back.rows == ("a", "b", "c", "d")
+    np.testing.assert_array_equal(back.first_attempt, np.array([1, 0, 0, np.nan], np.float32))
+    np.testing.assert_array_equal(back.final, np.array([1, 1, 0, np.nan], np.float32))
+    assert (back.created_s, back.seconds) == (5.0, 2.5)
+
+
+def test_one_play_of_the_team_scores_the_solver_alone_first_and_a_failed_play_as_wrong() -> None:
+    assert evaluations.scores(evaluation(20)) == (
+        Accuracy("single_turn", 0.25, 4),
+        Accuracy("actor_and_verify", 0.5, 4),
+    )
+
+
+def test_a_play_of_one_policy_scores_once() -> None:
+    assert evaluations.scores(evaluation(20, "single_turn")) == (Accuracy("single_turn", 0.25, 4),)
+
+
+def test_the_second_evaluation_of_the_same_versions_loses() -> None:
+    run = open_store("memory://evals-twice")
+    evaluations.create(run, evaluation(20))
+    with pytest.raises(ConflictError):
+        evaluations.create(run, evaluation(20))
+
+
+def test_evaluations_come_in_the_order_of_their_versions() -> None:
+    run = open_store("memory://evals-order")
+    for step in (100, 0, 20):
+        evaluations.create(run, evaluation(step))
+    assert [one.versions["solver"] for one in evaluations.read_all(run).readable] == [0, 20, 100]
+    assert evaluations.exists(run, {"solver": 20, "verifier": 20})
+    assert not evaluations.exists(run, {"solver": 40, "verifier": 40})
+    assert evaluations.keys(run, start_after=evaluations.keys(run)[0]) == [
+        "evals/solver-00000020_verifier-00000020.arrow",
+        "evals/solver-00000100_verifier-00000100.arrow",
+    ]
+
+
+def test_other_bytes_are_corrupt_and_named() -> None:
+    run = open_store("memory://evals-corrupt")
+    run.put("evals/solver-00000000.arrow", b"not arrow")
+    with pytest.raises(
+        CorruptError, match=r"^evals/solver-00000000\.arrow: a evaluation file of 9 bytes"
+    ):
+        evaluations.read(run, {"solver": 0})
+
+
+def crafted(old: bytes, new: bytes) -> bytes:
+    """An evaluation in which `old` is replaced by `new`, of the same length, with a true digest."""
+    body = evaluations.encode(evaluation(20)).replace(old, new)
+    digits: bytes = pa.ipc.open_file(body).schema.metadata[b"astraflow.digest"]
+    return body.replace(digits, xxhash.xxh3_128_hexdigest(body.replace(digits, b"0" * 32)).encode())
+
+
+@pytest.mark.parametrize(
+    ("start", "sentence"),
+    [(b'?"versions"', "is not JSON"), (b'{"versionz"', "is not a _Header: versions")],
+)
+def test_a_header_that_is_no_evaluations_is_corrupt(start: bytes, sentence: str) -> None:
+    with pytest.raises(CorruptError, match=f"the header of an evaluation {sentence}"):
+        evaluations.decode(crafted(b'{"versions"', start))
+
+
+def test_an_evaluation_of_other_versions_than_its_key_says_is_corrupt() -> None:
+    run = open_store("memory://evals-misplaced")
+    run.put("evals/solver-00000040_verifier-00000040.arrow", evaluations.encode(evaluation(20)))
+    with pytest.raises(
+        CorruptError, match=r"^evals/solver-00000040_.*arrow holds the evaluation of .*'solver': 20"
+    ):
+        evaluations.read(run, {"solver": 40, "verifier": 40})
+
+
+def test_an_evaluation_that_arrives_damaged_once_is_read_again() -> None:
+    run = open_store("memory://evals-damaged")
+    evaluations.create(run, evaluation(20))
+    assert evaluations.read(damages_first_reads(run), {"solver": 20, "verifier": 20}).rows == (
+        "a",
+        "b",
+        "c",
+        "d",
+    )
+
+
+def test_an_evaluation_of_policies_that_cannot_be_is_corrupt() -> None:
+    run = open_store("memory://evals-names")
+    run.put("evals/solver-00000020.arrow", crafted(b'"solver"', b'"so/ver"'))
+    with pytest.raises(
+        CorruptError, match=r"^evals/solver-00000020\.arrow: 'so/ver' cannot name a policy"
+    ):
+        evaluations.read(run, {"solver": 20})
+
+
+@pytest.mark.parametrize("value", [2.0, -0.5, np.inf, -np.inf, 1e38])
+@pytest.mark.parametrize("column", ["first_attempt", "final"])
+def test_an_answer_that_is_neither_right_nor_wrong_nor_failed_is_corrupt(
+    column: str, value: float
+) -> None:
+    values = np.array([1, 0, value, np.nan], np.float32)
+    changed: dict[str, Any] = {column: values}
+    with pytest.raises(CorruptError, match=f"{column} of row 2 is"):
+        evaluations.decode(evaluations.encode(replace(evaluation(20), **changed)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"created_s": np.nan},
+        {"created_s": 1e300},
+        {"created_s": -1.0},
+        {"seconds": np.inf},
+        {"versions": {"solver": -1}},
+    ],
+)
+def test_an_evaluation_with_an_absurd_number_in_its_header_is_corrupt(
+    change: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        CorruptError, match=f"the header of an evaluation is not a _Header: {next(iter(change))}"
+    ):
+        evaluations.decode(evaluations.encode(replace(evaluation(20), **change)))
+
+
+def test_evaluations_that_cannot_be_read_are_told_with_their_reason_and_hide_no_other() -> None:
+    run = open_store("memory://evals-look")
+    evaluations.create(run, evaluation(20))
+    torn, moved = (
+        "evals/solver-00000000_verifier-00000000.arrow",
+        "evals/solver-00000040_verifier-00000040.arrow",
+    )
+    run.put(torn, b"not arrow")
+    run.put(moved, run.get("evals/solver-00000020_verifier-00000020.arrow"))
+    seen = evaluations.read_all(run)
+    assert [one.versions["solver"] for one in seen.readable] == [20]
+    assert list(seen.unreadable) == [torn, moved]
+    assert "a evaluation file of 9 bytes" in seen.unreadable[torn]
+    assert (
+        seen.unreadable[moved]
+        == f"{moved} holds the evaluation of {{'solver': 20, 'verifier': 20}}"
+    )

@@ -1,0 +1,261 @@
+"""`data.task_runner`: the dataflow's own flow, with tasks in threads, processes and Dask workers."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prefect.blocks.system import Secret
+from prefect.client.orchestration import get_client
+from prefect.task_runners import ProcessPoolTaskRunner, ThreadPoolTaskRunner
+from prefect.testing.utilities import prefect_test_harness
+
+from data_ops.config import DaskRunner, ProcessRunner, RayRunner, ThreadRunner
+from flows.run_dataflow import window_of_dataflow
+from storage.errors import ConfigError
+from storage.run import batches, runs, shards
+from storage.store.object_store import ObjectStore, open_store
+from storage.weights import publisher
+from tasks.recipes import loader
+from tasks.services import parallel_ingest, run_service
+from tasks.services.store_credentials import VARIABLE
+from tasks.services.task_runners import make_task_runner
+from tests.builders import episode, group, sequence, shard, tensors
+from tests.checkout import ROOT
+from tests.patience import PATIENCE_S, until
+
+STEPS, BATCH_SIZE, NUM_SHARDS = 2, 16, 48
+KEY, SECRET_KEY = "key-of-the-block", "wJalrXUtnFEMI/K7MDENG"
+MODULE = '''
+import os, time
+from pathlib import Path
+
+class Meeting:
+    """Keeps every group, once as many processes as expected have called it."""
+
+    def __init__(self, folder, processes, patience_s):
+        self.folder, self.processes, self.patience_s = Path(folder), processes, patience_s
+
+    def keep(self, group):
+        key = os.environ.get("AWS_ACCESS_KEY_ID", "")
+        (self.folder / str(os.getpid())).write_text(key)
+        end_s = time.monotonic() + self.patience_s
+        while len(list(self.folder.iterdir())) < self.processes and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return True
+'''
+
+
+@pytest.fixture(scope="module")
+def prefect_server() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=int(PATIENCE_S)):
+        yield
+
+
+@pytest.fixture
+def meeting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the filter `meeting:Meeting`, whose module lies outside of AstraFlow."""
+    (tmp_path / "meeting.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / "processes"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def open_runs() -> Iterator[None]:
+    yield
+    parallel_ingest._open_run.cache_clear()
+
+
+def run_with_shards(folder: Path, meeting: Path, processes: int, runner: object) -> ObjectStore:
+    """The run `r` in a new store: version 0 of both policies, and more shards than it needs, two
+    groups of two episodes each.
+    """
+    config = loader.load(
+        "multi_policy_tiny",
+        {
+            "steps": STEPS,
+            "policies.*.batch_size": BATCH_SIZE,
+            "data.samples_per_prompt": 2,
+            "data.prompts_per_order": 2,
+            "data.batches_ahead": STEPS,
+            "data.shards_per_task": 1,
+            "data.task_runner": runner,
+            "data.filter": [
+                {
+                    "name": "meeting:Meeting",
+                    "args": {
+                        "folder": str(meeting),
+                        "processes": processes,
+                        "patience_s": PATIENCE_S,
+                    },
+                }
+            ],
+        },
+    )
+    run = runs.create_run(open_store(str(folder)), "r", config.model_dump(mode="json"))
+    manifests = {name: publisher.publish(run, name, 0, tensors(0)) for name in config.policies}
+    digests = {name: {0: manifest.digest} for name, manifest in manifests.items()}
+    verdict = sequence((11, 40), (50, 2), policy="verifier", reward=0.5, starts_episode=False)
+    for number in range(NUM_SHARDS):
+        plays = [
+            group(
+                episode(sequence(answer=(40 + number, 41, 2), reward=1.0), verdict),
+                episode(sequence(answer=(40 + number, 43, 2), reward=0.0), verdict),
+                prompt_id=f"{number}/{place}",
+            )
+            for place in range(2)
+        ]
+        shards.create(run, shard(*plays, order=number, weights=digests))
+    return run
+
+
+def served(folder: Path, meeting: Path, processes: int, runner: object) -> list[Any]:
+    """What is in the batches after one window of the dataflow; all of its shards are there before."""
+    run = run_with_shards(folder, meeting, processes, runner)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ASTRAFLOW_STORE", str(folder))
+        assert window_of_dataflow("r", "dataflow", 0, 0) == "done"
+    return contents(run)
+
+
+def contents(run: ObjectStore) -> list[Any]:
+    return [
+        (
+            policy,
+            step,
+            batch.shards,
+            [(row.key, row.tokens.tolist(), row.advantages.tolist()) for row in batch.rows],
+            batch.ledger,
+            batch.metrics["dataflow/reward/mean"],
+        )
+        for policy in ("solver", "verifier")
+        for step in range(1, STEPS + 1)
+        for batch in [batches.read(run, policy, step)]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server", "open_runs")
+def test_processes_make_the_very_batches_that_threads_make(tmp_path: Path, meeting: Path) -> None:
+    expected = served(tmp_path / "threads", meeting, 1, "threads")
+    assert [path.name for path in meeting.iterdir()] == [str(os.getpid())]
+    assert len(expected[0][3]) == BATCH_SIZE
+    (meeting / str(os.getpid())).unlink()
+    runner = {"name": "processes", "workers": 2}
+    assert served(tmp_path / "processes", meeting, 2, runner) == expected
+    pids = {int(path.name) for path in meeting.iterdir()}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect_server", "open_runs")
+def test_dask_workers_make_the_same_batches_with_credentials_of_their_own(
+    tmp_path: Path, meeting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = pytest.importorskip("distributed", reason="astraflow[dask] is not installed")
+    expected = served(tmp_path / "threads", meeting, 1, "threads")
+    (meeting / str(os.getpid())).unlink()
+    monkeypatch.setenv(VARIABLE, "store-keys")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "")  # what the block sets is removed at the end
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
+    values = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    Secret(value=json.dumps(values)).save("store-keys", overwrite=True)
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    ) as cluster:
+        runner = {"name": "dask", "address": cluster.scheduler_address}
+        assert served(tmp_path / "dask", meeting, 2, runner) == expected
+    keys = {int(path.name): path.read_text() for path in meeting.iterdir()}
+    assert len(keys) == 2
+    assert os.getpid() not in keys
+    assert set(keys.values()) == {KEY}
+    with get_client(sync_client=True) as client:
+        stored = [each.model_dump_json() for each in client.read_task_runs(limit=200)]
+    assert any('"ingest [' in each for each in stored)
+    assert not any(KEY in each or SECRET_KEY in each for each in stored)
+
+
+@pytest.mark.parametrize(("config", "package"), [(DaskRunner(), "dask"), (RayRunner(), "ray")])
+def test_a_runner_whose_package_is_missing_names_the_extra(
+    config: DaskRunner | RayRunner, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, f"prefect_{package}", None)
+    with pytest.raises(ConfigError, match=rf"install its extra: .*astraflow\[{package}\]"):
+        make_task_runner(config)
+
+
+def test_a_run_whose_runner_is_not_installed_fails_with_that_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "prefect_ray", None)
+    config = loader.load("multi_policy_tiny", {"data.task_runner": "ray"})
+    run = runs.create_run(open_store(str(tmp_path)), "r", config.model_dump(mode="json"))
+    with pytest.raises(ConfigError):
+        run_service.run_dataflow_window("r", "dataflow", 0)
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.state == "failed"
+    assert stop.reason.startswith("dataflow: data.task_runner: ray cannot be used where")
+
+
+def test_a_recipe_names_a_runner_or_has_a_section_with_its_settings() -> None:
+    def runner(overrides: dict[str, object]) -> object:
+        return loader.load("multi_policy_tiny", overrides).data.task_runner
+
+    assert runner({}) == ThreadRunner()
+    assert runner({"data.task_runner": "processes"}) == ProcessRunner()
+    assert runner({"data.task_runner": {"name": "processes", "workers": 3}}) == ProcessRunner(
+        workers=3
+    )
+    address = "tcp://10.0.0.5:8786"
+    assert runner({"data.task_runner": {"name": "dask", "address": address}}) == DaskRunner(
+        address=address
+    )
+    known = "'spark' is not known; use one of threads, processes, dask, ray$"
+    with pytest.raises(ConfigError, match=f"data.task_runner: {known}"):
+        runner({"data.task_runner": "spark"})
+    with pytest.raises(ConfigError, match=r"workers"):
+        runner({"data.task_runner": {"name": "threads", "workers": 3}})
+
+
+def test_threads_and_processes_need_no_extra() -> None:
+    assert isinstance(make_task_runner(ThreadRunner()), ThreadPoolTaskRunner)
+    processes = make_task_runner(ProcessRunner(workers=3))
+    assert isinstance(processes, ProcessPoolTaskRunner)
+    assert processes._max_workers == 3
+
+
+def test_a_worker_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import multiprocessing, time\n"
+        "from tasks.services.task_runners import exit_with_parent\n"
+        "def work():\n"
+        "    exit_with_parent()\n"
+        "    time.sleep(100000)\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "    child.start()\n"
+        "    print(child.pid, flush=True)\n"
+        "    time.sleep(100000)\n",
+        encoding="utf-8",
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        until(lambda: child.num_threads() > 1)  # it watches
+        parent.kill()
+    until(lambda: not child.is_running())
