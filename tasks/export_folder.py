@@ -14,7 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from storage.errors import ConfigError
-from storage.written_files import TEMPORARY, write_inside
+from storage.written_files import TEMPORARY_PREFIX, write_inside
 
 WEIGHTS_FILE = "model.safetensors"
 METADATA = {"format": "pt", "written_by": "astraflow export"}
@@ -31,7 +31,7 @@ def refuse_foreign(folder: Path, names: Collection[str]) -> None:
     """
     if not folder.exists():
         return
-    existing = sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY))
+    existing = sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY_PREFIX))
     foreign = [name for name in existing if name not in names]
     if foreign:
         more = f" and {len(foreign) - 1} other files" if len(foreign) > 1 else ""
@@ -54,7 +54,7 @@ def write(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f"{TEMPORARY}{uuid4().hex}"
+    temporary = folder / f"{TEMPORARY_PREFIX}{uuid4().hex}"
     try:
         for name, body in files.items():
             write_inside(temporary, name, body)
