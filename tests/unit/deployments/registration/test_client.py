@@ -69,7 +69,7 @@ def test_a_block_that_is_not_shown_is_told_with_the_variables_to_set(
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "astraflow:wrong")
     with pytest.raises(
         ConfigError,
-        match=r"refuses to show the block keys, .*set PREFECT_API_AUTH_STRING or PREFECT_API_KEY",
+        match=r"refuses to show the block keys, .*set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY",
     ):
         store_credentials.load("keys", server)
 
