@@ -1,16 +1,17 @@
-# make run     a fresh clone trains two policies: makes .venv, installs, starts the local stack, shows the run
+# make run     in a fresh clone: create .venv, install, start the local stack, train two policies
 # make test    the whole test suite
-# make check   what CI runs: lint, dependencies, types, the rooms' borders, tests
+# make check   the checks of CI: lint, dependencies, types, import rules, tests
 #
-# Packages are installed at exact versions, each file checked against the SHA-256 in requirements/locked.txt, from the index that
-# this machine's pip is configured for; nothing is built from source. Only torch is installed by its version alone: its
-# wheels differ between PyPI (on Linux a build with CUDA, of several GB), PyTorch's own indexes and mirrors, so that no list
-# of hashes fits all of them. It is installed without its dependencies, which locked.txt has, and those that only
-# a build with CUDA needs stand in requirements/cuda.txt. For the small build without CUDA, name PyTorch's CPU index:
+# Packages are installed at exact versions from the index of this machine's pip configuration. Each
+# file is checked against the SHA-256 in requirements/locked.txt; nothing is built from source.
+# torch is the exception: its wheels differ between PyPI (on Linux a CUDA build of several GB),
+# PyTorch's own indexes and mirrors, so it is installed by version, without hashes and without its
+# dependencies. Those are in locked.txt, and the ones of a CUDA build alone in cuda.txt. For the
+# small build without CUDA, name PyTorch's CPU index:
 #
 #   make run TORCH_INDEX=https://download.pytorch.org/whl/cpu
 #
-# That index is asked for torch, and for what only its build with CUDA needs, and for nothing else.
+# Only torch, and the packages that only its CUDA build needs, are installed from that index.
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -30,12 +31,12 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 help:
 	@echo "make run      train two policies together, on this machine (ARGS='--set steps=40' changes the recipe)"
 	@echo "make test     run the whole test suite (ARGS='-k leases' selects)"
-	@echo "make check    lint, dependencies, types, import rules and tests: what CI runs"
-	@echo "make mutants  which small mistakes in the code do the tests notice? (docs/testing.md; ARGS='--sample 50 storage/coordination/leases.py')"
+	@echo "make check    the checks of CI: lint, dependencies, types, import rules, tests"
+	@echo "make mutants  measure which small mistakes the tests find (docs/testing.md; ARGS='--sample 50 storage/coordination/leases.py')"
 	@echo "make up       start the local stack;  make down  stop it"
-	@echo "make format   put the code in its standard form"
-	@echo "make lock     write requirements/*.txt anew from pyproject.toml, keeping their versions where it allows; needs uv"
-	@echo "make clean    remove the environment and all caches; runs in .astraflow stay"
+	@echo "make format   format the code"
+	@echo "make lock     update requirements/*.txt from pyproject.toml; needs uv"
+	@echo "make clean    delete the environment and all caches; runs in .astraflow are kept"
 
 $(INSTALLED): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	@if [ -z "$(PYTHON)" ]; then \

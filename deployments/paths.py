@@ -1,16 +1,18 @@
-"""Where the local stack keeps what it needs: one folder, named by ASTRAFLOW_HOME, `.astraflow` in
-the project by default. Nothing else here spells a path below it.
+"""Paths and private files of the local stack's home folder, which ASTRAFLOW_HOME names.
+
+The default is `.astraflow` in the project. Only this module spells the paths below the home.
 
     .astraflow/
-      auth                          the secret that both servers ask for, while the stack is up
-      stack.json  stack.lock        which processes run, and who may start some
+      auth                          the secret of both servers, while the stack is up
+      stack.json  stack.lock        the stack's processes; the lock of `up` and `down`
+      bf16                          the result of the CPU probe
       prefect/                      PREFECT_HOME, with the server's database
       mlflow/                       the tracking database and the artifacts
       store/                        the object store, unless ASTRAFLOW_STORE names another
-      logs/                         every log; `logs/flows/` has one file for each flow run's process
+      logs/                         every log; `logs/flows/` has one file per flow run's process
 
-A person may delete any of it while the stack is down; only `store/` holds what cannot be made
-again. Only its owner may read any of it: folders have mode 0700, and files 0600.
+While the stack is down, everything may be deleted; only `store/` cannot be made again. Only the
+owner has access: folders have mode 0700 and files 0600.
 """
 
 import contextlib
@@ -24,9 +26,9 @@ from pathlib import Path
 from storage.errors import ConfigError
 
 PROJECT = Path(__file__).resolve().parent.parent
-"""The clone: flow files are found below it, and flow runs have it as their working directory."""
+"""The clone: it has the flow files, and it is the working directory of flow runs."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
-"""The bits of a mode that give access to other users."""
+"""The mode bits that give access to other users."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +66,30 @@ class Home:
         return self.root / "stack.json"
 
     @property
+    def new_record(self) -> Path:
+        """The record while it is written; then renamed to `record`."""
+        return self.root / "stack.tmp"
+
+    @property
     def lock(self) -> Path:
         return self.root / "stack.lock"
 
     @property
+    def bf16(self) -> Path:
+        return self.root / "bf16"
+
+    @property
     def prefect_toml(self) -> Path:
-        """Where Prefect's own commands look for the server's address: the folder they are called
-        in. The clone has the file when the stack is the clone's own; any other home keeps it to
-        itself.
+        """The file with the server's address for Prefect's own command, which reads it from the
+        current folder: in the clone for the clone's own stack, else in the home.
         """
         return (PROJECT if self.root == PROJECT / ".astraflow" else self.root) / "prefect.toml"
 
     def create(self) -> None:
-        """Makes the folders and takes away what other users may do with them and with the files in
-        them.
+        """Create the folders, and remove other users' access to them and to their files.
 
-        Raises ConfigError when that is not allowed, when the disk is full, or when the root is a
-        folder of other users too.
+        Raises ConfigError when that is not permitted, when the disk is full, or when the root is a
+        folder that other users share.
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,61 +105,80 @@ class Home:
                 "writable folder of your own"
             ) from None
 
+    def refuse_irregular_files(self) -> None:
+        """Raise ConfigError for a pipe, a device, a socket or a folder in the place of a file."""
+        files = (self.auth, self.record, self.new_record, self.lock, self.bf16, self.prefect_toml)
+        for path in (*files, *self.logs.glob("*.log")):
+            if path.exists() and not path.is_file():
+                raise ConfigError(not_regular(path))
+
     def exposed(self) -> Iterator[Path]:
-        """Folders and files that other users have any access to. A private folder hides the files
-        in it.
+        """Yield the folders and files that other users have access to. Files in a private folder
+        need no check of their own.
         """
         folders = (self.root, self.prefect, self.mlflow, self.store, self.logs, self.flow_logs)
+        files = (self.auth, self.record, self.lock, self.prefect_toml)
         databases = [*self.prefect.glob("*.db*"), *self.mlflow.glob("*.db*")]
         logs = [*self.logs.glob("*.*"), *self.flow_logs.glob("*.log")]
-        for path in (
-            *folders,
-            self.auth,
-            self.record,
-            self.lock,
-            self.prefect_toml,
-            *databases,
-            *logs,
-        ):
+        for path in (*folders, *files, *databases, *logs):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mode & OTHERS:
                     yield path
 
     def _refuse_a_shared_root(self) -> None:
-        found = self.root.stat()
-        others = os.geteuid() not in (0, found.st_uid)
-        if others or found.st_mode & stat.S_ISVTX:
+        status = self.root.stat()
+        foreign = os.geteuid() not in (0, status.st_uid)
+        if foreign or status.st_mode & stat.S_ISVTX:
             raise ConfigError(
-                f"{self.root} is a folder of other users too, and the stack's must be private; "
+                f"other users share the folder {self.root}, and the stack's must be private; "
                 f"set ASTRAFLOW_HOME to a folder of your own, such as {self.root / 'astraflow'}"
             )
 
 
-def open_private(path: str | Path, flags: int) -> int:
-    """Opens a file that only its owner may read, as an `opener` of `open` or by itself. Returns its
-    descriptor.
+def not_regular(path: str | Path) -> str:
+    """Return the error message for something else in the place of a file."""
+    return f"{path} is not a regular file, and the stack keeps a file there; delete it"
+
+
+def open_regular(path: str | Path, flags: int) -> int:
+    """Open a regular file, as an `opener` of `open` or alone; return its descriptor.
+
+    Raises ConfigError for anything else, such as a pipe: opening one would block until another
+    process opens its other end. A file that is created has mode 0600.
     """
-    descriptor = os.open(path, flags, 0o600)
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe without a reader, a socket
+            raise ConfigError(not_regular(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(not_regular(path))
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """Open a regular file as `open_regular` does, and give it mode 0600."""
+    descriptor = open_regular(path, flags)
     os.fchmod(descriptor, 0o600)
     return descriptor
 
 
 def home() -> Home:
-    """The home that ASTRAFLOW_HOME names, else the default. ConfigError where that can be no
-    folder.
+    """Return the home that ASTRAFLOW_HOME names, else the default.
+
+    Raises ConfigError where that cannot be a folder.
     """
-    named = os.environ.get("ASTRAFLOW_HOME")
+    name = os.environ.get("ASTRAFLOW_HOME")
     try:
-        root = Path(named).expanduser().resolve() if named else PROJECT / ".astraflow"
+        root = Path(name).expanduser().resolve() if name else PROJECT / ".astraflow"
         if root.exists() and not root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         return Home(root)
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # a loop of links, a user that is not there, a name that is none
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, no such user, a NUL
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ConfigError(
-            f"ASTRAFLOW_HOME={named} can be no folder ({why}); name a writable one"
+            f"ASTRAFLOW_HOME={name} cannot be a folder ({reason}); name a writable one"
         ) from None

@@ -1,4 +1,4 @@
-"""The flow `prepare`: makes or fetches every policy's base model and publishes it as version 0."""
+"""The flow `prepare`: publishes every policy's base model as version 0."""
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -8,7 +8,8 @@ from tasks.services import run_service
 
 @flow(name="prepare", flow_run_name="{member} · {run_id}")
 def prepare(run_id: str, member: str = "base-model", attempt: int = 0) -> State[None] | None:
-    """Build (once, then cached by content hash) or load the base models of a run and publish
-    version 0 of every policy.
+    """Build or load the base models of a run, and publish version 0 of every policy.
+
+    Built models are cached by a hash of their settings.
     """
     return run_service.run_base_model(run_id, member, attempt)

@@ -1,5 +1,6 @@
-"""The flow `dataflow`: prompts become orders, shards become batches; parallel tasks ingest the
-shards.
+"""The flow `dataflow`: makes orders from prompts and batches from shards.
+
+Shards are ingested by parallel tasks.
 """
 
 from typing import Literal
@@ -15,18 +16,17 @@ from tasks.services.sigterm import drained
 def window_of_dataflow(
     run_id: str, member: str, attempt: int, window: int
 ) -> Literal["done", "full", "stopped"]:
-    """Serve for a bounded number of tasks, because a flow run's memory grows with each of them.
+    """Run the dataflow for a bounded number of shards.
 
-    Every window is another flow run, and restores its state from the store.
+    The memory of a flow run grows with every task, so each window is a separate flow run, which
+    rebuilds its state from the store.
     """
     return run_service.run_dataflow_window(run_id, member, attempt)
 
 
 @flow(name="dataflow", flow_run_name="{member} · {run_id}")
 def dataflow(run_id: str, member: str = "dataflow", attempt: int = 0) -> State[None] | None:
-    """Choose the prompts that are rolled out, and make batches until every policy has all of its
-    steps.
-    """
+    """Write orders and every policy's batches until each policy has all of its steps."""
     window = 0
     while (ended := window_of_dataflow(run_id, member, attempt, window)) == "full":
         window += 1

@@ -1,6 +1,4 @@
-"""The flow `gc`: lets go of weights that no kept version needs, run by run. On a schedule, once
-that is switched on.
-"""
+"""The flow `gc`: deletes weights that no kept version needs. Its schedule is off at first."""
 
 from typing import Annotated
 
@@ -22,53 +20,55 @@ from tasks.services import store_credentials
 def gc(
     run_ids: Annotated[
         list[str] | None,
-        Field(description="Runs; empty: all runs of the store that are not frozen."),
+        Field(description="Run ids; empty: all runs of the store that are not frozen."),
     ] = None,
     last: Annotated[
-        int, Field(description="Keep the newest so many versions of each policy.", ge=1)
+        int, Field(description="Keep this number of the newest versions of each policy.", ge=1)
     ] = 5,
     every: Annotated[
-        int, Field(description="Keep every so-manieth version; 0: none of them.", ge=0)
+        int,
+        Field(description="Keep every version whose number is a multiple of this; 0: none.", ge=0),
     ] = 20,
     keep: Annotated[
         list[str] | None,
-        Field(description="Keep these, each POLICY@VERSION, where a run has them."),
+        Field(description="Keep these versions, each written as POLICY@VERSION."),
     ] = None,
-    grace_h: Annotated[float, Field(description="Keep what is younger, in hours.", ge=0)] = 1.0,
+    grace_h: Annotated[
+        float, Field(description="Keep versions that are younger, in hours.", ge=0)
+    ] = 1.0,
     apply: Annotated[
-        bool, Field(description="Do it; without this, only say what would go.")
+        bool, Field(description="Delete; without this, only list what would be deleted.")
     ] = False,
 ) -> State[None] | None:
-    """Let go of weights that no kept version needs, at home and in mirrors, and of what killed
-    writers left.
+    """List the weights that no kept version needs; with `apply`, delete them, mirrors included.
 
-    Manifests stay, so every run can still be verified and resumed. What stays and what goes is
-    written as an artifact. A run that cannot be worked on is told and skipped; the others go on,
-    and the flow run ends as failed.
+    Files of killed writers are listed and deleted, too. Manifests are kept, so every run can still be verified
+    and resumed. An artifact lists what is kept and what is deleted. A run that cannot be read is
+    logged and skipped, and the flow run ends as failed.
     """
-    wanted, log = Retention(last, every, grace_s=grace_h * 3600), get_run_logger()
+    settings, log = Retention(last, every, grace_s=grace_h * 3600), get_run_logger()
     try:
         store_credentials.load()
         done = garbage_collection.collect(
             object_store.default_store(),
             run_ids or [],
-            wanted,
+            settings,
             keep or [],
             apply=apply,
             say=log.info,
         )
-    except (
-        AstraFlowError
-    ) as error:  # a sentence for a person, who has no use for where it was raised
+    except AstraFlowError as error:  # a message for the user, who does not need a traceback
         log.error(str(error))
         return Failed(message=str(error))
     create_markdown_artifact(
         key="gc",
         markdown=garbage_collection.markdown(done),
-        description="What gc lets go, and why the rest stays",
+        description="What gc deletes, and why it keeps the rest",
     )
     if done.skipped:
         return Failed(
-            message="; ".join(f"{run_id} is skipped: {why}" for run_id, why in done.skipped.items())
+            message="; ".join(
+                f"{run_id} is skipped: {reason}" for run_id, reason in done.skipped.items()
+            )
         )
     return None

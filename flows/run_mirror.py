@@ -1,4 +1,4 @@
-"""The flow `mirror`: keeps a region's copy of the weights."""
+"""The flow `mirror`: copies the weights to a region's store."""
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -8,7 +8,5 @@ from tasks.services import run_service
 
 @flow(name="mirror", flow_run_name="{member} · {run_id}")
 def mirror(run_id: str, region: str, member: str = "", attempt: int = 0) -> State[None] | None:
-    """Copy every version of every policy to the region's store as it appears, once, until the last
-    one is there.
-    """
+    """Copy every new version of every policy to the region's store, up to the last one."""
     return run_service.run_mirror(run_id, member or f"mirror-{region}", attempt, region)

@@ -8,7 +8,8 @@ from tasks.services import run_service
 
 @flow(name="rollout", flow_run_name="{member} · {run_id}")
 def rollout(run_id: str, region: str, member: str = "", attempt: int = 0) -> State[None] | None:
-    """Lease orders, play the workflow, write shards, refresh weights while generating. SIGTERM
-    drains it.
+    """Lease orders, run the workflow, write shards, and load new weights during generation.
+
+    On SIGTERM it finishes leased orders or releases them.
     """
     return run_service.run_rollout(run_id, member or f"rollout-{region}-0", attempt, region)

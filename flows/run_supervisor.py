@@ -1,6 +1,4 @@
-"""The flow `astraflow`: one training run, from a recipe to a report. Starts the other flows and
-watches them.
-"""
+"""The flow `astraflow`: one training run, from recipe to report; it supervises the other flows."""
 
 from typing import Annotated, Any
 
@@ -19,7 +17,7 @@ async def astraflow(
     run_id: Annotated[
         str | None,
         Field(
-            description="Name of the run; taken up again when it exists. Empty: a name is made up.",
+            description="Name of the run; an existing run is resumed. Empty: a new name.",
             max_length=80,
         ),
     ] = None,
@@ -31,38 +29,37 @@ async def astraflow(
     max_staleness: Annotated[
         int | None,
         Field(
-            description="How many versions older than the trainer's a trained sequence may be; 0 is synchronous.",
+            description="Maximum age of a trained sequence in versions; 0: synchronous.",
             ge=0,
         ),
     ] = None,
     samples_per_prompt: Annotated[
-        int | None, Field(description="Episodes of each prompt.", ge=1)
+        int | None, Field(description="Episodes per prompt.", ge=1)
     ] = None,
     overrides: Annotated[
         dict[str, Any] | None,
         Field(
-            description='Any other value of the recipe by dotted key, such as {"policies.solver.train.lr": 1e-4}.'
+            description="Other values of the recipe by dotted key, such as "
+            '{"policies.solver.train.lr": 1e-4}.'
         ),
     ] = None,
 ) -> State[str] | str:
     """Train the policies of a recipe together.
 
     Rollout workers, the dataflow, one trainer per policy and the evaluation are started on their
-    work pools, watched, and replaced when they die. The run lives in the object store: running this
-    again with the same run id goes on with it.
+    work pools, monitored, and replaced when they fail. The run is in the object store: starting
+    this flow again with the same run id resumes it.
     """
-    named = {
+    parameters = {
         "steps": steps,
         "seed": seed,
         "data.max_staleness": max_staleness,
         "data.samples_per_prompt": samples_per_prompt,
     }
-    given = {key: value for key, value in named.items() if value is not None}
+    given = {key: value for key, value in parameters.items() if value is not None}
     try:
         outcome = await run_training(run_id, recipe, {**(overrides or {}), **given})
-    except (
-        AstraFlowError
-    ) as error:  # a sentence for a person, who has no use for where it was raised
+    except AstraFlowError as error:  # a message for the user, who does not need a traceback
         get_run_logger().error(str(error))
         return Failed(message=str(error))
     if outcome.state == "cancelled":

@@ -8,7 +8,8 @@ from tasks.services import run_service
 
 @flow(name="train", flow_run_name="{member} · {run_id}")
 def train(run_id: str, policy: str, member: str = "", attempt: int = 0) -> State[None] | None:
-    """Train on the policy's batches in turn, publish a version after each, and checkpoint. SIGTERM
-    checkpoints and leaves.
+    """Train on the policy's batches in order, publish a version after each, and write checkpoints.
+
+    On SIGTERM it writes a checkpoint and ends.
     """
     return run_service.run_trainer(run_id, member or f"trainer-{policy}", attempt, policy)

@@ -1,12 +1,13 @@
-"""Writes the files of exact versions beside it from pyproject.toml: `make lock`. Needs uv.
+"""Write the requirement files with exact versions from pyproject.toml (`make lock`). Needs uv.
 
-    pyproject.toml ──uv──▶ one resolution ─┬▶ locked.txt  every package but torch, with the SHA-256 of each of its files
-                                           ├▶ cuda.txt    the same for what only a build of torch with CUDA needs
-                                           └▶ torch.txt   torch's version alone: its files differ from index to index
+    pyproject.toml ──uv──▶ one resolution ─┬▶ locked.txt  all but torch, with SHA-256 of each file
+                                           ├▶ cuda.txt    packages of torch's CUDA build only
+                                           └▶ torch.txt   torch's version alone: its files differ
+                                                          from index to index
 
-One resolution holds for Linux and macOS and for every Python that pyproject.toml allows. A version
-stays as it is in the files until pyproject.toml excludes it; remove its line, or give `--upgrade`,
-to get a newer one.
+One resolution is valid for Linux and macOS and for every Python that pyproject.toml allows. A
+version is kept until pyproject.toml excludes it; delete its line or use `--upgrade` to get a newer
+one.
 """
 
 import re
@@ -25,41 +26,31 @@ OLDEST_PYTHON = "3.11"
 CUDA = re.compile(r"(nvidia-|cuda-|triton$)")
 """Names of packages that only a build of torch with CUDA depends on."""
 HEADERS = {
-    "locked.txt": "# Written by `make lock`. Every package but torch, for `pip install --require-hashes -r`.\n",
-    "cuda.txt": "# Written by `make lock`. What a torch with CUDA needs besides, for `pip install --require-hashes -r`.\n",
-    "torch.txt": "# Written by `make lock`. Without hashes: the files of one version differ from index to index.\n",
+    "locked.txt": "# Written by `make lock`. "
+    "Every package but torch, for `pip install --require-hashes -r`.\n",
+    "cuda.txt": "# Written by `make lock`. "
+    "What a torch with CUDA needs besides, for `pip install --require-hashes -r`.\n",
+    "torch.txt": "# Written by `make lock`. "
+    "Without hashes: the files of one version differ from index to index.\n",
 }
 
 
 def main(options: list[str]) -> None:
+    """Resolve and write the files; `options` are passed to `uv pip compile`."""
     with tempfile.TemporaryDirectory() as folder:
-        wanted, resolved = Path(folder) / "build.in", Path(folder) / "resolved.txt"
-        wanted.write_text(
+        build, resolved = Path(folder) / "build.in", Path(folder) / "resolved.txt"
+        build.write_text(
             "\n".join(tomllib.loads(PYPROJECT.read_text())["build-system"]["requires"])
         )
         resolved.write_text("".join((FOLDER / name).read_text() for name in FILES))
         extras = [part for extra in EXTRAS for part in ("--extra", extra)]
         command = [
-            "uv",
-            "pip",
-            "compile",
-            "--universal",
-            "--python-version",
-            OLDEST_PYTHON,
-            "--generate-hashes",
-            "--no-header",
-        ]
-        command += [
-            "--no-annotate",
-            "--only-binary",
-            ":all:",
-            *extras,
-            *options,
-            "--output-file",
-            str(resolved),
+            *("uv", "pip", "compile", "--universal", "--python-version", OLDEST_PYTHON),
+            *("--generate-hashes", "--no-header", "--no-annotate", "--only-binary", ":all:"),
+            *(*extras, *options, "--output-file", str(resolved)),
         ]
         subprocess.run(
-            [*command, str(PYPROJECT), str(wanted)], check=True, stdout=subprocess.DEVNULL
+            [*command, str(PYPROJECT), str(build)], check=True, stdout=subprocess.DEVNULL
         )
         entries = re.split(r"^(?=[A-Za-z])", resolved.read_text(), flags=re.MULTILINE)
     for name, text in split(entry for entry in entries if entry).items():
@@ -67,7 +58,7 @@ def main(options: list[str]) -> None:
 
 
 def split(entries: Iterable[str]) -> dict[str, str]:
-    """File → its entries, of requirements with hashes such as `torch==2.13.0 \\\n    --hash=sha256:…`."""
+    """Return file → its entries, from entries `torch==2.13.0 \\\n    --hash=sha256:…`."""
     texts = dict.fromkeys(FILES, "")
     for entry in entries:
         name = entry.partition("==")[0]

@@ -1,6 +1,6 @@
 """Settings of rollout workers, engines, workflows and sampling. Imports no torch."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -9,6 +9,7 @@ from storage.config_model import (
     CountOrNone,
     Frozen,
     Megabytes,
+    OnlyWith,
     Seconds,
     SecondsOrNone,
     Share,
@@ -69,11 +70,11 @@ class RegionConfig(Frozen):
     """Workers of one region."""
 
     workers: CountOrNone = 1
-    deployment: str = ""
+    deployment: Annotated[str, OnlyWith("workers")] = ""
     """The Prefect deployment that starts a worker there; empty: `rollout/worker`, in the work queue
     with the region's name.
     """
-    mirror: str = ""
+    mirror: Annotated[str, OnlyWith("workers")] = ""
     """URL of a store in the region (`s3://bucket-eu/prefix?endpoint=https://host&profile=eu`, or a
     path) with a copy of the weights for its workers; empty: they read from the run's own store.
     Endpoint and profile default to the environment, as for the run's store. The URL has no

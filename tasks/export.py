@@ -6,9 +6,8 @@ from storage.errors import ConfigError, NotFoundError
 from storage.formats.safetensors import to_safetensors
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, reader
-from storage.written_files import write_inside
-
-WEIGHTS_FILE = "model.safetensors"
+from tasks import export_folder
+from tasks.export_folder import METADATA, WEIGHTS_FILE
 
 
 def export_model(run: ObjectStore, policy: str, version: int | None, folder: Path) -> int:
@@ -20,7 +19,8 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
     Returns the number of the exported version.
 
     Raises:
-        ConfigError: the version does not exist, or the folder cannot be written.
+        ConfigError: the version does not exist, or the folder cannot be written or contains a file
+            that is not one of an earlier export.
         CorruptError: a digest differs, or the manifest lists a file whose name is not plain.
     """
     newest = manifests.latest(run, policy)
@@ -41,10 +41,8 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
         )
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
     try:
-        for name, body in files.items():
-            write_inside(folder, name, body)
-        # transformers refuses a file whose metadata lacks the framework of its tensors
-        write_inside(folder, WEIGHTS_FILE, to_safetensors(tensors, {"format": "pt"}))
+        export_folder.refuse_foreign(folder, {*files, WEIGHTS_FILE})
+        export_folder.write(folder, {**files, WEIGHTS_FILE: to_safetensors(tensors, METADATA)})
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be written: {error.strerror or error}; choose another folder"

@@ -1,10 +1,8 @@
-"""Numbers of bytes as people read them."""
+"""Numbers of bytes as text."""
+
+from rich import filesize
 
 
 def spelled(num_bytes: float) -> str:
-    """Example: `spelled(245_832)` → `246 kB`; 1 kB is 1,000 bytes."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            value = num_bytes / size
-            return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
-    return f"{num_bytes:,.0f} B"
+    """Return a number of bytes as text: `spelled(245_832)` → `245.8 kB`; 1 kB is 1,000 bytes."""
+    return filesize.decimal(round(num_bytes))

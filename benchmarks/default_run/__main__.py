@@ -157,7 +157,7 @@ def count_tasks(home: Home, stack: Stack, start_s: float, end_s: float) -> int:
     """Count the ingest tasks that started between two times, on the Prefect server."""
     between = {"after_": _iso(start_s), "before_": _iso(end_s)}
     query = {"task_runs": {"name": {"like_": "ingest"}, "start_time": between}}
-    headers = {"Authorization": auth.basic(auth.known(home))}
+    headers = {"Authorization": auth.basic(auth.read_or_empty(home))}
     response = httpx.post(
         f"{stack.prefect_url}/task_runs/count", json=query, headers=headers, trust_env=False
     )

@@ -1,4 +1,4 @@
-"""The command line `astraflow`: its commands, and what becomes of their errors."""
+"""The command line `astraflow`: its commands, and how their errors are printed."""
 
 import functools
 import io
@@ -10,43 +10,58 @@ from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from deployments.cli.run_commands import export, gc, report, runs, status, tag, verify, weights
 from deployments.cli.stack_commands import cancel, deploy, doctor, down, run, up
 from deployments.cli.terminal import EXIT_FAILED
 from deployments.paths import home
 from storage.errors import AstraFlowError, ConfigError
+from storage.store.addresses import without_credentials
 from tasks.terminal_text import plain
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 EXIT_CONFIG = 2
-"""What a person can mend by writing something else."""
+"""Exit code of errors that the user can correct."""
 WORD_SHOWN = 100
-"""Characters that are shown of a word that is longer than any path: a name of 100,000 letters is
-not repeated.
-"""
+"""Characters that are printed of a word that is longer than any path."""
+USAGE_SHOWN = 300
+"""Characters that are printed of an error in the arguments, which repeats them."""
 _ENDLESS = re.compile(r"\S{1000,}")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://\S+")
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(up, down, deploy, run, cancel),
     *(status, runs, verify, report, export, weights, tag, gc),
     doctor,
 )
-"""In the order in which `--help` lists them."""
+"""In the order of `--help`."""
 
 
-class _App(typer.Typer):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs a command. Even `--help`, which is none of ours, may not be able to write."""
+class _Commands(TyperGroup):
+    """The commands; prints every error, those of typer included, with `_print_error`."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
+        """Run a command and exit. `--help` may fail, too: when the output cannot be written."""
         try:
-            return super().__call__(*args, **kwargs)
+            code = super().main(*args, standalone_mode=False, **kwargs)
         except OSError as error:
-            typer.secho(plain(_sentence(error)), fg="red", err=True)
-            raise SystemExit(EXIT_FAILED) from None
+            _print_error(_message(error))
+            code = EXIT_FAILED
+        except Exception as error:
+            usage = _usage_message(error)
+            if usage is None:
+                raise
+            _print_error(*usage)
+            code = EXIT_CONFIG
+        if standalone_mode:
+            raise SystemExit(code)
+        return code
 
 
-app = _App(
+app = typer.Typer(
+    cls=_Commands,
     help="Reinforcement learning of LLM agents across regions. Start with `astraflow run`.",
     no_args_is_help=True,
     add_completion=False,
@@ -57,45 +72,71 @@ _debug = False
 
 
 class _PlainFormatter(logging.Formatter):
-    """Warnings of the modules below, which may quote what is stored."""
+    """Formats warnings of other modules, which may quote stored text."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as plain text."""
         return plain(super().format(record))
 
 
-def _reported(function: Callable[P, T]) -> Callable[P, T]:
-    """The command, its errors one sentence and an exit code."""
+def _with_errors_printed(function: Callable[P, T]) -> Callable[P, T]:
+    """Return the command with its errors as a printed message and an exit code."""
 
     @functools.wraps(function)
-    def reported(*args: P.args, **kwargs: P.kwargs) -> T:
+    def command(*args: P.args, **kwargs: P.kwargs) -> T:
         from deployments.stack import environment
 
         try:
             environment.prepare(home())
             return function(*args, **kwargs)
         except (typer.Exit, typer.Abort, KeyboardInterrupt, BrokenPipeError):
-            raise  # typer ends quietly where the reader of a pipe has left, as after `| head -1`
-        except Exception as error:  # the outermost edge: nothing above would tell the person
+            raise  # typer ends without a message when the output's reader has ended: `| head -1`
+        except Exception as error:  # the outermost handler
             if _debug:
                 traceback.print_exc()
-            typer.secho(plain(_sentence(error)), fg="red", err=True)
+            _print_error(_message(error))
             raise typer.Exit(
                 EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
             ) from None
 
-    return reported
+    return command
 
 
-def _sentence(error: Exception) -> str:
-    return _ENDLESS.sub(lambda word: f"{word[0][:WORD_SHOWN]}…", _words(error))
+def _print_error(message: str, advice: str = "") -> None:
+    """Print an error as plain text without credentials; very long words are shortened.
+
+    A message with `advice` is one about wrong arguments, of which USAGE_SHOWN characters are shown.
+    """
+    shown = _ADDRESS.sub(lambda address: without_credentials(address[0]), plain(message))
+    shown = _ENDLESS.sub(lambda word: f"{word[0][:WORD_SHOWN]}…", shown)
+    if advice and len(shown) > USAGE_SHOWN:
+        shown = f"{shown[:USAGE_SHOWN]}…"
+    if shown:
+        typer.secho(f"{shown}{advice}", fg="red", err=True)
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, AstraFlowError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'the output, or another open file'}: {error.strerror}"
     return f"unexpected {type(error).__name__}: {error} (`astraflow --debug …` shows where)"
+
+
+def _usage_message(error: Exception) -> tuple[str, str] | None:
+    """Return the message for wrong arguments and the advice; None for another error.
+
+    Their base class has no public name in every supported release of typer.
+    """
+    if isinstance(error, typer.Abort):
+        return "aborted", ""
+    if not isinstance(error, typer.BadParameter.__mro__[2]):
+        return None
+    message: str = error.format_message()  # type: ignore[attr-defined]
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "astraflow"
+    # the message is empty for a call without arguments, which has printed the help
+    return message.rstrip("."), f"; see `{path} --help`"
 
 
 @app.callback()
@@ -106,15 +147,13 @@ def _options(
     _debug = debug
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # an ASCII terminal shows ? for what it has no letter for
+            stream.reconfigure(errors="replace")  # `?` for what an ASCII terminal cannot show
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PlainFormatter())
 
 
-for command in COMMANDS:
-    app.command()(_reported(command))
+for function in COMMANDS:
+    app.command()(_with_errors_printed(function))
 
 if __name__ == "__main__":
     app()

@@ -1,5 +1,6 @@
-"""`astraflow doctor`: what this machine has, what it lacks, and what to do about it. Changes
-nothing.
+"""The checks of `astraflow doctor`: this machine, the environment, the store and the servers.
+
+Nothing is changed.
 """
 
 import os
@@ -22,7 +23,7 @@ from storage.errors import AstraFlowError, ConfigError
 from storage.store import addresses
 
 PYTHONS = ((3, 11), (3, 13))
-"""Oldest and newest version that the packages exist for."""
+"""Oldest and newest supported version."""
 CORES_MIN = 2
 MEMORY_MIN_GIB = 6.0
 DISK_MIN_GIB = 3.0
@@ -31,7 +32,7 @@ GPU_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. Example: `Check("disk", "ok", "78 GiB free in /clone/.astraflow")`."""
+    """The result of one check. Example: `Check("disk", "ok", "78 GiB free in /home/you")`."""
 
     name: str
     verdict: Literal["ok", "warn", "fail"]
@@ -40,6 +41,7 @@ class Check:
 
 
 def examine(home: Home) -> list[Check]:
+    """Return the results of all checks."""
     return [
         _python(),
         *_packages(),
@@ -59,34 +61,38 @@ def examine(home: Home) -> list[Check]:
 
 def _python() -> Check:
     oldest, newest = PYTHONS
-    words = f"{sys.version.split()[0]} at {sys.executable}"
+    version = f"{sys.version.split()[0]} at {sys.executable}"
     if oldest <= sys.version_info[:2] <= newest:
-        return Check("python", "ok", words)
+        return Check("python", "ok", version)
     return Check(
-        "python", "fail", words, f"use Python {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+        "python", "fail", version, f"use Python {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
     )
 
 
 def _packages() -> Iterator[Check]:
-    """What pyproject.toml asks for against what is installed; one line when all is well."""
+    """Compare the installed packages with pyproject.toml; one result when all fit."""
     from packaging.requirements import Requirement
 
-    wrong = 0
-    wanted = [Requirement(line) for line in metadata.requires("astraflow") or []]
-    needed = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
-    for requirement in needed:
+    num_wrong = 0
+    declared = [Requirement(line) for line in metadata.requires("astraflow") or []]
+    requirements = [
+        requirement
+        for requirement in declared
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
+    for requirement in requirements:
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            wrong += 1
+            num_wrong += 1
             yield Check(requirement.name, "fail", "not installed", f'pip install "{requirement}"')
             continue
         if not requirement.specifier.contains(version, prereleases=True):
-            wrong += 1
-            found = f"{version}, but {requirement.specifier} is needed"
-            yield Check(requirement.name, "fail", found, f'pip install "{requirement}"')
-    if not wrong:
-        yield Check("packages", "ok", f"all {len(needed)} requirements are met")
+            num_wrong += 1
+            problem = f"{version}, but {requirement.specifier} is required"
+            yield Check(requirement.name, "fail", problem, f'pip install "{requirement}"')
+    if not num_wrong:
+        yield Check("packages", "ok", f"all {len(requirements)} requirements are met")
 
 
 def _cores() -> Check:
@@ -99,7 +105,7 @@ def _cores() -> Check:
         "cores",
         "warn",
         str(count),
-        f"the embedded run is made for {CORES_MIN} cores; it takes longer here",
+        f"the embedded recipes are made for {CORES_MIN} cores; they take longer here",
     )
 
 
@@ -111,7 +117,7 @@ def _memory() -> Check:
         "memory",
         "warn",
         f"{available:.1f} GiB available",
-        f"the embedded run takes up to {MEMORY_MIN_GIB:.0f} GiB",
+        f"the embedded recipes use up to {MEMORY_MIN_GIB:.0f} GiB",
     )
 
 
@@ -144,24 +150,30 @@ def _ports(home: Home) -> Iterator[Check]:
                 f"port {port}",
                 "warn",
                 "in use by another program",
-                f"nothing: {name} takes the next free one",
+                f"none: {name} uses the next free port",
             )
 
 
 def _private(home: Home) -> Check:
-    """Whether the home is closed to other users of the machine, and the servers of a running stack
-    ask for a secret.
+    """Check that other users have no access to the home, and that the running servers have an auth
+    string.
     """
     if not home.root.exists():
-        return Check("private", "ok", f"`astraflow up` will make {home.root} for its owner only")
+        return Check(
+            "private", "ok", f"`astraflow up` creates {home.root} with access for you only"
+        )
     if exposed := [str(path) for path in home.exposed()]:
         more = f" and {len(exposed) - 1} more" if len(exposed) > 1 else ""
         return Check(
             "private",
             "fail",
             f"other users have access to {exposed[0]}{more}",
-            "`astraflow up` takes it away",
+            "`astraflow up` removes it",
         )
+    try:
+        home.refuse_irregular_files()
+    except AstraFlowError as error:
+        return Check("private", "fail", str(error), "delete it, then astraflow up")
     try:
         auth_string = auth.read(home)
     except AstraFlowError as error:
@@ -170,14 +182,14 @@ def _private(home: Home) -> Check:
         return Check(
             "private",
             "fail",
-            f"the stack runs, and {home.auth} is missing",
+            f"the stack is running, but {home.auth} is missing",
             "astraflow down, then astraflow up",
         )
-    return Check("private", "ok", f"{home.root} is its owner's only")
+    return Check("private", "ok", f"only you have access to {home.root}")
 
 
 def _addresses() -> Iterator[Check]:
-    """The variables whose addresses hold a credential, or are none."""
+    """Report the variables whose addresses contain a credential or cannot be used."""
     for name in addresses.VARIABLES:
         try:
             environment.given(name)
@@ -194,15 +206,15 @@ def _bf16() -> Check:
             return Check(
                 "bf16",
                 "warn",
-                "this CPU announces AMX and refuses it",
-                f"the stack sets {name}={value} by itself",
+                "this CPU reports AMX without supporting it",
+                f"none: the stack sets {name}={value}",
             )
     except subprocess.TimeoutExpired:
         return Check(
             "bf16",
             "warn",
-            f"no answer within {cpu_features.PROBE_TIMEOUT_S:.0f} s",
-            "try again on a quieter machine",
+            f"the check timed out after {cpu_features.PROBE_TIMEOUT_S:.0f} s",
+            "try again when the machine has less load",
         )
     return Check(
         "bf16",
@@ -216,43 +228,45 @@ def _store(home: Home) -> Check:
     from storage.store import object_store
 
     try:
-        store = environment.open_store(home, plan.living(state.load(home)))
+        store = environment.open_store(home, plan.if_running(state.load(home)))
+        if store.address == home.store.as_uri() and not home.store.exists():
+            return Check("store", "ok", f"`astraflow up` creates {home.store}")
         object_store.check_store(store)
     except AstraFlowError as error:
         return Check("store", "fail", str(error), "correct ASTRAFLOW_STORE or its credentials")
-    return Check("store", "ok", f"{store.address}: created-once writes hold")
+    return Check("store", "ok", f"{store.address}: put-if-absent works")
 
 
 def _prefect(home: Home) -> Check:
     from deployments.stack import readiness
 
     try:
-        named = environment.given("PREFECT_API_URL")
+        api_url = environment.given("PREFECT_API_URL")
     except ConfigError:
         shown = addresses.without_credentials(os.environ["PREFECT_API_URL"])
-        return Check("prefect", "fail", f"{shown} is not asked", "see PREFECT_API_URL")
+        return Check("prefect", "fail", f"{shown} was not checked", "see PREFECT_API_URL")
     stack = state.load(home)
-    if named and not (stack and named == stack.prefect_url):
-        trouble = readiness.prefect_trouble(named)
+    if api_url and not (stack and api_url == stack.prefect_url):
+        trouble = readiness.prefect_trouble(api_url)
         if trouble is None:
-            return Check("prefect", "ok", f"{named} answers")
+            return Check("prefect", "ok", f"{api_url} responds")
         return Check(
             "prefect",
             "fail",
-            f"{named}: {trouble}",
+            f"{api_url}: {trouble}",
             "start it, or unset PREFECT_API_URL for a local one",
         )
     if stack is None:
-        return Check("prefect", "ok", "no stack is up; `astraflow up` starts one")
-    if readiness.answers(f"{stack.prefect_url}/health"):
-        return Check("prefect", "ok", f"{stack.prefect_url} answers")
-    return Check("prefect", "warn", f"{stack.prefect_url} does not answer", "astraflow up")
+        return Check("prefect", "ok", "the local stack is not running; `astraflow up` starts it")
+    if readiness.responds(f"{stack.prefect_url}/health"):
+        return Check("prefect", "ok", f"{stack.prefect_url} responds")
+    return Check("prefect", "warn", f"{stack.prefect_url} does not respond", "astraflow up")
 
 
 def _gpu() -> Check:
     command = shutil.which("nvidia-smi")
     if command is None:
-        return Check("gpu", "ok", "none; the embedded recipes need none")
+        return Check("gpu", "ok", "none; the embedded recipes do not need one")
     try:
         listed = subprocess.run(
             [command, "-L"],
@@ -267,12 +281,14 @@ def _gpu() -> Check:
             "gpu",
             "warn",
             f"nvidia-smi fails ({type(error).__name__})",
-            "check the driver, if there should be one",
+            "if this machine has a GPU, check its driver",
         )
     names = [line.split(" (")[0] for line in listed.stdout.splitlines() if line.startswith("GPU")]
     if names:
         return Check("gpu", "ok", "; ".join(names))
-    return Check("gpu", "warn", "nvidia-smi lists none", "check the driver, if there should be one")
+    return Check(
+        "gpu", "warn", "nvidia-smi lists no GPU", "if this machine has a GPU, check its driver"
+    )
 
 
 def _bubblewrap() -> Check:
@@ -282,5 +298,5 @@ def _bubblewrap() -> Check:
         "bubblewrap",
         "warn",
         "not found",
-        "only sandboxed code workflows need it: install the package bubblewrap",
+        "only sandboxed code workflows need it; install the package bubblewrap",
     )

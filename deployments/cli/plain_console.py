@@ -1,9 +1,7 @@
-"""The console of every command: what it is given to print is text, and nothing in that text is a
-command to the terminal.
+"""The console of every command, which prints stored text without interpreting it.
 
-Two things would be: rich's own markup (`[/]`, `[link=…]`), which is switched off, and control
-characters, which are taken out of every segment after rich has laid it out. They take no columns,
-so the layout stays as it is.
+rich's markup (`[/]`, `[link=…]`) is disabled. Control characters are removed from every segment
+after rich has laid it out; they have no width, so the layout does not change.
 """
 
 from collections.abc import Iterable
@@ -36,5 +34,6 @@ class PlainConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
+        """Yield the segments of rich with plain text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else plain(text), style, control)

@@ -1,8 +1,6 @@
-"""Whether a run can be started: what its supervisor would refuse, or would notice only when members
-are on their way.
+"""Checks before a run is started: errors that its supervisor would report late.
 
-Nothing here starts or changes anything; every refusal is a ConfigError with the sentence that says
-what to do.
+Nothing is started or changed. Every function raises ConfigError with a message about the fix.
 """
 
 import importlib.util
@@ -20,17 +18,16 @@ from tasks.supervision.members import Member, members_of
 
 
 def refuse_restart(store: ObjectStore, run_id: str, config: RunConfig | None) -> Stop | None:
-    """The stop that starting an existing run again would lift. The configuration is compared when
-    it is known.
+    """Return the stored stop that a new start of an existing run would remove.
+
+    Raises ConfigError when `config` differs from the run's; None is not compared.
     """
-    wanted = None if config is None else config.model_dump(mode="json")
-    return runs.check_restart(store, run_id, wanted, stored_config.filled)
+    settings = None if config is None else config.model_dump(mode="json")
+    return runs.check_restart(store, run_id, settings, stored_config.filled)
 
 
 def refuse_missing_deployments(api_url: str, config: RunConfig) -> None:
-    """Every member is started through a deployment; one that the server lacks would be noticed when
-    its turn comes.
-    """
+    """Raise ConfigError when the server lacks the deployment of a member."""
     members = members_of(config)
     flows = {member.deployment.partition("/")[0] for member in members}
     registered = {flow: flow_runs.deployments_of(api_url, flow) for flow in flows}
@@ -51,7 +48,7 @@ def _missing(api_url: str, member: Member, registered: list[str]) -> str:
 
 
 def refuse_mirrors_at_home(store: ObjectStore, config: RunConfig) -> None:
-    """A mirror that is the run's own store would copy nothing, and hide that nothing is near."""
+    """Raise ConfigError for a mirror that is the run's own store: it would copy nothing."""
     for region, spec in config.rollout.regions.items():
         if spec.mirror and open_store(spec.mirror).address == store.address:
             raise ConfigError(
@@ -61,12 +58,12 @@ def refuse_mirrors_at_home(store: ObjectStore, config: RunConfig) -> None:
 
 
 def refuse_what_this_machine_lacks(config: RunConfig) -> None:
-    """For a run whose services are processes of this machine."""
-    if lacks := list(_lacks(config)):
-        raise ConfigError("; ".join(lacks))
+    """Raise ConfigError for missing packages or GPUs, when the services run on this machine."""
+    if missing := list(_missing_on_this_machine(config)):
+        raise ConfigError("; ".join(missing))
 
 
-def _lacks(config: RunConfig) -> Iterator[str]:
+def _missing_on_this_machine(config: RunConfig) -> Iterator[str]:
     sources = {"data": config.data.prompts}
     if config.evaluation is not None:
         sources["evaluation"] = config.evaluation.prompts
@@ -74,8 +71,7 @@ def _lacks(config: RunConfig) -> Iterator[str]:
         if isinstance(source, HubPrompts) and importlib.util.find_spec("datasets") is None:
             yield (
                 f"{section}.prompts.hub: {source.hub} needs the package `datasets`, which is not "
-                "installed "
-                "here: pip install datasets"
+                "installed here: pip install datasets"
             )
     devices = {"rollout.engine.device": config.rollout.engine.device}
     devices |= {
@@ -84,7 +80,10 @@ def _lacks(config: RunConfig) -> Iterator[str]:
     }
     on_gpu = [key for key, device in devices.items() if device.startswith("cuda")]
     if on_gpu and not _has_cuda():
-        yield f"{', '.join(on_gpu)}: torch finds no CUDA device on this machine; set cpu, or run where there is one"
+        yield (
+            f"{', '.join(on_gpu)}: torch finds no CUDA device on this machine; set cpu, or run "
+            "where there is one"
+        )
 
 
 def _has_cuda() -> bool:

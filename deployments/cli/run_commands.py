@@ -1,6 +1,7 @@
-"""The commands that read a run from its store, or change what the store keeps of it. Each reads its
-arguments, asks the module that knows, and prints; whatever takes long to import is imported inside
-the command that needs it.
+"""The commands that read or change a stored run.
+
+Each command reads its arguments, calls one module and prints the result. Modules that are slow to
+import are imported inside the command that needs them.
 """
 
 from pathlib import Path
@@ -13,8 +14,8 @@ from deployments.cli.terminal import (
     AsJson,
     RunId,
     console,
-    named,
     policies_of,
+    run_or_newest,
     say,
     show,
     store,
@@ -25,15 +26,15 @@ from storage.errors import AstraFlowError, ConfigError
 
 
 def status(run: RunId = None, as_json: AsJson = False) -> None:
-    """Show what a run is doing.
+    """Show the state and progress of a run.
 
     Example:  astraflow status --json
     """
     from deployments.cli import tables
     from tasks.monitoring import status as statuses
 
-    seen = statuses.status(store(), named(run))
-    show(seen.model_dump(mode="json") if as_json else tables.status_picture(seen), as_json)
+    current = statuses.status(store(), run_or_newest(run))
+    show(current.model_dump(mode="json") if as_json else tables.status_picture(current), as_json)
 
 
 def runs(as_json: AsJson = False) -> None:
@@ -44,21 +45,23 @@ def runs(as_json: AsJson = False) -> None:
     from deployments.cli import tables
     from tasks.monitoring import status as statuses
 
-    found = statuses.runs(store())
-    if not found and not as_json:
+    summaries = statuses.runs(store())
+    if not summaries and not as_json:
         say(f"no runs yet in {store().address}; start one with `astraflow run`")
         return
     show(
-        [one.model_dump(mode="json") for one in found] if as_json else tables.runs_table(found),
+        [summary.model_dump(mode="json") for summary in summaries]
+        if as_json
+        else tables.runs_table(summaries),
         as_json,
     )
-    for one in found:
-        for why in [one.reason] if one.state == "unreadable" else one.problems:
-            warn(f"{one.run_id}: {why}")
+    for summary in summaries:
+        for problem in [summary.reason] if summary.state == "unreadable" else summary.problems:
+            warn(f"{summary.run_id}: {problem}")
 
 
 def verify(run: RunId = None, as_json: AsJson = False) -> None:
-    """Check every invariant of a run from its stored objects; exit code 1 when one is broken.
+    """Check every invariant of a run. Exit code 1 if one is violated.
 
     Example:  astraflow verify
     """
@@ -67,13 +70,13 @@ def verify(run: RunId = None, as_json: AsJson = False) -> None:
     from storage.verify.verify import verify as check
     from tasks.recipes.run_terms import run_terms
 
-    name = named(run)
+    name = run_or_newest(run)
     stored = stored_runs.open_run(store(), name)
     verdict = check(stored, run_terms(stored))
     if as_json:
         show({"run_id": name, **tables.verdict_json(verdict)}, as_json)
     else:
-        say(f"{name} {tables.verdict_words(verdict)}")
+        say(f"{name} {tables.verdict_line(verdict)}")
         if not verdict.ok:
             show(tables.violations_table(verdict), as_json)
     if not verdict.ok:
@@ -82,9 +85,11 @@ def verify(run: RunId = None, as_json: AsJson = False) -> None:
 
 def report(
     run: RunId = None,
-    out: Annotated[Path | None, typer.Option(help="Write a copy of the page to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the page to this file, which is replaced.")
+    ] = None,
 ) -> None:
-    """Make a run's report, one self-contained page, and say where it is.
+    """Write the report of a run, one self-contained page, and print its address.
 
     Example:  astraflow report --out report.html
     """
@@ -92,7 +97,7 @@ def report(
     from storage.run import runs as stored_runs
     from tasks.reports.page import render_report, store_report, write_report
 
-    name = named(run)
+    name = run_or_newest(run)
     stored = stored_runs.open_run(store(), name)
     if out is None:
         write_report(stored, name)
@@ -104,19 +109,24 @@ def report(
     try:
         store_report(stored, page)
     except AstraFlowError as error:
-        warn(f"the store does not keep a copy of the report: {error}")
+        warn(f"the report is not stored with the run: {error}")
 
 
 def export(
     run: Annotated[str, typer.Argument(help="Run id.")],
     policy: Annotated[str, typer.Argument(help="Name of the policy.")],
-    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder to write: a new or empty one, or an earlier export, which is replaced. "
+            "A folder with other files is refused."
+        ),
+    ],
     version: Annotated[
-        str | None, typer.Option(help="Which weights, by number or tag; the newest when left out.")
+        str | None, typer.Option(help="Number or tag of the version; default: the newest.")
     ] = None,
 ) -> None:
-    """Write a policy's weights as a folder that transformers'
-    `AutoModelForCausalLM.from_pretrained` loads.
+    """Write a policy's weights as a folder for `AutoModelForCausalLM.from_pretrained`.
 
     Example:  astraflow export tiny-20260101-120000-ab12 solver --out ./solver
     """
@@ -133,42 +143,40 @@ def export(
 def weights(
     run: RunId = None,
     policy: Annotated[
-        str | None, typer.Argument(help="Name of the policy; all of them when left out.")
+        str | None, typer.Argument(help="Name of the policy; default: all of them.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the versions of a run's weights: how large, how made, how long under way, who serves
-    them.
+    """List the versions of a run's weights with sizes, times and the workers that serve them.
 
     Example:  astraflow weights tiny-20260101-120000-ab12 solver
     """
     from deployments.cli import tables
     from tasks.monitoring.weights_table import history
 
-    stored, policies = policies_of(named(run), policy)
-    seen = [history(stored, name) for name in policies]
-    found = [version for one in seen for version in one.found]
-    width = console().width
+    stored, policies = policies_of(run_or_newest(run), policy)
+    histories = [history(stored, name) for name in policies]
+    versions = [version for listed in histories for version in listed.found]
     show(
-        [one.model_dump(mode="json") for one in found]
+        [version.model_dump(mode="json") for version in versions]
         if as_json
-        else tables.weights_table(found, width),
+        else tables.weights_table(versions, console().width),
         as_json,
     )
-    for why in dict.fromkeys(why for one in seen for why in one.unreadable.values()):
-        warn(f"left out, because it cannot be read: {why}")
+    problems = (problem for listed in histories for problem in listed.unreadable.values())
+    for problem in dict.fromkeys(problems):
+        warn(f"skipped, because it cannot be read: {problem}")
 
 
 def tag(
     run: Annotated[str, typer.Argument(help="Run id.")],
     version: Annotated[
-        str | None, typer.Argument(help="POLICY@VERSION; all tags are listed when left out.")
+        str | None, typer.Argument(help="POLICY@VERSION; default: list all tags.")
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="Its name: letters, digits, - and _.")] = None,
-    remove: Annotated[str | None, typer.Option(metavar="NAME", help="Take this name away.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The tag: letters, digits, - and _.")] = None,
+    remove: Annotated[str | None, typer.Option(metavar="NAME", help="Delete this tag.")] = None,
 ) -> None:
-    """Name a version: gc keeps a tagged one, with all that leads to it, and `export --version NAME`
-    finds it.
+    """Tag a version: gc keeps it with its update path, and `export --version NAME` exports it.
 
     Example:  astraflow tag tiny-20260101-120000-ab12 solver@40 best
     """
@@ -178,15 +186,13 @@ def tag(
 
     if version is not None and (name is None or remove is not None):
         raise ConfigError(
-            f"give {version} a name, in a call of its own: astraflow tag {run} {version} NAME"
+            f"a version needs a name, and no other option: astraflow tag {run} {version} NAME"
         )
     stored = stored_runs.open_run(store(), run)
     if remove is not None:
-        taken = tags.delete(stored, remove)
-        whose = (
-            f"{taken.policy}@{taken.version}" if taken else "the version, which could not be read,"
-        )
-        say(f"{whose} is not tagged {remove} any more")
+        deleted = tags.delete(stored, remove)
+        target = f"{deleted.policy}@{deleted.version}" if deleted else "an unreadable record"
+        say(f"deleted the tag {remove} of {target}")
     elif version is not None and name is not None:
         tags.create(stored, name, *tags.parse(version))
         say(f"{version} is tagged {name}")
@@ -195,34 +201,41 @@ def tag(
         if tagged.found:
             show(tables.tags_table(tagged.found), as_json=False)
         elif not tagged.unreadable:
-            say(f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` gives one")
-        for why in tagged.unreadable.values():
-            warn(f"1 tag cannot be read: {why}")
+            say(f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` creates one")
+        for problem in tagged.unreadable.values():
+            warn(f"1 tag cannot be read: {problem}")
 
 
 def gc(
     run: Annotated[str, typer.Argument(help="Run id.")],
     last: Annotated[
-        int, typer.Option(min=1, help="Keep the newest so many versions of each policy.")
+        int, typer.Option(min=1, help="Keep this number of the newest versions of each policy.")
     ] = 5,
     every: Annotated[
-        int, typer.Option(min=0, help="Keep every so-manieth version; 0: none of them.")
+        int,
+        typer.Option(min=0, help="Keep every version whose number is a multiple of this; 0: none."),
     ] = 20,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="Keep this version, as POLICY@VERSION. May be repeated."),
+        typer.Option(help="Keep this version, written as POLICY@VERSION; repeatable."),
     ] = None,
-    grace_hours: Annotated[float, typer.Option(min=0, help="Keep what is younger.")] = 1.0,
+    grace_hours: Annotated[
+        float, typer.Option(min=0, help="Keep versions that are younger.")
+    ] = 1.0,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Do it; without this, only say what would go.")
+        bool,
+        typer.Option("--delete", help="Delete; without this, only list what would be deleted."),
     ] = False,
     freeze: Annotated[
-        bool, typer.Option("--freeze", help="From now on nothing of the run is deleted.")
+        bool, typer.Option("--freeze", help="From now on delete nothing of this run.")
     ] = False,
-    thaw: Annotated[bool, typer.Option("--thaw", help="Take a freeze back.")] = False,
+    thaw: Annotated[bool, typer.Option("--thaw", help="Remove a freeze.")] = False,
 ) -> None:
-    """Let go of weights that no kept version needs, at home and in mirrors, and of what killed
-    writers left. Manifests stay, so the run can still be verified and resumed.
+    """List the weights that no kept version needs; --delete deletes them, mirrors included.
+
+    Files of killed writers are listed and deleted, too.
+
+    Manifests are kept: the run can still be verified and resumed.
 
     Example:  astraflow gc tiny-20260101-120000-ab12 --last 3 --keep solver@40 --delete
     """
@@ -236,30 +249,30 @@ def gc(
         raise ConfigError("--freeze and --thaw contradict each other; give one of them")
     if delete and (freeze or thaw):
         raise ConfigError(
-            f"{'--freeze' if freeze else '--thaw'} deletes nothing; give --delete in a call of its "
-            "own"
+            f"{'--freeze' if freeze else '--thaw'} deletes nothing; repeat the command with "
+            "--delete alone"
         )
     stored = stored_runs.open_run(store(), run)
     if freeze or thaw:
         (retention.freeze if freeze else retention.thaw)(stored)
-        say(f"{run} is {'frozen: nothing of it is deleted' if freeze else 'not frozen any more'}")
+        say(f"{run} is {'frozen: nothing of it is deleted' if freeze else 'no longer frozen'}")
         return
     config = read_config(stored)
     versions = retention.named(keep or [], config.policies)
     retention.check_versions_exist(stored, versions)
-    wanted = retention.Retention(last, every, versions, grace_hours * 3600)
-    found = garbage_collection.survey(stored, run, config, wanted)
+    settings = retention.Retention(last, every, versions, grace_hours * 3600)
+    found = garbage_collection.survey(stored, run, config, settings)
     show(tables.retention_table(found), as_json=False)
     away = garbage_collection.remove(found) if delete else found.away
-    for region, why in away.items():
-        warn(f"the mirror in {region} is left for the next time: {why}")
+    for region, reason in away.items():
+        warn(f"the mirror in {region} is unchanged until the next gc: {reason}")
     size = f"{sizes.spelled(found.num_bytes)} of {run}"
     if delete:
         say(f"{size} are deleted")
     elif retention.is_frozen(stored):
         say(
-            f"{size} would go if it were not frozen; `astraflow gc {run} --thaw` takes the freeze "
-            "back"
+            f"{size} would be deleted if it were not frozen; `astraflow gc {run} --thaw` removes "
+            "the freeze"
         )
     else:
-        say(f"{size} would go; nothing is deleted yet, add --delete to do it")
+        say(f"{size} would be deleted; nothing is deleted yet, add --delete")

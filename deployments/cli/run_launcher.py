@@ -1,6 +1,4 @@
-"""What `astraflow run` does: judge the recipe before anything starts, bring the stack up, start the
-flow run, watch it.
-"""
+"""The steps of `astraflow run`: check the recipe, start stack and flow run, show the run."""
 
 import datetime
 import re
@@ -32,13 +30,15 @@ from tasks.recipes.source import parse_assignments
 Say = Callable[[str], None]
 DEPLOYMENT_MAX = 200
 FLOW = "astraflow"
-"""The flow that a deployment without a flow's name is of."""
+"""The flow of a deployment that is written without a flow's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A run that can be started. Example:
-    `Wanted("astraflow/multi-policy", "tiny-1", "multi_policy_tiny", {})`.
+class RunRequest:
+    """A checked request for a run.
+
+    Example: `RunRequest(deployment="astraflow/multi-policy", run_id="tiny-1",
+    recipe="multi_policy_tiny", overrides={})`.
     """
 
     deployment: str
@@ -47,70 +47,76 @@ class Wanted:
     """A name or a path; None for the deployment's own."""
     overrides: dict[str, Any]
     config: RunConfig | None = None
-    """What the recipe comes to; None when it is a stranger's deployment that knows it."""
+    """The loaded recipe; None when only the user's own deployment names it."""
 
 
 def prepare(
     deployment: str, recipe: str | None, assignments: list[str], run_id: str | None
-) -> Wanted:
-    """Raises ConfigError, naming key, line and fix, for a recipe that cannot work."""
+) -> RunRequest:
+    """Check the arguments of `astraflow run`.
+
+    Raises ConfigError for a recipe that cannot work, with key, line and fix.
+    """
     if run_id is not None:
-        layout.run_prefix(run_id)  # ConfigError for what cannot be a run id, before anything starts
+        layout.run_prefix(run_id)  # ConfigError for an invalid run id, before anything starts
     if not deployment.isprintable() or len(deployment) > DEPLOYMENT_MAX:
         raise ConfigError(
-            f"{deployment[:DEPLOYMENT_MAX]!r} can be no deployment's name; write FLOW/DEPLOYMENT"
+            f"{deployment[:DEPLOYMENT_MAX]!r} cannot be the name of a deployment; write "
+            "FLOW/DEPLOYMENT"
         )
     full = deployment if "/" in deployment else f"{FLOW}/{deployment}"
     own = {
-        f"{one.flow}/{one.name}": one.parameters.get("recipe")
-        for one in deployments.DEPLOYMENTS
-        if one.flow == FLOW
+        f"{shipped.flow}/{shipped.name}": shipped.parameters.get("recipe")
+        for shipped in deployments.DEPLOYMENTS
+        if shipped.flow == FLOW
     }
     if full != deployment and full not in own:
         names = ", ".join(name.removeprefix(f"{FLOW}/") for name in own)
         raise ConfigError(
-            f"there is no deployment {deployment}; name {names}, or one of your own as "
-            "FLOW/DEPLOYMENT"
+            f"there is no deployment {deployment}; name {names}, or your own as FLOW/DEPLOYMENT"
         )
     overrides = parse_assignments(assignments)
-    judged = own.get(full) if recipe is None else recipe
-    config = loader.load(judged, overrides) if judged is not None else None
+    source = own.get(full) if recipe is None else recipe
+    config = loader.load(source, overrides) if source is not None else None
     name = (
         config.name
         if config
         else re.sub(r"\W+", "-", full.rsplit("/", 1)[-1], flags=re.ASCII).strip("-_")[:60] or "run"
     )
-    made_up = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    return Wanted(
+    new_id = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return RunRequest(
         deployment=full,
-        run_id=made_up if run_id is None else run_id,
+        run_id=new_id if run_id is None else run_id,
         recipe=recipe,
         overrides=overrides,
         config=config,
     )
 
 
-def start(home: Home, wanted: Wanted, say: Say) -> Followed:
-    """Starts the run and returns what `watch` needs. MLflow may still be starting by then, since
-    nothing waits for it.
-    """
-    up = _stack(home, say)
-    store = environment.open_store(home, up)
-    stood = _refuse_what_cannot_start(wanted, up, store)
-    parameters: dict[str, Any] = {"run_id": wanted.run_id, "overrides": _overrides(wanted, up)}
-    if wanted.recipe is not None:
-        parameters["recipe"] = loader.portable(wanted.recipe, elsewhere=not up.own_server)
-    tags = [deployments.TAG, f"run:{wanted.run_id}"]
-    flow_run = flow_runs.start(up.prefect_url, wanted.deployment, parameters, wanted.run_id, tags)
+def start(home: Home, request: RunRequest, say: Say) -> Followed:
+    """Start the run; return the arguments of `watch`. MLflow may still be starting."""
+    stack = _stack(home, say)
+    store = environment.open_store(home, stack)
+    stood = _refuse_what_cannot_start(request, stack, store)
+    parameters: dict[str, Any] = {
+        "run_id": request.run_id,
+        "overrides": _overrides(request, stack),
+    }
+    if request.recipe is not None:
+        parameters["recipe"] = loader.portable(request.recipe, elsewhere=not stack.own_server)
+    tags = [deployments.TAG, f"run:{request.run_id}"]
+    flow_run = flow_runs.start(
+        stack.prefect_url, request.deployment, parameters, request.run_id, tags
+    )
     links = {
-        "Prefect": pages.prefect(home, up, f"/runs/flow-run/{flow_run.id}"),
-        "MLflow": pages.mlflow(home, up),
-        "objects": store.sub(layout.run_prefix(wanted.run_id)).address,
+        "Prefect": pages.prefect(home, stack, f"/runs/flow-run/{flow_run.id}"),
+        "MLflow": pages.mlflow(home, stack),
+        "objects": store.sub(layout.run_prefix(request.run_id)).address,
     }
     return Followed(
         store=store,
-        run_id=wanted.run_id,
-        api_url=up.prefect_url,
+        run_id=request.run_id,
+        api_url=stack.prefect_url,
         flow_run_id=flow_run.id,
         links=links,
         home=home,
@@ -119,13 +125,16 @@ def start(home: Home, wanted: Wanted, say: Say) -> Followed:
 
 
 def watch(followed: Followed, say: Say) -> bool:
-    """Shows the run until it ends, then its summary; True when it completed or was left going."""
+    """Show the run until it ends, then its summary.
+
+    Return True when it completed, or when the user stopped watching.
+    """
     last = Follower(followed, PlainConsole()).follow()
     if last is None:
         run_id = followed.run_id
         say(
-            f"{run_id} goes on; `astraflow status {run_id}` shows it, `astraflow cancel {run_id}` "
-            "ends it"
+            f"{run_id} continues; `astraflow status {run_id}` shows it, `astraflow cancel "
+            f"{run_id}` ends it"
         )
         return True
     summarize(followed, last, say)
@@ -133,59 +142,64 @@ def watch(followed: Followed, say: Say) -> bool:
 
 
 def summarize(followed: Followed, last: Status, say: Say) -> None:
-    """What the run brought, whether its books are clean, and where to read more."""
+    """Print the run's results, the verdict of `verify` and the report's address."""
     run = followed.store.sub(layout.run_prefix(followed.run_id))
     say("")
     say(f"{followed.run_id}: {last.state} after {live_view.clock(last.elapsed_s)}; {last.reason}")
     for line in tables.summary_lines(last):
         say(f"  {line}")
-    say(f"  verify: {tables.verdict_words(verify(run, run_terms(run), _told(say)))}")
+    say(f"  verify: {tables.verdict_line(verify(run, run_terms(run), _progress_printer(say)))}")
     report = (
-        f"{run.url}/{layout.REPORT}" if run.exists(layout.REPORT) else "`astraflow report` makes it"
+        f"{run.url}/{layout.REPORT}"
+        if run.exists(layout.REPORT)
+        else "`astraflow report` writes it"
     )
-    if report.startswith("s3:"):  # no browser opens it
+    if report.startswith("s3:"):  # a browser cannot open it
         report += f"; `astraflow report {followed.run_id} --out report.html` writes it here"
     say(f"  report: {report}")
     if up_down.running(followed.home):
         say("the stack stays up for the next run; `astraflow down` stops it")
 
 
-def _told(say: Say) -> Progress:
-    """Says every few seconds what is being verified; nothing of a check that takes less."""
-    told_at = time.monotonic()
+def _progress_printer(say: Say) -> Progress:
+    """Return a function that prints the progress of `verify` every LINE_INTERVAL_S."""
+    printed_at = time.monotonic()
 
-    def tell(part: str, share: float) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= run_follower.LINE_INTERVAL_S:
-            told_at = time.monotonic()
+    def print_progress(part: str, share: float) -> None:
+        nonlocal printed_at
+        if time.monotonic() - printed_at >= run_follower.LINE_INTERVAL_S:
+            printed_at = time.monotonic()
             say(f"  verifying {part} {share:.0%}")
 
-    return tell
+    return print_progress
 
 
-def _refuse_what_cannot_start(wanted: Wanted, up: Stack, store: ObjectStore) -> Stop | None:
-    """Raises ConfigError; else the stop of the run's last start, if that ended. Paths in the recipe
-    mean the same to a supervisor on this machine only, so that elsewhere it alone compares
-    configurations.
+def _refuse_what_cannot_start(request: RunRequest, stack: Stack, store: ObjectStore) -> Stop | None:
+    """Raise ConfigError, or return the stop of the run's last start, if that ended.
+
+    A remote supervisor resolves the recipe's paths on its own machine, so it compares the
+    configurations itself.
     """
-    config = wanted.config
-    stood = preflight.refuse_restart(store, wanted.run_id, config if up.own_server else None)
+    config = request.config
+    stood = preflight.refuse_restart(store, request.run_id, config if stack.own_server else None)
     if config is not None:
         preflight.refuse_mirrors_at_home(store, config)
-        preflight.refuse_missing_deployments(up.prefect_url, config)
-        if up.own_server:
+        preflight.refuse_missing_deployments(stack.prefect_url, config)
+        if stack.own_server:
             preflight.refuse_what_this_machine_lacks(config)
     return stood
 
 
 def _stack(home: Home, say: Say) -> Stack:
-    """With a Prefect server and a store elsewhere, the run happens elsewhere too, and nothing is
-    started here.
+    """Return the local stack, started if needed, or the external servers.
+
+    With an external Prefect server and an external store, nothing is started here.
     """
+    environment.refuse_bad_addresses()
     server, store = environment.given("PREFECT_API_URL"), environment.given("ASTRAFLOW_STORE")
-    known = state.load(home)
-    if server and store and not (known and server == known.prefect_url):
-        say(f"starting the run on {server}; its workers may be anywhere")
+    recorded = state.load(home)
+    if server and store and not (recorded and server == recorded.prefect_url):
+        say(f"starting the run on {server}; its workers may be on other machines")
         object_store.check_store(environment.open_store(home))
         tracking = environment.given("MLFLOW_TRACKING_URI") or ""
         return Stack(
@@ -195,16 +209,16 @@ def _stack(home: Home, say: Say) -> Stack:
             own_server=False,
             own_mlflow=False,
         )
-    up = up_down.up(home, say, wait_for_mlflow=False)
-    environment.adopt(up_down.settings(home, up))
-    return up
+    stack = up_down.up(home, say, wait_for_mlflow=False)
+    environment.adopt(up_down.settings(home, stack))
+    return stack
 
 
-def _overrides(wanted: Wanted, up: Stack) -> dict[str, Any]:
-    """A supervisor on this machine runs in another folder: it is sent the paths that the recipe
-    came to here, last, since they are what the person's own overrides led to.
+def _overrides(request: RunRequest, stack: Stack) -> dict[str, Any]:
+    """Return the overrides of the recipe, with absolute paths for a supervisor on this machine,
+    which runs in another folder.
     """
-    if wanted.config is None or not up.own_server:
-        return wanted.overrides
-    paths = loader.absolute_paths(wanted.config)
-    return {key: value for key, value in wanted.overrides.items() if key not in paths} | paths
+    if request.config is None or not stack.own_server:
+        return request.overrides
+    paths = loader.absolute_paths(request.config)
+    return {key: value for key, value in request.overrides.items() if key not in paths} | paths

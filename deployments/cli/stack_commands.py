@@ -1,5 +1,7 @@
-"""The commands for the stack and for what runs on it. Each reads its arguments, asks the module
-that knows, and prints; whatever takes long to import is imported inside the command that needs it.
+"""The commands for the stack and the runs on it.
+
+Each command reads its arguments, calls one module and prints the result. Modules that are slow to
+import are imported inside the command that needs them.
 """
 
 import os
@@ -14,8 +16,9 @@ from storage.errors import ConfigError
 
 
 def up() -> None:
-    """Start the local stack: Prefect, MLflow, work pools, workers, deployments. Harmless when it
-    runs.
+    """Start the local stack: Prefect, MLflow, work pools, workers, deployments.
+
+    A running stack is not changed.
 
     Example:  astraflow up
     """
@@ -29,7 +32,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """Cancel active runs and stop everything that `up` started.
+    """Cancel active runs and stop every process of the local stack.
 
     Example:  astraflow down
     """
@@ -42,26 +45,28 @@ def deploy(
     directory: Annotated[
         str, typer.Option(help="This project's folder on the workers' machines.")
     ] = "",
-    python: Annotated[str, typer.Option(help="The interpreter on the workers' machines.")] = "",
+    python: Annotated[
+        str, typer.Option(help="The Python interpreter on the workers' machines.")
+    ] = "",
 ) -> None:
-    """Register work pools and deployments on the Prefect server that PREFECT_API_URL names, or on
-    the local stack's.
+    """Register work pools and deployments at a Prefect server.
 
-    Example:  PREFECT_API_URL=http://prefect.example:4200/api astraflow deploy --directory
-    /opt/astraflow --python python
+    The server is that of PREFECT_API_URL, else that of the local stack.
+
+    Example:  astraflow deploy --directory /opt/astraflow --python python
     """
     from deployments.paths import PROJECT
     from deployments.registration import deployments, work_pools
     from deployments.stack import environment, up_down
 
-    named = environment.given("PREFECT_API_URL")
-    local = None if named else up_down.running(home())
-    if local is not None:
+    environment.refuse_bad_addresses()
+    api_url = environment.given("PREFECT_API_URL")
+    if api_url is None and (local := up_down.running(home())) is not None:
         environment.adopt(up_down.settings(home(), local))
-    api_url = local.prefect_url if local else named
+        api_url = local.prefect_url
     if api_url is None:
         raise ConfigError(
-            "no Prefect server is known; set PREFECT_API_URL to its address, or run `astraflow up`"
+            "there is no Prefect server; set PREFECT_API_URL to its address, or run `astraflow up`"
         )
     shared = environment.of_pool({**environment.UNTRACKED, **environment.FLOW_RUN, **os.environ})
     work_pools.create(api_url, python or sys.executable, shared)
@@ -71,10 +76,10 @@ def deploy(
 
 def run(
     deployment: Annotated[
-        str, typer.Argument(help="Which deployment to run.")
+        str, typer.Argument(help="Name of the deployment.")
     ] = "astraflow/multi-policy",
     recipe: Annotated[
-        str | None, typer.Option(help="A recipe's name or file, instead of the deployment's.")
+        str | None, typer.Option(help="Name or file of a recipe; default: the deployment's.")
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -83,22 +88,22 @@ def run(
         ),
     ] = None,
     run_id: Annotated[
-        str | None, typer.Option(help="Name of the run; an existing run goes on.")
+        str | None, typer.Option(help="Name of the run; an existing run is resumed.")
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return as soon as the run is started.")
+        bool, typer.Option("--detach", help="Return when the run is started.")
     ] = False,
 ) -> None:
-    """Train: bring the stack up if need be, start a run, and show it until it ends.
+    """Train: start the local stack if it is not running, start a run and show its progress.
 
     Example:  astraflow run --set steps=40 --set policies.solver.train.lr=1e-4
     """
     from deployments.cli import run_launcher
 
-    wanted = run_launcher.prepare(deployment, recipe, assignments or [], run_id)
-    followed = run_launcher.start(home(), wanted, say)
+    request = run_launcher.prepare(deployment, recipe, assignments or [], run_id)
+    followed = run_launcher.start(home(), request, say)
     if detach:
-        say(f"{wanted.run_id} is started; `astraflow status {wanted.run_id}` shows it")
+        say(f"{request.run_id} is started; `astraflow status {request.run_id}` shows it")
         say(followed.links["Prefect"])
         return
     if not run_launcher.watch(followed, say):
@@ -106,8 +111,9 @@ def run(
 
 
 def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
-    """End one run; the stack and every other run stay. Started again with the same run id, it goes
-    on.
+    """End one run; the stack and other runs continue.
+
+    `astraflow run --run-id RUN` resumes it.
 
     Example:  astraflow cancel tiny-20260101-120000-ab12
     """
@@ -119,24 +125,23 @@ def cancel(run: Annotated[str, typer.Argument(help="Run id.")]) -> None:
     except ConfigError:
         if not run_follower.cancel_before_it_began(home(), run):
             raise
-        say(f"{run} is cancelled before it began")
+        say(f"{run} is cancelled; it had not started")
         return
     if (stood := stored_runs.read_stop(stored)) is not None:
         if stood.state != "completed" and run_follower.cancel_before_it_began(home(), run, stood):
-            say(f"{run} is cancelled before it went on")
+            say(f"{run} is cancelled; it had not resumed")
         else:
-            say(f"{run} is {stood.state} already: {stood.reason}")
+            say(f"{run} is already {stood.state}: {stood.reason}")
         return
     run_follower.cancel(stored)
     say(
-        f"{run} is told to end; `astraflow run --run-id {run}` with the same settings goes on with "
+        f"{run} is being cancelled; `astraflow run --run-id {run}` with the same settings resumes "
         "it"
     )
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what this machine has, what it lacks, and what to do; exit code 1 when something must be
-    done.
+    """Check this machine and the environment. Exit code 1 if something must be fixed.
 
     Example:  astraflow doctor
     """

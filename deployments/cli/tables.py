@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, and the JSON form of a verdict for programs."""
+"""The tables that commands print, and the JSON form of a verdict."""
 
 import datetime
 import time
@@ -20,11 +20,12 @@ from tasks.monitoring.weights_table import Version
 
 VIOLATIONS_SHOWN_MAX = 50
 ID_WHOLE_MAX = 40
-"""Characters of a run id that stay on one line in any terminal."""
+"""Run ids up to this length are never wrapped."""
 COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def status_picture(status: Status) -> RenderableType:
+    """Return the output of `astraflow status`."""
     head = Text.assemble(
         (status.run_id, "bold"),
         "  ",
@@ -52,8 +53,9 @@ def status_picture(status: Status) -> RenderableType:
 
 
 def runs_table(runs: list[RunSummary]) -> Table:
-    """A run id is what people copy: the other columns give way to it, and only one that fits no
-    terminal is folded.
+    """Return the output of `astraflow runs`.
+
+    Run ids, which are copied, are wrapped only when they are longer than ID_WHOLE_MAX.
     """
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     longest = max((len(run.run_id) for run in runs), default=0)
@@ -81,50 +83,46 @@ def runs_table(runs: list[RunSummary]) -> Table:
 
 
 WIDE = 125
-"""Columns from which on a terminal shows all there is to say of weights."""
+"""Terminals with at least this number of columns show every column of the weights table."""
 
 
 def weights_table(versions: list[Version], width: int) -> Table:
-    """For a terminal of `width` columns: a narrow one shows what is asked for most."""
+    """Return the output of `astraflow weights` for a terminal of `width` columns."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
     is_wide = width >= WIDE
-    more = ("bytes", "delta", "encode", "upload", "waited")
-    headers = (
-        "version",
-        "kind",
-        "bytes",
-        "delta",
-        "smaller",
-        "changed",
-        "encode",
-        "upload",
-        "visible",
-        "waited",
-    )
+    wide_only = ("bytes", "delta", "encode", "upload", "waited")
+    headers = [
+        header
+        for header in (
+            *("version", "kind", "bytes", "delta", "smaller", "changed"),
+            *("encode", "upload", "visible", "waited"),
+        )
+        if is_wide or header not in wide_only
+    ]
     for header in headers:
-        if is_wide or header not in more:
-            table.add_column(header, justify="right", no_wrap=True)
+        table.add_column(header, justify="right", no_wrap=True)
     table.add_column("served by (refreshed in)", overflow="fold")
-    for one in versions:
+    for version in versions:
         cells = {
-            "version": " ".join([*one.tags, str(one.version)]),
-            "kind": "retired" if one.retired else one.kind,
-            "bytes": sizes.spelled(one.num_bytes),
-            "delta": "–" if one.delta_bytes is None else sizes.spelled(one.delta_bytes),
-            "smaller": "–" if one.ratio is None else f"{one.ratio:.1f}×",
-            "changed": "–" if one.changed is None else f"{one.changed:.2%}",
-            "encode": _seconds(one.encode_s),
-            "upload": _seconds(one.upload_s),
-            "visible": _seconds(one.publish_s),
-            "waited": _seconds(one.publish_wait_s),
+            "version": " ".join([*version.tags, str(version.version)]),
+            "kind": "retired" if version.retired else version.kind,
+            "bytes": sizes.spelled(version.num_bytes),
+            "delta": "–" if version.delta_bytes is None else sizes.spelled(version.delta_bytes),
+            "smaller": "–" if version.ratio is None else f"{version.ratio:.1f}×",
+            "changed": "–" if version.changed is None else f"{version.changed:.2%}",
+            "encode": _seconds(version.encode_s),
+            "upload": _seconds(version.upload_s),
+            "visible": _seconds(version.publish_s),
+            "waited": _seconds(version.publish_wait_s),
         }
         served = ", ".join(
-            name if took is None else f"{name} ({took:.2f} s)" for name, took in one.held_by.items()
+            name if seconds is None else f"{name} ({seconds:.2f} s)"
+            for name, seconds in version.held_by.items()
         )
         table.add_row(
-            one.policy,
-            *(cells[header] for header in headers if is_wide or header not in more),
+            version.policy,
+            *(cells[header] for header in headers),
             served,
         )
     return table
@@ -134,11 +132,12 @@ def _seconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds:.3f} s"
 
 
-def tags_table(found: Sequence[Tag]) -> Table:
+def tags_table(tags: Sequence[Tag]) -> Table:
+    """Return the list of `astraflow tag RUN`."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for header in ("policy", "version", "tag", "given"):
+    for header in ("policy", "version", "tag", "created"):
         table.add_column(header, justify="right" if header == "version" else "left", no_wrap=True)
-    for tag in found:
+    for tag in tags:
         table.add_row(
             tag.policy,
             str(tag.version),
@@ -149,36 +148,39 @@ def tags_table(found: Sequence[Tag]) -> Table:
 
 
 def retention_table(found: Survey) -> Table:
+    """Return the output of `astraflow gc`."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for header in ("of", "keeps", "because", "deletes"):
         table.add_column(header, overflow="fold")
     table.add_column("", justify="right", no_wrap=True)
     for row in garbage_collection.rows(found):
-        goes = (row.goes or "–", row.size)
-        for number, (kept, why) in enumerate(row.keeps or [("–", "")]):
+        deleted = (row.goes or "–", row.size)
+        for number, (kept, reason) in enumerate(row.keeps or [("–", "")]):
             table.add_row(
-                *((row.what, kept, why, *goes) if number == 0 else ("", kept, why, "", ""))
+                *((row.what, kept, reason, *deleted) if number == 0 else ("", kept, reason, "", ""))
             )
     return table
 
 
-def verdict_words(verdict: Verdict) -> str:
-    """One line for people. Example:
-    `clean: 80 orders, 80 shards, 10,240 sequences; solver 5,120 trained, …`.
+def verdict_line(verdict: Verdict) -> str:
+    """Return the verdict in one line.
+
+    Example: `clean: 80 orders, 80 shards, 10,240 sequences; solver 5,120 trained, …`.
     """
-    books = "; ".join(
-        f"{name} {book.trained:,} trained, {book.filtered:,} filtered, {book.expired:,} expired, "
-        f"{book.waiting:,} waiting"
-        for name, book in verdict.policies.items()
+    fates = "; ".join(
+        f"{name} {counts.trained:,} trained, {counts.filtered:,} filtered, "
+        f"{counts.expired:,} expired, {counts.waiting:,} waiting"
+        for name, counts in verdict.policies.items()
     )
-    found = "clean" if verdict.ok else f"{len(verdict.violations)} violations"
-    counts = (
+    result = "clean" if verdict.ok else f"{len(verdict.violations)} violations"
+    objects = (
         f"{verdict.orders:,} orders, {verdict.shards:,} shards, {verdict.sequences:,} sequences"
     )
-    return f"{found}: {counts}; {books}" if books else f"{found}: {counts}"
+    return f"{result}: {objects}; {fates}" if fates else f"{result}: {objects}"
 
 
 def violations_table(verdict: Verdict) -> Table:
+    """Return the first violations, one per row."""
     table = Table("invariant", "where", "what", box=None, header_style="dim")
     for violation in verdict.violations[:VIOLATIONS_SHOWN_MAX]:
         table.add_row(
@@ -192,7 +194,7 @@ def violations_table(verdict: Verdict) -> Table:
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
-    """The stable schema of `astraflow verify --json`."""
+    """Return the output of `astraflow verify --json` (docs/schemas.md)."""
     return {
         "ok": verdict.ok,
         "violations": [violation._asdict() for violation in verdict.violations],
@@ -202,20 +204,21 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "sequences": verdict.sequences,
         "policies": {
             name: {
-                "batches": book.batches,
-                "trained": book.trained,
-                "replayed": book.replayed,
-                "filtered": book.filtered,
-                "expired": book.expired,
-                "waiting": book.waiting,
+                "batches": counts.batches,
+                "trained": counts.trained,
+                "replayed": counts.replayed,
+                "filtered": counts.filtered,
+                "expired": counts.expired,
+                "waiting": counts.waiting,
             }
-            for name, book in verdict.policies.items()
+            for name, counts in verdict.policies.items()
         },
     }
 
 
 def checks_table(checks: list[Check]) -> Table:
-    table = Table("", "check", "found", "what to do", box=None, header_style="dim")
+    """Return the output of `astraflow doctor`."""
+    table = Table("", "check", "found", "fix", box=None, header_style="dim")
     for check in checks:
         table.add_row(
             Text(check.verdict, style=COLORS[check.verdict]), check.name, check.found, check.fix
@@ -224,15 +227,15 @@ def checks_table(checks: list[Check]) -> Table:
 
 
 def summary_lines(status: Status) -> list[str]:
-    """Accuracy before and after, for the answering policy alone and for the team."""
+    """Return the first and last accuracy of the answering policy alone and of the team."""
     lines = []
     for workflow in dict.fromkeys(score.workflow for score in status.evals):
         scores = [score for score in status.evals if score.workflow == workflow]
-        who = "the policy alone" if workflow == live_view.ALONE else f"the team ({workflow})"
+        subject = "the policy alone" if workflow == live_view.ALONE else f"the team ({workflow})"
         first, last = scores[0], scores[-1]
         lines.append(
-            f"{who}: {live_view.percent(first.accuracy)} → {live_view.percent(last.accuracy)} of "
-            f"{last.n} held-out problems "
+            f"{subject}: {live_view.percent(first.accuracy)} → "
+            f"{live_view.percent(last.accuracy)} of {last.n} held-out problems "
             f"(version {live_view.versions_words(first.versions)} → "
             f"{live_view.versions_words(last.versions)})"
         )

@@ -1,4 +1,4 @@
-"""What the commands share: the store and the run they speak of, and how they print."""
+"""What the commands share: the arguments for a run, its store, and functions that print."""
 
 import json
 import os
@@ -18,91 +18,91 @@ EXIT_FAILED = 1
 PIPED_WIDTH = 400
 
 RunId = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Run id; the newest run when left out.")
+    str | None, typer.Argument(metavar="RUN", help="Run id; default: the newest run.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the documented JSON form.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/schemas.md).")]
 
 
 def store() -> Any:
-    """The store that `run` would use: ASTRAFLOW_STORE, else the living stack's, else the home's own
-    folder.
-    """
+    """Open the store: that of ASTRAFLOW_STORE, else the running stack's, else the home's."""
     from deployments.stack import environment, plan, state
 
-    here: Home = home()
-    found = environment.open_store(here, plan.living(state.load(here)))
-    os.environ["ASTRAFLOW_STORE"] = found.address
-    return found
+    folder: Home = home()
+    opened = environment.open_store(folder, plan.if_running(state.load(folder)))
+    os.environ["ASTRAFLOW_STORE"] = opened.address
+    return opened
 
 
 def policies_of(run: str, policy: str | None) -> tuple[Any, list[str]]:
-    """The run, and the policy that is named or all of its policies."""
+    """Return the run and its policies, or only the named one."""
     from storage.run import runs as stored_runs
     from tasks.recipes.stored_config import read_config
 
     stored = stored_runs.open_run(store(), run)
-    known = list(read_config(stored).policies)
-    if policy is not None and policy not in known:
-        raise ConfigError(f"{run} has no policy {policy!r}; it has {', '.join(known)}")
-    return stored, known if policy is None else [policy]
+    policies = list(read_config(stored).policies)
+    if policy is not None and policy not in policies:
+        raise ConfigError(f"{run} has no policy {policy!r}; it has {', '.join(policies)}")
+    return stored, policies if policy is None else [policy]
 
 
-def named(run: str | None) -> str:
-    """The run that a person names, else the newest."""
+def run_or_newest(run: str | None) -> str:
+    """Return the run id of the argument, else that of the newest run."""
     from storage.run import runs as stored_runs
 
     if run is not None:
         return run
-    seen = stored_runs.read_all(store())
-    for run_id, why in seen.unreadable.items():
-        warn(f"the run {run_id} is left out, because it cannot be read: {why}")
-    known = seen.ids
-    if not known:
-        raise ConfigError(f"{store().address} holds no run yet; start one with `astraflow run`")
-    return known[-1]
+    listed = stored_runs.read_all(store())
+    for run_id, reason in listed.unreadable.items():
+        warn(f"the run {run_id} is skipped, because it cannot be read: {reason}")
+    if not listed.ids:
+        raise ConfigError(f"{store().address} has no run yet; start one with `astraflow run`")
+    return listed.ids[-1]
 
 
-def show(what: Any, as_json: bool) -> None:
+def show(content: Any, as_json: bool) -> None:
+    """Print a table, or plain data as JSON."""
     if as_json:
-        typer.echo(json.dumps(what, indent=2))
+        typer.echo(json.dumps(content, indent=2))
         return
-    console().print(what)
+    console().print(content)
 
 
 def console() -> "PlainConsole":
+    """Return the console of the standard output."""
     from deployments.cli.plain_console import PlainConsole
 
-    found = PlainConsole()
-    if not found.is_terminal and "COLUMNS" not in os.environ:
-        found.width = PIPED_WIDTH  # a program reads it, or a file: nothing to fit into
-    return found
+    created = PlainConsole()
+    if not created.is_terminal and "COLUMNS" not in os.environ:
+        created.width = PIPED_WIDTH  # a program or a file does not need lines that fit a terminal
+    return created
 
 
-def say(words: str) -> None:
-    """Print for a person; what came from a store may be among the words."""
-    typer.echo(plain(words))
+def say(message: str) -> None:
+    """Print a message, which may contain stored text."""
+    typer.echo(plain(message))
 
 
-def warn(words: str) -> None:
-    """Say what is not as it should be, while the command goes on."""
-    typer.secho(plain(words), fg="yellow", err=True)
+def warn(message: str) -> None:
+    """Print a warning to stderr."""
+    typer.secho(plain(message), fg="yellow", err=True)
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file that a person asked for, in UTF-8 whatever the locale; ConfigError where that
-    cannot be done. A pipe that nobody reads is not waited for.
+    """Write a file that the user named, in UTF-8 with every locale.
+
+    Raises ConfigError when it cannot be written. A pipe without a reader is an error at once.
     """
 
-    def opened(path: str, flags: int) -> int:
+    def open_at_once(path: str, flags: int) -> int:
         descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
         os.set_blocking(descriptor, True)
         return descriptor
 
     try:
-        with open(file, "w", encoding="utf-8", opener=opened) as written:
-            written.write(text)
+        with open(file, "w", encoding="utf-8", opener=open_at_once) as opened:
+            opened.write(text)
     except (OSError, ValueError) as error:  # ValueError: a name with NUL in it
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ConfigError(
-            f"{file} cannot be written ({why}); name a file in a folder that can hold it"
+            f"{file} cannot be written ({reason}); name a file in a writable folder"
         ) from None

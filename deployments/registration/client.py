@@ -1,6 +1,4 @@
-"""Prefect's client for one server. A server that is not there, or an address that is none, is a
-sentence for a person.
-"""
+"""Prefect's client for one server, with connection errors as ConfigError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ from tasks.services.prefect_settings import REFUSED, settings_for
 
 @contextmanager
 def connected(api_url: str) -> Iterator[Any]:
-    """Raises ConfigError when the server does not answer, or refuses this process."""
+    """Yield a client. Raises ConfigError when the server does not respond or refuses access."""
     import httpx
     from prefect.client.orchestration import get_client
     from prefect.settings import temporary_settings
@@ -25,12 +23,12 @@ def connected(api_url: str) -> Iterator[Any]:
             yield client
     except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
         raise ConfigError(
-            f"PREFECT_API_URL={shown} is no address of a Prefect server ({error}); write it as "
-            "http://HOST:4200/api"
+            f"PREFECT_API_URL={shown} is not the address of a Prefect server ({error}); write it "
+            "as http://HOST:4200/api"
         ) from error
     except httpx.TransportError as error:
         raise ConfigError(
-            f"the Prefect server at {shown} does not answer ({type(error).__name__}); "
+            f"the Prefect server at {shown} does not respond ({type(error).__name__}); "
             "`astraflow up` starts a local one, PREFECT_API_URL names another"
         ) from error
     except httpx.HTTPStatusError as error:
@@ -38,7 +36,6 @@ def connected(api_url: str) -> Iterator[Any]:
             raise
         raise ConfigError(
             f"the Prefect server at {shown} refuses this command ({error.response.status_code}); "
-            "set PREFECT_API_AUTH_STRING, "
-            "or PREFECT_API_KEY, to what it asks for, or run `astraflow down` and `astraflow up` "
-            "if it is the local stack's"
+            "set PREFECT_API_AUTH_STRING or PREFECT_API_KEY to the server's, or run "
+            "`astraflow down` and `astraflow up` if it is the local stack's"
         ) from error

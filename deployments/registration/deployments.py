@@ -1,8 +1,8 @@
-"""The deployments, and how they get onto a Prefect server.
+"""The deployments, and their registration at a Prefect server.
 
-Each flow file is imported once, in this process, for its parameters' types and descriptions, from
-which Prefect's web page makes a form. No deployment has a concurrency limit: such leases would end
-week-long runs when the server was away.
+Each flow file is imported once, in this process, for the types and descriptions of its parameters:
+Prefect's web page shows them as a form. No deployment has a concurrency limit: its lease would end
+a week-long run when the server is unreachable.
 """
 
 import hashlib
@@ -17,17 +17,19 @@ from deployments.registration.client import connected
 from storage.errors import ConfigError
 
 TAG = "astraflow"
-"""On every deployment and so on every flow run: what the stack cancels before it stops."""
+"""Tag of every deployment and so of every flow run: `down` cancels the flow runs with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """One deployment. Example:
-    `Deployment("train", "trainer", "flows/run_trainer.py:train", "trainers", "…")`.
+    """One deployment.
+
+    Example: `Deployment(flow="train", name="trainer", entrypoint="flows/run_trainer.py:train",
+    pool="trainers", description="…")`.
     """
 
     flow: str
-    """The flow's name: what stands before the slash in `train/trainer`."""
+    """The flow's name: the part before the slash in `train/trainer`."""
     name: str
     entrypoint: str
     """`folder/file.py:function`, relative to the project."""
@@ -35,8 +37,8 @@ class Deployment:
     description: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     cron: str = ""
-    """A schedule in UTC; it starts paused. It and the parameters of its runs stay as a person left
-    them when the deployment is registered again.
+    """A schedule in UTC, first paused. A later registration keeps the user's changes to it and to
+    the parameters of its runs.
     """
     cron_active: bool = False
 
@@ -65,7 +67,7 @@ DEPLOYMENTS = (
         name="nightly",
         entrypoint=_SUPERVISOR,
         pool="control",
-        description="Trains both policies every night, once its schedule is switched on.",
+        description="Trains both policies every night; its schedule is off at first.",
         parameters={"recipe": "multi_policy_tiny"},
         cron="0 2 * * *",
     ),
@@ -74,28 +76,31 @@ DEPLOYMENTS = (
         name="base-model",
         entrypoint="flows/run_base_model.py:prepare",
         pool="control",
-        description="Builds or fetches the base models of a run. Started by its supervisor.",
+        description="Builds or downloads the base models of a run. Started by its supervisor.",
     ),
     Deployment(
         flow="dataflow",
         name="dataflow",
         entrypoint="flows/run_dataflow.py:dataflow",
         pool="control",
-        description="Turns prompts into orders and shards into batches. Started by a run's supervisor.",
+        description="Makes orders from prompts and batches from shards. "
+        "Started by a run's supervisor.",
     ),
     Deployment(
         flow="rollout",
         name="worker",
         entrypoint="flows/run_rollout.py:rollout",
         pool="rollout",
-        description="A rollout worker. Started by a run's supervisor, in the work queue of its region.",
+        description="A rollout worker. "
+        "Started by a run's supervisor, in the work queue of its region.",
     ),
     Deployment(
         flow="mirror",
         name="mirror",
         entrypoint="flows/run_mirror.py:mirror",
         pool="rollout",
-        description="Copies the weights to a region's store. Started by a run's supervisor, in the region's work queue.",
+        description="Copies the weights to a region's store. "
+        "Started by a run's supervisor, in the work queue of the region.",
     ),
     Deployment(
         flow="train",
@@ -109,14 +114,15 @@ DEPLOYMENTS = (
         name="evaluation",
         entrypoint="flows/run_evaluation.py:evaluate",
         pool="control",
-        description="Plays the held-out prompts. Started by a run's supervisor.",
+        description="Evaluates on the held-out prompts. Started by a run's supervisor.",
     ),
     Deployment(
         flow="gc",
         name="nightly",
         entrypoint="flows/run_gc.py:gc",
         pool="control",
-        description="Says every night what weights may go, once its schedule is switched on; with `apply` they go.",
+        description="Lists every night which weights are no longer needed; with `apply` it "
+        "deletes them. Its schedule is off at first.",
         cron="0 4 * * *",
     ),
 )
@@ -125,7 +131,7 @@ DEPLOYMENTS = (
 def register(
     api_url: str, deployments: Iterable[Deployment] = DEPLOYMENTS, directory: str = str(PROJECT)
 ) -> list[str]:
-    """Creates or updates the deployments on a Prefect server; returns their full names.
+    """Create or update the deployments on a Prefect server; return their full names.
 
     `directory` is the project's folder on the workers' machines. Raises ConfigError when a flow
     file cannot be imported, or when the server refuses a deployment.
@@ -150,17 +156,13 @@ def register(
 
 
 def import_flows(deployments: Iterable[Deployment] = DEPLOYMENTS) -> None:
-    """Imports every flow file, which `register` then finds imported. Raises ConfigError for one
-    that cannot be.
-    """
+    """Import every flow file before `register`. Raises ConfigError when an import fails."""
     for deployment in deployments:
         _flow(deployment)
 
 
 def digest(root: Path = PROJECT) -> str:
-    """Of everything a registration depends on; the same digest means that registering again changes
-    nothing.
-    """
+    """Return a digest of the source files that a registration depends on."""
     patterns = ("flows/*.py", "deployments/**/*.py", "*/config.py", "tasks/*/*config.py")
     sources = [source for pattern in patterns for source in root.glob(pattern)]
     digest = hashlib.sha256()
@@ -174,9 +176,7 @@ def _flow(deployment: Deployment) -> Any:
     module = path.removesuffix(".py").replace("/", ".")
     try:
         flow = getattr(importlib.import_module(module), function)
-    except (
-        Exception
-    ) as error:  # whatever a broken flow file raises, a person must be told which file it was
+    except Exception as error:  # a flow file may raise anything; the message names the file
         raise ConfigError(f"{path} cannot be deployed: {type(error).__name__}: {error}") from error
     if flow.name != deployment.flow:
         raise ConfigError(
@@ -187,30 +187,31 @@ def _flow(deployment: Deployment) -> Any:
 
 
 def form(flow: Any) -> dict[str, Any]:
-    """The JSON schema of a flow's parameters, from which the web page makes its form. Prefect takes
-    descriptions from the docstring alone; those of `Annotated[…, Field(description=…)]` are added
-    here.
+    """Return the JSON schema of a flow's parameters, which the web page shows as a form.
+
+    Prefect reads descriptions from the docstring alone; those of
+    `Annotated[…, Field(description=…)]` are added here.
     """
     from prefect.utilities.callables import parameter_schema
 
     schema = parameter_schema(flow).model_dump_for_openapi()
     for name, hint in get_type_hints(flow.fn, include_extras=True).items():
-        described = [
-            one.description
-            for one in getattr(hint, "__metadata__", ())
-            if getattr(one, "description", None)
+        descriptions = [
+            data.description
+            for data in getattr(hint, "__metadata__", ())
+            if getattr(data, "description", None)
         ]
-        if described and name in schema["properties"]:
-            schema["properties"][name].setdefault("description", described[0])
+        if descriptions and name in schema["properties"]:
+            schema["properties"][name].setdefault("description", descriptions[0])
     return schema
 
 
 def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> None:
-    standing = _standing(client, deployment) if deployment.cron else None
+    registered = _registered(client, deployment) if deployment.cron else None
     schema = form(flow)
-    left = {
+    changed = {
         name: value
-        for name, value in (standing.parameters if standing else {}).items()
+        for name, value in (registered.parameters if registered else {}).items()
         if name in schema["properties"]
     }
     client.create_deployment(
@@ -219,17 +220,17 @@ def _create(client: Any, deployment: Deployment, flow: Any, directory: str) -> N
         entrypoint=deployment.entrypoint,
         pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": directory}}],
         work_pool_name=deployment.pool,
-        parameters={**deployment.parameters, **left},
+        parameters={**deployment.parameters, **changed},
         parameter_openapi_schema=schema,
         enforce_parameter_schema=True,
         description=f"{deployment.description}\n\n{flow.description or ''}".strip(),
         tags=[TAG],
-        schedules=_schedules(deployment, standing),
+        schedules=_schedules(deployment, registered),
     )
 
 
-def _standing(client: Any, deployment: Deployment) -> Any:
-    """What the server has of it; None when it is new there."""
+def _registered(client: Any, deployment: Deployment) -> Any:
+    """Return the deployment as the server has it; None when it is new."""
     from prefect.exceptions import ObjectNotFound
 
     try:
@@ -238,14 +239,16 @@ def _standing(client: Any, deployment: Deployment) -> Any:
         return None
 
 
-def _schedules(deployment: Deployment, standing: Any) -> list[Any]:
+def _schedules(deployment: Deployment, registered: Any) -> list[Any]:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
 
     if not deployment.cron:
         return []
     active = (
-        standing.schedules[0].active if standing and standing.schedules else deployment.cron_active
+        registered.schedules[0].active
+        if registered and registered.schedules
+        else deployment.cron_active
     )
     schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
     return [DeploymentScheduleCreate(schedule=schedule, active=active, slug=deployment.name)]

@@ -1,6 +1,4 @@
-"""The few questions that the stack and the command line put to Prefect about flow runs: start one,
-how is it, what did it say, cancel them all.
-"""
+"""Start, read and cancel flow runs on a Prefect server, and read their logs."""
 
 import math
 import time
@@ -13,22 +11,20 @@ from deployments.registration.client import connected
 from storage.errors import ConfigError
 
 CANCEL_TIMEOUT_S = 45.0
-"""Longest time in which none of the cancelled flow runs ends. Prefect gives each 30 s before it
-kills it.
-"""
+"""Longest time without the end of any cancelled flow run. Prefect kills each after 30 s."""
 POLL_S = 0.5
 PAGE = 200
-"""Most rows the API returns at once."""
+"""Maximum number of rows in one response of the API."""
 LOG_LINES_MAX = 200
 
 
 @dataclass(frozen=True)
 class FlowRun:
-    """A flow run as a person sees it."""
+    """The state of a flow run. Example: `FlowRun("5f…", "Crashed", True, "…")`."""
 
     id: str
     state: str
-    """Prefect's word: `Scheduled`, `Running`, `Crashed`, …"""
+    """Prefect's name of it: `Scheduled`, `Running`, `Crashed`, …"""
     final: bool
     message: str
 
@@ -36,69 +32,69 @@ class FlowRun:
 def start(
     api_url: str, deployment: str, parameters: Mapping[str, Any], name: str, tags: list[str]
 ) -> FlowRun:
-    """Creates a flow run of a deployment; a worker picks it up. Raises ConfigError when there is no
-    such deployment.
+    """Create a flow run of a deployment, which a worker then starts.
+
+    Raises ConfigError when the server has no such deployment.
     """
     from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 
     with connected(api_url) as client:
         try:
-            found = client.read_deployment_by_name(deployment)
+            target = client.read_deployment_by_name(deployment)
         except ObjectNotFound:
-            known = (
-                ", ".join(deployments_of(api_url, deployment.partition("/")[0]))
-                or "none of this flow"
-            )
+            names = deployments_of(api_url, deployment.partition("/")[0])
             raise ConfigError(
-                f"{api_url} has no deployment {deployment}; it has {known}; `astraflow deploy` "
-                "registers ours"
+                f"{api_url} has no deployment {deployment}; it has "
+                f"{', '.join(names) or 'none of this flow'}; `astraflow deploy` registers those of "
+                "AstraFlow"
             ) from None
         try:
             created = client.create_flow_run_from_deployment(
-                found.id, parameters={**found.parameters, **parameters}, name=name, tags=tags
+                target.id, parameters={**target.parameters, **parameters}, name=name, tags=tags
             )
         except PrefectHTTPStatusError as error:
             raise ConfigError(
                 f"Prefect refused to start {deployment}: {error.response.text[:500]}"
             ) from error
-        return _seen(created)
+        return _state_of(created)
 
 
 def deployments_of(api_url: str, flow: str) -> list[str]:
-    """Full names of a flow's deployments, sorted."""
+    """Return the full names of a flow's deployments, sorted."""
     from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 
     with connected(api_url) as client:
-        found = client.read_deployments(
+        rows = client.read_deployments(
             flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])), limit=PAGE
         )
-    return sorted(f"{flow}/{row.name}" for row in found)
+    return sorted(f"{flow}/{row.name}" for row in rows)
 
 
 def read(api_url: str, flow_run_id: str) -> FlowRun:
+    """Return the state of a flow run."""
     with connected(api_url) as client:
-        return _seen(client.read_flow_run(UUID(flow_run_id)))
+        return _state_of(client.read_flow_run(UUID(flow_run_id)))
 
 
 def logs(api_url: str, flow_run_id: str) -> list[str]:
-    """The newest lines that the flow run logged to Prefect, oldest first."""
+    """Return the newest messages that the flow run logged to Prefect, oldest first."""
     from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
     from prefect.client.schemas.sorting import LogSort
 
     which = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(flow_run_id)]))
     with connected(api_url) as client:
-        found = client.read_logs(log_filter=which, limit=LOG_LINES_MAX, sort=LogSort.TIMESTAMP_DESC)
-    return [line.message for line in reversed(found)]
+        rows = client.read_logs(log_filter=which, limit=LOG_LINES_MAX, sort=LogSort.TIMESTAMP_DESC)
+    return [row.message for row in reversed(rows)]
 
 
 def cancel(api_url: str, flow_run_id: str) -> None:
-    """Asks for the end of one flow run; a worker that has it sees to that."""
+    """Cancel one flow run; the worker that runs it ends its process."""
     from prefect.states import Cancelled, Cancelling
 
     with connected(api_url) as client:
-        waiting = client.read_flow_run(UUID(flow_run_id)).state.is_scheduled()
+        is_scheduled = client.read_flow_run(UUID(flow_run_id)).state.is_scheduled()
         client.set_flow_run_state(
-            UUID(flow_run_id), Cancelled() if waiting else Cancelling(), force=waiting
+            UUID(flow_run_id), Cancelled() if is_scheduled else Cancelling(), force=is_scheduled
         )
 
 
@@ -109,36 +105,37 @@ def cancel_all(
     timeout_s: float = CANCEL_TIMEOUT_S,
     among: Callable[[Any], bool] = lambda flow_run: True,
 ) -> tuple[int, int]:
-    """Cancels every unfinished flow run with the tag, `among` those that are meant, and waits until
-    they are gone, or none has gone for `timeout_s`; runs that a schedule planned for later are
-    left. Where no worker lives that could end them, they are declared cancelled at once. So is,
-    after the wait, one that never ran: a process that starts in a cancelled flow run exits, and
-    Prefect then leaves the flow run in Cancelling for ever. Returns how many were cancelled, and
-    how many of them had not ended by then.
+    """Cancel the unfinished flow runs with the tag for which `among` is true, and wait for them.
+
+    The wait ends when all have ended, or when none has ended for `timeout_s`. Flow runs that a
+    schedule has planned for later are not cancelled. Where no worker is running
+    (`processes_alive`), flow runs are set to Cancelled at once. So are, after the wait, those that
+    never ran: a process that starts in a cancelled flow run exits, and Prefect leaves the flow run
+    in Cancelling. Return the number of cancelled flow runs, and of those that have not ended.
     """
     from prefect.states import Cancelled, Cancelling
 
-    moved_at, fewest = time.monotonic(), math.inf
-    asked: set[UUID] = set()
+    progress_at, fewest = time.monotonic(), math.inf
+    cancelled: set[UUID] = set()
     while True:
         unfinished = [flow_run for flow_run in _unfinished(api_url, tag) if among(flow_run)]
         with connected(api_url) as client:
             for flow_run in unfinished:
-                if flow_run.id not in asked:
-                    asked.add(flow_run.id)
+                if flow_run.id not in cancelled:
+                    cancelled.add(flow_run.id)
                     at_once = flow_run.state.is_scheduled() or not processes_alive
                     client.set_flow_run_state(
                         flow_run.id, Cancelled() if at_once else Cancelling(), force=at_once
                     )
         if len(unfinished) < fewest:
-            moved_at, fewest = time.monotonic(), len(unfinished)
-        if not unfinished or time.monotonic() - moved_at > timeout_s:
+            progress_at, fewest = time.monotonic(), len(unfinished)
+        if not unfinished or time.monotonic() - progress_at > timeout_s:
             running = [flow_run for flow_run in unfinished if flow_run.start_time is not None]
             with connected(api_url) as client:
                 for flow_run in unfinished:
                     if flow_run not in running:
                         client.set_flow_run_state(flow_run.id, Cancelled(), force=True)
-            return len(asked), len(running)
+            return len(cancelled), len(running)
         time.sleep(POLL_S)
 
 
@@ -151,28 +148,25 @@ def _unfinished(api_url: str, tag: str) -> list[Any]:
     )
     from prefect.client.schemas.objects import StateType
 
-    living = [
-        StateType.SCHEDULED,
-        StateType.PENDING,
-        StateType.RUNNING,
-        StateType.CANCELLING,
-        StateType.PAUSED,
+    unfinished = [
+        *(StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING),
+        *(StateType.CANCELLING, StateType.PAUSED),
     ]
     which = FlowRunFilter(
         tags=FlowRunFilterTags(all_=[tag]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=living)),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=unfinished)),
     )
-    found: list[Any] = []
+    flow_runs: list[Any] = []
     with connected(api_url) as client:
         while True:
-            page = client.read_flow_runs(flow_run_filter=which, limit=PAGE, offset=len(found))
-            found += page
+            page = client.read_flow_runs(flow_run_filter=which, limit=PAGE, offset=len(flow_runs))
+            flow_runs += page
             if len(page) < PAGE:
                 break
-    return [run for run in found if not (run.auto_scheduled and run.state.is_scheduled())]
+    return [run for run in flow_runs if not (run.auto_scheduled and run.state.is_scheduled())]
 
 
-def _seen(flow_run: Any) -> FlowRun:
+def _state_of(flow_run: Any) -> FlowRun:
     state = flow_run.state
     return FlowRun(
         id=str(flow_run.id),

@@ -1,8 +1,8 @@
 """The work pools: one for rollout workers and mirrors, one for trainers, one for the control flows.
 
-A pool is a name and the way in which a flow run becomes a process. Prefect workers serve it from
-any machine that has this project installed (`docs/deploying.md`). A region is a work queue of the
-pool `rollout`: Prefect creates it with the first flow run that is launched into it
+A pool has a name and the command that starts a flow run's process. Prefect workers serve it on any
+machine that has this project installed (`docs/deploying.md`). A region is a work queue of the pool
+`rollout`: Prefect creates it with the first flow run that is launched into it
 (`tasks/supervision/launcher.py`), so no region is registered.
 """
 
@@ -12,27 +12,29 @@ from dataclasses import dataclass
 from deployments.registration.client import connected
 
 ENGINE = "{python} -m deployments.registration.flow_entrypoint"
-"""Given a command, a worker starts it as it is: a third of the CPU time of preparing a workspace
-for each flow run.
-"""
+"""A worker starts this command unchanged, which takes a third of the CPU time of preparing a
+workspace for each flow run."""
 
 
 @dataclass(frozen=True)
 class Pool:
+    """One work pool. Example: `Pool("trainers", "One trainer for each policy.")`."""
+
     name: str
     description: str
 
 
 POOLS = (
-    Pool("rollout", "Rollout workers and mirrors; each region has a work queue of its name."),
+    Pool("rollout", "Rollout workers and mirrors; each region has a work queue with its name."),
     Pool("trainers", "One trainer for each policy."),
     Pool("control", "Supervisors, dataflows, base models, evaluations and gc."),
 )
 
 
 def create(api_url: str, python: str, environment: Mapping[str, str]) -> None:
-    """Creates the pools on a Prefect server, or updates them. `python` is the interpreter on the
-    workers' machines.
+    """Create or update the pools on a Prefect server.
+
+    `python` is the interpreter on the workers' machines; `environment` is that of the flow runs.
     """
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
@@ -44,10 +46,10 @@ def create(api_url: str, python: str, environment: Mapping[str, str]) -> None:
     variables["env"]["default"] = dict(environment)
     with connected(api_url) as client:
         for pool in POOLS:
-            wanted = WorkPoolCreate(
+            definition = WorkPoolCreate(
                 name=pool.name,
                 type="process",
                 description=pool.description,
                 base_job_template=template,
             )
-            client.create_work_pool(wanted, overwrite=True)
+            client.create_work_pool(definition, overwrite=True)

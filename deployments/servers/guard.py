@@ -1,13 +1,13 @@
-"""Guards a server of the stack: ASGI middleware around Prefect's and MLflow's applications.
+"""ASGI middleware that guards the stack's Prefect and MLflow applications.
 
-    request ─▶ Host of this machine? ─▶ Origin of this server, or none? ─▶ authenticated? ─▶ application
+    request ─▶ Host of this machine? ─▶ Origin of this server, or none? ─▶ authenticated? ─▶ app
                       └─ no: 403               └─ no: 403                        └─ no: 401
 
-A page of another site cannot reach the server under a name of its own (DNS rebinding: its Host is
-foreign) nor from its own address (its Origin is foreign). Prefect's application authenticates by
-itself; MLflow's does not, and is authenticated here. `/open` logs a browser in: the page reads the
-ticket after the `#` of its address, sends it back in a header, and goes on. Nothing of a request's
-body is read or buffered here.
+A page of another site cannot reach the server, neither under the site's own host name (DNS
+rebinding: the Host is foreign) nor from its own address (the Origin is foreign). Prefect's
+application authenticates requests itself; MLflow's does not, so the guard does. `/open` logs a
+browser in: the page reads the ticket after the `#` of its address, sends it in a header, and opens
+the target. The guard neither reads nor buffers the body of a request.
 """
 
 import base64
@@ -35,8 +35,14 @@ _PORT = re.compile(r"[0-9]{1,5}")
 POLICY_VIOLATION = 1008
 
 FOREIGN_HOST = "This server answers at 127.0.0.1 and localhost only.\n"
-FOREIGN_ORIGIN = "This server answers no page of another address.\n"
-UNAUTHORIZED = "This server asks for the stack's auth string. `astraflow up` prints an address that logs a browser in.\n"
+FOREIGN_ORIGIN = "This server refuses requests from pages of other addresses.\n"
+UNAUTHORIZED = (
+    "This server requires the stack's auth string. "
+    "`astraflow up` prints an address that logs a browser in.\n"
+)
+EXPIRED = (
+    "This address has expired, or belongs to another stack. `astraflow up` prints a new one.\n"
+)
 
 SCRIPT = """
 const [, ticket, target] = /^#([^/]*)(.*)$/.exec(location.hash) ?? [null, "", ""];
@@ -50,20 +56,22 @@ const pageOf = (path) => {
     return home;
   }
 };
-fetch("/open", {method: "POST", headers: {Authorization: `Ticket ${ticket}`}}).then(async (answer) => {
-  const said = await answer.text();
-  if (answer.ok) {
-    if (said) localStorage.setItem("prefect-password", said);
+const request = {method: "POST", headers: {Authorization: `Ticket ${ticket}`}};
+fetch("/open", request).then(async (response) => {
+  const text = await response.text();
+  if (response.ok) {
+    if (text) localStorage.setItem("prefect-password", text);
     location.replace(pageOf(target));
   } else {
-    document.body.textContent = said;
+    document.body.textContent = text;
   }
 }).catch((error) => {
   document.body.textContent = `This page could not log in (${error.message}). `
-    + "Does the server run, and may this site store data in the browser?";
+    + "Is the server running, and may this site store data in the browser?";
 });
 """
-"""Prefect's pages read the auth string, in base64, from the browser's storage for this address."""
+"""The login page's script. Prefect's pages read the auth string, in base64, from the browser's
+storage for this address."""
 
 PAGE = (
     f'<!doctype html><meta charset="utf-8"><title>AstraFlow</title><body><script>{SCRIPT}</script>'
@@ -82,9 +90,8 @@ POLICY = (
     b"frame-ancestors 'self'; connect-src 'self' data: blob: "
     b"http://127.0.0.1:* http://localhost:* ws://127.0.0.1:* ws://localhost:*",
 )
-"""For the applications' pages: they send nothing elsewhere, such as reports on their use, and no
-other page embeds them.
-"""
+"""For the applications' pages: they send nothing to other hosts, such as telemetry, and no other
+page embeds them."""
 SAFE_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
@@ -103,9 +110,10 @@ class Guard:
         authenticates: bool,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`authenticates`: the application asks for the auth string by itself, and its pages want
-        it from the browser's storage. Otherwise this guard asks, and takes the header or the
-        cookie.
+        """Wrap an application.
+
+        `authenticates`: the application checks the auth string itself, and its pages read it from
+        the browser's storage. Otherwise the guard checks the header or the cookie.
         """
         self._app = app
         self._auth_string = auth_string
@@ -126,38 +134,36 @@ class Guard:
         elif scope["type"] == "http" and scope["path"] == OPEN:
             await self._open(scope, send, authorization)
         elif (
-            self._authenticates or scope["path"] == HEALTH or self._is_known(authorization, cookies)
+            self._authenticates
+            or scope["path"] == HEALTH
+            or self._is_authenticated(authorization, cookies)
         ):
             await self._app(scope, receive, _with_policy(send))
         else:
             await _refuse(scope, send, 401, UNAUTHORIZED)
 
-    def _is_known(self, authorization: bytes, cookies: bytes) -> bool:
+    def _is_authenticated(self, authorization: bytes, cookies: bytes) -> bool:
         if hmac.compare_digest(authorization, self._basic):
             return True
-        return any(hmac.compare_digest(one.strip(), self._cookie) for one in cookies.split(b";"))
+        return any(hmac.compare_digest(part.strip(), self._cookie) for part in cookies.split(b";"))
 
     async def _open(self, scope: Scope, send: Send, authorization: bytes) -> None:
         if scope["method"] != "POST":
-            await _answer(send, 200, PAGE, PAGE_HEADERS)
+            await _respond(send, 200, PAGE, PAGE_HEADERS)
             return
         scheme, _, ticket = authorization.decode("latin-1").partition(" ")
         if scheme != "Ticket" or not auth.is_valid(ticket, self._auth_string, self._clock()):
-            await _answer(
-                send,
-                401,
-                "This address has ended, or is of another stack. `astraflow up` prints a new "
-                "one.\n",
-            )
+            await _respond(send, 401, EXPIRED)
             return
         name, value = auth.cookie(self._auth_string)
-        kept = f"{name}={value}; Path=/; Max-Age={COOKIE_DAYS * 86_400}; HttpOnly; SameSite=Strict"
-        told = self._basic.removeprefix(b"Basic ").decode() if self._authenticates else ""
-        await _answer(send, 200, told, ((b"set-cookie", kept.encode()),))
+        attributes = f"Path=/; Max-Age={COOKIE_DAYS * 86_400}; HttpOnly; SameSite=Strict"
+        entry = self._basic.removeprefix(b"Basic ").decode() if self._authenticates else ""
+        set_cookie = (b"set-cookie", f"{name}={value}; {attributes}".encode())
+        await _respond(send, 200, entry, (set_cookie,))
 
 
 def _read(headers: Headers) -> tuple[bytes, bytes | None, bytes, bytes]:
-    """Host, Origin, Authorization and cookies of a request. A request with two Hosts has none."""
+    """Return Host, Origin, Authorization and cookies of a request; no Host where it has two."""
     host, origin, authorization, cookies = b"", None, b"", b""
     num_hosts = 0
     for name, value in headers:
@@ -173,17 +179,16 @@ def _read(headers: Headers) -> tuple[bytes, bytes | None, bytes, bytes]:
 
 
 def _is_local(host: bytes) -> bool:
-    """Whether a Host is one of our names, with or without a port, and nothing else: applications
-    build a request's URL from it, and `localhost:4200/health?` would change the URL's path.
+    """Return whether a Host is one of HOSTS, with or without a port, and nothing else.
+
+    Applications build a request's URL from it: `localhost:4200/health?` would change the path.
     """
     name, colon, port = host.decode("latin-1").partition(":")
     return name.lower() in HOSTS and (not colon or _PORT.fullmatch(port) is not None)
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:
-    """Whether a page of this server sent the request: either name of this machine, and the same
-    port.
-    """
+    """Return whether a page of this server sent the request: one of HOSTS and the same port."""
     own_port = host.decode("latin-1").partition(":")[2] or "80"
     try:
         parts = urlsplit(origin.decode("latin-1"))
@@ -203,26 +208,26 @@ def _with_policy(send: Send) -> Send:
     return send_with_policy
 
 
-async def _refuse(scope: Scope, send: Send, status: int, words: str) -> None:
+async def _refuse(scope: Scope, send: Send, status: int, message: str) -> None:
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": words.strip()})
+        await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": message.strip()})
     else:
-        await _answer(send, status, words)
+        await _respond(send, status, message)
 
 
-async def _answer(send: Send, status: int, body: str, headers: Headers = ()) -> None:
-    words = body.encode()
-    kinds = (
+async def _respond(send: Send, status: int, body: str, headers: Headers = ()) -> None:
+    content = body.encode()
+    content_type = (
         ()
         if any(name == b"content-type" for name, _ in headers)
         else ((b"content-type", b"text/plain; charset=utf-8"),)
     )
-    length = ((b"content-length", str(len(words)).encode()),)
+    length = (b"content-length", str(len(content)).encode())
     await send(
         {
             "type": "http.response.start",
             "status": status,
-            "headers": [*kinds, *length, *SAFE_HEADERS, *headers],
+            "headers": [*content_type, length, *SAFE_HEADERS, *headers],
         }
     )
-    await send({"type": "http.response.body", "body": words})
+    await send({"type": "http.response.body", "body": content})

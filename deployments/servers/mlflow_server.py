@@ -1,9 +1,8 @@
-"""Runs MLflow's server in place of `mlflow server`, behind a `Guard`: MLflow itself asks nobody for
-a secret.
+"""Run MLflow's server behind a `Guard`, in place of `mlflow server`, which has no authentication.
 
-It listens on the loopback interface only. What `mlflow server` hands its child in environment
-variables is set here, in the one process that there is. Those names are private to MLflow; a test
-starts the server and uses it.
+It listens on the loopback interface only. `mlflow server` starts a child process and passes it
+environment variables; here there is one process, which sets them itself. Their names are private
+to MLflow; a test starts the server and uses it.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from deployments.servers.guard import Guard
 from deployments.servers.ports import HOST
 
 ARTIFACTS = "mlflow-artifacts:/"
-"""Artifacts are sent to the server, which keeps them in its folder."""
+"""Artifacts are uploaded to the server, which stores them in its folder."""
 
 
 def main(arguments: list[str]) -> None:
@@ -25,28 +24,28 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="deployments.servers.mlflow_server")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     auth_string = auth.read(home())
     if auth_string is None:
-        sys.exit(f"{home().auth} is missing; `astraflow up` makes it")
-    database = f"sqlite:///{given.folder / 'mlflow.db'}"
+        sys.exit(f"{home().auth} is missing; `astraflow up` creates it")
+    database = f"sqlite:///{options.folder / 'mlflow.db'}"
     os.environ.update(
         {
             "_MLFLOW_SERVER_FILE_STORE": database,
             "_MLFLOW_SERVER_REGISTRY_STORE": database,
             "_MLFLOW_SERVER_ARTIFACT_ROOT": ARTIFACTS,
-            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(given.folder / "artifacts"),
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": str(options.folder / "artifacts"),
             "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
             "_MLFLOW_SGI_NAME": "uvicorn",
         }
     )
-    import uvicorn  # before MLflow, which looks whether it runs in a server
+    import uvicorn  # before MLflow, which checks whether it runs in a server
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 
     initialize_backend_stores(database, database, ARTIFACTS)
     guarded = Guard(app, auth_string, authenticates=False)
-    uvicorn.run(guarded, host=HOST, port=given.port, log_level="warning")
+    uvicorn.run(guarded, host=HOST, port=options.port, log_level="warning")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Finds a TCP port on the loopback interface that nobody listens on."""
+"""Find a free TCP port on the loopback interface."""
 
 import errno
 import socket
@@ -10,7 +10,7 @@ HOST = "127.0.0.1"
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port now."""
+    """Return whether a server could listen on the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -24,8 +24,9 @@ def is_free(port: int) -> bool:
 
 
 def free_port(usual: int) -> int:
-    """The usual port, or the next one above it that is free. Raises ConfigError when a whole range
-    is taken.
+    """Return the usual port if it is free, else the next free one above it.
+
+    Raises ConfigError when PORTS_TRIED_MAX ports are in use.
     """
     for port in range(usual, min(usual + PORTS_TRIED_MAX, 65536)):
         if is_free(port):

@@ -1,11 +1,12 @@
-"""Runs Prefect's server in place of `prefect server start`: behind a `Guard`, on the loopback
-interface only, never without an auth string, and with transactions on SQLite that begin
-immediately.
+"""Run Prefect's server behind a `Guard`, in place of `prefect server start`.
 
-Prefect begins them deferred. Two that read first and write later then collide, SQLite refuses the
-second at once, the client gets a 503 and backs off for up to 32 s: launching a handful of services
-took a minute instead of a second. With BEGIN IMMEDIATE the second waits its turn. The place to mend
-is private to Prefect: when it is gone, the stock server runs, with a warning.
+It listens on the loopback interface only, requires an auth string, and begins transactions on
+SQLite with BEGIN IMMEDIATE.
+
+Prefect begins them deferred. When two transactions read first and write later, SQLite refuses the
+second at once; the client gets a 503 and backs off for up to 32 s, so that launching five services
+took a minute instead of a second. With BEGIN IMMEDIATE the second transaction waits. The patched
+method is private to Prefect: when it is missing, the server runs unpatched, with a warning.
 """
 
 import argparse
@@ -24,7 +25,7 @@ _PARAMETERS = ["self", "session", "with_for_update"]
 
 
 def begin_immediately() -> bool:
-    """Mends Prefect in this process; False when Prefect no longer looks the way this needs."""
+    """Patch Prefect in this process; return False when the method to patch is not as expected."""
     from prefect.server.database import configurations
 
     begin_mode = getattr(configurations, "SQLITE_BEGIN_MODE", None)
@@ -60,12 +61,13 @@ def main(arguments: list[str]) -> None:
     auth_string = os.environ.get(AUTH_STRING)
     if not auth_string:
         sys.exit(
-            f"{AUTH_STRING} is not set, and without it whoever reaches this server could run "
-            "commands; use `astraflow up`"
+            f"{AUTH_STRING} is not set; without it every process that reaches this server could "
+            "run commands; use `astraflow up`"
         )
     if not begin_immediately():
         print(
-            "warning: this Prefect cannot BEGIN IMMEDIATE; expect slow launches on SQLite",
+            "warning: this release of Prefect cannot be patched to BEGIN IMMEDIATE; launches on "
+            "SQLite may be slow",
             file=sys.stderr,
         )
     import uvicorn

@@ -1,4 +1,4 @@
-"""What the stack runs: the command of each of its processes."""
+"""The command line of each process of the stack."""
 
 import socket
 import sys
@@ -6,14 +6,16 @@ import sys
 from deployments.paths import Home
 
 MLFLOW_NICENESS = "5"
-"""MLflow's start takes seconds of CPU that nobody waits for; services of a run go first."""
+"""Starting MLflow takes seconds of CPU time, and the services of a run have priority."""
 
 
 def prefect_server(port: int) -> list[str]:
+    """Return the command of the Prefect server."""
     return [sys.executable, "-m", "deployments.servers.prefect_server", "--port", str(port)]
 
 
 def mlflow_server(home: Home, port: int) -> list[str]:
+    """Return the command of the MLflow server."""
     return [
         *("nice", "-n", MLFLOW_NICENESS),
         *(sys.executable, "-m", "deployments.servers.mlflow_server"),
@@ -22,23 +24,15 @@ def mlflow_server(home: Home, port: int) -> list[str]:
 
 
 def worker(pool: str) -> list[str]:
+    """Return the command of the worker of a work pool."""
     return [
-        sys.executable,
-        "-m",
-        "prefect",
-        "worker",
-        "start",
-        "--pool",
-        pool,
-        "--type",
-        "process",
-        "--name",
-        worker_name(pool),
+        *(sys.executable, "-m", "prefect", "worker", "start"),
+        *("--pool", pool, "--type", "process", "--name", worker_name(pool)),
     ]
 
 
 def worker_name(pool: str) -> str:
-    """Stable over restarts, so that Prefect does not list the dead ones of the past; unique among
-    machines.
+    """Return the worker's name: unique among machines, and the same after a restart, so that
+    Prefect does not list former workers as offline.
     """
     return f"{pool}@{socket.gethostname()}"

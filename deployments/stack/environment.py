@@ -1,9 +1,9 @@
-"""The environment variables of the stack's processes, and of the commands that talk to them.
+"""The environment variables of the stack's processes, and of the commands that use the stack.
 
-A person's own variables win wherever they make sense: PREFECT_API_URL, MLFLOW_TRACKING_URI and
-ASTRAFLOW_STORE name a server or a store elsewhere, and the local stack then leaves that part out.
-Secrets (AWS keys, PREFECT_API_KEY) are inherited by workers and flow runs, not by the servers, and
-never written anywhere; ASTRAFLOW_STORE_SECRET is only the name of one.
+The user's variables take precedence: where PREFECT_API_URL, MLFLOW_TRACKING_URI or ASTRAFLOW_STORE
+name an external server or store, the stack starts none. Workers and flow runs inherit secrets (AWS
+keys, PREFECT_API_KEY); the servers do not, and no file contains them. ASTRAFLOW_STORE_SECRET is the
+name of a secret.
 """
 
 import os
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from deployments.paths import Home
 from deployments.servers import auth
 from deployments.servers.guard import HOSTS
-from deployments.stack import state
+from deployments.stack import state, tracking_uri
 from deployments.stack.processes import MARK
 from deployments.stack.state import Stack
 from storage.store import addresses, object_store
@@ -25,7 +25,7 @@ UNTRACKED = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""For every command and every process, wherever the servers are."""
+"""No telemetry: for every command and every process, with local and remote servers."""
 
 PREFECT = {
     "PREFECT_WORKER_QUERY_SECONDS": "6",
@@ -36,14 +36,15 @@ PREFECT = {
     "PREFECT_LOGGING_EXTRA_LOGGERS": "storage,data_ops,rollout,trainer,tasks",
     "PREFECT_CLI_PROMPT": "false",
 }
-"""For workers and flow runs. One look of a worker for work costs the server 20 ms of CPU
-(docs/benchmarks.md): every second, three pools would take a sixteenth of a core from the runs;
-every six seconds a service starts three seconds later. That a task "finished in state Completed"
-its state says already; as a log line it would be one more row for the server.
-"""
+"""For workers and flow runs. One poll of a worker costs the server 20 ms of CPU time
+(docs/benchmarks.md): three pools polled every second would use 6 % of a core; polled every six
+seconds, a service starts three seconds later on average. The log line "finished in state Completed"
+of a task would be one more row for the server and repeats the task's state."""
 
 PREFECT_SERVER = {
-    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    ),
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "2",
@@ -62,72 +63,47 @@ PREFECT_SERVER = {
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     "PREFECT_CLIENT_CSRF_SUPPORT_ENABLED": "false",
 }
-"""Batches bring a task's cost in the server from 30 ms of CPU to 6; leases on disk survive the
-server's restart. Our own server asks for no CSRF tokens, so that clients need not ask it for one
-first, which every new client would. What it looks after every five seconds by itself, and no run of
-ours needs, it looks after every minute.
-"""
+"""Batches reduce a task's cost in the server from 30 ms of CPU time to 6 ms; leases on disk survive
+a restart of the server. Our own server requires no CSRF tokens, which every new client would
+request first. Loops that no run needs run every minute instead of every five seconds."""
 
 MLFLOW_SERVER = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
 }
-"""Job execution is for MLflow's hosted judges: eight more processes, 1.3 GB, and nothing here uses
-it.
-"""
+"""MLflow uses job execution for hosted judges; unused here, it would take eight processes and
+1.3 GB."""
 
 FLOW_RUN = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONWARNINGS": "ignore::DeprecationWarning,ignore::FutureWarning",
 }
-"""For the processes that compute: many of them share the cores, so each takes one thread and says
-so.
-"""
+"""For the services of a run: they share the cores, so each uses one thread."""
 
 POOL = (
     *("ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET", "MLFLOW_TRACKING_URI", "ONEDNN_MAX_CPU_ISA"),
     *UNTRACKED,
     *FLOW_RUN,
 )
-"""What a work pool hands its flow runs. Prefect's own address, and every secret, they get from
-their worker.
-"""
+"""Variables that a work pool passes to its flow runs. Prefect's address and every secret are
+inherited from the worker."""
 
 PREFECT_AUTH = "PREFECT_API_AUTH_STRING"
 MLFLOW_AUTH = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 MLFLOW_OTHER_AUTH = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
-"""Other ways to authenticate, which a person may have set for a server elsewhere."""
+"""Other means of authentication, which the user may have set for an external server."""
 
 SYSTEM = (
-    *(
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "TMP",
-        "TEMP",
-        "VIRTUAL_ENV",
-    ),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ"),
+    *("TMPDIR", "TMP", "TEMP", "VIRTUAL_ENV", "SSL_CERT_FILE", "SSL_CERT_DIR"),
 )
 SYSTEM_PREFIXES = ("LC_", "PYTHON", "LD_", "DYLD_", "XDG_", "OPENBLAS_")
 PREFECT_SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_", "PREFECT_LOGGING_", "PG")
-"""What a server inherits: nothing that opens a store. The last ones are Postgres's."""
+"""Variables that a server inherits: no credentials of a store. PG… are those of Postgres."""
 
 ADOPTED = (
-    *(
-        "PREFECT_API_URL",
-        "PREFECT_HOME",
-        "MLFLOW_TRACKING_URI",
-        "ASTRAFLOW_STORE",
-        "ASTRAFLOW_STORE_SECRET",
-    ),
-    *("NO_PROXY", "no_proxy"),
+    *("PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"),
+    *("ASTRAFLOW_STORE", "ASTRAFLOW_STORE_SECRET", "NO_PROXY", "no_proxy"),
     *(PREFECT_AUTH, *MLFLOW_AUTH),
     *PREFECT,
     *UNTRACKED,
@@ -136,59 +112,71 @@ ADOPTED = (
 
 
 def given(name: str) -> str | None:
-    """What the person set in the environment; an empty value counts as unset. ConfigError for an
-    address that holds a credential, and for a Prefect server's that is none.
+    """Return a variable of the environment; None when it is unset or empty.
+
+    Raises ConfigError for an address that contains a credential or that cannot be a server's.
     """
     value = os.environ.get(name) or None
     if value is not None and name in addresses.VARIABLES:
         addresses.check_no_credentials(name, value)
         if name == "PREFECT_API_URL":
             addresses.check_server_address(name, value)
+        elif name == "MLFLOW_TRACKING_URI":
+            tracking_uri.refuse_unusable(value)
     return value
 
 
-def store_url(home: Home, living: Stack | None = None) -> str:
-    """What ASTRAFLOW_STORE names, else the living stack's, else the home's own. Absolute, since the
-    stack's processes have another working directory. Raises ConfigError for what cannot be a
-    store's URL.
+def refuse_bad_addresses() -> None:
+    """Raise ConfigError for the first variable whose address cannot be used."""
+    for name in addresses.VARIABLES:
+        given(name)
+
+
+def store_url(home: Home, running: Stack | None = None) -> str:
+    """Return the store that ASTRAFLOW_STORE names, else the running stack's, else the home's.
+
+    It is absolute, since the stack's processes have another working directory. Raises ConfigError
+    for a value that cannot be a store's URL.
     """
-    if named := given("ASTRAFLOW_STORE"):
-        return object_store.open_store(named).address
-    return living.store_url if living else home.store.as_uri()
+    if url := given("ASTRAFLOW_STORE"):
+        return object_store.open_store(url).address
+    return running.store_url if running else home.store.as_uri()
 
 
-def secret_name(living: Stack | None = None) -> str:
-    """The block that ASTRAFLOW_STORE_SECRET names, else the living stack's; empty for none."""
-    return given("ASTRAFLOW_STORE_SECRET") or (living.store_secret if living else "")
+def secret_name(running: Stack | None = None) -> str:
+    """Return the block of ASTRAFLOW_STORE_SECRET, else of the running stack; empty: none."""
+    return given("ASTRAFLOW_STORE_SECRET") or (running.store_secret if running else "")
 
 
-def open_store(home: Home, living: Stack | None = None) -> ObjectStore:
-    """The store of `store_url`, with its credentials in this process. Raises ConfigError where they
-    cannot be had.
+def open_store(home: Home, running: Stack | None = None) -> ObjectStore:
+    """Open the store of `store_url`, after loading its credentials into this process.
+
+    Raises ConfigError when they cannot be loaded.
     """
     store_credentials.load(
-        secret_name(living), given("PREFECT_API_URL") or (living.prefect_url if living else None)
+        secret_name(running), given("PREFECT_API_URL") or (running.prefect_url if running else None)
     )
-    return object_store.open_store(store_url(home, living))
+    return object_store.open_store(store_url(home, running))
 
 
 def prepare(home: Home) -> None:
-    """Prepares this process, a command of ours, before anything of Prefect or MLflow is imported:
-    no telemetry, and the auth string for the local stack's server. Prefect's own file in the clone
-    names the same one, which is kept from a server elsewhere.
+    """Prepare a command's process before Prefect or MLflow are imported: disable telemetry, and set
+    the auth string of the local stack's server.
+
+    For another server the auth string of `prefect.toml` in the clone is overridden.
     """
     for name, value in UNTRACKED.items():
         os.environ.setdefault(name, value)
-    named, known = os.environ.get("PREFECT_API_URL"), state.load(home)
-    if known is not None and known.own_server and named in (None, "", known.prefect_url):
-        os.environ[PREFECT_AUTH] = auth.known(home)
-    elif named:
+    api_url, stack = os.environ.get("PREFECT_API_URL"), state.load(home)
+    if stack is not None and stack.own_server and api_url in (None, "", stack.prefect_url):
+        os.environ[PREFECT_AUTH] = auth.read_or_empty(home)
+    elif api_url:
         os.environ.setdefault(PREFECT_AUTH, "")
 
 
 def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a worker, and of its flow runs."""
-    chosen = {
+    """Return the whole environment of a worker and of its flow runs."""
+    settings = {
         **{name: value for name, value in FLOW_RUN.items() if name not in os.environ},
         **PREFECT,
         **UNTRACKED,
@@ -201,27 +189,25 @@ def of_stack(home: Home, stack: Stack, extra: Mapping[str, str]) -> dict[str, st
         **_of_every_process(home),
     }
     inherited = dict(os.environ)
-    auth_string = auth.known(home)
+    auth_string = auth.read_or_empty(home)
     if stack.own_server:
-        chosen["PREFECT_HOME"] = str(
-            home.prefect
-        )  # a profile in the person's own home may name another server
-        chosen["PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"] = "false"
-        chosen[PREFECT_AUTH] = auth_string
+        # a profile in the user's home folder may name another server
+        settings["PREFECT_HOME"] = str(home.prefect)
+        settings["PREFECT_CLIENT_CSRF_SUPPORT_ENABLED"] = "false"
+        settings[PREFECT_AUTH] = auth_string
         inherited.pop("PREFECT_API_KEY", None)
     else:
-        chosen[PREFECT_AUTH] = inherited.get(
-            PREFECT_AUTH, ""
-        )  # never that of a `prefect.toml` in the clone
+        # overrides that of `prefect.toml` in the clone
+        settings[PREFECT_AUTH] = inherited.get(PREFECT_AUTH, "")
     if stack.own_mlflow:
-        chosen |= dict(zip(MLFLOW_AUTH, auth_string.split(":", 1), strict=False))
+        settings |= dict(zip(MLFLOW_AUTH, auth_string.split(":", 1), strict=False))
         for name in MLFLOW_OTHER_AUTH:
             inherited.pop(name, None)
-    return {**inherited, **chosen}
+    return {**inherited, **settings}
 
 
 def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
-    """The whole environment of our own Prefect server."""
+    """Return the whole environment of our own Prefect server."""
     port = urlsplit(stack.prefect_url).port
     return {
         **_inherited(PREFECT_SERVER_PREFIXES),
@@ -229,7 +215,7 @@ def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
         **UNTRACKED,
         "PREFECT_HOME": str(home.prefect),
         "PREFECT_API_URL": stack.prefect_url,
-        "PREFECT_SERVER_API_AUTH_STRING": auth.known(home),
+        "PREFECT_SERVER_API_AUTH_STRING": auth.read_or_empty(home),
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(
             f"http://{host}:{port}" for host in HOSTS
         ),
@@ -238,13 +224,14 @@ def of_prefect_server(home: Home, stack: Stack) -> dict[str, str]:
 
 
 def of_mlflow_server(home: Home) -> dict[str, str]:
-    """The whole environment of our own MLflow server."""
+    """Return the whole environment of our own MLflow server."""
     return {**_inherited(()), **MLFLOW_SERVER, **UNTRACKED, **_of_every_process(home)}
 
 
 def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that a work pool may show to everyone who can read it. ConfigError
-    for an address with credentials in it.
+    """Return the part of an environment that a work pool stores, where many users can read it.
+
+    Raises ConfigError for an address with credentials in it.
     """
     for name in addresses.VARIABLES:
         if url := environment.get(name):
@@ -255,35 +242,33 @@ def of_pool(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def adopt(environment: Mapping[str, str]) -> None:
-    """Directs this process, a command of ours, to the stack. Before Prefect or MLflow are
-    imported.
-    """
+    """Set the stack's variables in this process; call it before Prefect or MLflow are imported."""
     for name in ADOPTED:
         if name in environment:
             os.environ[name] = environment[name]
 
 
 def _inherited(prefixes: tuple[str, ...]) -> dict[str, str]:
-    """The part of this process's environment that a server needs."""
-    kept = (*SYSTEM_PREFIXES, *prefixes)
+    """Return the part of this process's environment that a server needs."""
+    allowed = (*SYSTEM_PREFIXES, *prefixes)
     return {
-        name: value for name, value in os.environ.items() if name in SYSTEM or name.startswith(kept)
+        name: value
+        for name, value in os.environ.items()
+        if name in SYSTEM or name.startswith(allowed)
     }
 
 
 def _of_every_process(home: Home) -> dict[str, str]:
     return {
-        **_past_proxies(),
+        **_without_proxy(),
         "ASTRAFLOW_HOME": str(home.root),
         "PYTHONUNBUFFERED": "1",
         MARK: str(home.root),
     }
 
 
-def _past_proxies() -> dict[str, str]:
-    """The stack's own addresses are never asked of a proxy."""
+def _without_proxy() -> dict[str, str]:
+    """Return the variables that exclude the stack's own addresses from proxies."""
     listed = [part for part in (given("no_proxy") or given("NO_PROXY") or "").split(",") if part]
-    value = ",".join(
-        [*listed, *(host for host in ("127.0.0.1", "localhost") if host not in listed)]
-    )
+    value = ",".join([*listed, *(host for host in HOSTS if host not in listed)])
     return {"NO_PROXY": value, "no_proxy": value}

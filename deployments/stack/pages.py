@@ -1,4 +1,4 @@
-"""The addresses of the servers' pages, as a person is shown them."""
+"""The addresses of the servers' web pages, for printing."""
 
 from deployments.paths import Home
 from deployments.servers import auth
@@ -6,8 +6,8 @@ from deployments.stack.state import Stack
 
 
 def prefect(home: Home, stack: Stack, path: str = "/") -> str:
-    """A page of Prefect. On our own server the address logs the browser in, for a day."""
-    auth_string = auth.known(home) if stack.own_server else ""
+    """Return a page of Prefect. The address of our own server logs the browser in, for a day."""
+    auth_string = auth.read_or_empty(home) if stack.own_server else ""
     return (
         auth.page(stack.ui_url, auth_string, path)
         if auth_string
@@ -16,6 +16,6 @@ def prefect(home: Home, stack: Stack, path: str = "/") -> str:
 
 
 def mlflow(home: Home, stack: Stack) -> str:
-    """MLflow's page. On our own server the address logs the browser in, for a day."""
-    auth_string = auth.known(home) if stack.own_mlflow else ""
+    """Return MLflow's page. The address of our own server logs the browser in, for a day."""
+    auth_string = auth.read_or_empty(home) if stack.own_mlflow else ""
     return auth.page(stack.mlflow_url, auth_string) if auth_string else stack.mlflow_url

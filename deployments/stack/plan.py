@@ -1,5 +1,7 @@
-"""Decides where the stack's servers listen and which of its processes may stay, from what the
-environment names and what the record says of the stack before. Starts and stops nothing.
+"""Plan a stack: where its servers listen, and which running processes it keeps.
+
+The inputs are the environment variables and the record of the previous stack. Nothing is started or
+stopped here.
 """
 
 from dataclasses import replace
@@ -17,29 +19,28 @@ PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
 
 
-def plan(home: Home, standing: Stack | None) -> Stack:
-    """The stack to bring up; its `processes` are those that stay. A living stack keeps what it was
-    started with where the environment names nothing else.
+def plan(home: Home, recorded: Stack | None) -> Stack:
+    """Return the stack to start; its `processes` are those that keep running.
 
-    Raises ConfigError when processes of the stack live under other settings than the environment
-    names now: moving them would end runs that are under way.
+    A running stack keeps its settings where the environment sets no others. Raises ConfigError when
+    the environment contradicts them: a move would end active runs.
     """
-    alive = living(standing)
-    auth_digest = auth.digest(auth.known(home))
+    alive = if_running(recorded)
+    auth_digest = auth.digest(auth.read_or_empty(home))
     if alive is not None:
         _refuse_a_move(home, alive)
         _refuse_another_auth_string(home, alive, auth_digest)
-    prefect = _elsewhere(
-        "PREFECT_API_URL", alive, standing.prefect_url if standing and standing.own_server else ""
+    prefect = _external(
+        "PREFECT_API_URL", alive, recorded.prefect_url if recorded and recorded.own_server else ""
     )
-    tracking = _elsewhere(
+    tracking = _external(
         "MLFLOW_TRACKING_URI",
         alive,
-        standing.mlflow_url if standing and standing.own_mlflow else "",
+        recorded.mlflow_url if recorded and recorded.own_mlflow else "",
     )
-    wanted = Stack(
-        prefect_url=prefect or f"http://{HOST}:{_port(standing, SERVER, PREFECT_PORT)}/api",
-        mlflow_url=tracking or f"http://{HOST}:{_port(standing, MLFLOW, MLFLOW_PORT)}",
+    planned = Stack(
+        prefect_url=prefect or f"http://{HOST}:{_port(recorded, SERVER, PREFECT_PORT)}/api",
+        mlflow_url=tracking or f"http://{HOST}:{_port(recorded, MLFLOW, MLFLOW_PORT)}",
         store_url=environment.store_url(home, alive),
         own_server=prefect is None,
         own_mlflow=tracking is None,
@@ -47,48 +48,47 @@ def plan(home: Home, standing: Stack | None) -> Stack:
         auth_digest=auth_digest,
     )
     if alive is None:
-        return wanted
-    kept = [process for process in alive.processes if is_alive(process)]
+        return planned
+    running = [process for process in alive.processes if is_alive(process)]
+    is_same = _has_same_servers(alive, planned)
     return replace(
-        wanted,
+        planned,
         processes=tuple(
-            process for process in kept if process.name in (SERVER, MLFLOW) or _same(alive, wanted)
+            process for process in running if process.name in (SERVER, MLFLOW) or is_same
         ),
-        deployed=alive.deployed if alive.process(SERVER) or not wanted.own_server else "",
+        deployed=alive.deployed if alive.process(SERVER) or not planned.own_server else "",
     )
 
 
-def living(standing: Stack | None) -> Stack | None:
-    """The stack of a record, when any of its processes lives."""
-    return standing if standing is not None and any(map(is_alive, standing.processes)) else None
+def if_running(recorded: Stack | None) -> Stack | None:
+    """Return the recorded stack if any of its processes runs."""
+    return recorded if recorded is not None and any(map(is_alive, recorded.processes)) else None
 
 
-def _elsewhere(variable: str, alive: Stack | None, own_url: str) -> str | None:
-    """The server that is not ours: what the person named, unless it is our own server's address,
-    which a shell may well have exported; unnamed, what the living stack was started with.
+def _external(variable: str, alive: Stack | None, own_url: str) -> str | None:
+    """Return the address of a server that the stack does not start; None for one of its own.
+
+    It is the variable's value, unless that is our own server's address; where the variable is
+    unset, it is the running stack's.
     """
-    named = environment.given(variable)
-    if named is None and alive is not None and not own_url:
+    url = environment.given(variable)
+    if url is None and alive is not None and not own_url:
         return alive.prefect_url if variable == "PREFECT_API_URL" else alive.mlflow_url
-    return None if named is None or named == own_url else named
+    return None if url is None or url == own_url else url
 
 
-def _port(standing: Stack | None, name: str, usual: int) -> int:
-    """The recorded port while our server lives or could come back to it, else the usual one or the
-    next that is free.
-    """
-    if standing is not None and (standing.own_server if name == SERVER else standing.own_mlflow):
-        port = urlsplit(standing.prefect_url if name == SERVER else standing.mlflow_url).port
-        if port and (standing.process(name) is not None or is_free(port)):
+def _port(recorded: Stack | None, name: str, usual: int) -> int:
+    """Return the recorded port if our server uses it or can use it again, else a free one."""
+    if recorded is not None and (recorded.own_server if name == SERVER else recorded.own_mlflow):
+        port = urlsplit(recorded.prefect_url if name == SERVER else recorded.mlflow_url).port
+        if port and (recorded.process(name) is not None or is_free(port)):
             return port
     return free_port(usual)
 
 
-def _same(standing: Stack, wanted: Stack) -> bool:
-    """Whether workers that were started for the one serve the other: they know both servers by
-    address.
-    """
-    return (standing.prefect_url, standing.mlflow_url) == (wanted.prefect_url, wanted.mlflow_url)
+def _has_same_servers(alive: Stack, planned: Stack) -> bool:
+    """Return whether the running workers, which have both servers' addresses, can be kept."""
+    return (alive.prefect_url, alive.mlflow_url) == (planned.prefect_url, planned.mlflow_url)
 
 
 def _refuse_a_move(home: Home, alive: Stack) -> None:
@@ -98,19 +98,16 @@ def _refuse_a_move(home: Home, alive: Stack) -> None:
         "PREFECT_API_URL": (alive.prefect_url, environment.given("PREFECT_API_URL")),
         "MLFLOW_TRACKING_URI": (alive.mlflow_url, environment.given("MLFLOW_TRACKING_URI")),
     }
-    for variable, (runs_with, asked) in moves.items():
-        if asked is not None and runs_with != asked:
+    for variable, (current, requested) in moves.items():
+        if requested is not None and current != requested:
             raise ConfigError(
-                f"the stack is running with {runs_with or f'no {variable}'}, but {variable} now "
-                f"asks for {asked}; "
-                f"run `astraflow down` first, or set {variable} back"
+                f"the stack is running with {current or f'no {variable}'}, but {variable} is now "
+                f"{requested}; run `astraflow down` first, or set {variable} back"
             )
 
 
 def _refuse_another_auth_string(home: Home, alive: Stack, auth_digest: str) -> None:
-    """The auth string of a living stack was deleted or replaced, or the stack is of a release that
-    had none.
-    """
+    """Raise ConfigError when the running servers have another auth string than the home."""
     servers = [
         alive.process(SERVER) if alive.own_server else None,
         alive.process(MLFLOW) if alive.own_mlflow else None,

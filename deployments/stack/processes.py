@@ -1,9 +1,9 @@
-"""Processes that outlive the command that started them: start, recognise and stop them. Knows
-nothing of what they do.
+"""Start, identify and stop processes that outlive the command that started them.
 
-A process is recognised by its id together with its time of creation, so that a stale record never
-points at a stranger that was given the same id. Everything started here also carries a mark in its
-environment, which its own children inherit: a sweep by mark finds those that outlived their parent.
+A process is identified by its id and its creation time, so that a stale record never matches
+another process with a reused id. Every process also has the mark ASTRAFLOW_STACK in its
+environment, which its children inherit: a search for the mark finds those that outlived their
+parent.
 """
 
 import contextlib
@@ -17,28 +17,26 @@ from pathlib import Path
 
 import psutil
 
-from deployments.paths import open_private
+from deployments.paths import open_private, open_regular
+from storage.errors import ConfigError
 
 MARK = "ASTRAFLOW_STACK"
-"""Environment variable that marks a process as part of the stack whose home it names."""
+"""Environment variable with the home of the stack that a process belongs to."""
 CLOCK_SLACK_S = 2.0
-"""The creation time is derived from the boot time, which moves a little when the clock is
-corrected.
-"""
+"""Tolerance of the creation time, which is derived from the boot time and shifts when the clock is
+corrected."""
 KILL_TIMEOUT_S = 60.0
-"""A killed process ends when it is next given CPU time."""
+"""A killed process ends the next time that it gets CPU time, which may take long under load."""
 POLL_S = 0.05
 LOG_BYTES_MAX = 16_000_000
-"""A log beyond this size is put aside as `NAME.old` when its process starts again."""
-KEPT_UMASK = -1
-"""The new process has the umask of the one that starts it."""
-WORDS_MAX = 60
-"""Characters of a command line that a person is shown."""
+"""A larger log is renamed to `NAME.old` when its process starts again."""
+INHERITED_UMASK = -1
+"""The new process has the umask of the process that starts it."""
+SHOWN_MAX = 60
+"""Characters of a command line that are shown."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""Processes that this very command started: while it lives, it must reap them, else a dead one
-still looks alive.
-"""
+"""Child processes of this command, which must reap them: a zombie would count as alive."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Process:
     pid: int
     created_s: float
     log: str
-    """Path of the file that its output goes to."""
+    """Path of the file with its output."""
 
 
 def start(
@@ -60,10 +58,11 @@ def start(
     environment: Mapping[str, str],
     log: Path,
     folder: Path,
-    umask: int = KEPT_UMASK,
+    umask: int = INHERITED_UMASK,
 ) -> Process:
-    """Starts a command in a session of its own, so that Ctrl-C in the terminal does not reach it.
-    Only its owner may read the log; `umask` is that of the new process.
+    """Start a command in a new session, so that Ctrl-C in the terminal does not reach it.
+
+    `umask` is that of the new process. The log has mode 0600.
     """
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_suffix(".old"))
@@ -89,73 +88,69 @@ def start(
 
 
 def is_alive(process: Process) -> bool:
+    """Return whether the process still runs."""
     return _find(process) is not None
 
 
 def lives_since(pid: int, at_s: float) -> bool:
-    """Whether the process that had this id at Unix time `at_s` lives; one that was given the id
-    later does not count.
+    """Return whether the process that had this id at Unix time `at_s` still runs.
+
+    A later process with the same id does not count.
     """
     try:
-        found = psutil.Process(pid)
-        return found.create_time() < at_s + CLOCK_SLACK_S and _lives(found)
+        process = psutil.Process(pid)
+        return process.create_time() < at_s + CLOCK_SLACK_S and _runs(process)
     except (psutil.Error, ValueError, OverflowError):
         return False
 
 
 def cpu_s(process: Process) -> float:
-    """CPU time of the process, of its finished children and of its living descendants; 0 when it is
-    gone.
+    """Return the CPU time of the process, its finished children and its running descendants.
+
+    It is 0 when the process has ended.
     """
-    found = _find(process)
     total = 0.0
-    for one in (found, *_descendants(found)) if found else ():
+    for member in _tree(process):
         with contextlib.suppress(psutil.Error):
-            times = one.cpu_times()
+            times = member.cpu_times()
             total += times.user + times.system
             total += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return total
 
 
 def listens(process: Process, port: int) -> bool:
-    """Whether it is this process, or a descendant of it, that listens on a TCP port: another may
-    have been faster.
+    """Return whether the process or a descendant listens on a TCP port, which another process may
+    have taken first.
     """
-    found = _find(process)
-    for one in (found, *_descendants(found)) if found else ():
+    for member in _tree(process):
         try:
             if any(
-                each.status == psutil.CONN_LISTEN and each.laddr.port == port
-                for each in one.net_connections("tcp")
+                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+                for connection in member.net_connections("tcp")
             ):
                 return True
         except psutil.AccessDenied:
-            return True  # this system does not tell; whoever answers on the port is believed
+            return True  # this system does not list connections: assume that it is ours
         except psutil.NoSuchProcess:
             continue
     return False
 
 
 def stop(processes: Iterable[Process], grace_s: float) -> None:
-    """Asks each process to leave (SIGTERM), and after the grace kills whatever is left of it and of
-    its descendants.
-    """
-    asked: list[psutil.Process] = []
+    """Send SIGTERM to each process; after `grace_s` kill those still running, with descendants."""
+    terminated: list[psutil.Process] = []
     for process in processes:
-        found = _find(process)
-        if found is not None:
-            asked += [found, *_descendants(found)]
+        if tree := _tree(process):
+            terminated += tree
             with contextlib.suppress(psutil.Error):
-                found.terminate()
-    _kill_after(asked, grace_s)
+                tree[0].terminate()
+    _kill_after(terminated, grace_s)
 
 
 def drain(processes: Iterable[Process], grace_s: float) -> None:
-    """Asks the direct children of each process to leave, and waits for them; the processes
-    themselves stay.
-    """
+    """Stop the direct children of each process and wait for them; the processes keep running."""
     children = [
-        child for process in processes if (found := _find(process)) for child in found.children()
+        child for process in processes if (parent := _find(process)) for child in parent.children()
     ]
     for child in children:
         with contextlib.suppress(psutil.Error):
@@ -164,78 +159,80 @@ def drain(processes: Iterable[Process], grace_s: float) -> None:
 
 
 def sweep(mark: str, grace_s: float) -> list[str]:
-    """Stops every process that carries the mark; returns what they were."""
-    found = marked(mark)
-    words = [_words(process) for process in found]
-    for process in found:
+    """Stop every process with the mark; return a description of each."""
+    processes = marked(mark)
+    descriptions = [_describe(process) for process in processes]
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             process.terminate()
-    _kill_after(found, grace_s)
-    return words
+    _kill_after(processes, grace_s)
+    return descriptions
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Living processes with this mark in their environment, this process excepted."""
-    found = []
+    """Return the running processes with this mark in their environment, except this process."""
+    processes = []
     for process in psutil.process_iter():
         try:
             if (
                 process.pid != os.getpid()
                 and process.environ().get(MARK) == mark
-                and _lives(process)
+                and _runs(process)
             ):
-                found.append(process)
+                processes.append(process)
         except (psutil.Error, OSError):
-            continue  # gone meanwhile, or another user's: not ours
-    return found
+            continue  # it has ended, or belongs to another user
+    return processes
 
 
 def last_lines(log: str | Path, count: int = 12) -> str:
-    """The end of a log, for an error message; empty when there is none."""
+    """Return the end of a log, for an error message; empty when the log cannot be read."""
     try:
-        with Path(log).open("rb") as file:
+        with open(log, "rb", opener=open_regular) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 16_384))
             lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
+    except (OSError, ConfigError):
         return ""
     return "\n".join(line for line in lines[-count:] if line.strip())
 
 
-def _words(process: psutil.Process) -> str:
-    """Id and arguments of a process, for a person:
-    `4711 (-m prefect worker start --pool trainers …)`.
-    """
+def _describe(process: psutil.Process) -> str:
+    """Return id and arguments of a process: `4711 (-m prefect worker start --pool trainers …)`."""
     try:
         arguments = " ".join(process.cmdline()[1:])
     except psutil.Error:
-        arguments = "gone"
-    return f"{process.pid} ({textwrap.shorten(arguments, WORDS_MAX, placeholder=' …')})"
+        arguments = "ended"
+    return f"{process.pid} ({textwrap.shorten(arguments, SHOWN_MAX, placeholder=' …')})"
 
 
 def _find(process: Process) -> psutil.Process | None:
     if process.pid in _children:
         _children[process.pid].poll()
     try:
-        found = psutil.Process(process.pid)
-        same = abs(found.create_time() - process.created_s) < CLOCK_SLACK_S
+        candidate = psutil.Process(process.pid)
+        is_same = abs(candidate.create_time() - process.created_s) < CLOCK_SLACK_S
     except psutil.Error:
         return None
-    return found if same and _lives(found) else None
+    return candidate if is_same and _runs(candidate) else None
 
 
-def _lives(process: psutil.Process) -> bool:
+def _runs(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
+def _tree(process: Process) -> list[psutil.Process]:
+    """Return the process and its descendants; nothing when it has ended."""
+    root = _find(process)
+    if root is None:
         return []
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return [root]
 
 
 def _kill_after(processes: list[psutil.Process], grace_s: float) -> None:
@@ -246,14 +243,16 @@ def _kill_after(processes: list[psutil.Process], grace_s: float) -> None:
 
 
 def _still_alive(processes: list[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Those that live after the timeout; returns earlier when none does. One that nobody has waited
-    for yet is gone too.
+    """Return the processes that run after the timeout; return earlier when none does.
+
+    A zombie counts as ended. `psutil.wait_procs` would wait for its parent to reap it, and in a
+    container without an init process no parent does.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         for pid in [pid for pid, child in _children.items() if child.poll() is not None]:
             del _children[pid]
-        alive = [process for process in processes if _lives(process)]
+        alive = [process for process in processes if _runs(process)]
         if not alive or time.monotonic() > deadline:
             return alive
         time.sleep(POLL_S)

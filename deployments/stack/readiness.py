@@ -1,6 +1,8 @@
-"""Waiting for the stack's parts: a part that still works is waited for, however slow the machine
-is. An error is one that has died, one that makes no progress, and one that has worked far more than
-a start takes; it names the end of the log.
+"""Wait until the stack's parts are ready.
+
+Limits count progress, not time, so that a slow machine causes no error. An error is raised for a
+part that has ended, makes no progress, or has used far more CPU time than a start takes; it
+contains the end of the log.
 """
 
 import http.client
@@ -16,33 +18,30 @@ from tasks.services.prefect_settings import settings_for
 from tasks.supervision.flow_processes import fair_share
 
 POLL_S = 0.1
-ANSWER_TIMEOUT_S = 10.0
+RESPONSE_TIMEOUT_S = 10.0
 STALL_LIMIT_S = 90.0
-"""A part that made no progress for so long has failed to start."""
+"""A part without progress for this time has failed to start."""
 CPU_LIMIT_S = 300.0
-"""A part that has used so much CPU time without becoming ready never will: a start takes 5 to 20 s
-of it.
-"""
+"""CPU time after which a part has failed to start; a start takes 5 to 20 s."""
 CPU_STEP_S = 3.0
-"""So much more CPU time is progress: within STALL_LIMIT_S it is 3 % of a core, more than a process
-uses that only waits. On a loaded machine it is that part of the share of a core which each process
-can have.
-"""
-LOOK_INTERVAL_S = 1.0
-"""Between two measurements of a process."""
-TELL_INTERVAL_S = 15.0
-"""Between two messages about a part that is waited for."""
+"""CPU time that counts as progress: within STALL_LIMIT_S it is 3 % of a core, more than an idle
+process uses. On a loaded machine it is scaled by each process's share of a core."""
+MEASURE_INTERVAL_S = 1.0
+"""Pause between two measurements of a process."""
+SAY_INTERVAL_S = 15.0
+"""Pause between two messages about a part that is not ready."""
 
 Say = Callable[[str], None]
 
 
-def _say_nothing(words: str) -> None:
+def _say_nothing(message: str) -> None:
     pass
 
 
 class Progress:
-    """Tells whether a process works, by the CPU time of it and of its descendants. Its log proves
-    nothing: who fails again and again fills one, too.
+    """The progress of a process, measured by the CPU time of it and its descendants.
+
+    A growing log is no progress: a process that repeats a failure writes one, too.
     """
 
     def __init__(
@@ -52,26 +51,25 @@ class Progress:
         share: Callable[[], float] = fair_share,
     ) -> None:
         self._process, self._clock, self._share = process, clock, share
-        self._seen_s = self._measured_s()
-        self._moved_at = clock()
+        self._last_s = self._total_s()
+        self._progress_at = clock()
         self.cpu_s = 0.0
-        """CPU time that was used since this began to watch, in steps of progress."""
+        """CPU time used since this object was created, in steps of progress."""
 
-    def look(self) -> None:
-        """Measures the process once more."""
-        now_s = self._measured_s()
-        if (
-            abs(now_s - self._seen_s) >= CPU_STEP_S * self._share()
-        ):  # less than before: a descendant has ended, and others have begun
-            self.cpu_s += max(0.0, now_s - self._seen_s)
-            self._seen_s, self._moved_at = now_s, self._clock()
+    def measure(self) -> None:
+        """Measure the process once more."""
+        total_s = self._total_s()
+        # a smaller total is progress, too: a descendant has ended
+        if abs(total_s - self._last_s) >= CPU_STEP_S * self._share():
+            self.cpu_s += max(0.0, total_s - self._last_s)
+            self._last_s, self._progress_at = total_s, self._clock()
 
     @property
     def stalled_s(self) -> float:
         """Time since the last progress."""
-        return self._clock() - self._moved_at
+        return self._clock() - self._progress_at
 
-    def _measured_s(self) -> float:
+    def _total_s(self) -> float:
         return 0.0 if self._process is None else processes.cpu_s(self._process)
 
 
@@ -83,46 +81,44 @@ def wait_until(
     stall_limit_s: float = STALL_LIMIT_S,
     cpu_limit_s: float = CPU_LIMIT_S,
 ) -> None:
-    """Waits for `what`, which `process` makes ready, and says every TELL_INTERVAL_S that it does.
+    """Wait until `ready()`; print a message about `what` every SAY_INTERVAL_S.
 
-    Raises:
-        ConfigError: `process` died, made no progress for `stall_limit_s`, or used `cpu_limit_s` of
-        CPU time in vain.
+    Raises ConfigError when `process` ended, made no progress for `stall_limit_s`, or used
+    `cpu_limit_s` of CPU time.
     """
-    began = told = looked = time.monotonic()
+    began = said_at = measured_at = time.monotonic()
     progress = Progress(process)
     while not ready():
         if process is not None and not is_alive(process):
-            raise ConfigError(f"{what} died while starting; {_log(process)}")
+            raise ConfigError(f"{what} ended while it was starting; {_log(process)}")
         now = time.monotonic()
-        if now - looked >= LOOK_INTERVAL_S:
-            looked = now
-            progress.look()
+        if now - measured_at >= MEASURE_INTERVAL_S:
+            measured_at = now
+            progress.measure()
         if progress.stalled_s > stall_limit_s:
             raise ConfigError(
-                f"{what} is not ready after {now - began:.0f} s, and did not work for the last "
-                f"{progress.stalled_s:.0f} s; "
-                f"{_log(process)}"
+                f"{what} is not ready after {now - began:.0f} s, and made no progress for the last "
+                f"{progress.stalled_s:.0f} s; {_log(process)}"
             )
         if progress.cpu_s > cpu_limit_s:
             raise ConfigError(
                 f"{what} is not ready after {progress.cpu_s:.0f} s of CPU time; {_log(process)}"
             )
-        if now - told >= TELL_INTERVAL_S:
-            told = now
-            idle = progress.stalled_s >= TELL_INTERVAL_S
+        if now - said_at >= SAY_INTERVAL_S:
+            said_at = now
+            idle = progress.stalled_s >= SAY_INTERVAL_S
             say(
                 f"{what} is still starting ({now - began:.0f} s, "
-                f"{'waiting' if idle else 'working'})"
+                f"{'idle' if idle else 'using CPU time'})"
             )
         time.sleep(POLL_S)
 
 
-def answers(url: str) -> bool:
-    """Whether a GET of this loopback address succeeds; no proxy is asked."""
+def responds(url: str) -> bool:
+    """Return whether a GET of this loopback address succeeds, without a proxy."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(
-        address.hostname or "", address.port, timeout=ANSWER_TIMEOUT_S
+        address.hostname or "", address.port, timeout=RESPONSE_TIMEOUT_S
     )
     try:
         connection.request("GET", address.path)
@@ -134,7 +130,7 @@ def answers(url: str) -> bool:
 
 
 def prefect_trouble(api_url: str) -> str | None:
-    """Why a Prefect server does not answer; None when it does."""
+    """Return why a Prefect server does not respond; None when it does."""
     from prefect.client.orchestration import get_client
     from prefect.settings import temporary_settings
 
@@ -144,7 +140,7 @@ def prefect_trouble(api_url: str) -> str | None:
 
 
 def worker_beats(api_url: str, pools: Iterable[str]) -> Mapping[tuple[str, str], str]:
-    """(pool, worker) → time of its last heartbeat, of every worker that Prefect shows as ONLINE."""
+    """Return (pool, worker) → time of its last heartbeat, of every worker in the state ONLINE."""
     beats: dict[tuple[str, str], str] = {}
     with connected(api_url) as client:
         for pool in pools:
@@ -156,5 +152,5 @@ def worker_beats(api_url: str, pools: Iterable[str]) -> Mapping[tuple[str, str],
 
 def _log(process: Process | None) -> str:
     if process is None:
-        return "it left no log here"
+        return "there is no log of it on this machine"
     return f"the end of its log {process.log}:\n{last_lines(process.log)}"

@@ -1,9 +1,8 @@
-"""Starts what a planned stack lacks, in the order in which its parts need each other, and waits
-until they work.
+"""Start the missing parts of a planned stack in the order of their dependencies, and wait for them.
 
-Every start is recorded at once, since `up` may be killed at any line. A part that already runs is
-left as it is, and when nothing is missing Prefect is not even imported: `up` on a running stack
-takes a fraction of a second.
+Every start is recorded at once, since `up` may be killed at any line. A running part is not
+restarted. When nothing is missing, Prefect is not imported: `up` on a running stack takes a
+fraction of a second.
 """
 
 import hashlib
@@ -20,24 +19,23 @@ from deployments.stack.state import MLFLOW, SERVER, Stack
 from storage.errors import ConfigError
 
 FLOW_LOGS_MAX = 300
-"""Logs of flow runs' processes that are kept."""
+"""Number of logs of flow runs' processes that are kept."""
 
 PRIVATE_UMASK = 0o077
-"""Of the servers, and of workers and flow runs unless they write to a store outside the home, which
-others may share.
-"""
+"""Umask of the servers; also of workers and flow runs, unless their store is outside the home,
+where other users may share it."""
 
 Say = Callable[[str], None]
 
 
 def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack:
-    """Returns the stack as it runs. Raises ConfigError for the first part that cannot start."""
+    """Return the running stack. Raises ConfigError for the first part that cannot start."""
     environment.adopt(environment.of_stack(home, stack, {}))
     stack = _start_servers(home, stack, say)
-    ceiling = cpu_features.isa_ceiling(home.root / "bf16")
+    ceiling = cpu_features.isa_ceiling(home.bf16)
     deployed = _deployment_digest(home, stack, ceiling)
     if deployed != stack.deployed:
-        deployments.import_flows()  # a second or two of work while the server starts
+        deployments.import_flows()  # takes a second or two, while the server starts
     _wait_for_prefect(stack, say)
     if deployed != stack.deployed:
         shared = environment.of_pool(environment.of_stack(home, stack, ceiling))
@@ -48,12 +46,12 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
         stack = state.save(home, replace(stack, deployed=deployed))
     _wait_for_workers(stack, started, say)
     if stack.own_server and not prefect_toml.write(
-        home.prefect_toml, stack.prefect_url, auth.known(home)
+        home.prefect_toml, stack.prefect_url, auth.read_or_empty(home)
     ):
         say(
-            f"{home.prefect_toml} is not ours and stays; for `prefect`, set "
-            f"PREFECT_API_URL={stack.prefect_url} and "
-            f"PREFECT_API_AUTH_STRING to what {home.auth} holds"
+            f"{home.prefect_toml} was not written by `astraflow up` and is not changed; for "
+            f"`prefect`, set PREFECT_API_URL={stack.prefect_url}, and PREFECT_API_AUTH_STRING to "
+            f"the content of {home.auth}"
         )
     _prune_flow_logs(home)
     if wait_for_mlflow and stack.own_mlflow:
@@ -64,8 +62,8 @@ def bring_up(home: Home, stack: Stack, say: Say, wait_for_mlflow: bool) -> Stack
 def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
     if not stack.own_server:
         say(
-            f"PREFECT_API_URL is set: using the Prefect server at {stack.prefect_url}, starting "
-            "none"
+            f"PREFECT_API_URL is set: using the Prefect server at {stack.prefect_url}, no local "
+            "one is started"
         )
     elif stack.process(SERVER) is None:
         say("starting the Prefect server")
@@ -74,7 +72,10 @@ def _start_servers(home: Home, stack: Stack, say: Say) -> Stack:
             home, stack, SERVER, command, environment.of_prefect_server(home, stack), PRIVATE_UMASK
         )
     if not stack.own_mlflow:
-        say(f"MLFLOW_TRACKING_URI is set: using MLflow at {stack.mlflow_url}, starting none")
+        say(
+            f"MLFLOW_TRACKING_URI is set: using MLflow at {stack.mlflow_url}, no local server is "
+            "started"
+        )
     elif stack.process(MLFLOW) is None:
         command = commands.mlflow_server(home, _port(stack.mlflow_url))
         stack = _start(
@@ -88,19 +89,19 @@ def _wait_for_prefect(stack: Stack, say: Say) -> None:
         _wait_for_server(stack, SERVER, stack.prefect_url, "the Prefect server", say)
     elif trouble := readiness.prefect_trouble(stack.prefect_url):
         raise ConfigError(
-            f"the Prefect server at {stack.prefect_url} does not answer ({trouble}); "
+            f"the Prefect server at {stack.prefect_url} does not respond ({trouble}); "
             "start it, correct PREFECT_API_URL, or unset it to run a local one"
         )
 
 
 def _wait_for_server(stack: Stack, name: str, url: str, what: str, say: Say) -> None:
-    """Until it answers, and it is ours that answers: two stacks that start at once may have found
-    the same port free.
+    """Wait until our server responds: another stack that started at the same time may have taken
+    the port.
     """
     server = next(process for process in stack.processes if process.name == name)
 
     def serves() -> bool:
-        return readiness.answers(f"{url}/health") and processes.listens(server, _port(url))
+        return readiness.responds(f"{url}/health") and processes.listens(server, _port(url))
 
     readiness.wait_until(serves, what, server, say)
 
@@ -108,8 +109,9 @@ def _wait_for_server(stack: Stack, name: str, url: str, what: str, say: Say) -> 
 def _start_workers(
     home: Home, stack: Stack, ceiling: Mapping[str, str], say: Say
 ) -> tuple[Stack, Mapping[str, str | None]]:
-    """A worker for every pool that has none; and for each of those pools the last heartbeat of the
-    worker before it.
+    """Start a worker for every pool that has none.
+
+    Return the stack and, for each of those pools, the last heartbeat of the previous worker.
     """
     idle = [pool.name for pool in work_pools.POOLS if stack.process(_worker(pool.name)) is None]
     if not idle:
@@ -117,16 +119,14 @@ def _start_workers(
     say(f"starting workers for {', '.join(idle)}")
     before = readiness.worker_beats(stack.prefect_url, idle)
     complete = environment.of_stack(home, stack, ceiling)
-    umask = PRIVATE_UMASK if stack.store_url == home.store.as_uri() else processes.KEPT_UMASK
+    umask = PRIVATE_UMASK if stack.store_url == home.store.as_uri() else processes.INHERITED_UMASK
     for name in idle:
         stack = _start(home, stack, _worker(name), commands.worker(name), complete, umask)
     return stack, {name: before.get((name, commands.worker_name(name))) for name in idle}
 
 
 def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) -> None:
-    """Until Prefect shows each as ONLINE with a heartbeat that it did not have before the worker
-    was started.
-    """
+    """Wait until Prefect shows each worker as ONLINE with a new heartbeat."""
     for pool, old_beat in before.items():
 
         def beats(pool: str = pool, old_beat: str | None = old_beat) -> bool:
@@ -134,7 +134,7 @@ def _wait_for_workers(stack: Stack, before: Mapping[str, str | None], say: Say) 
                 beat = readiness.worker_beats(stack.prefect_url, [pool]).get(
                     (pool, commands.worker_name(pool))
                 )
-            except ConfigError:  # a busy server that let one request time out
+            except ConfigError:  # one request to a busy server timed out
                 return False
             return beat is not None and beat != old_beat
 
@@ -154,7 +154,7 @@ def _start(
 
 
 def _deployment_digest(home: Home, stack: Stack, ceiling: Mapping[str, str]) -> str:
-    """Equal digests: pools and deployments need not be registered again."""
+    """Return a digest of everything that is registered at the server, to skip a registration."""
     shared = environment.of_pool(environment.of_stack(home, stack, ceiling))
     return hashlib.sha256(
         f"{deployments.digest()} {sys.executable} {sorted(shared.items())}".encode()

@@ -1,13 +1,16 @@
-"""What is known of the running stack: `stack.json` in its home. Written after every change, so that
-a command that was killed halfway leaves nothing that `astraflow down` does not know of.
+"""The record of the running stack: `stack.json` in its home.
+
+It is written after every change, so that `astraflow down` finds every process that a killed command
+has started.
 """
 
 import json
 import os
 from dataclasses import asdict, dataclass, fields, replace
 
-from deployments.paths import Home, open_private
+from deployments.paths import Home, open_private, open_regular
 from deployments.stack.processes import Process, is_alive
+from storage.errors import ConfigError
 
 FORMAT = 1
 PID_MAX = 2**31 - 1
@@ -17,80 +20,86 @@ MLFLOW = "mlflow"
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """A local stack. Example:
-    `Stack("http://127.0.0.1:4200/api", "http://127.0.0.1:5000", "file:///clone/…", True)`.
+    """A local stack.
+
+    Example: `Stack(prefect_url="http://127.0.0.1:4200/api", mlflow_url="http://127.0.0.1:5000",
+    store_url="file:///clone/.astraflow/store", own_server=True)`.
     """
 
     prefect_url: str
-    """Of the API; the web page is the same without `/api`."""
+    """URL of the API; without `/api` it is that of the web page."""
     mlflow_url: str
     store_url: str
-    """With the parameters that it was given."""
+    """URL of the object store, with its parameters."""
     own_server: bool
-    """False: the Prefect server was named by PREFECT_API_URL and is not ours to stop."""
+    """False: PREFECT_API_URL names the Prefect server, and `down` does not stop it."""
     own_mlflow: bool = True
+    """The same for MLFLOW_TRACKING_URI."""
     store_secret: str = ""
-    """The Prefect block that holds the store's credentials; empty: they are in the environment."""
+    """Prefect block with the store's credentials; empty: they are in the environment."""
     processes: tuple[Process, ...] = ()
     deployed: str = ""
-    """Digest of what was registered with the server last."""
+    """Digest of the last registration at the Prefect server."""
     auth_digest: str = ""
-    """Of the auth string that the servers were started with; empty: of none."""
+    """Digest of the servers' auth string; empty: they have none."""
     ready: bool = False
-    """Everything but MLflow was seen working."""
+    """Every part but MLflow has been checked and works."""
 
     @property
     def ui_url(self) -> str:
         return self.prefect_url.removesuffix("/api")
 
     def process(self, name: str) -> Process | None:
-        """The process of this name, when it lives."""
+        """Return the process of this name if it runs."""
         return next(
             (process for process in self.processes if process.name == name and is_alive(process)),
             None,
         )
 
     def with_process(self, started: Process) -> "Stack":
+        """Return the stack with this process in place of the one of the same name."""
         others = tuple(process for process in self.processes if process.name != started.name)
         return replace(self, processes=(*others, started))
 
 
 def load(home: Home) -> Stack | None:
-    """The recorded stack, whether it lives or not; None without a readable record."""
+    """Return the recorded stack, running or not; None without a readable record."""
     try:
-        body = json.loads(home.record.read_text())
+        with open(home.record, opener=open_regular) as file:
+            body = json.load(file)
         if body.pop("format") != FORMAT:
             return None
         processes = tuple(Process(**process) for process in body.pop("processes"))
-        found = Stack(processes=processes, **body)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None  # absent, cut short or from another version: nothing to go by, the sweep finds what is left
-    sound = _has_types(found) and all(
-        _has_types(one) and 0 < one.pid <= PID_MAX for one in processes
+        stack = Stack(processes=processes, **body)
+    except (ConfigError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None  # absent, damaged or of another release; processes are found by their mark
+    is_valid = _has_types(stack) and all(
+        _has_types(process) and 0 < process.pid <= PID_MAX for process in processes
     )
-    return found if sound else None
+    return stack if is_valid else None
 
 
 def exists(home: Home) -> bool:
-    """Whether there is a record, readable or not."""
+    """Return whether there is a record, readable or not."""
     return os.path.lexists(home.record)
 
 
-def _has_types(one: Stack | Process) -> bool:
-    """Whether every plain field holds what its annotation says."""
-    wanted = {
-        field.name: field.type for field in fields(one) if field.type in (str, bool, int, float)
+def _has_types(record: Stack | Process) -> bool:
+    """Return whether every plain field has the type of its annotation."""
+    types = {
+        field.name: field.type for field in fields(record) if field.type in (str, bool, int, float)
     }
-    return all(type(getattr(one, name)) is kind for name, kind in wanted.items())
+    return all(type(getattr(record, name)) is kind for name, kind in types.items())
 
 
 def save(home: Home, stack: Stack) -> Stack:
-    written = home.record.with_suffix(".tmp")
-    with open(written, "w", opener=open_private) as file:
+    """Write the record; return the stack."""
+    with open(home.new_record, "w", opener=open_private) as file:
         json.dump({"format": FORMAT, **asdict(stack)}, file, indent=2)
-    os.replace(written, home.record)
+    os.replace(home.new_record, home.record)
     return stack
 
 
-def forget(home: Home) -> None:
+def delete(home: Home) -> None:
+    """Delete the record."""
     home.record.unlink(missing_ok=True)

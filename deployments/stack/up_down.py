@@ -1,26 +1,26 @@
-"""The local stack: a Prefect server, an MLflow server, and one Prefect worker for each work pool,
-as plain processes.
+"""Start and stop the local stack: the Prefect and MLflow servers and one worker per work pool.
 
-    up:    server ─▶ (healthy) ─▶ pools ─▶ workers ─▶ deployments ─▶ (workers online)     MLflow starts beside all of it
-    down:  cancel flow runs ─▶ workers, MLflow ─▶ server ─▶ whatever else carries the stack's mark
+    up:    server ─▶ (healthy) ─▶ pools ─▶ workers ─▶ deployments ─▶ (workers online)
+           MLflow starts in parallel
+    down:  cancel flow runs ─▶ workers, MLflow ─▶ server ─▶ other processes with the stack's mark
 
 Both are idempotent, and only one of them runs at a time. With PREFECT_API_URL set, the server is
-somebody else's and only the rest is started here; with MLFLOW_TRACKING_URI set, so is MLflow.
+external and not started or stopped here; the same holds for MLflow with MLFLOW_TRACKING_URI.
 """
 
-import fcntl
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from deployments.paths import Home, open_private
+from filelock import FileLock, Timeout
+
+from deployments.paths import Home
 from deployments.registration import deployments, flow_runs
 from deployments.servers import auth, prefect_toml
 from deployments.stack import environment, processes, readiness, state
-from deployments.stack.plan import living, plan
+from deployments.stack.plan import if_running, plan
 from deployments.stack.processes import Process, is_alive
 from deployments.stack.startup import Say, bring_up
 from deployments.stack.state import MLFLOW, SERVER, Stack
@@ -32,122 +32,112 @@ from storage.store.object_store import ObjectStore
 from tasks.monitoring.status_schema import RunSummary
 
 LOCK_TIMEOUT_S = 1800.0
-"""Starting takes minutes on a busy machine; the lock of a command that died is free at once."""
+"""Starting takes minutes on a busy machine. The lock is released when its process ends."""
 STOP_GRACE_S = 10.0
 DRAIN_GRACE_S = 45.0
-ANSWER_PATIENCE_S = 20.0
-"""A Prefect server that neither answers nor works for so long is not asked to cancel its flow runs.
-"""
-ANSWER_CPU_S = 60.0
-"""The same for one that has used so much CPU time without an answer."""
+RESPONSE_STALL_LIMIT_S = 20.0
+"""A Prefect server without a response or progress for this time gets no request to cancel."""
+RESPONSE_CPU_LIMIT_S = 60.0
+"""The same for one that has used this CPU time without a response."""
 
 
 def up(home: Home, say: Say = print, wait_for_mlflow: bool = True) -> Stack:
-    """Brings up what does not run, and returns when flow runs can be started.
+    """Start the parts that do not run; return when flow runs can be started.
 
-    Raises ConfigError, with the end of a log where there is one, when a part cannot start; what
-    this call had started is then stopped again.
+    Raises ConfigError, with the end of a log where there is one, when a part cannot start. The
+    processes that this call has started are then stopped.
     """
+    environment.refuse_bad_addresses()
     home.create()
+    home.refuse_irregular_files()
     with _locked(home, say):
         auth.create(home)
-        standing = state.load(home)
-        alive = living(standing)
-        if not _keys_come_later(alive):
+        recorded = state.load(home)
+        alive = if_running(recorded)
+        if not _has_late_credentials(alive):
             object_store.check_store(environment.open_store(home, alive))
         if alive is None:
-            _stop_strays(home, say)
-        wanted = plan(home, standing)
-        if standing is not None:
-            processes.stop(
-                [old for old in standing.processes if old not in wanted.processes], STOP_GRACE_S
-            )
+            _stop_unrecorded(home, say)
+        planned = plan(home, recorded)
+        if recorded is not None:
+            old = [process for process in recorded.processes if process not in planned.processes]
+            processes.stop(old, STOP_GRACE_S)
         try:
-            return bring_up(home, wanted, say, wait_for_mlflow)
+            return bring_up(home, planned, say, wait_for_mlflow)
         except BaseException:
-            started = [
-                one for one in (state.load(home) or wanted).processes if one not in wanted.processes
-            ]
+            current = (state.load(home) or planned).processes
+            started = [process for process in current if process not in planned.processes]
             processes.stop(started, STOP_GRACE_S)
-            state.save(home, wanted)
+            state.save(home, planned)
             raise
 
 
 def down(home: Home, say: Say = print) -> None:
-    """Ends active flow runs and stops every process of the stack. Whatever fails on the way, the
-    processes are stopped; what failed is raised at the end as one AstraFlowError, and what survived
-    as a ConfigError.
+    """End active flow runs and stop every process of the stack.
+
+    A failure does not keep the processes from being stopped. Raises AstraFlowError at the end with
+    every failure, and ConfigError with the processes that still run.
     """
-    failed: list[str] = []
-    with _noting("making the home's folders", failed):
+    failures: list[str] = []
+    with _collecting("creating the home's folders", failures):
         home.create()
-    with ExitStack() as held:
-        with _noting("taking the lock", failed, but=(ConfigError, KeyboardInterrupt)):
-            held.enter_context(_locked(home, say))
+    with ExitStack() as lock:
+        with _collecting("taking the lock", failures, but=(ConfigError, KeyboardInterrupt)):
+            lock.enter_context(_locked(home, say))
         stack = state.load(home)
         if stack is None and state.exists(home):
-            failed.append(
+            failures.append(
                 f"reading {home.record}: it is damaged, so no run was cancelled; processes are "
                 "found by their mark"
             )
         if stack is not None:
-            with _noting("saying in the record that the stack goes down", failed):
-                state.save(home, replace(stack, ready=False))  # nobody counts on it from here on
-            with _noting("cancelling flow runs", failed):
+            with _collecting("recording that the stack is not ready", failures):
+                state.save(home, replace(stack, ready=False))
+            with _collecting("cancelling flow runs", failures):
                 environment.adopt(settings(home, stack))
-                failed += _end_flow_runs(stack, say)
-            with _noting("stopping the processes of the record", failed):
+                failures += _end_flow_runs(stack, say)
+            with _collecting("stopping the processes of the record", failures):
                 _stop_in_order(stack)
-        stray = processes.sweep(str(home.root), STOP_GRACE_S)
-        if left := processes.marked(str(home.root)):
-            pids = ", ".join(str(process.pid) for process in left)
-            raise ConfigError(
-                "; ".join(
-                    [
-                        *failed,
-                        f"these processes of the stack could not be stopped: {pids}; kill them by "
-                        "hand",
-                    ]
-                )
-            )
-        with _noting(f"removing {home.prefect_toml}", failed):
+        unrecorded = processes.sweep(str(home.root), STOP_GRACE_S)
+        if alive := processes.marked(str(home.root)):
+            pids = ", ".join(str(process.pid) for process in alive)
+            remaining = f"these processes of the stack could not be stopped: {pids}; kill them"
+            raise ConfigError("; ".join([*failures, remaining]))
+        with _collecting(f"deleting {home.prefect_toml}", failures):
             prefect_toml.remove(home.prefect_toml)
-        with _noting(f"removing {home.auth}", failed):
-            home.auth.unlink(
-                missing_ok=True
-            )  # a page that is still open goes on sending it, to whoever takes the port
-        with _noting(f"removing {home.record}", failed):
-            state.forget(home)
-    nothing = not stray and (stack is None or not stack.processes)
-    if failed:
+        with _collecting(f"deleting {home.auth}", failures):
+            # an open page still sends it, to any process that takes the port
+            home.auth.unlink(missing_ok=True)
+        with _collecting(f"deleting {home.record}", failures):
+            state.delete(home)
+    nothing = not unrecorded and (stack is None or not stack.processes)
+    if failures:
         raise AstraFlowError(
-            "no process of the stack is left running, but this failed: " + "; ".join(failed)
+            "no process of the stack is running any more, but this failed: " + "; ".join(failures)
         )
-    say("nothing was running" if nothing else "the stack is down; nothing is left running")
+    say("nothing was running" if nothing else "the stack is down; none of its processes runs")
 
 
 @contextmanager
-def _noting(
-    doing: str, failed: list[str], but: tuple[type[BaseException], ...] = ()
+def _collecting(
+    action: str, failures: list[str], but: tuple[type[BaseException], ...] = ()
 ) -> Iterator[None]:
-    """Notes what fails in the block, also a Ctrl-C, and goes on, but for errors of the kind
-    `but`.
-    """
+    """Append an error of the block, or a Ctrl-C, to `failures`; raise only those in `but`."""
     try:
         yield
     except but:
         raise
-    except (Exception, KeyboardInterrupt) as error:  # whatever it is, the processes must be stopped
-        told = (
+    except (Exception, KeyboardInterrupt) as error:  # the processes must be stopped all the same
+        message = (
             str(error)
             if isinstance(error, AstraFlowError)
             else f"{type(error).__name__} {error}".rstrip()
         )
-        failed.append(f"{doing}: {told}")
+        failures.append(f"{action}: {message}")
 
 
 def running(home: Home) -> Stack | None:
-    """The stack, if it was seen ready and all of its processes live."""
+    """Return the stack if it became ready and all of its processes run."""
     stack = state.load(home)
     return (
         stack if stack is not None and stack.ready and all(map(is_alive, stack.processes)) else None
@@ -155,13 +145,14 @@ def running(home: Home) -> Stack | None:
 
 
 def settings(home: Home, stack: Stack) -> dict[str, str]:
-    """What a command adopts to speak to the stack's processes."""
+    """Return the environment variables with which a command uses the stack."""
     return environment.of_stack(home, stack, {})
 
 
-def _keys_come_later(alive: Stack | None) -> bool:
-    """Whether the store's credentials are on a server that is yet to start; the first run then
-    checks the store.
+def _has_late_credentials(alive: Stack | None) -> bool:
+    """Return whether the store's credentials are on a server that does not run yet.
+
+    The first run then checks the store.
     """
     own = environment.given("PREFECT_API_URL") is None and (alive is None or alive.own_server)
     return (
@@ -172,9 +163,10 @@ def _keys_come_later(alive: Stack | None) -> bool:
 
 
 def _end_flow_runs(stack: Stack, say: Say) -> list[str]:
-    """On our own server every run is cancelled; returns what could not be. On somebody else's, only
-    the processes on this machine are asked to leave: the runs belong to others too, and their
-    supervisors replace what was here.
+    """Cancel every run on our own server; return the failures.
+
+    On an external server only the processes on this machine are stopped: other machines take part
+    in the runs, and the supervisors replace the stopped members.
     """
     workers = _workers(stack)
     if not stack.own_server:
@@ -182,28 +174,31 @@ def _end_flow_runs(stack: Stack, say: Say) -> list[str]:
         return []
     server = stack.process(SERVER)
     if server is None:
-        return _uncancelled(stack, "the Prefect server is gone")
+        return _uncancelled(stack, "the Prefect server is not running")
     try:
-        answers = partial(readiness.answers, f"{stack.prefect_url}/health")
+        responds = partial(readiness.responds, f"{stack.prefect_url}/health")
         readiness.wait_until(
-            answers, "the Prefect server", server, say, ANSWER_PATIENCE_S, ANSWER_CPU_S
+            responds,
+            "the Prefect server",
+            server,
+            say,
+            RESPONSE_STALL_LIMIT_S,
+            RESPONSE_CPU_LIMIT_S,
         )
-        cancelled, left = flow_runs.cancel_all(
+        cancelled, active = flow_runs.cancel_all(
             stack.prefect_url, deployments.TAG, processes_alive=bool(workers)
         )
     except ConfigError as error:
-        return _uncancelled(stack, f"the Prefect server does not answer as it should ({error})")
+        return _uncancelled(stack, f"the Prefect server does not respond ({error})")
     if cancelled:
-        say(
-            f"cancelled {cancelled} flow runs"
-            + (f"; {left} did not end in time and are killed" if left else "")
-        )
+        timed_out = f"; {active} did not end in time and are killed" if active else ""
+        say(f"cancelled {cancelled} flow runs{timed_out}")
     return []
 
 
-def _uncancelled(stack: Stack, why: str) -> list[str]:
-    """A sentence that names the runs that are about to be killed without having been cancelled, as
-    far as the store has them; nothing where there are none.
+def _uncancelled(stack: Stack, reason: str) -> list[str]:
+    """Return an error message with the stored runs that are killed without being cancelled; nothing
+    where there are none.
     """
     from tasks.monitoring import status
 
@@ -211,25 +206,25 @@ def _uncancelled(stack: Stack, why: str) -> list[str]:
         store = replace(
             object_store.open_store(stack.store_url), patience_s=object_store.CHECK_PATIENCE_S
         )
-        going = [
+        active = [
             run.run_id
             for run in status.runs(store)
-            if run.state in ("starting", "running") or _works_here(store, run)
+            if run.state in ("starting", "running") or _has_local_supervisor(store, run)
         ]
     except AstraFlowError as error:
-        return [f"{why}, and the store does not tell its runs ({error}): no run was cancelled"]
-    if not going:
+        return [f"{reason}, and the store's runs cannot be listed ({error}): no run was cancelled"]
+    if not active:
         return []
     return [
-        f"{why}, so these runs are stopped without being cancelled and will show as interrupted: "
-        f"{', '.join(going)}; "
-        "started again with the same run ids they go on"
+        f"{reason}, so these runs are stopped without being cancelled and will be shown as "
+        f"interrupted: {', '.join(active)}; start them again with the same run ids to resume them"
     ]
 
 
-def _works_here(store: ObjectStore, run: RunSummary) -> bool:
-    """Whether the supervisor of a run that seems interrupted lives on this machine: one that gets
-    too little CPU time to beat is slow, and not gone.
+def _has_local_supervisor(store: ObjectStore, run: RunSummary) -> bool:
+    """Return whether the supervisor of a run that is shown as interrupted runs on this machine.
+
+    Under load a supervisor may get too little CPU time for its heartbeats.
     """
     if run.state != "interrupted":
         return False
@@ -241,47 +236,50 @@ def _works_here(store: ObjectStore, run: RunSummary) -> bool:
     )
 
 
-def _stop_strays(home: Home, say: Say) -> None:
-    """Stops what a stack left running whose record was lost or broken."""
+def _stop_unrecorded(home: Home, say: Say) -> None:
+    """Stop the processes of a previous stack whose record is lost or damaged."""
     if stopped := processes.sweep(str(home.root), STOP_GRACE_S):
         say(
-            f"{home.record} knows none of these processes of a stack before; stopped them, and "
-            "whatever runs they served:"
+            f"stopped these processes of a previous stack, which {home.record} does not list, and "
+            "the runs that they served:"
         )
-        for words in stopped:
-            say(f"  {words}")
+        for description in stopped:
+            say(f"  {description}")
 
 
 def _stop_in_order(stack: Stack) -> None:
-    """A worker that is asked to leave kills its flow runs, so their turn has come before; the
-    server hears of all that.
+    """Stop the workers and MLflow, then the Prefect server, which records the workers' last states.
+
+    A worker that is stopped kills its flow runs, which therefore are cancelled before.
     """
     processes.stop([process for process in stack.processes if process.name != SERVER], STOP_GRACE_S)
     processes.stop([process for process in stack.processes if process.name == SERVER], STOP_GRACE_S)
 
 
 def _workers(stack: Stack) -> list[Process]:
-    return [one for one in stack.processes if one.name not in (SERVER, MLFLOW) and is_alive(one)]
+    return [
+        process
+        for process in stack.processes
+        if process.name not in (SERVER, MLFLOW) and is_alive(process)
+    ]
 
 
 @contextmanager
 def _locked(home: Home, say: Say) -> Iterator[None]:
-    """One `up` or `down` of a home at a time; the lock ends with the process that holds it."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    told = False
-    with open(home.lock, "w", opener=open_private) as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"another `astraflow up` or `down` holds {home.lock} for "
-                        f"{LOCK_TIMEOUT_S:.0f} s now; end it"
-                    ) from None
-            if not told:
-                say("waiting for another `astraflow up` or `down`")
-                told = True
-            time.sleep(readiness.POLL_S)
+    """Allow one `up` or `down` of a home at a time."""
+    lock = FileLock(home.lock, mode=0o600)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say("waiting for another `astraflow up` or `down`")
+        try:
+            lock.acquire(timeout=LOCK_TIMEOUT_S)
+        except Timeout:
+            raise ConfigError(
+                f"another `astraflow up` or `down` has had the lock {home.lock} for "
+                f"{LOCK_TIMEOUT_S:.0f} s; end it"
+            ) from None
+    try:
         yield
+    finally:
+        lock.release()

@@ -114,7 +114,7 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: L
 
     never = laptop.start("never", *SLOWLY)
     said = laptop.astraflow("cancel", "never")
-    assert (said.returncode, said.stdout) == (0, "never is cancelled before it began\n")
+    assert (said.returncode, said.stdout) == (0, "never is cancelled; it had not started\n")
     assert laptop.wait_for_end(never) == "Cancelled"
     assert not laptop.run_folder("never").exists(layout.batch("solver", 1)), (
         "its process may have begun meanwhile, and has left"

@@ -1,10 +1,11 @@
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from deployments.paths import Home, open_private
+from deployments.paths import Home, open_private, open_regular
 from storage.errors import ConfigError
 
 
@@ -73,3 +74,39 @@ def test_a_private_file_is_private_whatever_the_umask_and_the_mode_before(tmp_pa
             assert _mode(tmp_path / name) == 0o600
     finally:
         os.umask(before)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["auth", "stack.json", "stack.lock", "stack.tmp", "bf16", "prefect.toml", "logs/mlflow.log"],
+)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_a_folder_in_the_place_of_a_file_is_refused_by_name(
+    make: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.refuse_irregular_files()
+    make(home.root / name)
+    with pytest.raises(ConfigError) as raised:
+        home.refuse_irregular_files()
+    assert str(raised.value) == (
+        f"{home.root / name} is not a regular file, and the stack keeps a file there; delete it"
+    )
+
+
+@pytest.mark.parametrize(
+    "flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_APPEND]
+)
+@pytest.mark.parametrize("opener", [open_regular, open_private])
+def test_a_pipe_is_never_waited_for(
+    opener: Callable[[Path, int], int], flags: int, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match=f"{pipe} is not a regular file"):
+        opener(pipe, flags)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(ConfigError, match=f"{pipe} is not a regular file"):
+        opener(pipe, flags)
+    os.close(reader)

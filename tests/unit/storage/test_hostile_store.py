@@ -70,13 +70,13 @@ def test_a_tokenizer_that_is_none_leaves_the_report_its_numbers() -> None:
     assert decoder(made.run, "solver")(7) == "⟨7⟩"
 
 
-def test_a_link_in_the_folder_of_an_export_is_replaced(tmp_path: Path) -> None:
+def test_a_link_in_the_folder_of_an_export_is_never_written_through(tmp_path: Path) -> None:
     made = SmallRun("hostile-link")
     made.version("solver", 0, {"config.json": b"{}"})
     (tmp_path / "theirs").write_bytes(b"theirs")
-    (tmp_path / "out").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "out" / name).symlink_to(tmp_path / "theirs")
+    export_model(made.run, "solver", 0, tmp_path / "out")
+    (tmp_path / "out" / "config.json").unlink()
+    (tmp_path / "out" / "config.json").symlink_to(tmp_path / "theirs")
     export_model(made.run, "solver", 0, tmp_path / "out")
     assert (tmp_path / "theirs").read_bytes() == b"theirs"
     assert (tmp_path / "out" / "config.json").read_bytes() == b"{}"

@@ -1,10 +1,12 @@
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from storage.errors import ConfigError
+from storage.errors import ConfigError, CorruptError
+from tasks import export_folder
 from tasks.export import export_model
 from tests.small_run import SmallRun
 
@@ -18,7 +20,7 @@ def test_an_exported_folder_holds_the_weights_of_its_version_and_the_base_models
     assert export_model(made.run, "solver", None, tmp_path / "out") == 1
     assert (tmp_path / "out" / "config.json").read_bytes() == b'{"model_type": "qwen3"}'
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
-        assert file.metadata() == {"format": "pt"}
+        assert file.metadata() == {"format": "pt", "written_by": "astraflow export"}
         assert file.keys() == ["w"]
         assert file.get_tensor("w").view(dtype=torch.int16).tolist() == [1, 2]
 
@@ -38,3 +40,51 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         export_model(made.run, "solver", 0, tmp_path / "file")
+
+
+def test_an_earlier_export_is_replaced_and_leaves_no_other_file(tmp_path: Path) -> None:
+    made = SmallRun("export-again")
+    made.version("solver", 0, {"config.json": b"{}"})
+    out = tmp_path / "out"
+    out.mkdir()
+    assert export_model(made.run, "solver", 0, out) == 0
+    (out / "config.json").write_text("changed")
+    (out / ".astraflow-killed").mkdir()  # of an export that was killed
+    assert export_model(made.run, "solver", 0, out) == 0
+    assert (out / "config.json").read_bytes() == b"{}"
+    assert sorted(os.listdir(out)) == [".astraflow-killed", "config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "config.json", "model.safetensors"])
+def test_a_folder_with_a_file_that_no_export_has_written_is_refused_and_not_changed(
+    name: str, tmp_path: Path
+) -> None:
+    made = SmallRun(f"export-foreign-{name}")
+    made.version("solver", 0, {"config.json": b"{}"})
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=f"{tmp_path} contains {name}, which .* new or an empty"):
+        export_model(made.run, "solver", 0, tmp_path)
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_file_beside_an_earlier_export_is_refused_by_name(tmp_path: Path) -> None:
+    made = SmallRun("export-beside")
+    made.version("solver", 0)
+    export_model(made.run, "solver", 0, tmp_path)
+    for name in ("b.txt", "a.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"contains a\.txt and 1 other files, which an export"):
+        export_model(made.run, "solver", 0, tmp_path)
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_write_that_fails_leaves_no_part_of_an_export(exists: bool, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    if exists:
+        out.mkdir(parents=True)
+    files = {"config.json": b"{}", "x" * 300: b"", "model.safetensors": b""}
+    with pytest.raises((OSError, CorruptError)):
+        export_folder.write(out, files)
+    assert out.exists() == exists
+    assert not exists or os.listdir(out) == []

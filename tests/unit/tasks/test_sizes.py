@@ -6,12 +6,13 @@ from tasks.sizes import spelled
 @pytest.mark.parametrize(
     ("num_bytes", "words"),
     [
-        (0, "0 B"),
-        (999, "999 B"),
+        (0, "0 bytes"),
+        (999, "999 bytes"),
         (1000, "1.0 kB"),
-        (245_832, "246 kB"),
+        (245_832, "245.8 kB"),
         (12_345_678, "12.3 MB"),
         (28e9, "28.0 GB"),
+        (3e12, "3.0 TB"),
     ],
 )
 def test_numbers_of_bytes_are_short(num_bytes: float, words: str) -> None:

@@ -163,7 +163,7 @@ def test_without_a_name_the_newest_run_that_can_be_read_is_meant(store: ObjectSt
     said = call("status", "--json")
     assert json.loads(said.stdout)["run_id"] == "good"
     assert said.stderr.startswith(
-        "the run bad is left out, because it cannot be read: run.json is not JSON"
+        "the run bad is skipped, because it cannot be read: run.json is not JSON"
     )
 
 
@@ -307,11 +307,11 @@ def test_a_damaged_manifest_leaves_the_other_versions(store: ObjectStore) -> Non
     ]
     assert (
         said.stderr.count(
-            "left out, because it cannot be read: weights/solver/00000000/manifest.json is not JSON"
+            "skipped, because it cannot be read: weights/solver/00000000/manifest.json is not JSON"
         )
         == 1
     )
-    assert said.stderr.count("left out, because it cannot be read: tags/best.json is not JSON") == 1
+    assert said.stderr.count("skipped, because it cannot be read: tags/best.json is not JSON") == 1
     assert call("report", "bad").exit_code == 0
     refused = call("gc", "bad")
     assert (

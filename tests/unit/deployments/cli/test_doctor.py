@@ -56,7 +56,7 @@ def test_a_home_that_others_may_read_fails_until_it_is_closed(home: Home) -> Non
     check = doctor._private(home)
     assert (check.verdict, check.found) == ("fail", f"other users have access to {home.logs}")
     home.create()
-    assert doctor._private(home).found == f"{home.root} is its owner's only"
+    assert doctor._private(home).found == f"only you have access to {home.root}"
 
 
 def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
@@ -74,7 +74,7 @@ def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
             ready=True,
         ),
     )
-    assert doctor._private(home).found == f"the stack runs, and {home.auth} is missing"
+    assert doctor._private(home).found == f"the stack is running, but {home.auth} is missing"
     auth.create(home)
     assert doctor._private(home).verdict == "ok"
     home.auth.write_text("")
@@ -88,7 +88,7 @@ def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(
     assert [(check.name, check.verdict) for check in doctor._addresses()] == [
         ("PREFECT_API_URL", "fail")
     ]
-    assert doctor._prefect(home).found == f"http://{HOST}:1/api is not asked"
+    assert doctor._prefect(home).found == f"http://{HOST}:1/api was not checked"
 
 
 @pytest.mark.parametrize("url", ["http://[", "\x1b[2J", "http://\u202e/api", "nonsense"])
@@ -97,7 +97,7 @@ def test_an_address_that_is_none_fails_and_is_not_asked(
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
     assert doctor._prefect(home) == doctor.Check(
-        "prefect", "fail", f"{url} is not asked", "see PREFECT_API_URL"
+        "prefect", "fail", f"{url} was not checked", "see PREFECT_API_URL"
     )
     (check,) = doctor._addresses()
     assert check.found == (
@@ -120,3 +120,14 @@ def test_a_missing_store_url_fails_with_the_variable_to_correct(
     monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
     check = doctor._store(home)
     assert (check.verdict, check.fix) == ("fail", "correct ASTRAFLOW_STORE or its credentials")
+
+
+def test_a_store_in_a_home_that_does_not_exist_yet_is_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASTRAFLOW_STORE", raising=False)
+    home = Home(tmp_path / "home")
+    assert doctor._store(home) == doctor.Check(
+        "store", "ok", f"`astraflow up` creates {home.store}"
+    )
+    assert not home.root.exists()

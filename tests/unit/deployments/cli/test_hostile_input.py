@@ -340,7 +340,7 @@ def test_a_home_that_can_be_no_folder_is_one_sentence(
     assert is_a_sentence(said)
     assert said.exit_code == 2
     assert said.stderr.startswith("ASTRAFLOW_HOME=")
-    assert "can be no folder (" in said.stderr
+    assert "cannot be a folder (" in said.stderr
     assert said.stderr.endswith("; name a writable one\n")
     assert len(said.stderr) < 500
 
@@ -448,8 +448,7 @@ def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_wa
     said = call("report", "tiny-1", "--out", pipe)
     assert (said.exit_code, said.stderr) == (
         2,
-        "pipe cannot be written (No such device or address); name a file in a folder that can hold "
-        "it\n",
+        "pipe cannot be written (No such device or address); name a file in a writable folder\n",
     )
     reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
     while call("report", "tiny-1", "--out", pipe).exit_code:
@@ -490,8 +489,7 @@ def test_a_full_disk_is_named_with_the_file(run: Path) -> None:
     said = call("report", "tiny-1", "--out", "/dev/full")
     assert (said.exit_code, said.stderr) == (
         2,
-        "/dev/full cannot be written (No space left on device); name a file in a folder that can "
-        "hold it\n",
+        "/dev/full cannot be written (No space left on device); name a file in a writable folder\n",
     )
 
 
@@ -531,3 +529,94 @@ def test_as_many_values_as_are_allowed_are_read_and_one_more_is_not() -> None:
     assert len(read("\n".join(f"k{number}: 1" for number in range(most)), "t").lines) == most
     with pytest.raises(ConfigError, match=f"t, line {most + 1}: more than 10,000 values"):
         read("\n".join(f"k{number}: 1" for number in range(most + 1)), "t")
+
+
+@pytest.mark.parametrize("name", ["auth", "stack.json", "stack.lock", "logs/worker-control.log"])
+@pytest.mark.parametrize("command", ["up", "run"])
+def test_a_pipe_in_the_place_of_a_file_of_the_home_is_named_and_not_waited_for(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / "logs").mkdir(parents=True)
+    os.mkfifo(home / name)
+    monkeypatch.setenv("ASTRAFLOW_HOME", str(home))
+    said = call(command)
+    assert (said.exit_code, said.stderr) == (
+        2,
+        f"{home / name} is not a regular file, and the stack keeps a file there; delete it\n",
+    )
+
+
+TRACKING = {
+    "nonsense": "it has no scheme",
+    "mlflow.example": "it has no scheme",
+    "./mlruns": "it has no scheme",
+    "ftp://x": "MLflow has no scheme 'ftp'",
+    "mlflow.example:5000": "MLflow has no scheme 'mlflow.example'",
+    "http://": "host or port is missing or wrong",
+    "http:x": "host or port is missing or wrong",
+    "https://a b": "host or port is missing or wrong",
+    "http://127.0.0.1:99999": "host or port is missing or wrong",
+    "http://[": "host or port is missing or wrong",
+    "file:///\x1b[2J": "it contains control characters",
+}
+
+
+@pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("up",)])
+@pytest.mark.parametrize("uri", TRACKING)
+def test_an_address_of_mlflow_that_cannot_be_used_is_refused_before_anything_starts(
+    command: tuple[str, ...], uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    said = call(*command)
+    shown = uri.replace("\x1b", "")
+    assert (said.exit_code, said.stderr) == (
+        2,
+        f"MLFLOW_TRACKING_URI={shown} is not an address of MLflow ({TRACKING[uri]}); write it as "
+        "http://HOST:5000, or unset it to use a local server\n",
+    )
+
+
+@pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("up",)])
+def test_an_address_of_mlflow_with_a_password_is_refused_before_anything_starts(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@mlflow.example")
+    said = call(*command)
+    assert is_a_sentence(said)
+    assert said.stderr.startswith(
+        "MLFLOW_TRACKING_URI holds a credential beside the address http://mlflow.example, "
+    )
+
+
+USAGE_ERRORS = (
+    ("run", "--\x1b[2Jx"),
+    ("run", "a", "http://me:secret@host/x"),
+    ("run", "--detach", "--http://me:secret@host"),
+    ("run", "--" + "x" * 100_000),
+    ("run", "a", "x" * 250 + " http://me:secret" + "x" * 100 + "@host"),
+    ("run", "a", "http://me:secret" + "x" * 2_000 + "@host"),
+    ("gc", "x", "--last", "\x1b[2J"),
+    ("\x1b[2J",),
+    ("x" * 100_000,),
+    ("runs", *["y"] * 5_000),
+)
+
+
+@pytest.mark.parametrize("arguments", USAGE_ERRORS, ids=range(len(USAGE_ERRORS)))
+def test_wrong_arguments_are_repeated_without_escape_sequences_credentials_or_end(
+    arguments: tuple[str, ...],
+) -> None:
+    said = call(*arguments)
+    assert said.exit_code == 2
+    assert is_a_sentence(said)
+    assert len(said.stderr) < 500
+    assert re.search(r"; see `\S+( run| gc| runs)? --help`\n$", said.stderr)
+
+
+def test_an_address_in_any_error_is_printed_without_its_password() -> None:
+    said = call("run", "a", "see s3://key:secret@bucket, (https://me:secret@host/path)")
+    assert said.stderr == (
+        "Got unexpected extra argument(s) (see s3://bucket, (https://host/path)); see "
+        "`root run --help`\n"
+    )

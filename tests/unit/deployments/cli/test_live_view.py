@@ -144,7 +144,7 @@ def test_what_crossed_is_told_in_a_line_for_each_region() -> None:
     assert live_view.traffic_lines(_status().model_copy(update={"regions": regions})) == [
         "us-east: 12.1 MB of weights from home, 48.4 MB from its mirror, 12.0 MB copied into the "
         "mirror; 3.2 MB of shards",
-        "eu-west: 60.0 MB of weights from home; 0 B of shards",
+        "eu-west: 60.0 MB of weights from home; 0 bytes of shards",
     ]
 
 

@@ -54,7 +54,7 @@ def test_a_mistake_in_a_recipe_file_names_file_and_line(tmp_path: Path) -> None:
 def test_an_unknown_deployment_of_ours_is_told_the_known_ones_before_anything_starts() -> None:
     with pytest.raises(
         ConfigError,
-        match="there is no deployment nope; name multi-policy, single-policy, nightly, or one",
+        match="there is no deployment nope; name multi-policy, single-policy, nightly, or your own",
     ):
         run_launcher.prepare("nope", None, [], None)
 
@@ -75,7 +75,7 @@ def test_a_stack_that_runs_with_another_store_refuses_the_run(
     )
     state.save(home, up)
     monkeypatch.setenv("ASTRAFLOW_STORE", str(tmp_path / "elsewhere"))
-    with pytest.raises(ConfigError, match=r"ASTRAFLOW_STORE now asks for .*elsewhere"):
+    with pytest.raises(ConfigError, match=r"ASTRAFLOW_STORE is now .*elsewhere"):
         run_launcher.start(home, run_launcher.prepare("multi-policy", None, [], None), print)
 
 
@@ -204,7 +204,7 @@ def test_a_check_that_takes_long_says_every_few_seconds_where_it_is(
 ) -> None:
     now_s, said = [0.0], list[str]()
     monkeypatch.setattr(run_launcher.time, "monotonic", lambda: now_s[0])
-    tell = run_launcher._told(said.append)
+    tell = run_launcher._progress_printer(said.append)
     for second in range(12):
         now_s[0] = float(second)
         tell("shards", second / 12)

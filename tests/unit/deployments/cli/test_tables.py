@@ -49,11 +49,11 @@ def test_the_json_of_a_verdict_has_the_documented_fields() -> None:
 
 
 def test_a_clean_verdict_is_one_line() -> None:
-    assert tables.verdict_words(_verdict()) == (
+    assert tables.verdict_line(_verdict()) == (
         "clean: 12 orders, 11 shards, 1,416 sequences; solver 384 trained, 20 filtered, 5 expired, "
         "7 waiting"
     )
-    assert tables.verdict_words(_verdict(Violation(Invariant.CONTIGUOUS, "a", "b"))).startswith(
+    assert tables.verdict_line(_verdict(Violation(Invariant.CONTIGUOUS, "a", "b"))).startswith(
         "1 violations: "
     )
 

@@ -58,7 +58,7 @@ def test_a_server_that_refuses_is_told_with_the_variables_to_set(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "astraflow:wrong")
-    refusal = r"refuses this command \(401\); set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY"
+    refusal = r"refuses this command \(401\); set PREFECT_API_AUTH_STRING or PREFECT_API_KEY"
     with pytest.raises(ConfigError, match=refusal), connected(server) as client:
         client.read_work_pools()
 

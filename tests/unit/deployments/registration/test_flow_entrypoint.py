@@ -11,7 +11,8 @@ def test_only_the_owner_may_read_what_a_flow_run_prints(tmp_path: Path) -> None:
         f"path = pathlib.Path({str(log)!r}); "
     )
     subprocess.run(
-        [sys.executable, "-c", f"{code}flow_entrypoint._print_into(path); print(1)"], check=True
+        [sys.executable, "-c", f"{code}flow_entrypoint._redirect_output(path); print(1)"],
+        check=True,
     )
     assert log.read_text() == "1\n"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600

@@ -36,7 +36,7 @@ def test_only_the_owner_may_read_the_secret(home: Home) -> None:
 
 def test_no_secret_is_written_through_a_link(home: Home, tmp_path: Path) -> None:
     home.auth.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=f"{home.auth} is a link that leads nowhere; delete it"):
+    with pytest.raises(ConfigError, match=f"{home.auth} is a link to a missing file; delete it"):
         auth.create(home)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -49,7 +49,7 @@ def test_a_secret_that_another_user_made_is_refused(
     monkeypatch.setattr(os, "geteuid", lambda: another)
     with pytest.raises(ConfigError, match=f"{home.auth} belongs to another user; delete it"):
         auth.create(home)
-    assert auth.known(home) == ""
+    assert auth.read_or_empty(home) == ""
 
 
 def test_a_home_without_a_secret_has_none(home: Home) -> None:
@@ -64,7 +64,7 @@ def test_a_damaged_secret_is_told_with_what_to_do(home: Home, body: bytes) -> No
     ):
         auth.create(home)
     assert home.auth.read_bytes() == body
-    assert auth.known(home) == ""
+    assert auth.read_or_empty(home) == ""
 
 
 def test_the_header_is_that_of_basic_authentication() -> None:
@@ -104,3 +104,10 @@ def test_a_cookie_of_one_stack_has_not_the_name_or_value_of_another_and_is_not_t
     assert name != other_name
     assert value != other_value
     assert "0123456789" not in name + value
+
+
+def test_a_pipe_in_the_place_of_the_secret_is_refused_at_once(home: Home) -> None:
+    os.mkfifo(home.auth)
+    with pytest.raises(ConfigError, match=f"{home.auth} is not a regular file"):
+        auth.create(home)
+    assert auth.read_or_empty(home) == ""

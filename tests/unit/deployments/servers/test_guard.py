@@ -246,7 +246,7 @@ def test_without_a_valid_ticket_the_page_is_told_how_to_get_one(
     assert refused.status_code == 401
     assert (
         refused.text
-        == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+        == "This address has expired, or belongs to another stack. `astraflow up` prints a new one.\n"
     )
     assert "set-cookie" not in refused.headers
 

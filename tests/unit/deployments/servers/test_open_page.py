@@ -134,7 +134,7 @@ def test_a_ticket_is_good_for_a_day_however_often_and_not_after_it(
     assert (did["went"], did["stored"], did["address"]) == (None, {}, f"{prefect}/open")
     assert (
         did["shown"]
-        == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+        == "This address has expired, or belongs to another stack. `astraflow up` prints a new one.\n"
     )
 
 
@@ -204,7 +204,7 @@ def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(
     did = opened(f"{prefect}/open{fragment}")
     assert (
         did["shown"]
-        == "This address has ended, or is of another stack. `astraflow up` prints a new one.\n"
+        == "This address has expired, or belongs to another stack. `astraflow up` prints a new one.\n"
     )
     assert (did["went"], did["stored"], did["address"]) == (None, {}, f"{prefect}/open")
 
@@ -212,10 +212,10 @@ def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(
 def test_a_server_that_is_away_and_a_browser_that_stores_nothing_are_told(prefect: str) -> None:
     away = opened(auth.page("http://127.0.0.1:1", SECRET))
     assert away["shown"].startswith("This page could not log in (")
-    assert "Does the server run" in away["shown"]
+    assert "Is the server running" in away["shown"]
     shut = opened(auth.page(prefect, SECRET), broken="storage")
     assert shut["shown"].startswith(
-        "This page could not log in (The operation is insecure.). Does the server run, and may"
+        "This page could not log in (The operation is insecure.). Is the server running, and may"
     )
     assert (shut["went"], shut["stored"]) == (None, {})
 

@@ -84,7 +84,9 @@ def test_the_server_does_not_start_without_a_secret(
     monkeypatch.delenv(prefect_server.AUTH_STRING, raising=False)
     if auth_string is not None:
         monkeypatch.setenv(prefect_server.AUTH_STRING, auth_string)
-    with pytest.raises(SystemExit, match="whoever reaches this server could run commands"):
+    with pytest.raises(
+        SystemExit, match="every process that reaches this server could run commands"
+    ):
         prefect_server.main(["--port", "4999"])
 
 

@@ -64,3 +64,11 @@ def test_no_secret_is_written_through_a_link_wherever_it_leads(tmp_path: Path) -
     prefect_toml.remove(path)
     assert path.is_symlink()
     assert target.read_text() == before
+
+
+def test_a_pipe_in_the_place_of_the_file_is_neither_read_nor_removed(tmp_path: Path) -> None:
+    path = tmp_path / "prefect.toml"
+    os.mkfifo(path)
+    assert not prefect_toml.write(path, URL, SECRET)
+    prefect_toml.remove(path)
+    assert path.is_fifo()

@@ -22,7 +22,7 @@ def test_the_answer_is_asked_for_once(
 ) -> None:
     asked = []
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(cpu_features, "_announces_bf16", lambda: True)
+    monkeypatch.setattr(cpu_features, "_reports_bf16", lambda: True)
     monkeypatch.setattr(cpu_features, "survives_bf16", lambda: asked.append(1) or survives)
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == expected
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == expected
@@ -33,6 +33,6 @@ def test_a_cpu_that_announces_nothing_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    monkeypatch.setattr(cpu_features, "_announces_bf16", lambda: False)
+    monkeypatch.setattr(cpu_features, "_reports_bf16", lambda: False)
     assert cpu_features.isa_ceiling(tmp_path / "bf16") == {}
     assert not (tmp_path / "bf16").exists()

@@ -125,7 +125,7 @@ def test_a_living_stack_is_not_moved_under_its_runs(
     home: Home, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError, match=f"{variable} now asks for {value}.*astraflow down"):
+    with pytest.raises(ConfigError, match=f"{variable} is now {value}.*astraflow down"):
         plan(home, _stack(home, _living("prefect-server")))
 
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pytest
 
 from deployments.stack import processes
 from deployments.stack.processes import MARK
+from storage.errors import ConfigError
 from tests.patience import until
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(3600)"]
@@ -148,3 +150,11 @@ def test_a_log_that_has_grown_too_long_is_put_aside(tmp_path: Path) -> None:
     processes.stop([process], grace_s=5)
     assert (tmp_path / "log.old").stat().st_size == processes.LOG_BYTES_MAX + 1
     assert log.stat().st_size < 1000
+
+
+def test_a_pipe_in_the_place_of_a_log_is_neither_written_nor_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    os.mkfifo(log)
+    with pytest.raises(ConfigError, match=f"{log} is not a regular file"):
+        processes.start("x", [sys.executable, "-c", "pass"], dict(os.environ), log, tmp_path)
+    assert processes.last_lines(log) == ""

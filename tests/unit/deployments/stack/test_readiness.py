@@ -36,7 +36,7 @@ class Started:
 @pytest.fixture(autouse=True)
 def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "CPU_STEP_S", 0.1)
-    monkeypatch.setattr(readiness, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(readiness, "MEASURE_INTERVAL_S", 0.02)
     monkeypatch.setattr(readiness, "POLL_S", 0.02)
 
 
@@ -46,7 +46,7 @@ def test_the_work_of_a_part_and_of_its_descendants_is_counted(tmp_path: Path, pr
         progress = readiness.Progress(part)
         while progress.cpu_s < 0.5:
             time.sleep(0.02)
-            progress.look()
+            progress.measure()
     assert processes.cpu_s(part) == 0.0, "it has ended"
 
 
@@ -59,13 +59,13 @@ def test_progress_is_cpu_time_in_steps_and_restarts_the_clock_of_stalling(
         processes.Process("part", 1, 0.0, ""), clock=lambda: now_s[0], share=lambda: 1.0
     )
     now_s[0], used_s[0] = 150.0, 10.09
-    progress.look()
+    progress.measure()
     assert (progress.stalled_s, progress.cpu_s) == (50.0, 0.0)
     used_s[0] = 10.25
-    progress.look()
+    progress.measure()
     assert (progress.stalled_s, progress.cpu_s) == (0.0, 0.25)
     now_s[0], used_s[0] = 170.0, 4.0  # a descendant has ended
-    progress.look()
+    progress.measure()
     now_s[0] = 171.0
     assert (progress.stalled_s, progress.cpu_s) == (1.0, 0.25)
 
@@ -77,10 +77,10 @@ def test_on_a_loaded_machine_a_step_is_smaller(monkeypatch: pytest.MonkeyPatch) 
         processes.Process("part", 1, 0.0, ""), clock=lambda: 100.0, share=lambda: 0.1
     )
     used_s[0] = 10.0 + 0.09 * readiness.CPU_STEP_S
-    progress.look()
+    progress.measure()
     assert progress.cpu_s == 0.0
     used_s[0] = 10.0 + 0.11 * readiness.CPU_STEP_S
-    progress.look()
+    progress.measure()
     assert progress.cpu_s == pytest.approx(0.11 * readiness.CPU_STEP_S)
 
 
@@ -89,7 +89,7 @@ def test_a_part_that_does_nothing_is_an_error_with_the_end_of_its_log(tmp_path: 
         Started(f"print('waits for a lock', flush=True); {IDLE}", tmp_path) as part,
         pytest.raises(
             ConfigError,
-            match=r"(?s)^the part is not ready after \d+ s, and did not work .*\n.*waits for a lock",
+            match=r"(?s)^the part is not ready after \d+ s, and made no progress .*\n.*waits for a lock",
         ),
     ):
         readiness.wait_until(lambda: False, "the part", part, stall_limit_s=5.0)
@@ -108,7 +108,9 @@ def test_a_part_that_works_in_vain_is_an_error_once_it_has_used_the_cpu_time_of_
 def test_a_part_that_died_is_an_error_at_once(tmp_path: Path) -> None:
     with (
         Started("print('no such port'); raise SystemExit(3)", tmp_path) as part,
-        pytest.raises(ConfigError, match=r"(?s)^the part died while starting; .*no such port"),
+        pytest.raises(
+            ConfigError, match=r"(?s)^the part ended while it was starting; .*no such port"
+        ),
     ):
         readiness.wait_until(lambda: False, "the part", part)
 
@@ -116,9 +118,9 @@ def test_a_part_that_died_is_an_error_at_once(tmp_path: Path) -> None:
 def test_the_person_is_told_again_and_again_what_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "TELL_INTERVAL_S", 0.3)
+    monkeypatch.setattr(readiness, "SAY_INTERVAL_S", 0.3)
     said: list[str] = []
-    for program, state in ((BUSY, "working"), (IDLE, "waiting")):
+    for program, state in ((BUSY, "using CPU time"), (IDLE, "idle")):
         said.clear()
         words = re.compile(rf"the part is still starting \(\d+ s, {state}\)")
 

@@ -43,7 +43,7 @@ def test_a_record_that_cannot_be_read_counts_as_none(home: Home, body: str) -> N
 
 def test_no_record_counts_as_none(home: Home) -> None:
     assert state.load(home) is None
-    state.forget(home)
+    state.delete(home)
 
 
 def test_only_a_living_process_is_found_by_name() -> None:
@@ -52,3 +52,11 @@ def test_only_a_living_process_is_found_by_name() -> None:
     stale = Process("mlflow", os.getpid(), me.created_s - 1000, "")
     assert STACK.with_process(me).with_process(stale).process("mlflow") is None
     assert STACK.process("prefect-server") is None
+
+
+def test_a_pipe_in_the_place_of_the_record_counts_as_a_damaged_record(home: Home) -> None:
+    os.mkfifo(home.record)
+    assert state.load(home) is None
+    assert state.exists(home)
+    state.delete(home)
+    assert not state.exists(home)

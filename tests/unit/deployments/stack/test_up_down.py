@@ -46,7 +46,7 @@ def _sleeper(home: Home, name: str) -> processes.Process:
 def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up_down, "ANSWER_PATIENCE_S", 0.2)
+    monkeypatch.setattr(up_down, "RESPONSE_STALL_LIMIT_S", 0.2)
     monkeypatch.setattr(up_down.environment, "adopt", lambda settings: None)
     run = runs.create_run(
         open_store(home.store.as_uri()),
@@ -74,7 +74,7 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(
         ) as caught:
             up_down.down(home, said.append)
     assert str(caught.value).startswith(
-        "no process of the stack is left running, but this failed: the Prefect server does not"
+        "no process of the stack is running any more, but this failed: the Prefect server does not"
     )
     assert "interrupted: mine;" in str(caught.value)
     assert said == []
@@ -115,7 +115,9 @@ def test_a_run_whose_supervisor_is_too_slow_to_beat_is_named_and_one_that_is_gon
     _silent_run(home, "gone", gone.pid)
     _silent_run(home, "left", os.getpid(), "done")
     state.save(home, _stack(home))
-    with pytest.raises(AstraFlowError, match="will show as interrupted: slow; started again"):
+    with pytest.raises(
+        AstraFlowError, match="will be shown as interrupted: slow; start them again"
+    ):
         up_down.down(home, lambda words: None)
 
 
@@ -132,7 +134,7 @@ def test_a_process_that_was_given_an_old_id_is_not_the_one_that_had_it(home: Hom
 def test_speaking_to_the_stack_costs_no_import_of_torch(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_features, "_announces_bf16", lambda: True)
+    monkeypatch.setattr(cpu_features, "_reports_bf16", lambda: True)
     monkeypatch.setattr(cpu_features, "survives_bf16", _breaks(AssertionError("asked")))
     assert up_down.settings(home, _stack(home))["ASTRAFLOW_STORE"] == home.store.as_uri()
 
@@ -239,7 +241,8 @@ def test_a_bad_address_of_the_store_keeps_no_process_alive(
     worker = _sleeper(home, "worker-trainers")
     state.save(home, replace(_stack(home, worker), store_url=url))
     with pytest.raises(
-        AstraFlowError, match="the Prefect server is gone, and the store does not tell its runs"
+        AstraFlowError,
+        match="the Prefect server is not running, and the store's runs cannot be listed",
     ):
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
@@ -248,7 +251,7 @@ def test_a_bad_address_of_the_store_keeps_no_process_alive(
 def test_a_record_that_is_a_folder_keeps_no_process_alive(home: Home) -> None:
     worker = _sleeper(home, "worker-trainers")
     home.record.mkdir()
-    with pytest.raises(AstraFlowError, match=f"removing {home.record}: "):
+    with pytest.raises(AstraFlowError, match=f"deleting {home.record}: "):
         up_down.down(home, lambda words: None)
     assert not processes.is_alive(worker)
 
@@ -265,9 +268,9 @@ def test_what_is_stopped_for_want_of_a_record_is_named(home: Home) -> None:
     left = _sleeper(home, "worker-trainers")
     home.record.write_text("{broken")
     said: list[str] = []
-    up_down._stop_strays(home, said.append)
+    up_down._stop_unrecorded(home, said.append)
     assert str(home.record) in said[0]
     assert said[1].startswith(f"  {left.pid} (-c import time")
     assert not processes.is_alive(left)
-    up_down._stop_strays(home, said.append)
+    up_down._stop_unrecorded(home, said.append)
     assert len(said) == 2

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_ops.prompts import BuiltinPrompts, FilePrompts, HubPrompts
+from rollout.config import RegionConfig
 from storage.errors import ConfigError
 from tasks.base_models.config import FolderModel, TinyBase, TinyModel
 from tasks.recipes.loader import absolute_paths, known_recipes, load, portable
@@ -591,6 +592,25 @@ def test_names_that_cannot_be_part_of_a_key_are_refused() -> None:
         "recipe, line 12: rollout.regions.us/east: a name is at most 60 letters, digits, - and _ "
         "only"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("deployment", "rollout/mine"), ("mirror", "s3://eu/x")]
+)
+def test_settings_of_a_region_without_workers_are_refused(key: str, value: str) -> None:
+    regions = f"  regions: {{us-east: {{}}, eu-west: {{workers: 0, {key}: '{value}'}}}}\n"
+    assert complaint(RECIPE + regions) == (
+        f"recipe, line 12: rollout.regions.eu-west.{key}: has no effect with workers: 0; leave it "
+        "out, or set workers"
+    )
+
+
+def test_a_recipe_that_leaves_a_region_out_drops_its_settings(tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(RECIPE + "  regions: {us-east: {}, eu-west: {mirror: 's3://eu/x'}}\n")
+    regions = load(str(base), {"rollout.regions.eu-west.workers": 0}).rollout.regions
+    assert regions["eu-west"] == RegionConfig(workers=0)
+    assert load(str(base), {}).rollout.regions["eu-west"].mirror == "s3://eu/x"
 
 
 def test_no_worker_anywhere_is_refused() -> None:
