@@ -29,7 +29,7 @@ def with_sequence(**changes: object) -> Shard:
 
 def header_of_a_failed_episode() -> Json:
     failed = builders.episode(error="timeout after 60 s", failure_kind=FailureKind.TIMEOUT)
-    table, header = arrow_files.read(
+    table, header = arrow_files.decode(
         shards.encode(builders.shard(builders.group(failed))), shards.SCHEMA, "shard"
     )
     assert table.num_rows == 0
@@ -42,7 +42,7 @@ def without_rows(header: Json) -> bytes:
         name: arrow_files.list_column([], kind) for name, kind in shards.TOKEN_COLUMNS.items()
     }
     others = {name: [] for name in shards.SCHEMA.names if name not in columns}
-    return arrow_files.write(shards.SCHEMA, columns | others, "shard", header)
+    return arrow_files.encode(shards.SCHEMA, columns | others, "shard", header)
 
 
 def test_a_shard_comes_back_with_every_value() -> None:
