@@ -1,5 +1,4 @@
-"""The child process that compares mathematical answers with math-verify:
-`python -m rollout.rewards.math_judge`.
+"""The child process that compares answers with math-verify: `python -m rollout.rewards.math_judge`.
 
     parent ──{"answer": "\\\\frac12", "reference": "0.5", "timeout_s": 5.0}──▶ child
            ◀──{"equal": true}──
@@ -9,10 +8,9 @@ One JSON object per line. The first line that the child writes is `{"ready": tru
 parent.
 
 math-verify may compute for ever, in Python and in C. A timeout counts CPU time of this process, so
-it does not depend on what else the machine does. The kernel enforces it: a comparison that takes
-longer ends the process with SIGPROF, which is the parent's sign of a timeout. Interrupting the
-comparison inside Python instead would leave half-filled caches in sympy, which falsify later
-comparisons.
+it does not depend on the machine's load. The kernel enforces it: a longer comparison ends the
+process with SIGPROF, by which the parent recognizes a timeout. An interruption within Python would
+leave half-filled caches in sympy, which falsify later comparisons.
 """
 
 import json
@@ -35,36 +33,31 @@ MEMORY_BYTES_MAX: Final = 2 << 30
 START_CPU_S: Final = 120.0
 """CPU seconds after which a child that is still importing is ended."""
 REFERENCES_MAX: Final = 1024
-"""Parsed references that are kept; parsing takes most of the time of a comparison."""
+"""Most cached parsed references; parsing takes most of the time of a comparison."""
 
 RELATIVE_TOLERANCE: Final = 1e-6
-"""How far two values may be apart which math-verify takes for equal: it rounds to six digits after
-the point.
-"""
+"""Tolerance for values that are equal to math-verify, which rounds to six decimals."""
 DIGITS: Final = 30
-"""Of a value that is computed for a comparison."""
+"""Digits of a value that is computed for a comparison."""
 POINTS: Final = 3
-"""Values of the variables at which such values are compared."""
+"""Number of points at which expressions with variables are compared."""
 
 
 def main() -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(
-        sys.stderr.fileno(), sys.stdout.fileno()
-    )  # what the libraries print must not end up among the replies
+    # Output of the libraries must not be among the replies.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     _limit_memory()
     _limit_cpu(START_CPU_S)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C in a terminal reaches children too; the parent ends this one
+    # Ctrl-C in a terminal reaches children too; the parent ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         import math_verify  # noqa: F401 -- the import takes most of the start
     except ImportError as error:
         _reply(replies, {"failed": str(error)})
         return
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns that it has no timeout of its own
+    # It warns that its own timeout is off.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     _limit_cpu(0)
     _reply(replies, {"ready": True})
     for line in sys.stdin:
@@ -84,7 +77,7 @@ def judge(answer: str, reference: str) -> bool:
 
 
 def algebraically_equal(answer: str, reference: str) -> bool:
-    """Whether two LaTeX expressions are equal by math-verify; False for what it cannot read."""
+    """Return whether two LaTeX expressions are equal by math-verify; False for unreadable ones."""
     from math_verify import verify
 
     gold, given = _parsed_reference(reference), _parsed(answer)
@@ -124,11 +117,10 @@ def _parsed(text: str) -> list[Any]:
 
 
 def _with_imaginary_unit(expression: Any) -> Any:
-    """The expression with the imaginary unit for `i`, which math-verify takes for a variable; an
-    index stays one.
+    """Replace the variable `i` by the imaginary unit, except for an index.
 
-    Beside an `i` math-verify makes every variable one that is not real, and so different from
-    itself elsewhere.
+    In an expression with `i`, math-verify makes variables not real; they become real again, so that
+    they equal those of other expressions.
     """
     from sympy import Basic, I, MatrixBase, Symbol
 
@@ -143,8 +135,9 @@ def _with_imaginary_unit(expression: Any) -> Any:
 
 
 def _is_constant_derivative(expression: Any) -> bool:
-    """Whether it has the derivative of something by a variable that it is not written with, such as
-    \\frac{d}{dx}y. sympy takes it for 0.
+    """Return whether it has a derivative by a variable that the function lacks: \\frac{d}{dx}y.
+
+    sympy evaluates it to 0.
     """
     from sympy import Basic, Derivative
 
@@ -156,9 +149,7 @@ def _is_constant_derivative(expression: Any) -> bool:
 
 @cache
 def _keep_case() -> None:
-    """Has math-verify tell `R` from `r`. It has no setting for that: the parser it calls has
-    one.
-    """
+    """Make math-verify distinguish `R` and `r`, by a setting of the parser that it calls."""
     from math_verify import parser
 
     settings = signature(parser.latex2sympy).parameters["conversion_config"].default
@@ -168,9 +159,7 @@ def _keep_case() -> None:
 
 
 def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | None:
-    """Whether the one is a long decimal of the other, an irrational number; None where they are no
-    such pair.
-    """
+    """Return whether one is a long decimal of the other, an irrational one; None for others."""
     readings = read_number(answer), read_number(reference)
     if (readings[0] is None) == (readings[1] is None):
         return None
@@ -186,8 +175,9 @@ def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | No
 
 
 def _has_functions(expression: Any) -> bool:
-    """Whether it is an equation in an unknown function, such as x(t), which sympy may try to solve
-    without end.
+    """Return whether it is an equation in an unknown function, such as x(t).
+
+    sympy may try to solve it without end.
     """
     from sympy import Eq
     from sympy.core.function import AppliedUndef
@@ -196,7 +186,7 @@ def _has_functions(expression: Any) -> bool:
 
 
 def _same_equation(gold: Any, given: Any) -> bool:
-    """Whether two equations are multiples of each other, as `2x-y+3=0` and `y=2x+3` are."""
+    """Return whether two equations are multiples of each other, as `2x-y+3=0` and `y=2x+3`."""
     from sympy import Eq, simplify
 
     if not isinstance(gold, Eq) or not isinstance(given, Eq):
@@ -206,9 +196,7 @@ def _same_equation(gold: Any, given: Any) -> bool:
 
 
 def _is_symbol(gold: Any, given: Any) -> bool:
-    """Whether an expression is equal to a single variable, which math-verify compares by its
-    spelling.
-    """
+    """Return whether one is a variable that equals the other; math-verify compares spellings."""
     from sympy import Expr, Symbol, simplify
 
     both = isinstance(gold, Expr) and isinstance(given, Expr)
@@ -220,9 +208,9 @@ def _is_symbol(gold: Any, given: Any) -> bool:
 
 
 def _far_apart(gold: list[Any], given: list[Any]) -> bool:
-    """Whether two expressions that math-verify takes for equal have different values. It compares
-    absolutely, so that `1.6 \\times 10^{-19} \\pi` and `9.1 \\times 10^{-31} \\pi` are the same to
-    it.
+    """Return whether two expressions that are equal to math-verify have different values.
+
+    math-verify compares absolutely: `1.6 \\times 10^{-19} \\pi` equals `9.1 \\times 10^{-31} \\pi`.
     """
     from sympy import Expr
 
@@ -243,7 +231,7 @@ def _far_apart(gold: list[Any], given: list[Any]) -> bool:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Has the kernel end this process after so many seconds of CPU time; 0 takes the limit away."""
+    """Make the kernel end this process after `seconds` of CPU time; 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF has no handler here
 
 

@@ -1,6 +1,4 @@
-"""Where the final answer is in a text: the last `\\boxed{…}`. Knows nothing of what an answer
-means.
-"""
+"""Extraction of the final answer from a text: the last `\\boxed{…}`."""
 
 import re
 from typing import Final
@@ -21,16 +19,14 @@ prose about boxes.
 
 
 def last_box(text: str) -> str | None:
-    """The contents of the `\\boxed{…}` that begins last among those that are not empty and whose
-    braces balance, or None.
+    """Return the contents of the last `\\boxed{…}` that is not empty and whose braces balance.
 
-    `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`; `\\boxed{3} and \\boxed{4` → `3`; `\\boxed 57` → `5`,
-    as in TeX. One pass over at most TEXT_CHARS_MAX characters, whatever they are.
+    None where there is none. `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`; `\\boxed{3} and \\boxed{4` →
+    `3`; `\\boxed 57` → `5`, as in TeX. One pass over at most TEXT_CHARS_MAX characters.
     """
     text = text[-TEXT_CHARS_MAX:]
-    groups: list[
-        int
-    ] = []  # of each group that is still open: where the contents of a box begin, or -1
+    # For each open group: where the contents of its box begin, or -1 for a group without a box.
+    groups: list[int] = []
     begin, end = -1, -1
     for brace in BRACES.finditer(text):
         kind = brace[0][-1]

@@ -7,21 +7,13 @@ algebra system.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Final, Literal
 
-from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
 from rollout.rewards.math_answers.inequalities import solution_set
-from rollout.rewards.math_answers.measures import ratio
-from rollout.rewards.math_answers.numbers import (
-    Reading,
-    TooLargeError,
-    read_number,
-    rounds,
-    same_number,
-)
+from rollout.rewards.math_answers.scalars import Algebra, conjunction, equal_scalars, number_of
 from rollout.rewards.math_answers.spelling import tidy, without_spaces
 from rollout.rewards.math_answers.structure import (
     Collection,
@@ -31,11 +23,9 @@ from rollout.rewards.math_answers.structure import (
     nesting,
     parts_of_ratio,
     parts_of_union,
-    sides,
     without_brackets,
 )
-from rollout.rewards.math_answers.units import is_unit, measure_behind
-from rollout.rewards.math_answers.words import is_choice, labelled_choice, same_time, same_words
+from rollout.rewards.math_answers.words import is_choice, labelled_choice, same_words
 
 CHARS_MAX: Final = 1_000
 """A longer answer is wrong, unless it is spelled like the reference: no reference of a known
@@ -46,48 +36,13 @@ DEPTH_MAX: Final = 5
 NESTING_MAX: Final = 20
 """Groups within groups of an answer; parsers take exponential time for hundreds of them."""
 
-Algebra = Callable[[str, str], bool | None]
-"""Whether two tidy expressions (the answer first) are equal by rules of algebra; None where that is
-left open.
-"""
 
-NAME: Final = re.compile(
-    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text "
-    r"?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
-)
-"""What may be left of `=` without being part of the answer: `x`, `x_1`, `f(x)`, `\\theta`,
-`\\text{Area}`.
-"""
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
 
-COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
-VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
-"""A letter other than the constants e and i, in a text without commands."""
-UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-][\w.(\\{]|\*|\\times|\\cdot|\\div")
-"""In a text without spaces: an operation that is left to be done."""
-APART: Final = re.compile(r"(?<![_\d])\d+ \d")
-ELLIPSIS: Final = re.compile(r"\.\.|\\[lc]?dots")
 
-TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
-TRAILING_UNITS_MAX: Final = 4
-GREEK: Final = re.compile(
-    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega)"
-    r"(?![a-zA-Z])",
-    re.IGNORECASE,
-)
-ABOUT: Final = "\\approx"
-PRIMES: Final = re.compile(r"'|\\prime(?![a-zA-Z])")
-RAISED_TWICE: Final = re.compile(r"\^ ?(?:\w|\{[^{}]*\}) ?\^")
-WORD: Final = re.compile(r"[a-zA-Z]{2,}")
 TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
 
-TRAILING_DEGREES: Final = re.compile(r"(?<=[\d})a-z])\^ ?(?:\{\\circ ?\}|\\circ)$")
-ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
-ANGLE_DEGREES: Final = re.compile(
-    r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))"
-)
 CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
-GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bool | None:
@@ -142,7 +97,7 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
     ratios = parts_of_ratio(answer), parts_of_ratio(gold)
     if len(ratios[0]) > 2 or len(ratios[1]) > 2:
         return _equal_ratios(*ratios, algebra, depth - 1) if depth else False
-    if (expected is not None or given is not None) and _number(
+    if (expected is not None or given is not None) and number_of(
         gold if given is not None else answer
     ) is not None:
         return False  # a number against several
@@ -153,7 +108,7 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         and _equal_unordered(parts, expected_parts, algebra, depth - 1)
     ):
         return True
-    return _equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
+    return equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
 
 
 def _equal_choices(
@@ -194,7 +149,7 @@ def _equal_ratios(
     """Whether ratios of several terms are the same, each term times the same number."""
     if len(answer) != len(gold):
         return False
-    given, wanted = [_number(term) for term in answer], [_number(term) for term in gold]
+    given, wanted = [number_of(term) for term in answer], [number_of(term) for term in gold]
     if wanted[0] is not None and given[0] is not None and given[0].value and wanted[0].value:
         scale = given[0].value / wanted[0].value
         pairs = list(zip(given, wanted, strict=True))
@@ -202,7 +157,7 @@ def _equal_ratios(
             return all(
                 a is not None and g is not None and a.value == scale * g.value for a, g in pairs
             )
-    return _all(_equal(a, g, algebra, depth) for a, g in zip(answer, gold, strict=True))
+    return conjunction(_equal(a, g, algebra, depth) for a, g in zip(answer, gold, strict=True))
 
 
 def _equal_collections(
@@ -224,7 +179,7 @@ def _equal_collections(
         return _equal_unordered(answer.items, gold.items, algebra, depth)
     if order is None or len(answer.items) != len(gold.items):
         return False
-    return _all(
+    return conjunction(
         _equal_items(a, g, algebra, depth) for a, g in zip(answer.items, gold.items, strict=True)
     )
 
@@ -291,167 +246,3 @@ def _perfect(count: int, edge: Callable[[int, int], bool]) -> bool:
         return False
 
     return all(place(gold, set()) for gold in range(count))
-
-
-def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    """False where one is False, None where one is open, else True."""
-    found = True
-    undecided = False
-    for verdict in verdicts:
-        found &= verdict is not False
-        undecided |= verdict is None
-        if not found:
-            return False
-    return None if undecided else True
-
-
-def _equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
-    if without_spaces(answer) == without_spaces(gold):
-        return bool(answer)
-    if (same := same_time(answer, gold)) is not None:
-        return same
-    given_name, given_value = _named(answer)
-    name, gold_value = _named(gold)
-    number = _number(gold_value)
-    if number is not None:
-        if (
-            name
-            and name != given_name
-            and len(sides(answer)) > 1
-            and any(map(_variables, sides(answer)))
-        ):
-            return False
-        return _equal_to_number(given_value if given_name else answer, number, gold_value, algebra)
-    verdict = same_words(answer, gold)
-    if verdict is not None:
-        return verdict
-    if name and len(sides(answer)) == 1:
-        gold = sides(gold_value)[-1]
-    elif len(sides(gold)) == 1:
-        return _equal_chain(given_value if given_name else answer, gold, algebra)
-    elif len(sides(answer)) == 1 and _is_relation(gold):
-        return False
-    return _ask(algebra, answer, gold)
-
-
-def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
-    """Whether the result of `a = b = result ≈ 1.41` equals the gold and no side before it
-    contradicts it.
-    """
-    exact = answer.partition(ABOUT)[0].strip()
-    *before, result = sides(exact or answer)
-    known = _variables(gold)
-    # `S = …` names the result; `x+1 = x+2` for a gold in x, and a side without variables, claim
-    # something
-    claims = [part for part in before if _variables(part) <= known]
-    return _all(_ask(algebra, part, gold) for part in (result, *claims))
-
-
-def _variables(text: str) -> frozenset[str]:
-    return frozenset(VARIABLE.findall(COMMAND.sub("", text))) | frozenset(GREEK.findall(text))
-
-
-def _is_relation(text: str) -> bool:
-    """Whether an equation is more than a name and a value: its left side computes with variables,
-    as in `x+y = 4`, or both are words, as in `MR = SRMC`.
-    """
-    first, *others = sides(text)
-    if not others:
-        return False
-    if WORD.fullmatch(first) and WORD.fullmatch(others[-1]):
-        return True
-    return bool(_variables(first)) and bool(
-        re.search(r"[a-zA-Z\d)}][-+*/^]|\\frac|\d[a-zA-Z]", first)
-    )
-
-
-def _ask(algebra: Algebra, answer: str, gold: str) -> bool | None:
-    given, wanted = _for_algebra(answer), _for_algebra(gold)
-    if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in (given, wanted)):
-        return False  # the algebra system reads over a prime, and a second exponent is none of TeX
-    if ("{,}" in given) != ("{,}" in wanted):
-        return False  # a decimal comma, or one between items
-    if ratio(measure_behind(answer), measure_behind(gold)) != 1:
-        return False
-    trailing = TRAILING_UNIT.search(given), TRAILING_UNIT.search(wanted)
-    if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
-        return False  # `\\sqrt{2}\\text{ squared}`
-    return algebra(given, wanted)
-
-
-def _equal_to_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
-    *before, result = sides(answer)
-    exact, _, decimal = answer.rpartition(ABOUT)
-    if (
-        exact
-        and (reading := _number(decimal)) is not None
-        and rounds(reading, gold.value)
-        and reading.value != gold.value
-    ):
-        answer, (*before, result) = exact, sides(exact)
-    try:
-        reading = read_number(without_brackets(result))
-        if reading is None:
-            return _equal_unread(result, gold, gold_text, algebra)
-        if not same_number(reading, gold):
-            return False
-        return not any(_contradicts(part, reading) for part in before)
-    except TooLargeError:
-        return False
-
-
-def _contradicts(part: str, result: Reading) -> bool:
-    """Whether `part = result` is false, as in `7 = 8`; what has a variable contradicts nothing."""
-    reading = read_number(without_brackets(part))
-    if reading is None:
-        return False
-    value = replace(reading, plain=False, evaluated=True)
-    return not (same_number(value, replace(result, plain=False)) or rounds(result, reading.value))
-
-
-def _equal_unread(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
-    """Whether an expression that is no number as it stands has the value of a number."""
-    bare = COMMAND.sub("", answer)
-    if not any("0" <= letter <= "9" for letter in bare) and answer.isascii():
-        return False
-    if VARIABLE.search(bare) or APART.search(answer) or ELLIPSIS.search(answer):
-        return False
-    if gold.plain and UNFINISHED.search(without_spaces(answer)):
-        return False
-    return _ask(algebra, answer, gold_text)
-
-
-def _named(text: str) -> tuple[str, str]:
-    """`x = 5` and `5 = x` → (`x`, `5`); a text without a name left of its first equality → ("",
-    text).
-    """
-    first, *rest = sides(text)
-    if rest and NAME.fullmatch(first):
-        return first, "=".join(rest)
-    if len(rest) == 1 and NAME.fullmatch(rest[0]) and _number(first) is not None:
-        return rest[0], first
-    return "", text
-
-
-def _number(gold: str) -> Reading | None:
-    """The number of a reference; a letter behind it is a variable there."""
-    try:
-        return read_number(without_brackets(gold), letters_are_units=False)
-    except TooLargeError:
-        return None
-
-
-def _for_algebra(text: str) -> str:
-    """Without the commas of thousands and without a unit behind the expression."""
-    text = GROUPING_COMMA.sub("", derivatives_as_symbols(text))
-    for _ in range(TRAILING_UNITS_MAX):
-        rest = TRAILING_UNIT.sub(_unless_unit, text).strip()
-        rest = rest if ANGLE.search(rest) else TRAILING_DEGREES.sub("", rest).strip()
-        if not rest or rest == text:
-            break
-        text = rest
-    return ANGLE_DEGREES.sub(r"(\1\\pi/180)", text) if ANGLE.search(text) else text
-
-
-def _unless_unit(found: re.Match[str]) -> str:
-    return "" if is_unit(found[0]) else found[0]

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollout.rewards.math_answers.numbers import TooLargeError, read_number
+from rollout.rewards.math_answers.number_parser import TooLargeError
+from rollout.rewards.math_answers.numbers import read_number
 from rollout.rewards.math_answers.structure import marks, split
 
 PARTS_MAX: Final = 4

@@ -1,7 +1,7 @@
-"""What a unit of measurement is worth, so that `5 km` is not `5 m` and `500 cm` is `5 m`.
+"""Factors of units of measurement, so that `5 km` is not `5 m` and `500 cm` is `5 m`.
 
-Only where both the answer and the gold name a unit of this table are units compared; every other
-one is dropped (`units.py`).
+Units are compared only if both the answer and the gold have one of this table; every other unit is
+dropped (`units.py`).
 """
 
 import re
@@ -60,13 +60,11 @@ class Measure:
 
     dimensions: frozenset[tuple[str, int]]
     factor: Fraction
-    """How many of the base units it is worth."""
+    """The unit in base units."""
 
 
 def measure_of(unit: str) -> Measure | None:
-    """What `cm^2`, `miles per hour` or `kg m/s^2` measures; None where one of its words is not in
-    the table.
-    """
+    """Parse a unit such as `cm^2`, `miles per hour` or `kg m/s^2`; None for an unknown word."""
     dimensions: Counter[str] = Counter()
     factor, sign, next_power = Fraction(1), 1, 1
     for part in PART.finditer(SHORT.get(unit.strip(), unit)):
@@ -75,10 +73,10 @@ def measure_of(unit: str) -> Measure | None:
         elif part["name"] in POWERS:
             next_power = POWERS[part["name"]]
         elif part["name"] in UNITS:
-            kind, worth = UNITS[part["name"]]
+            kind, unit_factor = UNITS[part["name"]]
             power = sign * (int(part["power"]) if part["power"] else next_power)
             dimensions[kind] += power
-            factor *= worth**power
+            factor *= unit_factor**power
             next_power = 1
         else:
             return None
@@ -86,7 +84,7 @@ def measure_of(unit: str) -> Measure | None:
 
 
 def ratio(one: Measure | None, other: Measure | None) -> Fraction:
-    """How many of the other unit the first is; 1 where they cannot be compared."""
+    """Return the first unit divided by the other; 1 where they cannot be compared."""
     if one is None or other is None or one.dimensions != other.dimensions:
         return Fraction(1)
     return one.factor / other.factor

@@ -1,4 +1,4 @@
-"""Splits a tidy text into the tokens that a number and its unit consist of."""
+"""Lexer of numbers and their units."""
 
 import re
 from dataclasses import dataclass
@@ -19,22 +19,25 @@ DEGREES: Final = re.compile(r"\^ ?(?:\{ ?\\circ ?\}|\\circ(?![a-zA-Z]))")
 
 @dataclass(frozen=True)
 class Token:
-    """`12` in `x = 12` is `Token("numeral", "12", spaced=True)`; `\\text{ cm}` is
+    """One token of a text.
+
+    `12` in `x = 12` is `Token("numeral", "12", spaced=True)`; `\\text{ cm}` is
     `Token("text", " cm", spaced=False)`.
     """
 
     kind: Kind
     text: str
     spaced: bool
-    """Whether a space stands before it."""
+    """Whether a space precedes it."""
 
 
 def tokens(text: str) -> list[Token] | None:
-    """The tokens of a text, or None where a character belongs to none of the kinds. A degree sign
-    is the unit `deg`.
+    """Split a tidy text into tokens; None where a character belongs to no kind.
+
+    A degree sign is the unit `deg`.
     """
     text = DEGREES.sub(r"\\text{deg}", text)
-    found: list[Token] = []
+    parsed: list[Token] = []
     at, spaced = 0, False
     while at < len(text):
         if text[at] == " ":
@@ -44,6 +47,6 @@ def tokens(text: str) -> list[Token] | None:
         if match is None:
             return None
         kind: Kind = match.lastgroup  # type: ignore[assignment]  # the groups are named after the kinds
-        found.append(Token(kind, match[kind], spaced))
+        parsed.append(Token(kind, match[kind], spaced))
         at, spaced = match.end(), False
-    return found
+    return parsed

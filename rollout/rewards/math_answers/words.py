@@ -1,4 +1,4 @@
-"""Answers in words, letters of choices, and times of day.
+"""Comparison of answers in words, letters of choices, and times of day.
 
 \\text{Friday} = friday     \\textbf{(B)} = B     \\textbf{(B) } 27 → B, 27     5:30 p.m.
 """
@@ -12,8 +12,7 @@ TEXT: Final = re.compile(r"\\text ?\{([^{}]*)\}")
 WORDS: Final = re.compile(r"[a-zA-Z][a-zA-Z .'()-]*")
 LETTERS: Final = re.compile(r"[a-zA-Z]+(?: [a-zA-Z]+)*\.?")
 WORD_MIN: Final = 4
-"""Letters from which on a run of letters is a word, whose letters have an order, and not a product.
-"""
+"""Number of letters from which on a run of letters is a word and not a product in any order."""
 SHORT_WORDS: Final = frozenset(("yes", "no", "odd", "all", "any", "one", "two", "six", "ten"))
 CAPITALS: Final = re.compile(r"[A-Z]{3,}")
 
@@ -34,8 +33,7 @@ CLOCK: Final = re.compile(
 
 
 def same_words(answer: str, gold: str) -> bool | None:
-    """Whether two texts in words are the same, however they are set; None where one of them may be
-    mathematics.
+    """Return whether two texts in words are equal; None where one of them may be mathematics.
 
     `abc` and `cba` may be one product. Four letters and more are a word: `stop` is not `pots`.
     """
@@ -70,13 +68,12 @@ def labelled_choice(text: str) -> tuple[str, str]:
 
 
 def is_choice(text: str) -> bool:
-    """Whether a text is the letter of a choice and nothing else."""
+    """Return whether a text is the letter of a choice and nothing else."""
     return CHOICE.fullmatch(TEXT.sub(r"\1", text).strip(" .")) is not None
 
 
 def same_time(answer: str, gold: str) -> bool | None:
-    """Whether two times of day are the same; None where they are no such times, or neither says
-    a.m. or p.m.
+    """Return whether two times of day are equal; None for other texts, and without a.m. or p.m.
 
     `5:30` may be either; `17:30` is 5:30 p.m.
     """

@@ -2,12 +2,14 @@ from fractions import Fraction
 
 import pytest
 
-from rollout.rewards.math_answers.numbers import (
+from rollout.rewards.math_answers.number_parser import (
     BITS_MAX,
-    CHARS_MAX,
     EXPONENT_MAX,
     Reading,
     TooLargeError,
+)
+from rollout.rewards.math_answers.numbers import (
+    CHARS_MAX,
     is_long_decimal,
     read_number,
     rounds,

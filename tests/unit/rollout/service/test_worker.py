@@ -213,20 +213,19 @@ async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_tim
     settings = config(lease_ttl_s=36.0)
     run, at_home = traffic.counted(memory_store)
     worker = Worker(run, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", at_home, None)
-    worker = Worker(memory_store, lifetime, settings, pool_of(_NeverPlays()), [], "us-east", dict)
     played = asyncio.get_running_loop().create_future()
     for _ in range(2):
-        claim = worker._claims.next()
+        claim = worker._leasing.next()
         assert claim is not None
-        worker._plays[asyncio.ensure_future(asyncio.shield(played))] = claim  # type: ignore[index]  # all it is asked is to end
+        worker._tasks[asyncio.ensure_future(asyncio.shield(played))] = claim  # type: ignore[index]  # all it is asked is to end
     steps = Steps(3)
     monkeypatch.setattr(asyncio, "sleep", steps)
     with pytest.raises(asyncio.CancelledError):
-        await worker._renew()
+        await worker._renew_leases()
     monkeypatch.undo()
     assert steps.asked == [12.0] * 4
     assert [held(memory_store, number).renewals for number in range(2)] == [3, 3]
-    assert [claim.lease.renewals for claim in worker._plays.values()] == [3, 3]
+    assert [claim.lease.renewals for claim in worker._tasks.values()] == [3, 3]
     played.set_result(None)
 
 

@@ -1,0 +1,218 @@
+"""Equality of a single value and a reference: times, numbers, words, and expressions by algebra.
+
+An answer may be a chain (`x = 2+3 = 5`), or have a unit; a reference may name its value (`x = 5`).
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from rollout.rewards.math_answers.derivatives import derivatives_as_symbols
+from rollout.rewards.math_answers.measures import ratio
+from rollout.rewards.math_answers.number_parser import Reading, TooLargeError
+from rollout.rewards.math_answers.numbers import read_number, rounds, same_number
+from rollout.rewards.math_answers.spelling import without_spaces
+from rollout.rewards.math_answers.structure import sides, without_brackets
+from rollout.rewards.math_answers.units import is_unit, measure_behind
+from rollout.rewards.math_answers.words import same_time, same_words
+
+Algebra = Callable[[str, str], bool | None]
+"""Equality of two tidy expressions (answer, reference) by rules of algebra; None: not decided."""
+
+NAME: Final = re.compile(
+    r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text "
+    r"?\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'{0,2}(?:\((?:[a-zA-Z](?:,[a-zA-Z])*|\d{1,3})\))?"
+)
+"""A name before `=`, not part of the answer: `x`, `x_1`, `f(x)`, `\\theta`, `\\text{Area}`."""
+COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
+VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
+"""A letter other than the constants e and i, in a text without commands."""
+UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-][\w.(\\{]|\*|\\times|\\cdot|\\div")
+"""In a text without spaces: an operation that is left to be done."""
+APART: Final = re.compile(r"(?<![_\d])\d+ \d")
+ELLIPSIS: Final = re.compile(r"\.\.|\\[lc]?dots")
+TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
+TRAILING_UNITS_MAX: Final = 4
+GREEK: Final = re.compile(
+    r"\\(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega)"
+    r"(?![a-zA-Z])",
+    re.IGNORECASE,
+)
+ABOUT: Final = "\\approx"
+PRIMES: Final = re.compile(r"'|\\prime(?![a-zA-Z])")
+RAISED_TWICE: Final = re.compile(r"\^ ?(?:\w|\{[^{}]*\}) ?\^")
+WORD: Final = re.compile(r"[a-zA-Z]{2,}")
+TRAILING_DEGREES: Final = re.compile(r"(?<=[\d})a-z])\^ ?(?:\{\\circ ?\}|\\circ)$")
+ANGLE: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+ANGLE_DEGREES: Final = re.compile(
+    r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?\^ ?(?:\{\\circ ?\}|\\circ(?![a-zA-Z]))"
+)
+GROUPING_COMMA: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+def conjunction(verdicts: Iterable[bool | None]) -> bool | None:
+    """Return False if any verdict is False, else None if any is None, else True.
+
+    Stops at the first False, since a verdict may be expensive.
+    """
+    is_undecided = False
+    for verdict in verdicts:
+        if verdict is False:
+            return False
+        is_undecided |= verdict is None
+    return None if is_undecided else True
+
+
+def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
+    if without_spaces(answer) == without_spaces(gold):
+        return bool(answer)
+    if (same := same_time(answer, gold)) is not None:
+        return same
+    given_name, given_value = _named(answer)
+    name, gold_value = _named(gold)
+    number = number_of(gold_value)
+    if number is not None:
+        if (
+            name
+            and name != given_name
+            and len(sides(answer)) > 1
+            and any(map(_variables, sides(answer)))
+        ):
+            return False
+        return _equals_number(given_value if given_name else answer, number, gold_value, algebra)
+    verdict = same_words(answer, gold)
+    if verdict is not None:
+        return verdict
+    if name and len(sides(answer)) == 1:
+        gold = sides(gold_value)[-1]
+    elif len(sides(gold)) == 1:
+        return _equal_chain(given_value if given_name else answer, gold, algebra)
+    elif len(sides(answer)) == 1 and _is_relation(gold):
+        return False
+    return _by_algebra(algebra, answer, gold)
+
+
+def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
+    """Whether the result of `a = b = result ≈ 1.41` equals the gold and no side before it
+    contradicts it.
+    """
+    exact = answer.partition(ABOUT)[0].strip()
+    *before, result = sides(exact or answer)
+    known = _variables(gold)
+    # `S = …` names the result; `x+1 = x+2` for a gold in x, and a side without variables, claim
+    # something
+    claims = [part for part in before if _variables(part) <= known]
+    return conjunction(_by_algebra(algebra, part, gold) for part in (result, *claims))
+
+
+def _variables(text: str) -> frozenset[str]:
+    return frozenset(VARIABLE.findall(COMMAND.sub("", text))) | frozenset(GREEK.findall(text))
+
+
+def _is_relation(text: str) -> bool:
+    """Whether an equation is more than a name and a value: its left side computes with variables,
+    as in `x+y = 4`, or both are words, as in `MR = SRMC`.
+    """
+    first, *others = sides(text)
+    if not others:
+        return False
+    if WORD.fullmatch(first) and WORD.fullmatch(others[-1]):
+        return True
+    return bool(_variables(first)) and bool(
+        re.search(r"[a-zA-Z\d)}][-+*/^]|\\frac|\d[a-zA-Z]", first)
+    )
+
+
+def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
+    given, wanted = _for_algebra(answer), _for_algebra(gold)
+    if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in (given, wanted)):
+        return False  # the algebra system reads over a prime, and a second exponent is none of TeX
+    if ("{,}" in given) != ("{,}" in wanted):
+        return False  # a decimal comma, or one between items
+    if ratio(measure_behind(answer), measure_behind(gold)) != 1:
+        return False
+    trailing = TRAILING_UNIT.search(given), TRAILING_UNIT.search(wanted)
+    if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
+        return False  # `\\sqrt{2}\\text{ squared}`
+    return algebra(given, wanted)
+
+
+def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
+    *before, result = sides(answer)
+    exact, _, decimal = answer.rpartition(ABOUT)
+    if (
+        exact
+        and (reading := number_of(decimal)) is not None
+        and rounds(reading, gold.value)
+        and reading.value != gold.value
+    ):
+        answer, (*before, result) = exact, sides(exact)
+    try:
+        reading = read_number(without_brackets(result))
+        if reading is None:
+            return _unread_equals_number(result, gold, gold_text, algebra)
+        if not same_number(reading, gold):
+            return False
+        return not any(_contradicts(part, reading) for part in before)
+    except TooLargeError:
+        return False
+
+
+def _contradicts(part: str, result: Reading) -> bool:
+    """Whether `part = result` is false, as in `7 = 8`; what has a variable contradicts nothing."""
+    reading = read_number(without_brackets(part))
+    if reading is None:
+        return False
+    value = replace(reading, plain=False, evaluated=True)
+    return not (same_number(value, replace(result, plain=False)) or rounds(result, reading.value))
+
+
+def _unread_equals_number(
+    answer: str, gold: Reading, gold_text: str, algebra: Algebra
+) -> bool | None:
+    """Whether an expression that is no number as it stands has the value of a number."""
+    bare = COMMAND.sub("", answer)
+    if not any("0" <= letter <= "9" for letter in bare) and answer.isascii():
+        return False
+    if VARIABLE.search(bare) or APART.search(answer) or ELLIPSIS.search(answer):
+        return False
+    if gold.plain and UNFINISHED.search(without_spaces(answer)):
+        return False
+    return _by_algebra(algebra, answer, gold_text)
+
+
+def _named(text: str) -> tuple[str, str]:
+    """`x = 5` and `5 = x` → (`x`, `5`); a text without a name left of its first equality → ("",
+    text).
+    """
+    first, *rest = sides(text)
+    if rest and NAME.fullmatch(first):
+        return first, "=".join(rest)
+    if len(rest) == 1 and NAME.fullmatch(rest[0]) and number_of(first) is not None:
+        return rest[0], first
+    return "", text
+
+
+def number_of(gold: str) -> Reading | None:
+    """The number of a reference; a letter behind it is a variable there."""
+    try:
+        return read_number(without_brackets(gold), letters_are_units=False)
+    except TooLargeError:
+        return None
+
+
+def _for_algebra(text: str) -> str:
+    """Without the commas of thousands and without a unit behind the expression."""
+    text = GROUPING_COMMA.sub("", derivatives_as_symbols(text))
+    for _ in range(TRAILING_UNITS_MAX):
+        rest = TRAILING_UNIT.sub(_unless_unit, text).strip()
+        rest = rest if ANGLE.search(rest) else TRAILING_DEGREES.sub("", rest).strip()
+        if not rest or rest == text:
+            break
+        text = rest
+    return ANGLE_DEGREES.sub(r"(\1\\pi/180)", text) if ANGLE.search(text) else text
+
+
+def _unless_unit(found: re.Match[str]) -> str:
+    return "" if is_unit(found[0]) else found[0]
