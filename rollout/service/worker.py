@@ -211,7 +211,7 @@ class Worker:
             done, _ = await asyncio.wait({pausing, *self._plays}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             pausing.cancel()
-        for play in done & self._plays.keys():
+        for play in self._plays.keys() & done:
             del self._plays[play]
             if not play.cancelled():
                 play.result()
