@@ -30,7 +30,7 @@ T = TypeVar("T")
 class PluginKind:
     """A kind of class that a recipe may name.
 
-    Example: `PluginKind("filter", Filter, page="docs/data_algorithms.md")`.
+    Example: `PluginKind("filter", Filter, page="docs/extending/data_algorithms.md")`.
     """
 
     noun: str

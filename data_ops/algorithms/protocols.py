@@ -6,7 +6,7 @@ They compose as lists in the config; each entry is the name of a built-in one (t
 `data_ops/algorithms/__init__.py`) or an import path. A crash must not change an algorithm's later
 decisions, hence three rules: state is a deterministic fold over stored objects that never change (a
 restart folds again), random numbers come from the generator that is an argument, and nothing else
-is read. `docs/data_algorithms.md` is the contract for people who write one.
+is read. `docs/extending/data_algorithms.md` is the contract for people who write one.
 """
 
 from typing import Protocol
@@ -61,7 +61,7 @@ class Sample(Protocol):
         ...
 
 
-PAGE = "docs/data_algorithms.md"
+PAGE = "docs/extending/data_algorithms.md"
 CURATOR = PluginKind("curator", Curate, PAGE)
 FILTER = PluginKind("filter", Filter, PAGE)
 SAMPLER = PluginKind("sampler", Sample, PAGE)

@@ -1,4 +1,4 @@
-"""Prompts from outside of AstraFlow, by import path (`docs/sources.md`)."""
+"""Prompts from outside of AstraFlow, by import path (`docs/extending/sources.md`)."""
 
 from typing import Any, Final, Protocol
 
@@ -19,7 +19,7 @@ class IndexedPrompts(Protocol):
         """Return prompt `index`, from 0, with an id that no other prompt of the source has."""
 
 
-PROMPTS: Final = PluginKind("source of prompts", IndexedPrompts, "docs/sources.md")
+PROMPTS: Final = PluginKind("source of prompts", IndexedPrompts, "docs/extending/sources.md")
 
 
 class CustomPrompts(PromptSettings):

@@ -20,7 +20,7 @@ WORKFLOWS: Final[Mapping[str, type[Workflow]]] = {
 
 
 WORKFLOW: Final = PluginKind(
-    "workflow", Workflow, "docs/workflows.md", constructor_args=("reward",)
+    "workflow", Workflow, "docs/extending/workflows.md", constructor_args=("reward",)
 )
 
 

@@ -74,7 +74,7 @@ class HubModel(Frozen):
 
 
 class ModelSource(Protocol):
-    """A base model from outside of AstraFlow (see `docs/sources.md`)."""
+    """A base model from outside of AstraFlow (see `docs/extending/sources.md`)."""
 
     def load(self, progress: Progress) -> ModelFiles:
         """Return the tensors and the other files of the model.
@@ -85,7 +85,7 @@ class ModelSource(Protocol):
         """
 
 
-MODEL: Final = PluginKind("base model", ModelSource, "docs/sources.md")
+MODEL: Final = PluginKind("base model", ModelSource, "docs/extending/sources.md")
 
 
 class CustomModel(Frozen):

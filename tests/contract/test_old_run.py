@@ -27,8 +27,8 @@ from storage.verify.verify import verify
 from storage.weights import manifests, reader
 from tasks.recipes.loader import load
 from tasks.recipes.stored_config import filled, read_config
-from tests.checkout import ROOT
-from tests.lifetimes import lifetime_of
+from tests.support.checkout import ROOT
+from tests.support.runs.lifetimes import lifetime_of
 from trainer.engines.torch.host_tensors import to_torch
 from trainer.service.trainer import train
 

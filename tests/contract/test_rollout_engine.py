@@ -1,4 +1,4 @@
-"""What every rollout engine promises (`docs/rollout_engine.md`). A new engine joins by a line in
+"""What every rollout engine promises (`docs/extending/rollout_engine.md`). A new engine joins by a line in
 `ENGINES_UNDER_TEST`.
 """
 
@@ -25,7 +25,7 @@ from storage.errors import ConfigError
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from tests.chain_model import CONFIG, VOCAB, counting, host_tensor, memoryless
+from tests.support.models.chain_model import CONFIG, VOCAB, counting, host_tensor, memoryless
 
 ENGINES_UNDER_TEST = ["torch"]
 ENDLESS = 8000

@@ -1,7 +1,7 @@
 """The contract of all train engines. A new one subclasses `TrainEngineContract` and overrides
 `engine_name`.
 
-Steps are compared with `tests/plain_trainer.py`: weights and the value of every metric.
+Steps are compared with `tests/support/models/plain_trainer.py`: weights and the value of every metric.
 """
 
 import json
@@ -17,9 +17,8 @@ from storage.errors import CorruptError
 from storage.formats.safetensors import from_safetensors, to_safetensors, weights_digest
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from tests.builders import batch, row
-from tests.plain_trainer import PlainTrainer
-from tests.trainer_cases import (
+from tests.support.models.plain_trainer import PlainTrainer
+from tests.support.models.trainer_cases import (
     LINEAR,
     MODEL_CONFIG,
     PPO,
@@ -28,6 +27,7 @@ from tests.trainer_cases import (
     reference_model,
     sampled_batch,
 )
+from tests.support.runs.builders import batch, row
 from trainer.config import TrainConfig
 from trainer.engines.engine import TrainEngine, make_engine
 from trainer.engines.torch.host_tensors import to_torch

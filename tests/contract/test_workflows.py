@@ -13,7 +13,7 @@ from rollout.workflows.actor_and_verify import ActorAndVerify, read_verdict
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError
 from storage.records.rollouts import NOT_SAMPLED, Episode, Prompt
-from tests.fakes import ScriptedEngine, lines, pool_of, scripted_player, solve
+from tests.support.runs.fakes import ScriptedEngine, lines, pool_of, scripted_player, solve
 
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
 RIGHT, WRONG, MUTE = "7+8=15\n15-3=12\n\\boxed{12}", "\\boxed{13}", "no idea"

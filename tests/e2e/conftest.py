@@ -38,7 +38,7 @@ from storage.errors import ConfigError
 from storage.records.control import Heartbeat
 from storage.run import runs
 from storage.store.object_store import ObjectStore, open_store
-from tests.patience import until
+from tests.support.patience import until
 
 RECIPE = Path(__file__).with_name("tiny.yaml")
 BIN = Path(sys.executable).parent

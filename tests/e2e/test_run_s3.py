@@ -21,7 +21,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
 from tasks.services.prefect_settings import settings_for
 from tests.e2e.conftest import E2E_TIMEOUT_S, RECIPE, Laptop, stack_in
-from tests.s3_process import s3_process
+from tests.support.stores.s3_process import s3_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.s3, pytest.mark.timeout(E2E_TIMEOUT_S)]
 

@@ -10,8 +10,8 @@ import time
 import xxhash
 
 from storage.store.object_store import ObjectStore
-from tests.checkout import ROOT
-from tests.patience import PATIENCE_S
+from tests.support.checkout import ROOT
+from tests.support.patience import PATIENCE_S
 
 KILLS = 12
 BODY_BYTES = 300_000

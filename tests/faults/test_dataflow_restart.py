@@ -10,7 +10,7 @@ from data_ops.config import PolicyData
 from data_ops.dataflow.service import Dataflow
 from storage.errors import TransientError
 from storage.store.object_store import ObjectStore
-from tests.dataflow_world import AwayBackend, DyingBackend, Killed, World, world
+from tests.support.runs.dataflow_world import AwayBackend, DyingBackend, Killed, World, world
 
 KILLS_MAX = 200
 LONG = {

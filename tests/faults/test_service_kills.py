@@ -20,9 +20,9 @@ from tasks.base_models.publishing import build_digest, publish_base_models
 from tasks.evaluation import evaluate_versions
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
-from tests.builders import mirror_next, tensors
-from tests.fakes import publish_base
-from tests.killed_store import Killed, killed_at
+from tests.support.runs.builders import mirror_next, tensors
+from tests.support.runs.fakes import publish_base
+from tests.support.stores.killed_store import Killed, killed_at
 
 SMALL = TinyBase(
     hidden=16,
@@ -73,7 +73,10 @@ def test_a_base_model_whose_builder_dies_again_and_again_is_built_and_published_
 def test_an_evaluation_that_dies_while_it_commits_is_played_again_or_stands(
     memory_store: ObjectStore, after: bool
 ) -> None:
-    settings = {"evaluation.prompts.limit": 3, "rollout.engine.name": "tests.fakes:ScriptedEngine"}
+    settings = {
+        "evaluation.prompts.limit": 3,
+        "rollout.engine.name": "tests.support.runs.fakes:ScriptedEngine",
+    }
     config = loader.load("multi_policy_tiny", settings)
     publish_base(memory_store, ["solver", "verifier"])
     vector = {"solver": 0, "verifier": 0}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import ROOT
+from tests.support.checkout import ROOT
 
 
 @pytest.mark.slow

@@ -25,12 +25,12 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, reader
 from storage.weights.manifests import LoadedWeights
 from storage.weights.read_through import LAG_MAX_S, ReadThrough, read_through_mirror
-from tests.builders import mirror_next
-from tests.checkout import ROOT
-from tests.fakes import ScriptedEngine
 from tests.faults.flaky_proxy import FlakyProxy
-from tests.patience import PATIENCE_S
-from tests.s3_process import s3_process
+from tests.support.checkout import ROOT
+from tests.support.patience import PATIENCE_S
+from tests.support.runs.builders import mirror_next
+from tests.support.runs.fakes import ScriptedEngine
+from tests.support.stores.s3_process import s3_process
 from tests.unit.storage.weights.test_update_path import models, publish
 
 BUCKET = "weights"
@@ -66,7 +66,7 @@ import sys
 from storage.errors import ConflictError
 from storage.store.object_store import open_store
 from storage.weights import reader
-from tests.lifetimes import lifetime_of
+from tests.support.runs.lifetimes import lifetime_of
 from tests.unit.storage.weights.test_update_path import models
 from trainer.config import TrainConfig
 from trainer.service.weight_publisher import WeightPublisher

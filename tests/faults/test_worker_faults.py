@@ -13,9 +13,9 @@ from storage.coordination import leases
 from storage.records.control import Stop
 from storage.run import runs, shards
 from storage.store.object_store import ObjectStore
-from tests.fakes import publish_base
-from tests.patience import PATIENCE_S, until
-from tests.workers import answered, write_orders
+from tests.support.patience import PATIENCE_S, until
+from tests.support.runs.fakes import publish_base
+from tests.support.runs.workers import answered, write_orders
 
 TTL_S = 2.0
 Start = Callable[[str], "subprocess.Popen[bytes]"]

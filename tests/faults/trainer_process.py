@@ -20,8 +20,13 @@ from storage.run import batches, checkpoints
 from storage.store.local import LocalFiles
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher, reader
-from tests.lifetimes import lifetime_of
-from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
+from tests.support.models.trainer_cases import (
+    MODEL_CONFIG,
+    base_weights,
+    reference_model,
+    sampled_batch,
+)
+from tests.support.runs.lifetimes import lifetime_of
 from trainer.config import TrainConfig
 from trainer.service.trainer import train
 

@@ -12,7 +12,7 @@ from rollout.service.worker import end_reason, work
 from storage.coordination.heartbeats import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import open_store
-from tests.workers import SAMPLING, config
+from tests.support.runs.workers import SAMPLING, config
 
 
 def main(store: str, name: str, ttl_s: str) -> None:

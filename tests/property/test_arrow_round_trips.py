@@ -9,9 +9,9 @@ from storage.errors import CorruptError
 from storage.records.batches import Batch
 from storage.records.rollouts import Shard
 from storage.run import batches, shards
-from tests import builders
 from tests.property import strategies
 from tests.property.same_bits import same_bits
+from tests.support.runs import builders
 
 EXAMPLES = 60
 

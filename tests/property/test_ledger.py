@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from data_ops.algorithms.samplers import Edf, Fifo
 from data_ops.dataflow.ledger import Ledger
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
-from tests.builders import row
+from tests.support.runs.builders import row
 
 BATCH_SIZE = 3
 MAX_STALENESS = 2

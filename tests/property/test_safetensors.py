@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from storage.errors import CorruptError
 from storage.formats.safetensors import BITS, from_safetensors, to_safetensors
 from storage.records.weights import HostTensor
-from tests import builders
+from tests.support.runs import builders
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(
     lambda name: name != "__metadata__"

@@ -42,9 +42,9 @@ from storage.verify.weights import WeightsAudit
 from storage.weights import compaction, manifests, publisher, reader, tags, update_path
 from storage.weights.manifests import LoadedWeights
 from tasks.recipes.run_terms import run_terms
-from tests import builders
-from tests.resealed import ZEROS, arrow_file, replace_file, resealed_text
-from tests.true_run import finished_run
+from tests.support.runs import builders
+from tests.support.runs.true_run import finished_run
+from tests.support.stores.resealed import ZEROS, arrow_file, replace_file, resealed_text
 
 HOSTILE: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 127, 2**31, 2**53 + 1, 2**62, 2**63 - 1, 2**63, -(2**63), 10**400, 1.5, 1e308, "", "NaN",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import ROOT
+from tests.support.checkout import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES: list[str] = PYPROJECT["tool"]["importlinter"]["root_packages"]

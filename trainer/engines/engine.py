@@ -1,4 +1,4 @@
-"""The contract of a train engine, which turns batch n into version n (see `docs/train_engine.md`).
+"""The contract of a train engine, which turns batch n into version n (see `docs/extending/train_engine.md`).
 
 An engine does not use stores, runs or published versions; the service
 (`trainer/service/trainer.py`) does not use models, losses or devices. Importing this module does
@@ -53,7 +53,7 @@ ENGINES: dict[str, str] = {"torch": "trainer.engines.torch.engine:TorchTrainEngi
 ENGINE = PluginKind(
     "train engine",
     TrainEngine,
-    "docs/train_engine.md",
+    "docs/extending/train_engine.md",
     constructor_args=("config", "model_config", "seed"),
 )
 

@@ -1,4 +1,4 @@
-"""A loss from outside of AstraFlow, by import path (see `docs/losses.md`)."""
+"""A loss from outside of AstraFlow, by import path (see `docs/extending/losses.md`)."""
 
 from typing import Any, Final, Literal
 
@@ -7,7 +7,7 @@ from storage.import_path import PluginKind, constructor_fault, resolve
 from trainer.losses.aggregation import Aggregated
 from trainer.losses.loss import Loss
 
-LOSS: Final = PluginKind("loss", Loss, "docs/losses.md")
+LOSS: Final = PluginKind("loss", Loss, "docs/extending/losses.md")
 
 
 class CustomLoss(Aggregated):

@@ -1,4 +1,4 @@
-"""`docs/data_algorithms.md` is a contract: its example is run as it stands there."""
+"""`docs/extending/data_algorithms.md` is a contract: its example is run as it stands there."""
 
 import re
 from pathlib import Path
@@ -13,10 +13,10 @@ from data_ops.config import TASK_RUNNERS, DataConfig
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from tasks.recipes.run_terms import run_terms
-from tests.checkout import ROOT
-from tests.dataflow_world import world
+from tests.support.checkout import ROOT
+from tests.support.runs.dataflow_world import world
 
-PAGE = (ROOT / "docs" / "data_algorithms.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending" / "data_algorithms.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -1,7 +1,7 @@
 """`docs/format.md` is a contract: a stranger who has only the page reads a run, and writes what
 others then read.
 
-The stranger is `tests/stranger.py`; here the page's tables are compared with what the writers
+The stranger is `tests/support/stores/stranger.py`; here the page's tables are compared with what the writers
 write, too.
 """
 
@@ -27,10 +27,17 @@ from storage.run import base_models, checkpoints, evaluations, quarantine, shard
 from storage.run.runs import read_stop, request_stop
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, reader
-from tests.builders import tensors
-from tests.checkout import ROOT
-from tests.stranger import OVERWRITTEN, WRITE_ID, ZEROS, Stranger, sealed, weights_digest
-from tests.true_run import MAX_STALENESS, POLICIES, STEPS, finished_run
+from tests.support.checkout import ROOT
+from tests.support.runs.builders import tensors
+from tests.support.runs.true_run import MAX_STALENESS, POLICIES, STEPS, finished_run
+from tests.support.stores.stranger import (
+    OVERWRITTEN,
+    WRITE_ID,
+    ZEROS,
+    Stranger,
+    sealed,
+    weights_digest,
+)
 
 PAGE = (ROOT / "docs" / "format.md").read_text(encoding="utf-8")
 

@@ -10,7 +10,7 @@ from storage.run import orders, runs
 from storage.store import backend, s3
 from storage.weights import delta_applier
 from storage.weights.codec import delta_blocks, delta_numpy
-from tests.checkout import ROOT
+from tests.support.checkout import ROOT
 
 PAGE = " ".join((ROOT / "docs" / "format.md").read_text(encoding="utf-8").split())
 WORDS = ["no", "one", "two", "three", "four", "five"]

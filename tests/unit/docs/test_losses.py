@@ -1,4 +1,4 @@
-"""`docs/losses.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/losses.md` is a contract: its example is run as it is written there."""
 
 import importlib
 import math
@@ -12,15 +12,21 @@ import torch
 import yaml
 
 from tasks.recipes.loader import load
-from tests.checkout import ROOT
-from tests.trainer_cases import LINEAR, MODEL_CONFIG, base_weights, reference_model, sampled_batch
+from tests.support.checkout import ROOT
+from tests.support.models.trainer_cases import (
+    LINEAR,
+    MODEL_CONFIG,
+    base_weights,
+    reference_model,
+    sampled_batch,
+)
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.engines.torch.host_tensors import to_torch
 from trainer.losses import LOSSES, CustomLoss
 from trainer.losses.aggregation import Aggregated
 
-PAGE = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending" / "losses.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:

@@ -1,4 +1,4 @@
-"""`docs/sources.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/sources.md` is a contract: its example is run as it is written there."""
 
 import re
 from pathlib import Path
@@ -15,9 +15,9 @@ from storage.store.object_store import ObjectStore
 from tasks.base_models.config import MODEL_SOURCES, CustomModel
 from tasks.base_models.publishing import ensure_base_model
 from tasks.recipes.loader import load
-from tests.checkout import ROOT
+from tests.support.checkout import ROOT
 
-PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending" / "sources.md").read_text(encoding="utf-8")
 
 
 def block(language: str) -> str:

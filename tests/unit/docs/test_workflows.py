@@ -1,4 +1,4 @@
-"""`docs/workflows.md` is a contract: its example is run as it is written there."""
+"""`docs/extending/workflows.md` is a contract: its example is run as it is written there."""
 
 import importlib
 import re
@@ -16,10 +16,10 @@ from rollout.workflows import WORKFLOWS, make_workflow, policies_by_role
 from storage.records.rollouts import Episode, FailureKind, Prompt
 from tasks.base_models.tiny_tokenizer import tokenizer
 from tasks.recipes.loader import load
-from tests.checkout import ROOT
-from tests.fakes import lines, pool_of, scripted_player
+from tests.support.checkout import ROOT
+from tests.support.runs.fakes import lines, pool_of, scripted_player
 
-PAGE = (ROOT / "docs" / "workflows.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending" / "workflows.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import ROOT
+from tests.support.checkout import ROOT
 
 FLOWS = ROOT / "flows"
 FILES = sorted(path for path in FLOWS.glob("*.py") if path.stem != "__init__")

@@ -14,9 +14,9 @@ from textwrap import dedent
 
 import pytest
 
-from tests.checkout import ROOT
 from tests.mutants import trials
 from tests.mutants.mutations import Mutant, mutants
+from tests.support.checkout import ROOT
 
 
 def changes(source: str) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""What `tests/bombs.py` reads is refused as corrupt, with a word on what is wrong, before memory is
+"""What `tests/support/stores/bombs.py` reads is refused as corrupt, with a word on what is wrong, before memory is
 taken for it.
 """
 
@@ -20,10 +20,10 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import publisher
 from tasks.recipes.run_terms import run_terms
-from tests import builders
-from tests.checkout import ROOT
-from tests.resealed import rewritten
-from tests.true_run import finished_run
+from tests.support.checkout import ROOT
+from tests.support.runs import builders
+from tests.support.runs.true_run import finished_run
+from tests.support.stores.resealed import rewritten
 
 TOLD = {
     "a shard of 2e7 sequences": "a shard has 2 rows; its header lists 20000001 sequences",
@@ -87,7 +87,7 @@ def read() -> dict[str, list[str]]:
     """Name of each bomb → the error that reading it raised under a limit of memory, and its
     message.
     """
-    command = [sys.executable, "-m", "tests.bombs"]
+    command = [sys.executable, "-m", "tests.support.stores.bombs"]
     done = subprocess.run(
         command,
         cwd=ROOT,

@@ -20,11 +20,11 @@ from storage.weights import publisher, reader
 from tasks.export import export_model
 from tasks.recipes.run_terms import run_terms
 from tasks.reports.episode_samples import decoder
-from tests.builders import tensors
-from tests.fakes import base_files
-from tests.small_run import SmallRun
-from tests.stranger import WRITE_ID, sealed
-from tests.true_run import POLICIES, finished_run
+from tests.support.runs.builders import tensors
+from tests.support.runs.fakes import base_files
+from tests.support.runs.small_run import SmallRun
+from tests.support.runs.true_run import POLICIES, finished_run
+from tests.support.stores.stranger import WRITE_ID, sealed
 
 
 def add_file(run: ObjectStore, policy: str, version: int, name: str, body: bytes) -> str:

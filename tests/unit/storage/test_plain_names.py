@@ -16,7 +16,7 @@ from storage.run.runs import RunRecord
 from storage.store.object_store import ObjectStore
 from storage.weights import tags
 from storage.weights.tags import Tag
-from tests.stranger import sealed
+from tests.support.stores.stranger import sealed
 
 ID = "0123456789abcdef" * 2
 BAD_FILES = [

@@ -8,7 +8,7 @@ import pytest
 
 from storage.errors import CorruptError
 from storage.written_files import write_inside
-from tests.checkout import ROOT
+from tests.support.checkout import ROOT
 
 ROOMS = ("storage", "data_ops", "rollout", "trainer", "tasks", "flows")
 """Who reads stored objects. What `deployments` writes is named by itself or by a person: logs, the

@@ -27,11 +27,11 @@ from tasks import evaluation as evaluation_module
 from tasks.evaluation import EVALUATION_SEED, Evaluate, evaluate_versions, follow
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
-from tests.builders import tensors
-from tests.dataflow_world import Flicker
-from tests.evaluations import evaluation
-from tests.fakes import ScriptedEngine, base_files, total
-from tests.lifetimes import ScriptedLifetime, lifetime_of, progress_of, pulse_of
+from tests.support.runs.builders import tensors
+from tests.support.runs.dataflow_world import Flicker
+from tests.support.runs.evaluations import evaluation
+from tests.support.runs.fakes import ScriptedEngine, base_files, total
+from tests.support.runs.lifetimes import ScriptedLifetime, lifetime_of, progress_of, pulse_of
 
 
 @pytest.fixture

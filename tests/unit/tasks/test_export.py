@@ -8,7 +8,7 @@ from safetensors import safe_open
 from storage.errors import ConfigError, CorruptError
 from tasks import export_folder
 from tasks.export import export_model
-from tests.small_run import SmallRun
+from tests.support.runs.small_run import SmallRun
 
 
 def test_an_exported_folder_holds_the_weights_of_its_version_and_the_base_models_files(

@@ -21,9 +21,9 @@ from storage.weights.retention import Retention
 from tasks import garbage_collection
 from tasks.recipes import loader
 from tasks.recipes.run_config import RunConfig
-from tests import builders
-from tests.builders import mirror_next
-from tests.strange_objects import strange, take_place
+from tests.support.runs import builders
+from tests.support.runs.builders import mirror_next
+from tests.support.stores.strange_objects import strange, take_place
 
 LAST = 9
 WANTED = Retention(last=2, every=0, grace_s=0.0)

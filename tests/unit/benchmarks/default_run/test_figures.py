@@ -7,7 +7,7 @@ from benchmarks.default_run.figures import Latency
 from storage.records.batches import Batch
 from storage.records.control import Heartbeat
 from storage.records.progress import ServiceKind
-from tests import builders
+from tests.support.runs import builders
 
 
 def batch(step: int, created_s: float, shards: tuple[int, ...], policy: str = "solver") -> Batch:

@@ -7,7 +7,7 @@ import pytest
 from data_ops.algorithms.policy_groups import route
 from storage.records.batches import SequenceKey
 from storage.records.rollouts import NOT_SAMPLED, Sequence
-from tests.builders import episode, group, sequence, shard
+from tests.support.runs.builders import episode, group, sequence, shard
 
 BOTH = ("solver", "verifier")
 

@@ -14,7 +14,7 @@ from data_ops.config import DataConfig
 from storage.errors import ConfigError
 from storage.records.batches import BatchRow, SequenceKey
 from storage.records.rollouts import Prompt
-from tests.builders import episode, group, row, sequence, shard
+from tests.support.runs.builders import episode, group, row, sequence, shard
 
 
 def keeps(*rewards: float) -> bool:

@@ -18,9 +18,9 @@ from storage.records.batches import BatchRow, SequenceKey
 from storage.run import batches
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
-from tests import builders
-from tests.builders import row, shard, tensors
-from tests.workers import write_orders
+from tests.support.runs import builders
+from tests.support.runs.builders import row, shard, tensors
+from tests.support.runs.workers import write_orders
 
 POLICY = "solver"
 

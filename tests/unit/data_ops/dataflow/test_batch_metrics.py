@@ -5,7 +5,7 @@ from data_ops.dataflow.batch_metrics import IngestMetrics, batch_metrics
 from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard
 from storage.records.batches import SequenceKey
 from storage.records.rollouts import FailureKind, Group
-from tests.builders import batch, entry, episode, group, row, shard
+from tests.support.runs.builders import batch, entry, episode, group, row, shard
 
 
 def groups(*rewards: float, num_groups: int = 2, num_groups_kept: int = 1) -> IngestedGroups:

@@ -15,7 +15,7 @@ from storage.errors import CorruptError
 from storage.records.batches import BatchRow
 from storage.run import shards
 from storage.store.object_store import ObjectStore
-from tests.builders import episode, group, sequence, shard
+from tests.support.runs.builders import episode, group, sequence, shard
 
 CONFIG = DataConfig.model_validate(
     {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 2}

@@ -6,7 +6,7 @@ from data_ops.algorithms.samplers import Draft, Edf, Fifo
 from data_ops.dataflow.ledger import Ledger
 from storage.errors import ConfigError
 from storage.records.batches import Batch, BatchRow, LedgerEntry, SequenceKey
-from tests.builders import row
+from tests.support.runs.builders import row
 
 
 def key(order: int, place: int = 0) -> SequenceKey:

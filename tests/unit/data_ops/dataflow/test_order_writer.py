@@ -9,7 +9,7 @@ from storage import layout
 from storage.records.rollouts import Order, Prompt, Shard
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
-from tests.builders import shard
+from tests.support.runs.builders import shard
 
 
 def ordering(run: ObjectStore, *curators: Curate) -> OrderWriter:

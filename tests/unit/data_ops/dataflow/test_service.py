@@ -23,10 +23,10 @@ from storage.records.rollouts import FailureKind, Order, Prompt, Shard
 from storage.run import batches, orders, runs, shards
 from storage.run.quarantine import read_quarantine
 from storage.store.object_store import ObjectStore
-from tests.builders import episode, group, row, sequence, shard
-from tests.dataflow_world import POLICIES, Flicker, World, torn, world
-from tests.lifetimes import ScriptedLifetime, lifetime_of, progress_of
-from tests.strange_objects import STRANGE, take_place
+from tests.support.runs.builders import episode, group, row, sequence, shard
+from tests.support.runs.dataflow_world import POLICIES, Flicker, World, torn, world
+from tests.support.runs.lifetimes import ScriptedLifetime, lifetime_of, progress_of
+from tests.support.stores.strange_objects import STRANGE, take_place
 
 ONE = {"solver": PolicyData(batch_size=4, steps=3), "verifier": PolicyData(batch_size=4, steps=3)}
 

@@ -10,7 +10,7 @@ from storage.errors import NotFoundError
 from storage.records.rollouts import Shard
 from storage.run import shards
 from storage.store.object_store import ObjectStore, open_store
-from tests.builders import episode, group, sequence, shard
+from tests.support.runs.builders import episode, group, sequence, shard
 
 CONFIG = DataConfig.model_validate(
     {"prompts": {"builtin": "chained_addition"}, "samples_per_prompt": 2}

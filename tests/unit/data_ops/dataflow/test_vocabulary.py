@@ -12,8 +12,8 @@ from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from storage.weights import publisher
-from tests.builders import episode, group, sequence, shard, tensors
-from tests.dataflow_world import world
+from tests.support.runs.builders import episode, group, sequence, shard, tensors
+from tests.support.runs.dataflow_world import world
 
 
 def publish(run: ObjectStore, policy: str, config: object) -> None:

@@ -18,7 +18,7 @@ from storage.errors import ConfigError
 from storage.records.rollouts import Group, Order
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
-from tests import builders
+from tests.support.runs import builders
 
 
 def write_lines(path: Path, *lines: str) -> FilePrompts:

@@ -4,7 +4,7 @@ from data_ops.prompts import BuiltinPrompts, FilePrompts
 from data_ops.prompts.stream import PromptStream
 from storage.errors import ConfigError, CorruptError
 from storage.records.rollouts import Prompt
-from tests.checkout import DATA
+from tests.support.checkout import DATA
 
 GSM8K = DATA / "gsm8k" / "test.jsonl"
 

@@ -13,7 +13,7 @@ from storage.run import runs as stored_runs
 from storage.store.object_store import open_store
 from storage.weights import publisher, retention
 from tasks.recipes import loader
-from tests import builders
+from tests.support.runs import builders
 
 COMMANDS = (
     "up",

@@ -24,9 +24,9 @@ from storage.verify.verify import verify
 from tasks.monitoring.status import status
 from tasks.recipes.run_terms import run_terms
 from tasks.reports.page import render_report
-from tests.ordinary_user import as_ordinary_user
-from tests.small_run import SmallRun
-from tests.strange_objects import STRANGE, link, strange, take_place
+from tests.support.runs.small_run import SmallRun
+from tests.support.stores.ordinary_user import as_ordinary_user
+from tests.support.stores.strange_objects import STRANGE, link, strange, take_place
 
 NOT_JSON = b"\x00\xff{"
 

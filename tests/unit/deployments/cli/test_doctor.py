@@ -12,7 +12,7 @@ from deployments.servers.ports import HOST
 from deployments.stack import plan, state
 from deployments.stack.processes import Process
 from deployments.stack.state import Stack
-from tests.ordinary_user import as_ordinary_user
+from tests.support.stores.ordinary_user import as_ordinary_user
 
 
 @pytest.fixture

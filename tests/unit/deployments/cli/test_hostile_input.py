@@ -17,7 +17,7 @@ from deployments.cli.app import app
 from storage.errors import ConfigError
 from tasks.recipes import yaml_file
 from tasks.recipes.yaml_file import read
-from tests.small_run import SmallRun
+from tests.support.runs.small_run import SmallRun
 
 BASE = "extends: multi_policy_tiny\n"
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

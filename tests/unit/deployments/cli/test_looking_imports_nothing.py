@@ -14,7 +14,7 @@ from storage.run.runs import create_run
 from storage.store.object_store import open_store
 from storage.weights import publisher
 from tasks.recipes import loader
-from tests import builders
+from tests.support.runs import builders
 
 MODULE = "names_code_of_a_stranger"
 NAMED = {

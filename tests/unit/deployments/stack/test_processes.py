@@ -11,7 +11,7 @@ import pytest
 from deployments.stack import processes
 from deployments.stack.processes import MARK
 from storage.errors import ConfigError
-from tests.patience import until
+from tests.support.patience import until
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(3600)"]
 PARENT = [

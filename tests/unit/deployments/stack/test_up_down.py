@@ -20,7 +20,7 @@ from storage.errors import AstraFlowError, ConfigError
 from storage.run import runs
 from storage.store.object_store import open_store
 from tasks.recipes import loader
-from tests import builders
+from tests.support.runs import builders
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(3600)"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from rollout.agents.chat import Chat, load_chat, system, user
 from storage.errors import ConfigError, CorruptError
-from tests.fakes import END_ID, base_files, tiny_chat
+from tests.support.runs.fakes import END_ID, base_files, tiny_chat
 
 USER, ASSISTANT = 355, 356
 QUESTION = [22, 10, 23, 12, 18, 28, 30]

@@ -6,7 +6,7 @@ from rollout.agents.context import Context
 from rollout.engines.engine import Generation, VersionSpan
 from storage.errors import ConfigError
 from storage.records.rollouts import FinishReason
-from tests.fakes import END_ID, tiny_chat
+from tests.support.runs.fakes import END_ID, tiny_chat
 
 USER, ASSISTANT, MARK = 355, 356, 30
 """MARK is the token of `?`."""

@@ -9,7 +9,7 @@ from rollout.agents.seeds import derived_seed
 from rollout.agents.workflow import Agent, CallCounter, Player
 from rollout.engines.engine import Generation, GenerationAbortedError, SamplingParams, VersionSpan
 from storage.errors import ConfigError
-from tests.fakes import END_ID, ScriptedEngine, base_files, lines, scripted_player
+from tests.support.runs.fakes import END_ID, ScriptedEngine, base_files, lines, scripted_player
 
 
 def agent_of(player: Player, seed: int = 7) -> Agent:

@@ -12,7 +12,7 @@ from benchmarks.math_judge.labels import Labelled, labelled
 from rollout.rewards.math_answers.box import last_box
 from rollout.rewards.math_answers.comparison import equal
 from rollout.rewards.math_judge import judge
-from tests.checkout import DATA
+from tests.support.checkout import DATA
 
 OWN = [
     "12",

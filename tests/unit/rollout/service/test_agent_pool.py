@@ -9,14 +9,14 @@ from storage.formats.safetensors import weights_digest
 from storage.records.rollouts import Prompt
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
-from tests.builders import tensors
-from tests.damaged_weights import spoil
-from tests.fakes import base_files, publish_base
+from tests.support.runs.builders import tensors
+from tests.support.runs.fakes import base_files, publish_base
+from tests.support.stores.damaged_weights import spoil
 
 SAMPLING = {"solver": SamplingConfig(), "verifier": SamplingConfig(temperature=0.5)}
 CONFIG = RolloutConfig(
     workflow=WorkflowConfig(name="actor_and_verify"),
-    engine=EngineConfig(name="tests.fakes:ScriptedEngine"),
+    engine=EngineConfig(name="tests.support.runs.fakes:ScriptedEngine"),
 )
 
 

@@ -22,8 +22,16 @@ from rollout.service.episode_runner import run_episode, run_group, run_prompts
 from rollout.workflows.single_turn import SingleTurn
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.rollouts import Episode, FailureKind, Prompt
-from tests import builders
-from tests.fakes import ScriptedEngine, fail, guess, lines, pool_of, scripted_player, solve
+from tests.support.runs import builders
+from tests.support.runs.fakes import (
+    ScriptedEngine,
+    fail,
+    guess,
+    lines,
+    pool_of,
+    scripted_player,
+    solve,
+)
 
 PROMPT = Prompt("chained_addition/train/17", {"question": "7+8-3=?", "answer": "12"})
 

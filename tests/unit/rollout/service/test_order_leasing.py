@@ -13,8 +13,8 @@ from storage.records.rollouts import Order, Prompt
 from storage.run import orders, shards
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
-from tests import builders
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.support.runs import builders
 
 TTL_S = 12.0
 

@@ -1,6 +1,6 @@
 from rollout.service.throughput import Throughput
 from storage.records.progress import RolloutProgress
-from tests import builders
+from tests.support.runs import builders
 
 
 def test_episodes_failures_tokens_and_orders_are_counted() -> None:

@@ -7,9 +7,9 @@ from storage.formats.safetensors import weights_digest
 from storage.records.control import WaitReason
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher
-from tests.builders import tensors
-from tests.damaged_weights import spoil
-from tests.fakes import ScriptedEngine
+from tests.support.runs.builders import tensors
+from tests.support.runs.fakes import ScriptedEngine
+from tests.support.stores.damaged_weights import spoil
 
 
 @pytest.fixture

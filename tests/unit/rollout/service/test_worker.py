@@ -22,12 +22,12 @@ from storage.run import orders, runs, shards
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, replication, traffic
-from tests import builders
-from tests.builders import mirror_next
-from tests.fakes import pool_of, publish_base
-from tests.lifetimes import progress_of
-from tests.patience import PATIENCE_S, until
-from tests.workers import RunningWorker, answered, config, write_orders
+from tests.support.patience import PATIENCE_S, until
+from tests.support.runs import builders
+from tests.support.runs.builders import mirror_next
+from tests.support.runs.fakes import pool_of, publish_base
+from tests.support.runs.lifetimes import progress_of
+from tests.support.runs.workers import RunningWorker, answered, config, write_orders
 
 OVER = Stop("completed", "all steps done", 0.0)
 
@@ -324,7 +324,7 @@ def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: Ob
 
 
 def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectStore) -> None:
-    publish_base(memory_store, ["solver"], script="tests.fakes:fail")
+    publish_base(memory_store, ["solver"], script="tests.support.runs.fakes:fail")
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()) as worker:
         until(answered(memory_store, 1))
@@ -433,7 +433,7 @@ def test_a_recipe_that_cannot_work_is_refused_before_anything_starts(
 ) -> None:
     wrong = RolloutConfig(
         workflow=WorkflowConfig(name="debate"),
-        engine=EngineConfig(name="tests.fakes:ScriptedEngine"),
+        engine=EngineConfig(name="tests.support.runs.fakes:ScriptedEngine"),
     )
     with RunningWorker(memory_store, wrong) as worker, pytest.raises(ConfigError, match="debate"):
         worker.join()

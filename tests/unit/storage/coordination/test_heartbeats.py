@@ -29,8 +29,8 @@ from storage.records.progress import (
 )
 from storage.store.backend import Keys
 from storage.store.object_store import ObjectStore
-from tests import builders
-from tests.patience import PATIENCE_S, until
+from tests.support.patience import PATIENCE_S, until
+from tests.support.runs import builders
 
 IDLE_S = 3600.0
 KEY = layout.heartbeat("trainer", "t")

@@ -25,9 +25,9 @@ from storage.errors import CorruptError, TransientError
 from storage.records.control import Stop
 from storage.run.runs import request_stop
 from storage.store.object_store import ObjectStore
-from tests.dataflow_world import Flicker
-from tests.lifetimes import pulse_of
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.support.runs.dataflow_world import Flicker
+from tests.support.runs.lifetimes import pulse_of
 
 PAUSES_MAX = 1000
 CANCELLED = Stop("cancelled", "a person asked", 0.0)

@@ -6,7 +6,7 @@ import xxhash
 from storage.errors import ConfigError, CorruptError
 from storage.formats import arrow_files, arrow_sizes
 from storage.formats.arrow_files import DICTIONARY, list_of, schema_of
-from tests.resealed import arrow_file
+from tests.support.stores.resealed import arrow_file
 
 SCHEMA = schema_of(
     {

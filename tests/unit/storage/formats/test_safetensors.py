@@ -16,8 +16,8 @@ from storage.formats.safetensors import (
     weights_digest,
 )
 from storage.records.weights import HostTensor, TensorInfo
-from tests import builders
-from tests.resealed import safetensors_file
+from tests.support.runs import builders
+from tests.support.stores.resealed import safetensors_file
 
 
 def bf16(*bits: int) -> HostTensor:

@@ -8,8 +8,8 @@ from storage.formats import tensor_set
 from storage.formats.tensor_set import Contents, read_extra_files, read_tensors, write
 from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
-from tests import builders
-from tests.damaging_store import damages_first_reads
+from tests.support.runs import builders
+from tests.support.stores.damaging_store import damages_first_reads
 
 ID = "0" * 32
 

@@ -3,8 +3,8 @@ import pytest
 from storage.errors import NotFoundError
 from storage.run import base_models
 from storage.store.object_store import ObjectStore
-from tests import builders
-from tests.damaging_store import damages_first_reads
+from tests.support.runs import builders
+from tests.support.stores.damaging_store import damages_first_reads
 
 
 def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:

@@ -9,8 +9,8 @@ from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.records.batches import Batch, LedgerEntry, SequenceKey
 from storage.run import batches
 from storage.store.object_store import ObjectStore
-from tests import builders
-from tests.damaging_store import damages_first_reads
+from tests.support.runs import builders
+from tests.support.stores.damaging_store import damages_first_reads
 
 
 def key(order: int, sequence: int = 0) -> SequenceKey:

@@ -3,7 +3,7 @@ import pytest
 from storage.errors import ConflictError, CorruptError, NotFoundError
 from storage.run import checkpoints
 from storage.store.object_store import ObjectStore
-from tests import builders
+from tests.support.runs import builders
 
 
 def save(store: ObjectStore, step: int) -> None:

@@ -10,7 +10,7 @@ from storage.errors import ConflictError, CorruptError
 from storage.run import evaluations
 from storage.run.evaluations import Accuracy, Evaluation
 from storage.store.object_store import open_store
-from tests.damaging_store import damages_first_reads
+from tests.support.stores.damaging_store import damages_first_reads
 
 
 def evaluation(step: int, workflow: str = "actor_and_verify") -> Evaluation:

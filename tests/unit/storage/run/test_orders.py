@@ -7,7 +7,7 @@ from storage.errors import ConfigError, ConflictError, CorruptError, NotFoundErr
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders
 from storage.store.object_store import ObjectStore
-from tests.damaging_store import damages_first_reads
+from tests.support.stores.damaging_store import damages_first_reads
 
 
 def order(number: int) -> Order:

@@ -2,7 +2,7 @@ import pytest
 
 from storage.run.quarantine import quarantine_object, read_quarantine
 from storage.store.object_store import ObjectStore
-from tests.killed_store import Killed, killed_at
+from tests.support.stores.killed_store import Killed, killed_at
 
 KEY = "shards/00000007.arrow"
 

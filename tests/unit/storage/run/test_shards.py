@@ -12,8 +12,8 @@ from storage.records.rollouts import Episode, FailureKind, Sequence, Shard
 from storage.records.types import Json
 from storage.run import shards
 from storage.store.object_store import ObjectStore
-from tests import builders
-from tests.damaging_store import damages_first_reads
+from tests.support.runs import builders
+from tests.support.stores.damaging_store import damages_first_reads
 
 
 def round_trip(shard: Shard) -> Shard:

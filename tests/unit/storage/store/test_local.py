@@ -18,7 +18,7 @@ from storage.store import local
 from storage.store.backend import ARROW_BYTES_MAX, BYTES_MAX
 from storage.store.local import TEMPORARY_PREFIX, LocalFiles
 from storage.store.object_store import ObjectStore
-from tests.ordinary_user import as_ordinary_user
+from tests.support.stores.ordinary_user import as_ordinary_user
 
 
 def raising(code: int) -> "type[OSError]":

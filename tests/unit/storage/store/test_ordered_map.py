@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from storage.store.ordered_map import ordered_map
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def test_results_come_in_order_whoever_is_done_first() -> None:

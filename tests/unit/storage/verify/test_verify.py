@@ -25,10 +25,10 @@ from storage.verify.verify import Verdict, verify
 from storage.verify.violations import Violation
 from storage.weights import manifests, publisher, tags
 from tasks.recipes.run_terms import run_terms
-from tests.builders import tensors
-from tests.evaluations import evaluation
-from tests.stranger import sealed
-from tests.true_run import BATCH_SIZE, MAX_STALENESS, STEPS, finished_run
+from tests.support.runs.builders import tensors
+from tests.support.runs.evaluations import evaluation
+from tests.support.runs.true_run import BATCH_SIZE, MAX_STALENESS, STEPS, finished_run
+from tests.support.stores.stranger import sealed
 
 CONFIG = {"steps": 2, "policies": {"solver": {"batch_size": 4}}, "data": {"max_staleness": 8}}
 

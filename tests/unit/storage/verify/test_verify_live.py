@@ -13,7 +13,7 @@ from storage.store.backend import Backend, Keys
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from tasks.recipes.run_terms import run_terms
-from tests.dataflow_world import POLICIES, World, world
+from tests.support.runs.dataflow_world import POLICIES, World, world
 
 STEPS = 6
 

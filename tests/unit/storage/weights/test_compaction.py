@@ -17,8 +17,8 @@ from storage.store.object_store import ObjectStore
 from storage.weights import compaction, delta_store, manifests, publisher, reader, update_path
 from storage.weights.manifests import LoadedWeights
 from storage.weights.traffic import counted
-from tests.checkout import ROOT
-from tests.resealed import replace_file
+from tests.support.checkout import ROOT
+from tests.support.stores.resealed import replace_file
 from tests.unit.storage.weights.codec.test_deltas import draw, tensor
 from tests.unit.storage.weights.test_update_path import bf16, models, publish
 

@@ -9,7 +9,7 @@ from storage.records.control import Stop
 from storage.run import checkpoints, runs
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import orphans, publisher, reader
-from tests import builders
+from tests.support.runs import builders
 
 NOW_S = time.time()
 LATER_S = NOW_S + orphans.AGE_S + 3600.0

@@ -18,8 +18,8 @@ from storage.weights.manifests import LoadedWeights
 from storage.weights.read_through import AWAY_S, LAG_MAX_S, ReadThrough, read_through_mirror
 from storage.weights.retention import Retention
 from storage.weights.traffic import Counting, counted
-from tests.builders import mirror_next
-from tests.lifetimes import ScriptedLifetime, progress_of
+from tests.support.runs.builders import mirror_next
+from tests.support.runs.lifetimes import ScriptedLifetime, progress_of
 
 
 def model(version: int) -> Mapping[str, HostTensor]:

@@ -21,8 +21,8 @@ from storage.verify.weights import WeightsAudit
 from storage.weights import manifests, publisher, reader, retention
 from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention, Retired
-from tests import builders
-from tests.killed_store import Killed, killed_at
+from tests.support.runs import builders
+from tests.support.stores.killed_store import Killed, killed_at
 
 DAY_S = 86400.0
 VERSIONS = 30

@@ -5,8 +5,8 @@ from storage.run import shards
 from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher, reader, traffic
 from storage.weights.read_through import read_through_mirror
-from tests import builders
-from tests.builders import mirror_next
+from tests.support.runs import builders
+from tests.support.runs.builders import mirror_next
 
 
 def test_bytes_of_weights_count_by_policy_and_nothing_else_that_is_read(

@@ -14,9 +14,9 @@ from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
 from storage.weights.manifests import LoadedWeights
-from tests import builders
-from tests.damaging_store import damages_first_reads
-from tests.stranger import sealed
+from tests.support.runs import builders
+from tests.support.stores.damaging_store import damages_first_reads
+from tests.support.stores.stranger import sealed
 
 
 def test_a_published_version_is_fetched_bit_for_bit(memory_store: ObjectStore) -> None:

@@ -15,7 +15,7 @@ from storage.errors import ConfigError
 from storage.formats.safetensors import to_safetensors
 from storage.records.weights import HostTensor
 from tasks.base_models.folders import INDEX, WEIGHTS, read_model_folder, snapshot
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def bf16(*values: int) -> HostTensor:

@@ -10,7 +10,7 @@ from storage.errors import ConfigError
 from storage.records.progress import RolloutProgress
 from tasks.monitoring.mlflow_client import PARENT, Board, flatten
 from tasks.monitoring.mlflow_sync import Tracker, tracking_uri
-from tests.small_run import RECIPE, RUN_ID, SmallRun
+from tests.support.runs.small_run import RECIPE, RUN_ID, SmallRun
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore"

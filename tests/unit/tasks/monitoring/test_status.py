@@ -12,9 +12,9 @@ from storage.records.progress import (
 )
 from storage.run import shards
 from tasks.monitoring.status import RunSummary, Status, newest_version, runs, status
-from tests import builders
-from tests.checkout import ROOT
-from tests.small_run import RUN_ID, SmallRun
+from tests.support.checkout import ROOT
+from tests.support.runs import builders
+from tests.support.runs.small_run import RUN_ID, SmallRun
 
 NOW_S = 5_000_000_000.0
 

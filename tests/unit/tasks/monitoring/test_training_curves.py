@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tasks.monitoring.training_curves import read_history, read_step, read_steps, sample
-from tests.small_run import SmallRun
+from tests.support.runs.small_run import SmallRun
 
 
 def two_steps(name: str) -> SmallRun:

@@ -18,7 +18,7 @@ from storage.weights.manifests import LoadedWeights
 from storage.weights.retention import Retention
 from tasks.monitoring import weights_table
 from tasks.monitoring.weights_table import history
-from tests import builders
+from tests.support.runs import builders
 
 
 def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: ObjectStore) -> None:

@@ -479,7 +479,7 @@ def test_code_that_a_recipe_names_is_checked_before_anything_starts() -> None:
     assert complaint(RECIPE, **{"prompts.custom": f"{here}:Patient"}).startswith(
         f"--set prompts.custom: data.prompts.custom: {here}:Patient has no size and no prompt; a "
         "source of prompts is a class "
-        "with size() and prompt(index) (docs/sources.md)"
+        "with size() and prompt(index) (docs/extending/sources.md)"
     )
     assert complaint(RECIPE, **{"policies.solver.model.custom": "os:system"}).startswith(
         "--set policies.solver.model.custom: os:system is part of Python's standard library"

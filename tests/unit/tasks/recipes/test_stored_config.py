@@ -14,7 +14,7 @@ from storage.store.object_store import ObjectStore
 from tasks.base_models.config import CustomModel
 from tasks.recipes.loader import load
 from tasks.recipes.stored_config import filled, migrated, read_config
-from tests.checkout import ROOT
+from tests.support.checkout import ROOT
 from trainer.losses import CustomLoss, M2po, PpoClip
 
 OLD = ROOT / "tests" / "old_run" / "all_variants"

@@ -5,8 +5,8 @@ import numpy as np
 from storage.records.rollouts import FailureKind
 from storage.run import shards
 from tasks.reports.episode_samples import LEFT_OUT, TOKENS_PER_SEQUENCE_MAX, Piece, sample_episodes
-from tests import builders
-from tests.small_run import SmallRun
+from tests.support.runs import builders
+from tests.support.runs.small_run import SmallRun
 
 
 def test_tokens_are_grouped_by_who_sampled_them_and_at_which_version() -> None:

@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 from storage import layout
 from storage.run import shards
 from tasks.reports.page import write_report
-from tests import builders
-from tests.small_run import RUN_ID, SmallRun
+from tests.support.runs import builders
+from tests.support.runs.small_run import RUN_ID, SmallRun
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from tasks.reports.shard_log import PlayedShard, ShardLog, by_worker, read_shard_log, throughput
-from tests.small_run import SmallRun
+from tests.support.runs.small_run import SmallRun
 
 
 def played(

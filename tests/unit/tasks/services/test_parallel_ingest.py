@@ -16,7 +16,7 @@ from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
 from tasks.services import parallel_ingest
 from tasks.services.parallel_ingest import ParallelIngest
-from tests.builders import shard
+from tests.support.runs.builders import shard
 
 
 class Future:

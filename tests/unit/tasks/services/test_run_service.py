@@ -18,9 +18,9 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.weights import manifests, publisher, replication
 from tasks.recipes import loader
 from tasks.services import parallel_ingest, run_service, sigterm
-from tests import builders
-from tests.builders import tensors
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.support.runs import builders
+from tests.support.runs.builders import tensors
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from prefect.exceptions import TerminationSignal
 
 from tasks.services import sigterm
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 
 def test_sigterm_sets_an_event_and_the_handler_before_comes_back() -> None:

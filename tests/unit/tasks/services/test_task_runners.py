@@ -25,9 +25,9 @@ from tasks.recipes import loader
 from tasks.services import parallel_ingest, run_service
 from tasks.services.store_credentials import VARIABLE
 from tasks.services.task_runners import make_task_runner
-from tests.builders import episode, group, sequence, shard, tensors
-from tests.checkout import ROOT
-from tests.patience import PATIENCE_S, until
+from tests.support.checkout import ROOT
+from tests.support.patience import PATIENCE_S, until
+from tests.support.runs.builders import episode, group, sequence, shard, tensors
 
 STEPS, BATCH_SIZE, NUM_SHARDS = 2, 16, 48
 KEY, SECRET_KEY = "key-of-the-block", "wJalrXUtnFEMI/K7MDENG"

@@ -19,9 +19,9 @@ from storage.run import runs
 from storage.store.object_store import ObjectStore
 from tasks.recipes import loader
 from tasks.supervision import lifecycle
-from tests import builders
-from tests.patience import PATIENCE_S
-from tests.supervised import World
+from tests.support.patience import PATIENCE_S
+from tests.support.runs import builders
+from tests.support.runs.supervised import World
 
 
 class SlowTracker:

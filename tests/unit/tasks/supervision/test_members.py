@@ -8,7 +8,7 @@ from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tasks.recipes import loader
 from tasks.supervision.members import Decision, FlowRunPhase, Seen, decide, is_done, members_of
-from tests.builders import tensors
+from tests.support.runs.builders import tensors
 
 LIMITS = {"launch_timeout_s": 60.0, "heartbeat_limit_s": 10.0, "stop_timeout_s": 30.0}
 

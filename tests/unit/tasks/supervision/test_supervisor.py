@@ -20,11 +20,11 @@ from tasks.recipes import loader
 from tasks.supervision import supervisor
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import FlowRunPhase
-from tests import builders
-from tests.builders import tensors
-from tests.patience import PATIENCE_S
-from tests.strange_objects import STRANGE, link, take_place
-from tests.supervised import World
+from tests.support.patience import PATIENCE_S
+from tests.support.runs import builders
+from tests.support.runs.builders import tensors
+from tests.support.runs.supervised import World
+from tests.support.stores.strange_objects import STRANGE, link, take_place
 
 
 @pytest.fixture
@@ -632,7 +632,7 @@ def test_one_worker_that_keeps_dying_does_not_fail_a_run_that_has_another(world:
 
 def test_the_run_is_completed_when_every_members_work_is_in_the_store(world: World) -> None:
     from storage.run import evaluations
-    from tests.evaluations import evaluation
+    from tests.support.runs.evaluations import evaluation
 
     for policy in ("solver", "verifier"):
         publisher.publish(world.run, policy, 0, tensors())

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from storage.errors import ConfigError
-from tests.trainer_cases import LINEAR, MODEL_CONFIG, base_weights, reference_model, sampled_batch
+from tests.support.models.trainer_cases import (
+    LINEAR,
+    MODEL_CONFIG,
+    base_weights,
+    reference_model,
+    sampled_batch,
+)
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.engines.torch.host_tensors import to_torch
@@ -162,7 +168,7 @@ def test_a_class_that_is_no_loss_is_refused_before_it_is_built() -> None:
     refused = {
         "WithoutPrepare": r"has no prepare; a loss is a class with prepare\(logprobs_N, behaviour_N, "
         r"advantages_N\) and token_losses\(.*\) \(docs/losses\.md\)",
-        "WithoutStatement": "has no class attribute whole_minibatch, True or False; see docs/losses.md",
+        "WithoutStatement": "has no class attribute whole_minibatch, True or False; see docs/extending/losses.md",
         "vector": "has no 'vector'",
         "custom": "is a function and no class",
     }

@@ -25,9 +25,9 @@ from storage.run.runs import request_stop
 from storage.store.backend import Backend
 from storage.store.object_store import ObjectStore
 from storage.weights import manifests, publisher, reader
-from tests.builders import batch
-from tests.lifetimes import lifetime_of, progress_of, pulse_of
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
+from tests.support.runs.builders import batch
+from tests.support.runs.lifetimes import lifetime_of, progress_of, pulse_of
 from trainer.config import TrainConfig
 from trainer.engines.engine import make_engine
 from trainer.service import trainer
@@ -567,7 +567,12 @@ def test_asked_to_stop_while_the_store_is_away_it_ends_and_a_resumed_one_repeats
 
 
 def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStore) -> None:
-    from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
+    from tests.support.models.trainer_cases import (
+        MODEL_CONFIG,
+        base_weights,
+        reference_model,
+        sampled_batch,
+    )
 
     base = base_weights()
     given = sampled_batch(reference_model(base))

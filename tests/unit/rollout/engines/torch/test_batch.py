@@ -14,8 +14,8 @@ from rollout.engines.torch.decoder import Decoder
 from rollout.engines.torch.decoder_weights import DecoderWeights, fuse
 from rollout.engines.torch.kv_cache import KVCache
 from rollout.engines.torch.slots import Slots
-from tests.chain_model import CONFIG, counting
-from tests.random_models import QWEN3, host_tensors, random_model
+from tests.support.models.chain_model import CONFIG, counting
+from tests.support.models.random_models import QWEN3, host_tensors, random_model
 
 CPU = torch.device("cpu")
 MAX_TOKENS = 64

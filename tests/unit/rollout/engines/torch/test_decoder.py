@@ -11,7 +11,7 @@ from rollout.engines.torch.kv_cache import KVCache
 from storage.errors import ConfigError
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from tests.random_models import QWEN3, SIZES, host_tensors, random_model
+from tests.support.models.random_models import QWEN3, SIZES, host_tensors, random_model
 
 LLAMA3 = {
     "rope_type": "llama3",

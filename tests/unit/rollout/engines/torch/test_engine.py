@@ -21,7 +21,7 @@ from rollout.engines.torch.kv_cache import KVCache
 from rollout.engines.torch.prefixes import Prefix, PrefixCache
 from rollout.engines.torch.slots import Slots
 from storage.errors import ConfigError
-from tests.chain_model import CONFIG, VOCAB, chain, counting
+from tests.support.models.chain_model import CONFIG, VOCAB, chain, counting
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from storage.weights import delta_store, manifests, publisher, reader
 from storage.weights.codec import delta_blocks, delta_numpy, deltas
 from storage.weights.delta_store import TRANSFERS_MAX
 from storage.weights.manifests import LoadedWeights
-from tests.resealed import replace_blob
+from tests.support.stores.resealed import replace_blob
 
 
 class Parts(Digest):

@@ -20,7 +20,12 @@ from storage.weights import publisher, reader
 from storage.weights.codec import deltas
 from storage.weights.manifests import LoadedWeights
 from tests.contract.test_train_engine import TrainEngineContract
-from tests.trainer_cases import MODEL_CONFIG, base_weights, reference_model, sampled_batch
+from tests.support.models.trainer_cases import (
+    MODEL_CONFIG,
+    base_weights,
+    reference_model,
+    sampled_batch,
+)
 from trainer.config import TrainConfig
 from trainer.engines.torch import changed_elements, engine
 from trainer.engines.torch.changed_elements import DeviceScan

@@ -4,7 +4,7 @@ import torch
 
 from storage.errors import ConfigError, CorruptError
 from storage.records.types import Json
-from tests.trainer_cases import MODEL_CONFIG, base_weights
+from tests.support.models.trainer_cases import MODEL_CONFIG, base_weights
 from trainer.engines.torch.hf_model import HfModel
 
 

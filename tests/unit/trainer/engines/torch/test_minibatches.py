@@ -5,7 +5,7 @@ import pytest
 
 from storage.errors import CorruptError
 from storage.records.batches import BatchRow, SequenceKey
-from tests.builders import batch, row
+from tests.support.runs.builders import batch, row
 from trainer.engines.torch.minibatches import batch_advantages, check_rows, minibatches
 
 

@@ -1,7 +1,7 @@
 """Training by the plainest computation: one row at a time, no padding, every formula written out,
 in float64.
 
-What a train engine must agree with up to float32. Written from `docs/train_engine.md`; shares no
+What a train engine must agree with up to float32. Written from `docs/extending/train_engine.md`; shares no
 code with `trainer/`.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from storage.records.batches import Batch, BatchRow
 from storage.records.weights import HostTensor
-from tests.trainer_cases import reference_model
+from tests.support.models.trainer_cases import reference_model
 from trainer.config import TrainConfig
 from trainer.losses import LossConfig, M2po, PpoClip
 
@@ -98,7 +98,7 @@ def token_loss(
 
 
 class PlainTrainer:
-    """Adam, clipping, warm-up, minibatches and losses of docs/train_engine.md."""
+    """Adam, clipping, warm-up, minibatches and losses of docs/extending/train_engine.md."""
 
     def __init__(self, config: TrainConfig, weights: Mapping[str, HostTensor], seed: int) -> None:
         self.config, self.seed = config, seed

@@ -1,7 +1,7 @@
 """Small objects with true digests that ask for much memory, each read under a limit of address
 space.
 
-`python -m tests.bombs` reads every one of them and prints a JSON object: name → [kind of error, its
+`python -m tests.support.stores.bombs` reads every one of them and prints a JSON object: name → [kind of error, its
 message]. It is a process of its own, because the limit is.
 """
 
@@ -42,8 +42,8 @@ from storage.weights import delta_store, manifests, publisher, update_path
 from storage.weights.codec import delta_blocks
 from storage.weights.manifests import LoadedWeights
 from tasks.recipes.run_terms import run_terms
-from tests import builders
-from tests.resealed import (
+from tests.support.runs import builders
+from tests.support.stores.resealed import (
     ZEROS,
     arrow_file,
     of_bytes,

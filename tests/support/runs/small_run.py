@@ -17,7 +17,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.weights import publisher
 from tasks.recipes.loader import load
 from tasks.recipes.run_config import RunConfig
-from tests import builders
+from tests.support.runs import builders
 
 RUN_ID = "tiny-1"
 RECIPE = """\

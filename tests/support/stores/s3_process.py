@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 HOST = "127.0.0.1"
 

@@ -14,7 +14,7 @@ from storage.records.control import Heartbeat
 from storage.records.rollouts import Order, Prompt
 from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
-from tests.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 
 SAMPLING = {
     "solver": SamplingConfig(max_new_tokens=64),
@@ -30,7 +30,7 @@ def config(workflow: str = "single_turn", **settings: Any) -> RolloutConfig:
         "drain_s": 30.0,
         "lease_ttl_s": 30.0,
     }
-    engine = EngineConfig(name="tests.fakes:ScriptedEngine")
+    engine = EngineConfig(name="tests.support.runs.fakes:ScriptedEngine")
     return RolloutConfig(
         engine=engine, workflow=WorkflowConfig(name=workflow), **{**quick, **settings}
     )

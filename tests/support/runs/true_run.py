@@ -10,7 +10,7 @@ from storage.run import batches, orders, shards
 from storage.run.runs import create_run
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
-from tests.builders import episode, sequence, tensors
+from tests.support.runs.builders import episode, sequence, tensors
 
 STEPS = 4
 BATCH_SIZE = 6

@@ -18,7 +18,7 @@ from tasks.supervision import supervisor
 from tasks.supervision.flow_processes import FlowProcesses
 from tasks.supervision.launcher import Launched
 from tasks.supervision.members import FlowRunPhase, Member
-from tests import builders
+from tests.support.runs import builders
 
 
 class ScriptedLauncher:

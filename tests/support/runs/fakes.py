@@ -1,7 +1,7 @@
 """A policy without a model: an engine that says what a script tells it, and the base model's files
 that go with it.
 
-    config.json {"script": "tests.fakes:solve", "delay_s": 0.0}  ──▶  ScriptedEngine  ──▶  text of the script, as tokens
+    config.json {"script": "tests.support.runs.fakes:solve", "delay_s": 0.0}  ──▶  ScriptedEngine  ──▶  text of the script, as tokens
 
 A script is `(prompt text, seed) → answer text`. What it raises, the engine raises.
 """
@@ -34,7 +34,7 @@ from storage.records.weights import HostTensor
 from storage.store.object_store import ObjectStore
 from storage.weights import publisher
 from tasks.base_models.tiny_tokenizer import END, tokenizer, tokenizer_files
-from tests.builders import tensors
+from tests.support.runs.builders import tensors
 
 LOGPROB = -0.5
 """Of every token a scripted engine says."""
@@ -127,7 +127,9 @@ class ScriptedEngine:
         self.closed = True
 
 
-def base_files(script: str = "tests.fakes:solve", delay_s: float = 0.0) -> dict[str, bytes]:
+def base_files(
+    script: str = "tests.support.runs.fakes:solve", delay_s: float = 0.0
+) -> dict[str, bytes]:
     """The files of a base model whose engine follows a script."""
     config = {"model_type": "qwen3", "eos_token_id": END_ID, "script": script, "delay_s": delay_s}
     return {**tokenizer_files(), "config.json": json.dumps(config).encode()}
@@ -136,7 +138,7 @@ def base_files(script: str = "tests.fakes:solve", delay_s: float = 0.0) -> dict[
 def publish_base(
     run: ObjectStore,
     policies: Sequence[str],
-    script: str = "tests.fakes:solve",
+    script: str = "tests.support.runs.fakes:solve",
     delay_s: float = 0.0,
 ) -> None:
     """Version 0 of every policy."""

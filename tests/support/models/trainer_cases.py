@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from storage.records.batches import Batch, BatchRow, SequenceKey
 from storage.records.types import Json
 from storage.records.weights import HostTensor
-from tests.builders import batch, row
+from tests.support.runs.builders import batch, row
 from trainer.config import TrainConfig
 from trainer.engines.torch.host_tensors import to_host, to_torch
 from trainer.losses import PpoClip

@@ -25,7 +25,7 @@ from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from storage.weights import publisher
 from tasks.recipes.run_terms import run_terms
-from tests.builders import episode, group, sequence, shard, tensors
+from tests.support.runs.builders import episode, group, sequence, shard, tensors
 
 POLICIES = {
     "solver": PolicyData(batch_size=6, steps=4),
