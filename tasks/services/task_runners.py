@@ -18,16 +18,18 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
         return ProcessPoolTaskRunner(max_workers=config.workers, initializer=exit_with_parent)
     if isinstance(config, DaskRunner):
         try:
-            from prefect_dask import DaskTaskRunner
+            from prefect_dask.task_runners import DaskTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        return DaskTaskRunner(address=config.address)
+        dask: TaskRunner[Any] = DaskTaskRunner(address=config.address)
+        return dask
     if isinstance(config, RayRunner):
         try:
-            from prefect_ray import RayTaskRunner
+            from prefect_ray.task_runners import RayTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        return RayTaskRunner(address=config.address)
+        ray: TaskRunner[Any] = RayTaskRunner(address=config.address)
+        return ray
     return ThreadPoolTaskRunner()
 
 
