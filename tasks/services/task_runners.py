@@ -21,7 +21,8 @@ def make_task_runner(config: TaskRunnerConfig) -> TaskRunner[Any]:
             from prefect_dask.task_runners import DaskTaskRunner
         except ImportError as error:
             raise _missing(config.name, error) from error
-        return DaskTaskRunner(address=config.address)
+        dask: TaskRunner[Any] = DaskTaskRunner(address=config.address)
+        return dask
     if isinstance(config, RayRunner):
         try:
             from prefect_ray.task_runners import RayTaskRunner
