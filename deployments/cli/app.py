@@ -45,7 +45,7 @@ class _Commands(TyperGroup):
     def main(self, *args: Any, standalone_mode: bool = True, **kwargs: Any) -> Any:
         """Run a command and exit. `--help` may fail, too: when the output cannot be written."""
         try:
-            code = super().main(*args, standalone_mode=False, **kwargs)
+            code = super().main(*args, **{**kwargs, "standalone_mode": False})
         except OSError as error:
             _print_error(_message(error))
             code = EXIT_FAILED
