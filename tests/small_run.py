@@ -93,11 +93,17 @@ class SmallRun:
     def evaluation(self, version: int, first: list[float], final: list[float]) -> None:
         versions = dict.fromkeys(self.config.policies, version)
         rows = tuple(f"chained_addition/test/{index}" for index in range(len(first)))
-        a, b = np.array(first, np.float32), np.array(final, np.float32)
-        evals.create(
-            self.run,
-            Evaluation(versions, "chained_addition", "actor_and_verify", rows, a, b, 5.0, 1.0),
+        evaluation = Evaluation(
+            versions=versions,
+            dataset="chained_addition",
+            workflow="actor_and_verify",
+            rows=rows,
+            first_attempt=np.array(first, np.float32),
+            final=np.array(final, np.float32),
+            created_s=5.0,
+            seconds=1.0,
         )
+        evals.create(self.run, evaluation)
 
     def beat(
         self,
