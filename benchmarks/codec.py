@@ -259,12 +259,14 @@ def show(found: Json) -> None:
         f"load average {found['load_before']:.1f} before, {found['load_after']:.1f} after"
     )
     print(
-        f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}{'apply GB/CPU s':>18}{'renew GB/CPU s':>18}"
+        f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}"
+        f"{'apply GB/CPU s':>18}{'renew GB/CPU s':>18}"
     )
     for name in found["bytes_per_change"]:
         print(
             f"{name:18}{found['bytes_per_change'][name]:14.3f}"
-            f"{found['encode_gb_per_cpu_s'].get(name, math.nan):18.2f}{found['apply_gb_per_cpu_s'][name]:18.2f}"
+            f"{found['encode_gb_per_cpu_s'].get(name, math.nan):18.2f}"
+            f"{found['apply_gb_per_cpu_s'][name]:18.2f}"
             f"{found['renew_gb_per_cpu_s'][name]:18.2f}"
         )
     faster = found["two_threads"]

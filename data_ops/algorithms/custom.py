@@ -1,4 +1,4 @@
-"""Data algorithms from outside of AstraFlow, by import path (`docs/extending/data_algorithms.md`)."""
+"""Data algorithms of a user, by import path (`docs/extending/data_algorithms.md`)."""
 
 from typing import Any, ClassVar
 

@@ -158,8 +158,9 @@ def with_advantages(group: PolicyGroup, config: AdvantageConfig) -> list[BatchRo
 
 
 def all_rows(shard: Shard, policy: str, config: DataConfig) -> dict[SequenceKey, BatchRow]:
-    """Return every row of one policy in the shard, before the filters. A restart selects the waiting
-    rows from them.
+    """Return every row of one policy in the shard, before the filters.
+
+    A restart selects the waiting rows from them.
     """
     return {
         row.key: row

@@ -142,6 +142,6 @@ class Workflow(Protocol):
     async def play(self, prompt: Prompt, agents: Mapping[str, Agent]) -> Episode:
         """Play one episode for `prompt`; `agents` has one agent for each role.
 
-        Any exception makes the episode a failed one, of the kind that `docs/extending/workflows.md` lists.
+        Any exception makes the episode a failed one; `docs/extending/workflows.md` lists the kinds.
         """
         ...

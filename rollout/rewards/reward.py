@@ -40,7 +40,9 @@ REWARDS: Final[Mapping[str, Callable[[float], Reward] | str]] = {
 """Built-in rewards by import path; any other reward is named by its own import path."""
 
 
-REWARD: Final = PluginKind("reward", Reward, "docs/extending/workflows.md", constructor_args=("timeout_s",))
+REWARD: Final = PluginKind(
+    "reward", Reward, "docs/extending/workflows.md", constructor_args=("timeout_s",)
+)
 
 
 def find_reward(name: str) -> Callable[[float], Reward]:

@@ -21,7 +21,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 class FailureKind(StrEnum):
-    """Cause of a failed episode. `docs/extending/workflows.md` lists the exceptions of each kind."""
+    """Cause of a failed episode. The exceptions of each are in `docs/extending/workflows.md`."""
 
     MODEL = "model"
     """The policy's own output: it filled the longest context, or nothing can be made of it."""

@@ -1,4 +1,4 @@
-"""MergedDelta deltas, for workers that are several versions behind: one object in place of eight, with
+"""Merged deltas, for workers that are several versions behind: one object in place of eight, with
 two thirds of their bytes.
 
     delta 9, 10, … 16  ──changes add up──▶  weights/{policy}/00000016/since-00000008.json + files

@@ -59,8 +59,8 @@ def learning(
         ),
         Figure(
             "Reward per policy",
-            "Mean reward of all sequences since the step before, before any filter; the bold line is "
-            "smoothed.",
+            "Mean reward of all sequences since the step before, before any filter; the bold line "
+            "is smoothed.",
             _per_policy(histories, "dataflow/reward/mean", colors, "reward", smoothed=True),
         ),
         Figure(

@@ -1,4 +1,6 @@
-"""The contract of a train engine, which turns batch n into version n (see `docs/extending/train_engine.md`).
+"""The contract of a train engine, which turns batch n into version n.
+
+`docs/extending/train_engine.md` describes it in prose.
 
 An engine does not use stores, runs or published versions; the service
 (`trainer/service/trainer.py`) does not use models, losses or devices. Importing this module does

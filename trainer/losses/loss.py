@@ -1,4 +1,6 @@
-"""The contract of a loss: what a train engine calls. `docs/extending/losses.md` describes it in prose.
+"""The contract of a loss: what a train engine calls.
+
+`docs/extending/losses.md` describes it in prose.
 
     tokens of a minibatch ──prepare──▶ Prepared (constants, no gradient)
                                           │ part(start, end)
