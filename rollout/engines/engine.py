@@ -1,7 +1,7 @@
 """The contract of a rollout engine: tokens in; tokens, log-probabilities and weights versions out.
 
 The caller gives it token ids and new weights; an engine has no access to text, prompts, rewards or
-the store. `docs/extending/rollout_engine.md` states the contract for engines in other languages, and
+the store. `docs/extending/rollout_engine.md` has the contract for engines in other languages, and
 every engine must pass `tests/contract/test_rollout_engine.py`.
 """
 
