@@ -43,8 +43,8 @@ def gc(
     """List the weights that no kept version needs; with `apply`, delete them, mirrors included.
 
     Files of killed writers are listed and deleted, too. Manifests are kept, so every run can be
-    verified and resumed. An artifact lists what is kept and what is deleted. A run that cannot be read is
-    logged and skipped, and the flow run ends as failed.
+    verified and resumed. An artifact lists what is kept and what is deleted. A run that cannot be
+    read is logged and skipped, and the flow run ends as failed.
     """
     settings, log = Retention(last, every, grace_s=grace_h * 3600), get_run_logger()
     try:

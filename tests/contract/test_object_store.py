@@ -1,6 +1,4 @@
-"""What every object store promises, whatever it is made of: each test runs on memory, a folder and
-S3.
-"""
+"""The contract of every object store: each test runs on memory, a folder and S3."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +66,7 @@ def test_creating_the_same_bytes_again_succeeds(store: ObjectStore) -> None:
     assert store.get("run.json") == b"same"
 
 
-def test_of_many_rivals_exactly_one_creates_and_its_body_stands(store: ObjectStore) -> None:
+def test_exactly_one_of_many_writers_creates_the_object(store: ObjectStore) -> None:
     for round in range(5):
         key = f"shards/{round:08d}.arrow"
         bodies = [f"writer {rival}".encode() * 1000 for rival in range(RIVALS)]
@@ -77,7 +75,7 @@ def test_of_many_rivals_exactly_one_creates_and_its_body_stands(store: ObjectSto
         assert store.get(key) == bodies[won.index(True)]
 
 
-def test_readers_during_a_race_see_nothing_or_the_whole_object(store: ObjectStore) -> None:
+def test_readers_during_a_race_get_nothing_or_the_whole_object(store: ObjectStore) -> None:
     size = 200_000
 
     def reads_whole() -> bool:
@@ -146,9 +144,7 @@ def test_list_starts_after_a_key(store: ObjectStore) -> None:
     assert store.list("orders", start_after="a")[0] == "orders/00000000.json"
 
 
-def test_list_goes_on_over_more_than_one_page(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_reads_several_pages(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "PAGE_KEYS_MAX", 5)
     keys = [f"many/{number:02d}/x" for number in range(12)]
     for key in keys:
@@ -158,7 +154,7 @@ def test_list_goes_on_over_more_than_one_page(
     assert store.folders("many") == [f"{number:02d}" for number in range(12)]
 
 
-def test_list_sees_what_others_wrote_just_now(store: ObjectStore) -> None:
+def test_list_includes_the_latest_objects_of_other_writers(store: ObjectStore) -> None:
     assert store.list("orders") == []
     store.create("orders/00000000.json", b"x")
     assert store.list("orders") == ["orders/00000000.json"]
@@ -166,7 +162,7 @@ def test_list_sees_what_others_wrote_just_now(store: ObjectStore) -> None:
     assert store.list("orders") == []
 
 
-def test_folders_are_named_without_what_lies_in_them(store: ObjectStore) -> None:
+def test_folders_are_listed_without_their_contents(store: ObjectStore) -> None:
     for key in (
         "runs/b/run.json",
         "runs/a/run.json",
@@ -266,7 +262,7 @@ def test_a_profile_wins_over_the_environment(
 
 
 @pytest.mark.s3
-def test_a_profile_that_is_not_there_is_a_sentence(
+def test_an_unknown_profile_is_a_config_error(
     s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -277,7 +273,7 @@ def test_a_profile_that_is_not_there_is_a_sentence(
         open_store(f"s3://{BUCKET}/x?profile=eu").get("a")
 
 
-def test_a_large_object_of_known_size_comes_in_parts_and_whole(
+def test_a_large_object_of_known_size_is_read_in_parts_and_complete(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -1,6 +1,4 @@
-"""Whether two records are the same to the last bit: NaN equals the same NaN, and 0.0 is not
-−0.0.
-"""
+"""Bit-wise equality of records: NaN equals the same NaN, and 0.0 does not equal −0.0."""
 
 import struct
 from collections.abc import Mapping

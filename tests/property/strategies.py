@@ -1,6 +1,4 @@
-"""Records of every shape the forms must carry: lengths from 0, extreme integers, any bits of a
-float, any text.
-"""
+"""Strategies for records: lengths from 0, extreme integers, any bits of a float, any text."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -67,11 +65,11 @@ def sequences(draw: st.DrawFn) -> Sequence:
 
 episodes = st.builds(
     Episode,
-    st.lists(sequences(), max_size=3).map(tuple),
-    floats,
-    metrics,
-    st.none() | texts,
-    floats,
+    sequences=st.lists(sequences(), max_size=3).map(tuple),
+    reward=floats,
+    metrics=metrics,
+    error=st.none() | texts,
+    seconds=floats,
 )
 groups = st.builds(Group, prompts, st.lists(episodes, max_size=3).map(tuple))
 shards = st.builds(

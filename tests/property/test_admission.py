@@ -1,4 +1,4 @@
-"""The budget holds, and nobody waits for ever, whatever the yields and speeds are."""
+"""Admission keeps its budget and never blocks for ever, for any yields and speeds."""
 
 from dataclasses import dataclass, field
 

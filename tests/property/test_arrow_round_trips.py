@@ -1,6 +1,4 @@
-"""Shards and batches: whatever fulfils the records' promises comes back to the last bit; half a
-file never does.
-"""
+"""Valid shards and batches survive a round trip bit for bit; a truncated file is corrupt."""
 
 import pytest
 from hypothesis import given, settings
@@ -18,13 +16,13 @@ EXAMPLES = 60
 
 @settings(max_examples=EXAMPLES)
 @given(strategies.shards)
-def test_a_shard_comes_back_to_the_last_bit(shard: Shard) -> None:
+def test_a_shard_survives_a_round_trip_bit_for_bit(shard: Shard) -> None:
     assert same_bits(shards.decode(shards.encode(shard)), shard)
 
 
 @settings(max_examples=EXAMPLES)
 @given(strategies.batches)
-def test_a_batch_comes_back_to_the_last_bit(batch: Batch) -> None:
+def test_a_batch_survives_a_round_trip_bit_for_bit(batch: Batch) -> None:
     assert same_bits(batches.decode(batches.encode(batch)), batch)
 
 
@@ -42,7 +40,7 @@ def test_a_batch_cut_anywhere_is_corrupt() -> None:
             batches.decode(body[:length])
 
 
-def test_a_shard_with_a_hole_anywhere_is_corrupt() -> None:
+def test_a_shard_with_overwritten_bytes_anywhere_is_corrupt() -> None:
     body = shards.encode(builders.shard())
     for start in range(0, len(body), 7):
         with pytest.raises(CorruptError):

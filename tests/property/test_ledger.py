@@ -1,6 +1,4 @@
-"""Whatever arrives in whatever order, and whenever the dataflow dies: the ledger balances and nothing
-is used twice.
-"""
+"""The ledger balances and nothing is used twice, for any arrival order and any crash of the dataflow."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What holds of the losses for any tokens."""
+"""Properties of the losses for any tokens."""
 
 import math
 
@@ -98,7 +98,7 @@ def test_bounds_keep_within_their_caps(tokens: list[tuple[float, float]], thresh
 
 @settings(deadline=None)
 @given(TOKENS, st.floats(0.0, 0.9), st.floats(0.0, 5.0))
-def test_a_silenced_token_is_clippable_and_has_no_gradient(
+def test_a_clipped_token_is_clippable_and_has_no_gradient(
     tokens: list[tuple[float, float]], eps_low: float, eps_high: float
 ) -> None:
     logprobs, behaviour, advantages = tensors(tokens)
@@ -121,7 +121,7 @@ def test_wide_bounds_leave_the_plain_policy_gradient(tokens: list[tuple[float, f
 
 @settings(deadline=None)
 @given(TOKENS)
-def test_the_divergence_is_never_negative(tokens: list[tuple[float, float]]) -> None:
+def test_kl_k3_is_never_negative(tokens: list[tuple[float, float]]) -> None:
     logprobs, behaviour, _ = tensors(tokens)
     assert (kl_k3(logprobs, behaviour) >= 0).all()
 
@@ -141,7 +141,7 @@ MEANS = st.floats(1e-4, 10.0)
 
 @settings(deadline=None)
 @given(VALUES, MEANS)
-def test_below_the_water_level_the_mean_is_the_given_one(values: list[float], mean: float) -> None:
+def test_the_water_level_gives_the_mean(values: list[float], mean: float) -> None:
     tensor = torch.tensor(values, dtype=torch.float64)
     level = water_level(tensor, mean)
     if tensor.mean().item() <= mean:

@@ -1,6 +1,5 @@
-"""Whatever somebody stores who writes true digests, a reader gets it or one of the project's
-errors, and nobody else's object suffers: not in `verify`, nor in what reads many objects of a run
-at once.
+"""Objects with true digests and any content: readers return them or raise one of the project's errors,
+and the other objects are read all the same, by `verify` and by readers of many objects.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""Whatever text goes into the tiny tokenizer comes back exactly: GSM8K's prompts must survive a
-model made for sums.
-"""
+"""Any text survives a round trip through the tiny tokenizer, such as the prompts of GSM8K."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,7 +17,7 @@ texts = st.lists(pieces).map("".join).filter(lambda text: not any(role in text f
 @example("Natalia sold 48/2 = <<48/2=24>>24 clips; she earned $1,234.50\u00a0…\r\n\t#### 72")
 @example("007 and 1000000, \u0301 combining, \x00\x1b\x7f, 👩‍👩‍👧, \u202eright to left")
 @example("<|use" + "r|\\boxed{approvereject}</verify><verify>")
-def test_any_text_without_roles_comes_back(text: str):
+def test_any_text_without_roles_survives_a_round_trip(text: str):
     assert tokenizer().decode(tokenizer().encode(text).ids, skip_special_tokens=True) == text
 
 

@@ -1,6 +1,4 @@
-"""Every number of a recipe has a lower and an upper bound, and an error names the key, the value,
-the line and the bound.
-"""
+"""Every number of a recipe has bounds, and an error names the key, the value, the line and the bound."""
 
 import math
 import re
@@ -172,7 +170,7 @@ THIRTY_DAYS_S = 30 * 24 * 3600.0
         ("Share", 0.0, False, 1.0, True), ("Decay", 0.0, True, 1.0, False),
     ],
 )  # fmt: skip
-def test_other_numbers_are_taken_up_to_a_bound_or_below_it(
+def test_numbers_are_accepted_up_to_their_bounds(
     name: str, least: float, least_is_taken: bool, most: float, most_is_taken: bool
 ) -> None:
     kind: TypeAdapter[float] = TypeAdapter(getattr(config_model, name))
@@ -218,7 +216,9 @@ def test_the_bounds_themselves_are_allowed(key: str, least: int, most: int) -> N
         ("policies.solver.train.lr", -1, "must be greater than or equal to 0, not -1"),
     ],
 )
-def test_a_limit_that_can_be_switched_off_says_how(key: str, value: float, words: str) -> None:
+def test_the_error_of_an_optional_limit_says_how_to_switch_it_off(
+    key: str, value: float, words: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(RECIPE, {key: value})
     assert str(caught.value) == f"--set {key}: {words}"

@@ -1,6 +1,4 @@
-"""Unions of configuration models: how a section selects a variant, and what only other variants
-have.
-"""
+"""Unions of configuration models: selection of a variant, and the fields of the other variants."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -96,7 +94,7 @@ def test_an_import_path_selects_the_custom_variant() -> None:
     assert kinds(Named, {}, 3) == ["union_tag_not_found", "union_tag_not_found"]
 
 
-def test_the_only_key_that_is_there_selects() -> None:
+def test_the_only_key_that_is_set_selects() -> None:
     assert kinds(Place, {"path": ""}, {"url": "x", "port": 2}, Here(path="a"), There(url="b")) == [
         Here,
         There,
@@ -146,14 +144,14 @@ def test_fields_that_only_other_variants_have_are_found_with_their_variants() ->
         (ByKey(("path", "url")), {}, None, ""),
     ],
 )
-def test_a_selector_tells_what_a_section_selects(
+def test_a_selector_returns_the_setting_of_a_section(
     selector: ByName | ByKey, section: dict[str, object], written: str | None, selected: str
 ) -> None:
     assert selector.explicit_tag(section) == written
     assert selector.setting_in(section) == selected
 
 
-def test_a_selector_tells_what_to_write() -> None:
+def test_a_selector_returns_the_setting_for_a_variant() -> None:
     assert ByName().setting_for("red") == "name: red"
     assert [ByPath().setting_for(tag) for tag in ("red", "custom")] == [
         "name: red",

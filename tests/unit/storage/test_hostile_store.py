@@ -1,6 +1,4 @@
-"""A store that somebody else can write to: names in its objects lead nowhere but into the folder
-that was asked for.
-"""
+"""A store with foreign writers: names in its objects never lead out of the expected folder."""
 
 import json
 from collections.abc import Callable
@@ -64,7 +62,7 @@ def test_a_report_never_writes_what_a_manifest_names(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tokenizer_that_is_none_leaves_the_report_its_numbers() -> None:
+def test_an_invalid_tokenizer_does_not_prevent_the_report() -> None:
     made = SmallRun("hostile-tokenizer")
     made.version("solver", 0, {"tokenizer.json": b'{"model": 1}'})
     assert decoder(made.run, "solver")(7) == "⟨7⟩"
@@ -184,7 +182,9 @@ def test_a_record_under_the_id_of_another_run_is_corrupt(memory_store: ObjectSto
         read_run(run)
 
 
-def test_folders_that_cannot_be_runs_are_none(local_store: ObjectStore, tmp_path: Path) -> None:
+def test_folders_with_invalid_run_ids_are_not_runs(
+    local_store: ObjectStore, tmp_path: Path
+) -> None:
     create_run(local_store, "mine", {})
     root = Path(local_store.url.removeprefix("file://"))
     for name in ("a b", "\x1b[2J", ".hidden", "x" * 101):
@@ -200,7 +200,7 @@ def test_folders_that_cannot_be_runs_are_none(local_store: ObjectStore, tmp_path
     "key",
     ["heartbeats/../x.json", "evals//a.arrow", "tags/\x1b[2J.json", "heartbeats/.tmp-x", "./a"],
 )
-def test_a_key_that_cannot_be_one_is_listed_to_nobody(key: str) -> None:
+def test_an_invalid_key_is_not_listed(key: str) -> None:
     """A foreign writer of a bucket can give an object any name; listing it and then reading it
     would end a command.
     """
@@ -231,7 +231,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return questions
 
 
-def test_a_config_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(
+def test_a_config_that_names_code_neither_runs_it_nor_prompts_a_person(
     asked: list[str],
 ) -> None:
     from trainer.engines.torch.hf_model import HfModel

@@ -1,6 +1,4 @@
-"""What a recipe names is found, and proved to be what it must be, before anything of it is
-called.
-"""
+"""A class that a recipe names is resolved and checked before it is called."""
 
 import abc
 import functools
@@ -183,7 +181,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("a\n:B", "is not an import path"),
     ],
 )
-def test_a_path_that_leads_nowhere_says_where_it_broke(path: str, sentence: str) -> None:
+def test_the_error_of_an_import_path_names_the_part_that_failed(path: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         resolve(path, TABLE, KIND)
 
@@ -249,7 +247,7 @@ def test_the_standard_library_is_refused_before_it_is_imported(
         ("os", "os:system", False),
     ],
 )
-def test_a_list_of_packages_limits_what_is_imported_and_not_what_is_built_in(
+def test_the_allow_list_limits_import_paths_and_not_builtins(
     allowed: str, path: str, is_allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ALLOW_VARIABLE, allowed)
@@ -283,7 +281,7 @@ def test_a_list_of_packages_limits_what_is_imported_and_not_what_is_built_in(
         ),
     ],
 )
-def test_a_module_that_fails_is_a_sentence(
+def test_a_module_that_raises_is_a_config_error(
     text: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing_module.py").write_text(text)
@@ -293,7 +291,7 @@ def test_a_module_that_fails_is_a_sentence(
     assert "failing_module" not in sys.modules
 
 
-def test_a_module_that_fails_when_a_name_is_asked_for_is_a_sentence(
+def test_a_module_that_raises_for_an_attribute_is_a_config_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lazy_module.py").write_text(
@@ -321,7 +319,7 @@ class Placeholder(metaclass=_NeedsBackend):
     """
 
 
-def test_a_class_that_fails_when_its_methods_are_asked_for_is_a_sentence() -> None:
+def test_a_class_whose_attributes_raise_is_a_config_error() -> None:
     with pytest.raises(
         ConfigError,
         match=r":Placeholder cannot be used: it raised ImportError: \w+ needs torchvision$",
@@ -370,7 +368,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_called(
+def test_every_key_of_a_recipe_rejects_a_class_of_another_kind_before_it_is_called(
     place: str,
 ) -> None:
     with pytest.raises(
@@ -400,7 +398,7 @@ def test_every_place_of_a_recipe_refuses_what_is_not_of_its_kind_before_it_is_ca
         (train_engine.ENGINES, train_engine.ENGINE),
     ],
 )
-def test_every_builtin_is_what_its_kind_asks_of_strangers(
+def test_every_builtin_fulfils_the_contract_of_its_kind(
     table: dict[str, Any], kind: PluginKind
 ) -> None:
     for name in table:
@@ -441,7 +439,7 @@ class OneLetterRoles(NoRoles):
 
 
 @pytest.mark.parametrize("name", ["NoRoles", "OneLetterRoles"])
-def test_a_workflow_says_whom_it_plays_with_before_it_is_built(name: str) -> None:
+def test_a_workflow_class_has_its_roles_before_it_is_built(name: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"^rollout\.workflow\.name: {HERE}:{name} has no class attribute roles"
     ):

@@ -24,7 +24,7 @@ def test_a_member_whose_name_cannot_be_part_of_a_key_is_refused(name: str) -> No
         layout.heartbeat("rollout", name)
 
 
-def test_only_a_key_that_is_spelled_as_the_layout_spells_it_has_a_number() -> None:
+def test_only_a_canonical_key_has_a_number() -> None:
     keys = [layout.shard(number) for number in (12, 3, 123456789)]
     strays = [
         "shards/7.arrow",
@@ -70,7 +70,7 @@ def test_plain_names_make_keys() -> None:
     )
 
 
-def test_only_what_lies_in_a_policys_weights_folder_is_of_its_weights() -> None:
+def test_only_keys_in_a_policys_weights_folder_belong_to_its_weights() -> None:
     keys = (
         "weights/solver/00000001/manifest.json",
         "weights/solver",

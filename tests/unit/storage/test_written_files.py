@@ -1,4 +1,4 @@
-"""What stored objects hold becomes local files in one place only, which cannot leave its folder."""
+"""Files from stored objects are written in one place only, which cannot leave its folder."""
 
 import ast
 import os
@@ -105,7 +105,7 @@ def test_a_link_in_the_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: P
     assert os.listdir(tmp_path / "out") == ["config.json"]
 
 
-def test_the_folder_is_made_and_may_be_a_link_that_a_person_names(tmp_path: Path) -> None:
+def test_the_folder_is_created_and_may_be_a_link(tmp_path: Path) -> None:
     write_inside(tmp_path / "new" / "folder", "a", b"1")
     (tmp_path / "link").symlink_to(tmp_path / "new" / "folder")
     write_inside(tmp_path / "link", "b", b"2")

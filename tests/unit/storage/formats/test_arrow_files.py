@@ -55,7 +55,7 @@ def test_values_that_no_row_names_do_not_come_back() -> None:
     assert (values.tolist(), offsets.tolist()) == ([], [0])
 
 
-def test_a_number_that_its_column_cannot_hold_is_no_file() -> None:
+def test_a_number_that_does_not_fit_its_column_is_an_error() -> None:
     with pytest.raises(pa.ArrowInvalid):
         arrow_files.encode(schema_of({"n": pa.int32()}), {"n": [2**31]}, "test", {})
 
@@ -86,7 +86,7 @@ def test_token_values_are_views_into_the_file_not_copies() -> None:
     assert not values.flags.writeable
 
 
-def test_every_flipped_bit_is_found() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     file = body()
     for place in range(len(file)):
         damaged = file[:place] + bytes([file[place] ^ 4]) + file[place + 1 :]
@@ -101,7 +101,7 @@ def test_another_kind_or_other_columns_are_told_apart() -> None:
         arrow_files.decode(body(), schema_of({"n": pa.int64()}), "test")
 
 
-def test_a_plain_arrow_file_is_no_file_of_ours() -> None:
+def test_an_arrow_file_without_metadata_is_corrupt() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, SCHEMA) as writer:
         writer.write_table(SCHEMA.empty_table())
@@ -161,7 +161,7 @@ def test_a_file_of_another_writer_with_a_true_digest_is_read() -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4", None])
-def test_a_file_of_several_record_batches_is_one_table_whatever_its_compression(
+def test_several_record_batches_are_one_table_with_any_compression(
     compression: str | None,
 ) -> None:
     batches = [
@@ -191,9 +191,7 @@ def test_what_is_written_here_is_read_however_well_it_is_compressed() -> None:
     )
 
 
-def test_metadata_of_an_older_version_is_refused_because_it_may_compress_in_a_way_of_its_own() -> (
-    None
-):
+def test_metadata_of_an_older_version_is_rejected() -> None:
     place = b"f" * 31 + b"e"
     metadata = {
         "astraflow.format": "1",
@@ -226,7 +224,7 @@ def test_nulls_are_refused_even_with_a_true_digest() -> None:
 
 
 @pytest.mark.parametrize("words", [[None], ["x", None]])
-def test_a_null_that_hides_in_a_dictionary_is_refused(words: list[str | None]) -> None:
+def test_a_null_in_a_dictionary_is_rejected(words: list[str | None]) -> None:
     indices = pa.array([len(words) - 1], type=pa.int32())
     hidden = pa.DictionaryArray.from_arrays(indices, pa.array(words, type=pa.string()))
     assert hidden.null_count == 0  # Arrow counts the indices alone

@@ -1,6 +1,4 @@
-"""What an Arrow file asks for is counted from its metadata, which are written here by hand, field
-by field, at every bound.
-"""
+"""The memory for an Arrow file is computed from its metadata, which are built here by hand."""
 
 import struct
 from collections.abc import Sequence
@@ -140,7 +138,7 @@ def test_a_file_may_have_a_row_for_each_of_its_bytes_and_a_small_one_the_least_l
 
 
 @pytest.mark.parametrize("size", [0, RATIO_FROM, RATIO_FROM + 100])
-def test_a_file_may_ask_for_a_multiple_of_its_bytes_and_a_small_one_for_the_least_limit(
+def test_a_file_may_need_a_multiple_of_its_size_and_a_small_one_the_least_limit(
     size: int,
 ) -> None:
     most = max(MEMORY_MIN, MEMORY_RATIO * size)
@@ -173,7 +171,7 @@ def test_words_of_a_dictionary_are_bytes_and_no_rows() -> None:
     assert claimed(file(dictionaries=[words(MEMORY_MIN + 1)])) == MEMORY_MIN + 1
 
 
-def test_of_a_buffer_that_is_not_compressed_its_own_bytes_count() -> None:
+def test_the_size_of_an_uncompressed_buffer_is_its_bytes() -> None:
     big = claim(MEMORY_MIN)
     plain = claim(2**62) + b"\0" * 92
     assert (
@@ -194,9 +192,7 @@ def test_of_a_buffer_that_is_not_compressed_its_own_bytes_count() -> None:
         ((0, 7), claim(1), "at least 8 bytes"),
     ],
 )
-def test_a_buffer_that_cannot_be_is_refused(
-    buffer: tuple[int, int], content: bytes, told: str
-) -> None:
+def test_an_invalid_buffer_is_rejected(buffer: tuple[int, int], content: bytes, told: str) -> None:
     body = file(message(batch(1, [buffer]), content=content))
     assert fault(body).startswith(
         f"the metadata of an Arrow file of {len(body)} bytes cannot be read: "
@@ -204,7 +200,7 @@ def test_a_buffer_that_cannot_be_is_refused(
     assert told in fault(body)
 
 
-def test_a_buffer_may_end_where_the_file_ends_and_not_behind() -> None:
+def test_a_buffer_may_end_at_the_end_of_the_file_and_not_after_it() -> None:
     def of(size: int) -> bytes:
         front, metadata_bytes = message(batch(1, [(0, size)], compressed=False))
         return ended(front, records=[block(0, metadata_bytes)])
@@ -214,7 +210,7 @@ def test_a_buffer_may_end_where_the_file_ends_and_not_behind() -> None:
     assert f"a buffer of {most + 1} bytes at 0 of {most}" in fault(of(most + 1))
 
 
-def test_a_batch_lies_within_the_file() -> None:
+def test_a_batch_outside_the_file_is_rejected() -> None:
     front, metadata_bytes = message(batch(1))
     arrow_sizes.check_file(ended(front, records=[block(0, metadata_bytes)]))
     whole = len(ended(front, records=[block(0, 0)]))
@@ -228,9 +224,7 @@ def test_a_batch_lies_within_the_file() -> None:
     assert "a number at 0 of 0 bytes" in fault(ended(front, records=[block(0, 0)]))
 
 
-def test_a_message_is_read_with_the_mark_before_its_size_and_without_as_older_writers_leave_it_out() -> (
-    None
-):
+def test_a_message_is_read_with_and_without_the_continuation_marker() -> None:
     for mark in (b"\xff" * 4, b""):
         body, metadata_bytes = message(batch(ROWS_MIN + 1), mark=mark)
         assert "16385 rows" in fault(ended(body, records=[block(0, metadata_bytes)]))
@@ -246,7 +240,7 @@ def test_messages_of_other_metadata_are_refused(version: int, told: str) -> None
 
 
 @pytest.mark.parametrize("kind", [0, SCHEMA, TENSOR])
-def test_only_batches_stand_where_the_footer_names_them(kind: int) -> None:
+def test_the_blocks_of_the_footer_must_be_batches(kind: int) -> None:
     assert f"a message of kind {kind} where a batch belongs" in fault(file(message(batch(1), kind)))
 
 
@@ -260,7 +254,7 @@ def test_a_dictionary_without_its_batch_and_a_message_without_content_are_refuse
     )
 
 
-def test_a_field_that_is_absent_is_0_whether_its_place_is_0_or_the_vtable_ends_before_it() -> None:
+def test_an_absent_field_is_0_whether_its_offset_is_0_or_the_vtable_ends_before_it() -> None:
     arrow_sizes.check_file(file(message(table()), message(batch(ROWS_MIN))))
     rows = struct.pack("<q", ROWS_MIN + 1)
     assert "claims to hold 16385 rows" in fault(file(message(table(rows))))
@@ -297,7 +291,7 @@ def test_a_vector_of_more_entries_than_there_are_bytes_is_refused() -> None:
             assert f"{count} entries do not fit the metadata" in fault(body)
 
 
-def test_the_footer_ends_the_file_and_may_be_all_of_it() -> None:
+def test_the_footer_must_be_at_the_end_and_may_be_the_whole_file() -> None:
     body = ended(b"")
     arrow_sizes.check_file(body)
     assert "the footer is not at the end of the file" in fault(body[:-1] + b"2")
@@ -329,7 +323,7 @@ def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
-def test_of_a_file_that_arrow_wrote_what_arrow_takes_is_counted(compression: str | None) -> None:
+def test_the_computed_size_is_what_arrow_allocates(compression: str | None) -> None:
     """Four columns of 8 bytes a row: just within the least limit, and just beyond it."""
     schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in "abcd"])
     for rows, is_too_large in ((MEMORY_MIN // 32, False), (MEMORY_MIN // 32 + 1, True)):

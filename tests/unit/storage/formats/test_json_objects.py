@@ -26,7 +26,7 @@ ORDER = Order(
 )
 
 
-def test_a_record_comes_back_equal() -> None:
+def test_a_record_survives_a_round_trip() -> None:
     assert unseal(Order, seal(ORDER), "x") == ORDER
     assert decode(Order, encode(ORDER), "x") == ORDER
 
@@ -57,7 +57,7 @@ def test_zeros_before_and_after_the_checksum_do_not_confuse_it() -> None:
     assert unseal(Lease, seal(lease), "x") == lease
 
 
-def test_every_changed_bit_of_a_sealed_object_is_found() -> None:
+def test_every_changed_bit_of_a_sealed_object_is_detected() -> None:
     body = seal(
         Order(
             number=3,
@@ -96,7 +96,7 @@ class Measured:
     loss: Number
 
 
-def test_numbers_json_cannot_write_come_back_as_numbers() -> None:
+def test_numbers_that_json_cannot_represent_are_read_back_as_numbers() -> None:
     body = encode(Measured(math.inf))
     assert json.loads(body)["loss"] == "Infinity"
     assert decode(Measured, body, "x").loss == math.inf
@@ -181,7 +181,7 @@ def test_bytes_that_are_not_the_record_say_what_is_wrong(body: bytes, sentence: 
         decode(Order, body, "orders/1")
 
 
-def test_an_integer_that_nobody_would_read_is_refused_when_it_is_written() -> None:
+def test_an_integer_that_readers_reject_is_not_written() -> None:
     assert json.loads(dump({"state": 2**128 - 1})) == {"state": 2**128 - 1}
     with pytest.raises(
         ConfigError,

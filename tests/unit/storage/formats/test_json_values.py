@@ -1,4 +1,4 @@
-"""Values that stored JSON could not give back are named with their place; all others pass."""
+"""Values that JSON cannot represent are reported with their path; all others pass."""
 
 import math
 from typing import Any

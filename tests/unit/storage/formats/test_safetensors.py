@@ -33,7 +33,7 @@ def test_the_digest_is_over_the_little_endian_bytes() -> None:
     )  # the published value for no bytes
 
 
-def test_the_digest_sees_every_bit_but_not_the_layout_in_memory() -> None:
+def test_the_digest_depends_on_every_bit_but_not_on_the_memory_layout() -> None:
     bits = np.arange(6, dtype=np.uint16).reshape(2, 3)
     plain = HostTensor("BF16", (2, 3), bits)
     turned = HostTensor("BF16", (2, 3), np.asfortranarray(bits))
@@ -41,7 +41,7 @@ def test_the_digest_sees_every_bit_but_not_the_layout_in_memory() -> None:
     assert digest(plain) != digest(HostTensor("BF16", (2, 3), bits ^ np.uint16(1)))
 
 
-def test_negative_zero_and_nan_patterns_differ_from_their_twins() -> None:
+def test_digests_distinguish_negative_zero_and_nan_patterns() -> None:
     assert digest(bf16(0x8000)) != digest(bf16(0x0000))
     assert digest(bf16(0x7FC0)) != digest(bf16(0x7FC1))
 
@@ -178,7 +178,7 @@ def crafted(header: object, data: bytes = b"") -> bytes:
         ),
     ],
 )
-def test_files_that_lie_are_corrupt(body: bytes, sentence: str) -> None:
+def test_invalid_files_are_corrupt(body: bytes, sentence: str) -> None:
     with pytest.raises(CorruptError, match=sentence):
         from_safetensors(body)
 
@@ -189,7 +189,7 @@ def header_of(name: str, shape: str, size: int = 0) -> bytes:
     )
 
 
-def test_shapes_are_read_up_to_what_an_array_can_have() -> None:
+def test_shapes_are_read_up_to_the_limits_of_numpy() -> None:
     for sizes in ([1] * 64, [0] + [1] * 63, [0, 2**59 - 1], [2**30, 0, 2**28]):
         size = 0 if 0 in sizes else 1
         assert from_safetensors(header_of("w", str(sizes), size))["w"].shape == tuple(sizes)
@@ -209,7 +209,7 @@ def test_numbers_of_a_header_have_at_most_nineteen_digits() -> None:
         )
 
 
-def test_a_long_name_is_told_in_part() -> None:
+def test_a_long_name_is_quoted_in_part() -> None:
     for length, told in ((200, "n" * 200), (201, f"{'n' * 200}…")):
         with pytest.raises(CorruptError) as caught:
             from_safetensors(header_of("n" * length, "[2]", 1))

@@ -20,7 +20,7 @@ def stored(store: ObjectStore) -> Contents:
     )
 
 
-def test_tensors_and_files_come_back(memory_store: ObjectStore) -> None:
+def test_tensors_and_files_are_read_back(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
     assert {info.name for info in contents.files} == {
         f"{ID}.model-00000.safetensors",
@@ -45,7 +45,7 @@ def test_many_tensors_are_spread_over_files(
     assert read_tensors(memory_store, contents).keys() == {"model.scale", "model.weight"}
 
 
-def test_no_tensors_at_all_is_a_folder_too(memory_store: ObjectStore) -> None:
+def test_a_folder_without_tensors_is_valid(memory_store: ObjectStore) -> None:
     assert read_tensors(memory_store, write(memory_store, {}, {}, ID)) == {}
 
 
@@ -53,7 +53,7 @@ def flipped(body: bytes, place: int) -> bytes:
     return body[:place] + bytes([body[place] ^ 1]) + body[place + 1 :]
 
 
-def test_every_single_flipped_bit_of_a_tensor_file_is_found(memory_store: ObjectStore) -> None:
+def test_every_single_flipped_bit_of_a_tensor_file_is_detected(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
     key = f"{ID}.model-00000.safetensors"
     body = memory_store.get(key)
@@ -63,7 +63,7 @@ def test_every_single_flipped_bit_of_a_tensor_file_is_found(memory_store: Object
             read_tensors(memory_store, contents)
 
 
-def test_a_changed_file_is_found(memory_store: ObjectStore) -> None:
+def test_a_changed_file_is_detected(memory_store: ObjectStore) -> None:
     contents = stored(memory_store)
     memory_store.put(f"{ID}.config.json", b"[]")
     with pytest.raises(CorruptError, match=rf"{ID}\.config\.json is not what its manifest lists"):
@@ -79,7 +79,9 @@ def test_a_missing_file_is_corrupt_and_named(memory_store: ObjectStore) -> None:
         read_tensors(memory_store, contents)
 
 
-def test_a_file_swapped_for_another_valid_one_is_found(memory_store: ObjectStore) -> None:
+def test_a_file_that_was_replaced_by_another_valid_one_is_detected(
+    memory_store: ObjectStore,
+) -> None:
     contents = stored(memory_store)
     other = write(memory_store, builders.tensors(2), {}, "f" * 32)
     memory_store.put(f"{ID}.model-00000.safetensors", memory_store.get(other.files[0].name))
@@ -87,7 +89,7 @@ def test_a_file_swapped_for_another_valid_one_is_found(memory_store: ObjectStore
         read_tensors(memory_store, contents)
 
 
-def test_a_false_tensor_digest_is_found_even_when_the_file_is_right(
+def test_a_wrong_tensor_digest_is_detected_even_when_that_of_the_file_is_right(
     memory_store: ObjectStore,
 ) -> None:
     contents = stored(memory_store)
@@ -120,14 +122,14 @@ def test_a_file_that_would_overwrite_the_tensors_is_refused(
     assert memory_store.list() == []
 
 
-def test_a_file_that_is_only_called_like_one_of_tensors_is_stored(
+def test_a_file_with_a_name_similar_to_a_tensor_file_is_stored(
     memory_store: ObjectStore,
 ) -> None:
     contents = write(memory_store, builders.tensors(1), {"model-00000.safetensors.json": b"x"}, ID)
     assert read_extra_files(memory_store, contents) == {"model-00000.safetensors.json": b"x"}
 
 
-def test_files_beside_the_tensors_are_as_few_and_as_small_as_a_model_has_them(
+def test_the_number_and_the_size_of_extra_files_are_limited(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = stored(memory_store)
@@ -212,7 +214,7 @@ def test_a_file_with_other_tensors_than_the_manifest_lists_for_it_is_refused(
             read_tensors(memory_store, Contents(listed, contents.files))
 
 
-def test_a_tensor_of_another_form_than_the_manifest_lists_is_refused(
+def test_a_tensor_with_another_dtype_or_shape_than_in_the_manifest_is_rejected(
     memory_store: ObjectStore,
 ) -> None:
     contents = write(memory_store, of_bytes(a=4, b=4), {}, ID)

@@ -20,7 +20,7 @@ def test_a_model_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
     assert base_models.load_model(damages_first_reads(memory_store), "abc")[1] == files
 
 
-def test_the_first_of_two_builders_stands_and_the_second_leaves_nothing(
+def test_the_model_of_the_first_builder_stays_and_the_second_leaves_no_files(
     memory_store: ObjectStore,
 ) -> None:
     base_models.save_model(memory_store, "abc", builders.tensors(1), {}, {})
@@ -30,6 +30,6 @@ def test_the_first_of_two_builders_stands_and_the_second_leaves_nothing(
     assert base_models.load_model(memory_store, "abc")[0]["model.scale"].bits.tolist() == 1
 
 
-def test_a_model_nobody_saved_is_not_found(memory_store: ObjectStore) -> None:
+def test_a_model_that_was_not_saved_is_not_found(memory_store: ObjectStore) -> None:
     with pytest.raises(NotFoundError):
         base_models.load_model(memory_store, "abc")

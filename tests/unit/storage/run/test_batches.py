@@ -26,7 +26,7 @@ def with_row(**changes: object) -> Batch:
     return builders.batch(builders.row(), replace(builders.row(key(1)), **changes))  # type: ignore[arg-type]  # chosen below
 
 
-def test_a_batch_comes_back_with_every_value() -> None:
+def test_a_batch_is_read_back_with_every_value() -> None:
     batch = builders.batch(
         builders.row(key(5), version=3, advantage=-1.5, logprob=-0.25, reward=0.5),
         builders.row(key(2, 1), prompt=(), answer=(7,), replay=True),
@@ -69,7 +69,7 @@ def test_a_batch_comes_back_with_every_value() -> None:
     )
 
 
-def test_a_batch_of_books_alone_comes_back() -> None:
+def test_a_batch_with_a_ledger_and_no_rows_is_read_back() -> None:
     books = replace(builders.batch(waiting=(key(1),), ledger=(builders.entry(key(0)),)), rows=())
     found = round_trip(books)
     assert (found.rows, found.ledger, found.waiting) == ((), books.ledger, books.waiting)
@@ -80,7 +80,7 @@ def test_an_empty_batch_comes_back() -> None:
     assert (found.rows, found.ledger, found.waiting, found.shards) == ((), (), (), ())
 
 
-def test_one_arrow_table_holds_rows_and_books() -> None:
+def test_one_arrow_table_has_the_rows_and_the_ledger() -> None:
     import pyarrow as pa
 
     body = batches.encode(builders.batch(ledger=(builders.entry(key(4)),), waiting=(key(6),)))
@@ -141,7 +141,7 @@ def test_the_smallest_values_that_are_allowed_come_back() -> None:
     )
 
 
-def test_a_row_may_be_older_than_what_it_trains_on() -> None:
+def test_a_row_may_have_a_min_version_below_its_trained_tokens() -> None:
     """A masked token of the policy was sampled by version 2; those trained on by version 5."""
     versions = array([-1, -1, 5, 5, 5], np.int32)
     assert round_trip(with_row(versions=versions, min_version=2)).rows[1].min_version == 2

@@ -29,7 +29,7 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> No
     assert state == {"step": 10, "rng": [1, 2**64 - 1], "name": "ä"}
 
 
-def test_the_latest_is_the_newest_that_is_whole(memory_store: ObjectStore) -> None:
+def test_the_newest_is_the_last_complete_checkpoint(memory_store: ObjectStore) -> None:
     assert checkpoints.newest(memory_store, "solver") is None
     for step in (10, 20, 30):
         save(memory_store, step)
@@ -38,7 +38,7 @@ def test_the_latest_is_the_newest_that_is_whole(memory_store: ObjectStore) -> No
     assert checkpoints.newest(memory_store, "verifier") is None
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(memory_store: ObjectStore) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(memory_store: ObjectStore) -> None:
     for step in (10, 20):
         save(memory_store, step)
     (data,) = (
@@ -125,7 +125,7 @@ def test_the_second_trainer_of_a_step_loses_and_leaves_nothing(memory_store: Obj
     assert memory_store.list() == stored
 
 
-def test_prune_counts_no_checkpoint_that_cannot_be_gone_on_from(memory_store: ObjectStore) -> None:
+def test_prune_does_not_count_incomplete_checkpoints(memory_store: ObjectStore) -> None:
     for step in (10, 20, 30):
         save(memory_store, step)
     whole = memory_store.get("checkpoints/solver/00000030/manifest.json")
@@ -144,7 +144,7 @@ def test_prune_counts_no_checkpoint_that_cannot_be_gone_on_from(memory_store: Ob
     assert newest_step(memory_store) == 30
 
 
-def test_prune_deletes_nothing_while_fewer_checkpoints_are_whole_than_it_keeps(
+def test_prune_deletes_nothing_while_too_few_checkpoints_are_complete(
     memory_store: ObjectStore,
 ) -> None:
     for step in (10, 20, 30):
@@ -156,7 +156,7 @@ def test_prune_deletes_nothing_while_fewer_checkpoints_are_whole_than_it_keeps(
     assert memory_store.list() == stored
 
 
-def test_prune_leaves_what_is_no_checkpoint(memory_store: ObjectStore) -> None:
+def test_prune_keeps_objects_that_are_not_checkpoints(memory_store: ObjectStore) -> None:
     save(memory_store, 20)
     strays = [
         f"checkpoints/solver/{name}"

@@ -7,7 +7,9 @@ from tests.support.stores.killed_store import Killed, killed_at
 KEY = "shards/00000007.arrow"
 
 
-def test_the_copy_and_the_reason_stand_and_the_original_stays(memory_store: ObjectStore) -> None:
+def test_the_copy_and_the_reason_are_stored_and_the_original_stays(
+    memory_store: ObjectStore,
+) -> None:
     memory_store.create("shards/00000007.arrow", b"garbage")
     quarantine_object(memory_store, "shards/00000007.arrow", "is no readable Arrow file")
     assert memory_store.get("shards/00000007.arrow") == b"garbage"
@@ -15,7 +17,7 @@ def test_the_copy_and_the_reason_stand_and_the_original_stays(memory_store: Obje
     assert read_quarantine(memory_store) == {"shards/00000007.arrow": "is no readable Arrow file"}
 
 
-def test_the_first_reason_stands(memory_store: ObjectStore) -> None:
+def test_an_existing_reason_stays(memory_store: ObjectStore) -> None:
     memory_store.create("shards/00000007.arrow", b"garbage")
     quarantine_object(memory_store, "shards/00000007.arrow", "first")
     quarantine_object(memory_store, "shards/00000007.arrow", "second")
@@ -43,7 +45,7 @@ def test_an_empty_quarantine_is_empty(memory_store: ObjectStore) -> None:
     assert read_quarantine(memory_store) == {}
 
 
-def test_the_copy_stands_before_the_reason_which_names_no_copy_that_was_never_made(
+def test_the_copy_is_created_before_the_reason(
     memory_store: ObjectStore,
 ) -> None:
     memory_store.create(KEY, b"garbage")
@@ -57,7 +59,7 @@ def test_the_copy_stands_before_the_reason_which_names_no_copy_that_was_never_ma
     assert read_quarantine(memory_store) == {KEY: "again"}
 
 
-def test_the_copy_is_of_the_bytes_that_were_found_first(memory_store: ObjectStore) -> None:
+def test_an_existing_copy_stays(memory_store: ObjectStore) -> None:
     memory_store.create(KEY, b"garbage")
     quarantine_object(memory_store, KEY, "first")
     memory_store.put(KEY, b"other garbage")
@@ -65,7 +67,7 @@ def test_the_copy_is_of_the_bytes_that_were_found_first(memory_store: ObjectStor
     assert memory_store.get(f"quarantine/{KEY}") == b"garbage"
 
 
-def test_a_reason_that_stands_in_the_place_of_another_object_names_nothing(
+def test_a_reason_at_the_key_of_another_object_is_ignored(
     memory_store: ObjectStore,
 ) -> None:
     memory_store.create(KEY, b"garbage")

@@ -87,7 +87,7 @@ def test_runs_are_listed_oldest_first(memory_store: ObjectStore) -> None:
     assert read_all(memory_store).ids == ("zebra", "ant", "bee")
 
 
-def test_the_first_stop_stands(memory_store: ObjectStore) -> None:
+def test_an_existing_stop_stays(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "a", CONFIG)
     assert read_stop(run) is None
     cancelled = Stop("cancelled", "asked by a person", 5.0)
@@ -125,7 +125,7 @@ def test_a_changed_stop_is_corrupt(memory_store: ObjectStore) -> None:
         read_stop(run)
 
 
-def test_a_default_that_came_later_does_not_keep_a_run_from_going_on(
+def test_a_default_of_a_later_release_does_not_prevent_a_resume(
     memory_store: ObjectStore,
 ) -> None:
     def filled(config: Json) -> Json:
@@ -138,7 +138,7 @@ def test_a_default_that_came_later_does_not_keep_a_run_from_going_on(
         create_run(memory_store, "old", {**CONFIG, "anchor_every": 5}, fill_defaults=filled)
 
 
-def test_a_restart_is_judged_before_anything_is_started(memory_store: ObjectStore) -> None:
+def test_a_restart_is_checked_before_anything_is_started(memory_store: ObjectStore) -> None:
     assert check_restart(memory_store, "new", CONFIG) is None
     run = create_run(memory_store, "mine", CONFIG)
     with pytest.raises(ConfigError, match="seed is 0 there, 1 here"):
@@ -156,7 +156,7 @@ def test_a_restart_is_judged_before_anything_is_started(memory_store: ObjectStor
         check_restart(memory_store, "a/b", CONFIG)
 
 
-def test_a_run_id_like_no_other_is_answered_with_the_last_three_runs(
+def test_an_error_for_a_dissimilar_run_id_lists_the_last_three_runs(
     memory_store: ObjectStore,
 ) -> None:
     for run_id in ("a-1", "b-2", "c-3", "d-4", "e-5"):
@@ -165,7 +165,7 @@ def test_a_run_id_like_no_other_is_answered_with_the_last_three_runs(
         open_run(memory_store, "zzzzzz")
 
 
-def test_a_reason_is_cut_where_it_is_written_and_where_it_is_read(
+def test_a_reason_is_truncated_when_it_is_written_and_when_it_is_read(
     memory_store: ObjectStore,
 ) -> None:
     assert (

@@ -45,7 +45,7 @@ def without_rows(header: Json) -> bytes:
     return arrow_files.encode(shards.SCHEMA, columns | others, "shard", header)
 
 
-def test_a_shard_comes_back_with_every_value() -> None:
+def test_a_shard_is_read_back_with_every_value() -> None:
     attempt = builders.sequence((1, 2), (3, 4, 5), version=4, logprob=-0.25, reward=0.5)
     verdict = builders.sequence(
         (1, 2, 3), (9,), policy="verifier", version=7, name="verdict", starts_episode=False

@@ -65,7 +65,7 @@ def test_an_address_without_a_credential_is_shown_as_it_is(url: str) -> None:
 
 
 @pytest.mark.parametrize("variable", list(VARIABLES))
-def test_the_refusal_names_the_variables_to_use_instead(variable: str) -> None:
+def test_the_error_names_the_variables_to_use_instead(variable: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_no_credentials(variable, "https://me:s3cr3t@host/api")
     assert str(refused.value).startswith(

@@ -18,7 +18,7 @@ def test_the_end_is_found_from_every_start() -> None:
             assert count_requests(size, start)[0] == size
 
 
-def test_a_start_that_does_not_exist_is_the_answer() -> None:
+def test_an_absent_start_is_the_result() -> None:
     assert count_requests(3, start=7) == (7, 1)
 
 

@@ -1,4 +1,4 @@
-"""What the operating system says becomes a sentence, and unfinished files stay invisible."""
+"""Errors of the operating system are translated, and temporary files are not listed."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def test_no_temporary_file_outlives_a_create_or_a_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("verb", "naming"), [("create", "link"), ("write", "replace")])
-def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_is_told(
+def test_a_file_is_synced_before_its_name_and_the_name_before_the_call_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, naming: str
 ) -> None:
     done: list[str] = []
@@ -66,7 +66,7 @@ def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_is_told(
 
 
 @pytest.mark.parametrize("verb", ["create", "write"])
-def test_all_bytes_have_left_the_process_when_the_file_is_synced(
+def test_a_file_is_flushed_before_it_is_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     fsync, sizes = os.fsync, []
@@ -81,7 +81,7 @@ def test_all_bytes_have_left_the_process_when_the_file_is_synced(
     assert sizes == [len(b"small, so that a buffer holds it")]
 
 
-def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(
+def test_the_loser_of_a_race_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = LocalFiles(tmp_path)
@@ -108,7 +108,7 @@ def test_the_loser_of_a_race_leaves_nothing_and_the_winner_stands(
         (errno.EIO, TransientError, "the file system failed at"),
     ],
 )
-def test_failures_of_the_disk_are_sorted(
+def test_failures_of_the_disk_are_translated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], sentence: str
 ) -> None:
     files = LocalFiles(tmp_path)
@@ -167,9 +167,7 @@ def tell_tale(tmp_path: Path) -> tuple[LocalFiles, Path]:
         "a\0",
     ],
 )
-def test_a_key_that_leads_out_of_the_store_is_refused_by_every_verb(
-    tmp_path: Path, key: str
-) -> None:
+def test_a_key_that_leaves_the_store_is_rejected_by_every_method(tmp_path: Path, key: str) -> None:
     store, outside = tell_tale(tmp_path)
     verbs: list[Callable[[], object]] = [
         lambda: store.read(key),
@@ -245,7 +243,7 @@ def test_the_folder_of_the_store_itself_may_be_reached_through_a_link(tmp_path: 
     assert linked.list("", "") == ["runs/r/tags/best.json"]
 
 
-def test_a_pipe_in_the_store_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_the_store_is_rejected_without_waiting_for_it(tmp_path: Path) -> None:
     store, _ = tell_tale(tmp_path)
     os.mkfifo(store.root / "runs/r/run.json")
     with pytest.raises(CorruptError, match=r"run\.json is a pipe, a socket or a device"):
@@ -292,7 +290,7 @@ def test_a_folder_with_the_name_of_an_object_exists_is_listed_and_cannot_be_read
     assert not store.exists("tags")
 
 
-def test_an_empty_folder_gives_way_to_what_is_written_and_goes_when_it_is_deleted(
+def test_an_empty_folder_is_replaced_by_a_write_and_removed_by_a_delete(
     tmp_path: Path,
 ) -> None:
     store = LocalFiles(tmp_path)
@@ -304,7 +302,7 @@ def test_an_empty_folder_gives_way_to_what_is_written_and_goes_when_it_is_delete
     assert store.list("", "") == ["beat.json"]
 
 
-def test_another_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_again_and_again(
+def test_a_folder_at_the_key_of_a_new_object_is_rejected_without_retries(
     tmp_path: Path,
 ) -> None:
     store = LocalFiles(tmp_path)
@@ -316,7 +314,7 @@ def test_another_folder_at_the_key_of_a_new_object_is_refused_and_not_tried_agai
     assert store.list("", "") == []
 
 
-def test_a_file_in_the_place_of_a_folder_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+def test_a_file_at_the_path_of_a_folder_is_not_an_empty_folder(tmp_path: Path) -> None:
     store, _ = tell_tale(tmp_path)
     (store.root / "runs/r/heartbeats").write_bytes(b"")
     for verb in (
@@ -359,7 +357,7 @@ def test_an_object_of_terabytes_is_refused_before_it_is_read(tmp_path: Path) -> 
     assert store.get("stop.json", BYTES_MAX)[:2] == b"\0\0"  # who says how much is wanted gets it
 
 
-def test_folders_nested_without_end_are_not_walked_without_end(
+def test_the_depth_of_listed_folders_is_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "DEPTH_MAX", 2)
@@ -411,7 +409,7 @@ class Disk:
 
 
 @pytest.mark.parametrize("verb", ["create", "write"])
-def test_a_new_folders_name_is_on_the_disk_before_anything_is_written_into_it(
+def test_the_name_of_a_new_folder_is_synced_before_a_file_is_written_into_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     disk = Disk(tmp_path, monkeypatch)
@@ -423,7 +421,7 @@ def test_a_new_folders_name_is_on_the_disk_before_anything_is_written_into_it(
     assert disk.done == ["sync bytes", "sync a/b"]
 
 
-def test_a_deletion_is_on_the_disk_before_it_is_told(
+def test_a_deletion_is_synced_before_the_call_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = LocalFiles(tmp_path)

@@ -1,4 +1,4 @@
-"""Lost answers, retries, URLs and refusals, on backends made to misbehave."""
+"""Lost answers, retries, URLs and errors, on backends that fail on purpose."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,7 +85,7 @@ class Parts(Scripted):
         (20, [(0, 8), (8, 16), (16, 20)]),
     ],
 )
-def test_an_object_is_cut_into_so_many_parts_that_none_is_too_small_or_too_large(
+def test_the_parts_of_an_object_are_within_the_limits_of_their_size(
     num_bytes: int, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("PART_BYTES_MIN", 4), ("PART_BYTES_MAX", 8), ("PARTS_MAX", 2)):
@@ -130,14 +130,14 @@ def test_a_transient_failure_is_tried_again() -> None:
     assert backend.calls == ["read", "read", "read"]
 
 
-def test_a_lost_answer_of_an_own_create_is_a_success() -> None:
+def test_a_create_whose_answer_was_lost_succeeds() -> None:
     backend = Scripted(failures=["after"])
     ObjectStore(url="scripted", backend=backend).create("a", b"mine")
     assert backend.objects == {"a": b"mine"}
     assert backend.calls == ["create", "create", "read"]
 
 
-def test_a_lost_answer_after_a_rival_is_a_conflict() -> None:
+def test_a_failed_create_after_a_rival_is_a_conflict() -> None:
     backend = Scripted({"a": b"rival"}, failures=["before"])
     with pytest.raises(ConflictError, match="scripted/a exists with another body"):
         ObjectStore(url="scripted", backend=backend).create("a", b"mine")
@@ -154,7 +154,7 @@ def test_an_object_deleted_between_create_and_read_back_is_created_again() -> No
     assert backend.objects == {"a": b"new"}
 
 
-def test_patience_is_bounded_and_the_failure_comes_through() -> None:
+def test_the_time_for_retries_is_limited_and_the_failure_is_raised() -> None:
     backend = Scripted({"a": b"x"}, failures=["before"] * 1000)
     with pytest.raises(TransientError, match="away"):
         replace(ObjectStore(url="scripted", backend=backend), patience_s=0.3).get("a")
@@ -173,7 +173,7 @@ def test_check_refuses_a_store_that_overwrites() -> None:
         check_store(ObjectStore(url="scripted", backend=Scripted(honours_absence=False)))
 
 
-def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
+def test_check_of_an_unreachable_store_names_it_and_the_fix() -> None:
     store = ObjectStore(
         url="s3://far/away", backend=Scripted(failures=["before"] * 1000), patience_s=0.1
     )
@@ -183,7 +183,7 @@ def test_check_of_a_store_that_is_away_names_it_and_the_fix() -> None:
         check_store(store)
 
 
-def test_check_says_where_the_store_was_named(
+def test_check_names_the_variable_with_the_url_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "memory://named")
@@ -263,9 +263,7 @@ def test_a_scheme_with_one_slash_is_no_folder(url: str) -> None:
         ("~no-such-user-here/store", "cannot be a folder"),
     ],
 )
-def test_a_url_that_would_mean_another_folder_than_it_says_is_refused_with_what_to_write(
-    url: str, words: str
-) -> None:
+def test_an_ambiguous_file_url_is_rejected_with_a_correction(url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         open_store(url)
 

@@ -7,7 +7,7 @@ from storage.store.ordered_map import ordered_map
 from tests.support.patience import PATIENCE_S
 
 
-def test_results_come_in_order_whoever_is_done_first() -> None:
+def test_results_are_in_the_order_of_the_inputs() -> None:
     second_done = threading.Event()
 
     def work(number: int) -> int:
@@ -23,7 +23,7 @@ def test_results_come_in_order_whoever_is_done_first() -> None:
 
 
 @pytest.mark.parametrize(("budget", "most"), [(1, 1), (25, 2), (30, 3), (5, 1)])
-def test_no_more_is_ahead_than_the_budget_allows_but_always_one(budget: float, most: int) -> None:
+def test_pending_work_is_within_the_budget_but_at_least_one_input(budget: float, most: int) -> None:
     begun: list[int] = []
     results = ordered_map(begun.append, range(12), threads=12, budget=budget, cost=lambda _: 10.0)
     for taken, _ in enumerate(results):
@@ -47,7 +47,7 @@ def test_what_is_taken_makes_room_for_as_much_again() -> None:
     ]
 
 
-def test_a_failure_is_raised_in_its_place_and_nothing_new_is_begun() -> None:
+def test_a_failure_is_raised_in_its_place_and_no_new_work_is_started() -> None:
     begun: list[int] = []
 
     def inputs() -> Iterator[int]:

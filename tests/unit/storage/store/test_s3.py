@@ -1,6 +1,4 @@
-"""What the answers of an S3 server become, and what is asked of it; the server is a script, the
-translation is s3fs's own.
-"""
+"""Requests to an S3 server and the translation of its responses; the server is a script, s3fs is real."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -162,7 +160,7 @@ def test_a_server_that_cannot_be_reached_is_asked_again_and_missing_credentials_
         objects.read("a")
 
 
-def test_refusals_name_the_object_and_what_to_correct(
+def test_errors_name_the_object_and_the_correction(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
     def told(status: int, code: str) -> str:
@@ -212,7 +210,7 @@ def test_a_commit_of_5_gib_is_refused_before_it_is_sent_and_a_smaller_one_is_sen
     assert objects.create("a", b"fou")
 
 
-def test_a_part_behind_the_end_of_an_object_is_empty_and_other_refusals_are_not(
+def test_a_part_after_the_end_of_an_object_is_empty_and_other_errors_are_raised(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
     objects, server = served(b"bc", answer(416, "InvalidRange"), answer(403, "AccessDenied"))
@@ -282,7 +280,7 @@ def test_reads_writes_and_deletes_name_the_object_below_the_root(
     ]
 
 
-def test_nothing_of_an_object_that_is_too_large_is_read_once_its_size_is_known(
+def test_the_body_of_an_object_that_is_too_large_is_not_read(
     served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "BYTES_MAX", 3)
@@ -305,7 +303,7 @@ def test_nothing_of_an_object_that_is_too_large_is_read_once_its_size_is_known(
     ] * 2
 
 
-def test_one_connection_serves_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[S3Location] = []
 
     def open_one(place: S3Location) -> Server:
@@ -322,7 +320,7 @@ def test_one_connection_serves_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened == [PLACE, PLACE]
 
 
-def test_the_connection_has_short_timeouts_and_no_retries_of_its_own(
+def test_the_connection_has_short_timeouts_and_no_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import s3fs

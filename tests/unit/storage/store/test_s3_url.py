@@ -21,7 +21,7 @@ def test_a_url_names_the_place_and_how_it_is_reached() -> None:
     assert parse(f"{both.url}?{both.query}") == both
 
 
-def test_parameters_leak_neither_into_keys_nor_into_names_made_of_them() -> None:
+def test_the_query_of_a_url_is_in_no_key_and_no_name() -> None:
     store = open_store("s3://bucket/x/?profile=eu&endpoint=https://host")
     assert store.url == "s3://bucket/x"
     assert store.address == "s3://bucket/x?endpoint=https://host&profile=eu"
