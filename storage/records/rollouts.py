@@ -136,7 +136,7 @@ class Episode:
     """Wall-clock time from start to end."""
 
 
-class Outcome(Protocol):
+class EpisodeEnd(Protocol):
     """How an episode ended: an `Episode`, or what is kept of one."""
 
     @property
@@ -145,7 +145,7 @@ class Outcome(Protocol):
     def failure_kind(self) -> FailureKind | None: ...
 
 
-def failures_by_kind(episodes: Iterable[Outcome]) -> Counter[str]:
+def failures_by_kind(episodes: Iterable[EpisodeEnd]) -> Counter[str]:
     """Count failed episodes by kind; those without one count as NOT_RECORDED."""
     return Counter(
         episode.failure_kind or NOT_RECORDED for episode in episodes if episode.error is not None

@@ -26,6 +26,7 @@ from storage.store.object_store import ObjectStore, open_store
 from storage.verify.verify import verify
 from storage.weights import manifests, reader
 from tasks.recipes.loader import load
+from tasks.recipes.run_terms import run_terms
 from tasks.recipes.stored_config import filled, read_config
 from tests.support.checkout import ROOT
 from tests.support.runs.lifetimes import lifetime_of
@@ -82,7 +83,7 @@ def same_share(tensors: Mapping[str, HostTensor], others: Mapping[str, HostTenso
 
 
 def test_an_old_run_is_clean(run: ObjectStore) -> None:
-    verdict = verify(run)
+    verdict = verify(run, run_terms(run))
     assert verdict.violations == ()
     assert (verdict.orders, verdict.shards, verdict.sequences) == (7, 7, 56)
     ledger = verdict.policies[POLICY]
@@ -94,7 +95,7 @@ def test_an_old_run_is_clean(run: ObjectStore) -> None:
 def test_a_damaged_old_run_is_not_clean(run: ObjectStore) -> None:
     (damaged,) = (key for key in run.list("weights/solver/00000004") if ".delta-" in key)
     run.delete(damaged)
-    assert [violation.invariant for violation in verify(run).violations] == [3]
+    assert [violation.invariant for violation in verify(run, run_terms(run)).violations] == [3]
 
 
 def test_its_configuration_is_that_of_its_recipe(store: ObjectStore, run: ObjectStore) -> None:
@@ -204,7 +205,7 @@ def test_a_trainer_resumes_an_old_run_and_publishes_the_version_of_the_earlier_r
     resumed = checkpoints.newest(run, POLICY)
     assert resumed is not None
     assert (resumed.step, resumed.state["tokens_trained"]) == (5, 278.0 + 69.0)
-    assert verify(run).violations == ()
+    assert verify(run, run_terms(run)).violations == ()
 
 
 def test_a_dataflow_continues_an_old_run_where_it_stopped(run: ObjectStore) -> None:
@@ -216,7 +217,7 @@ def test_a_dataflow_continues_an_old_run_where_it_stopped(run: ObjectStore) -> N
     batch = batches.read(run, POLICY, 6)
     assert [(row.key.order, row.min_version) for row in batch.rows] == [(6, 4)] * 8
     assert orders.next_number(run) == 7, "the last batch needs no other order"
-    verdict = verify(run)
+    verdict = verify(run, run_terms(run))
     assert verdict.violations == ()
     ledger = verdict.policies[POLICY]
     assert (ledger.batches, ledger.trained, ledger.expired, ledger.waiting) == (6, 48, 8, 0)

@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 def test_every_path_on_the_page_exists() -> None:
     words = set(re.findall(r"`([a-z_]+/[a-z_/.]*)`", PAGE))
     paths = {word for word in words if word.split("/")[0] in PACKAGES}
-    assert "storage/weights/delta_store.py" in paths
+    assert "storage/weights/delta_applier.py" in paths
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []
 
 

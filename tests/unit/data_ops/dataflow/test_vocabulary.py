@@ -12,6 +12,7 @@ from storage.run import orders, shards
 from storage.store.object_store import ObjectStore
 from storage.verify.verify import verify
 from storage.weights import publisher
+from tasks.recipes.run_terms import run_terms
 from tests.support.runs.builders import episode, group, sequence, shard, tensors
 from tests.support.runs.dataflow_world import world
 
@@ -60,7 +61,7 @@ def test_a_config_that_cannot_be_read_is_logged_and_nothing_is_compared_with_it(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(memory_store, "solver", [1])
-    with pytest.raises(CorruptError, match="holds a JSON list where an object belongs"):
+    with pytest.raises(CorruptError, match="is a JSON list where an object belongs"):
         read_vocab_size(memory_store, "solver")
     assert dict(VocabSizes(memory_store, ["solver"]).read()) == {"solver": None}
     assert "the vocabulary size of solver is unknown" in caplog.text
@@ -103,4 +104,4 @@ def test_a_sequence_beyond_the_vocabulary_is_filtered_and_never_reaches_a_batch(
         SequenceKey(0, 1, 0, 0): "outside_vocabulary",
     }
     assert {row.key for row in assembly.ledger.waiting} == {(0, 1, 1, 0), (0, 1, 2, 0)}
-    assert all(violation.invariant != 6 for violation in verify(run).violations)
+    assert all(violation.invariant != 6 for violation in verify(run, run_terms(run)).violations)
