@@ -352,18 +352,18 @@ KEYS = {
     "train engine": r"train\.engine",
 }
 VERBS = {
-    "curate": r"a curator is a class with observe\(order, shard\) and accept\(prompt, draw\) \(docs/data_algorithms\.md\)",
-    "filter": r"a filter is a class with keep\(group\) \(docs/data_algorithms\.md\)",
-    "sample": r"a sampler is a class with arrange\(draft\) \(docs/data_algorithms\.md\)",
-    "prompts": r"a source of prompts is a class with size\(\) and prompt\(index\) \(docs/sources\.md\)",
+    "curate": r"a curator is a class with observe\(order, shard\) and accept\(prompt, draw\) \(docs/extending/data_algorithms\.md\)",
+    "filter": r"a filter is a class with keep\(group\) \(docs/extending/data_algorithms\.md\)",
+    "sample": r"a sampler is a class with arrange\(draft\) \(docs/extending/data_algorithms\.md\)",
+    "prompts": r"a source of prompts is a class with size\(\) and prompt\(index\) \(docs/extending/sources\.md\)",
     "loss": r"a loss is a class with prepare\(logprobs_N, behaviour_N, advantages_N\) and "
-    r"token_losses\(prepared, logprobs_N, behaviour_N, advantages_N\) \(docs/losses\.md\)",
-    "workflow": r"a workflow is a class with play\(prompt, agents\) \(docs/workflows\.md\)",
-    "reward": r"a reward is a class with score\(answer, prompt\) and close\(\) \(docs/workflows\.md\)",
+    r"token_losses\(prepared, logprobs_N, behaviour_N, advantages_N\) \(docs/extending/losses\.md\)",
+    "workflow": r"a workflow is a class with play\(prompt, agents\) \(docs/extending/workflows\.md\)",
+    "reward": r"a reward is a class with score\(answer, prompt\) and close\(\) \(docs/extending/workflows\.md\)",
     "rollout engine": r"a rollout engine is a class with capacity\(\), digest\(version\), generate\(tokens, sampling\), "
-    r"load\(version, tensors\) and close\(\) \(docs/rollout_engine\.md\)",
+    r"load\(version, tensors\) and close\(\) \(docs/extending/rollout_engine\.md\)",
     "train engine": r"a train engine is a class with set_weights\(tensors\), step\(batch\), weights\(\), save\(\) and "
-    r"load\(tensors, state\) \(docs/train_engine\.md\)",
+    r"load\(tensors, state\) \(docs/extending/train_engine\.md\)",
 }
 
 

@@ -188,7 +188,8 @@ def test_dask_workers_make_the_same_batches_with_credentials_of_their_own(
 def test_a_runner_whose_package_is_missing_names_the_extra(
     config: DaskRunner | RayRunner, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, f"prefect_{package}", None)
+    for module in (f"prefect_{package}", f"prefect_{package}.task_runners"):
+        monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ConfigError, match=rf"install its extra: .*astraflow\[{package}\]"):
         make_task_runner(config)
 

@@ -167,7 +167,7 @@ def test_a_sum_in_place_of_a_loss_for_each_token_is_refused() -> None:
 def test_a_class_that_is_no_loss_is_refused_before_it_is_built() -> None:
     refused = {
         "WithoutPrepare": r"has no prepare; a loss is a class with prepare\(logprobs_N, behaviour_N, "
-        r"advantages_N\) and token_losses\(.*\) \(docs/losses\.md\)",
+        r"advantages_N\) and token_losses\(.*\) \(docs/extending/losses\.md\)",
         "WithoutStatement": "has no class attribute whole_minibatch, True or False; see docs/extending/losses.md",
         "vector": "has no 'vector'",
         "custom": "is a function and no class",
