@@ -109,7 +109,7 @@ def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: L
     assert laptop.wait_for_end(first) == "Cancelled"
 
     again = laptop.start("twice", *ENDLESSLY)
-    assert laptop.astraflow("cancel", "twice").stdout == "twice is cancelled before it went on\n"
+    assert laptop.astraflow("cancel", "twice").stdout == "twice is cancelled; it had not resumed\n"
     assert laptop.wait_for_end(again) == "Cancelled"
 
     never = laptop.start("never", *SLOWLY)
