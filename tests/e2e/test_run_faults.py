@@ -1,5 +1,5 @@
-"""What kills, cancels and restarts do to a run: it completes or ends as it was told to, and its
-books stay clean.
+"""A run after kills, cancellations and restarts: it completes or is cancelled, and `verify` is
+clean.
 
 The runs here take one small step after the other, so that there is a middle to disturb.
 """

@@ -1,4 +1,4 @@
-"""A proxy before an HTTP server that fails as it is told: one fault a request, taken from a list,
+"""A proxy in front of an HTTP server that injects faults: one for each request, taken from a list,
 then none.
 
 "drop"      the connection breaks before the server sees the request

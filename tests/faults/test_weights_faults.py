@@ -1,6 +1,5 @@
-"""What may happen to weights on their way from a trainer to the workers, on a local store and on an
-S3 server of its own process: nobody ever serves a wrong bit, what was committed stays, and what
-failed is told and tried again.
+"""Faults between a trainer's weights and the workers, on a local store and on an S3 server in its
+own process: no wrong bit is read, committed versions stay, and failures are logged and retried.
 """
 
 import asyncio

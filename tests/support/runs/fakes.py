@@ -1,5 +1,5 @@
-"""A policy without a model: an engine that says what a script tells it, and the base model's files
-that go with it.
+"""A policy without a model: an engine whose answers come from a script, and the base model's files
+for it.
 
     config.json {"script": "tests.support.runs.fakes:solve", "delay_s": 0.0}  ──▶  ScriptedEngine  ──▶  text of the script, as tokens
 

@@ -1,4 +1,4 @@
-"""`docs/extending/data_algorithms.md` is a contract: its example is run as it stands there."""
+"""`docs/extending/data_algorithms.md` is a contract: its example is run as it is written there."""
 
 import re
 from pathlib import Path

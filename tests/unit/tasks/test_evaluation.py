@@ -40,9 +40,7 @@ def config() -> RunConfig:
 
 
 class Player:
-    """Stands in for the plays: commits a result for each vector, until it is told that it was
-    interrupted.
-    """
+    """A fake of the plays: stores a result for each vector, until it is interrupted."""
 
     def __init__(self, run: ObjectStore, interrupted_at: int | None = None) -> None:
         self.run, self.interrupted_at = run, interrupted_at
@@ -328,7 +326,7 @@ def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
     follow(lifetime, played_in_turn, as_task)
     assert evaluations.keys(memory_store) == []
     assert 0 < progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes < MANY
-    assert CHECK_INTERVAL_S < 5.0  # a long evaluation hears of it soon
+    assert CHECK_INTERVAL_S < 5.0  # a long evaluation stops soon
 
 
 def test_the_heartbeat_says_which_versions_are_evaluated(

@@ -55,8 +55,8 @@ def _bf16(values: Any) -> Any:
 
 
 def entropy_bytes(old: Any, new: Any) -> float:
-    """Bytes per change of the cheapest code that knows nothing of the weights: positions, and the
-    steps' distribution.
+    """Entropy bound without the weights, in bytes per change: positions, and the distribution of the
+    steps.
     """
     changed = old != new
     share = changed.mean()
