@@ -44,7 +44,7 @@ def test_a_prefect_server_that_is_not_there_fails(
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"http://{HOST}:1/api")
     check = doctor._prefect(home)
-    assert check.verdict == "fail"
+    assert check.verdict == "fail", check
     assert "unset PREFECT_API_URL" in check.fix
 
 

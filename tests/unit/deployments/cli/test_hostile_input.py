@@ -585,7 +585,7 @@ def test_an_address_of_mlflow_with_a_password_is_refused_before_anything_starts(
     said = call(*command)
     assert is_a_sentence(said)
     assert said.stderr.startswith(
-        "MLFLOW_TRACKING_URI holds a credential beside the address http://mlflow.example, "
+        "MLFLOW_TRACKING_URI contains a credential beside the address http://mlflow.example, "
     )
 
 
