@@ -58,7 +58,10 @@ def _of(
 
 
 LOSS = "policies.solver.train.loss"
-SELECTED = {f"{LOSS}.{key}": {f"{LOSS}.name": "ppo_clip"} for key in ("clip_low", "clip_high")}
+SELECTED: dict[str, dict[str, Any]] = {
+    **{f"{LOSS}.{key}": {f"{LOSS}.name": "ppo_clip"} for key in ("clip_low", "clip_high")},
+    "data.task_runner.workers": {"data.task_runner.name": "processes"},
+}
 """Key → what selects the variant that has it, where that is not the default."""
 NUMBERS = {".".join(path): info for path, info in _numbers(RunConfig)}
 

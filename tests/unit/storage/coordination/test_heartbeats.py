@@ -214,7 +214,7 @@ def test_a_first_heartbeat_that_cannot_be_written_ends_the_service_with_the_reas
         raise AssertionError("the service began")
     assert re.fullmatch(
         rf"cannot write the heartbeat {KEY}: /.*/{KEY} cannot be an object \(.*\); "
-        "a file stands where a folder belongs, or the reverse; "
+        "a file is where a folder belongs, or the reverse; "
         "correct that, then start the run again with the same run id",
         str(refused.value),
     )

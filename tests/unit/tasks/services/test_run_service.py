@@ -50,6 +50,24 @@ def test_a_config_error_fails_the_run_at_once_with_its_message(
     )
 
 
+def test_a_folder_in_the_place_of_a_members_heartbeat_fails_the_run_at_once_and_is_named(
+    run: ObjectStore,
+) -> None:
+    run.put("heartbeats/evaluation/evaluation.json/x", b"")
+    with pytest.raises(ConfigError):
+        run_service.run_evaluation("r", "evaluation", 0)
+    stop = runs.read_stop(run)
+    assert stop is not None
+    assert stop.state == "failed"
+    assert stop.reason.startswith(
+        "evaluation: cannot write the heartbeat heartbeats/evaluation/evaluation.json: /"
+    )
+    assert stop.reason.endswith(
+        "a file is where a folder belongs, or the reverse; "
+        "correct that, then start the run again with the same run id"
+    )
+
+
 def test_a_service_of_a_stopped_run_returns_with_a_heartbeat_of_state_done(
     run: ObjectStore,
 ) -> None:
