@@ -49,7 +49,7 @@ class _Commands(TyperGroup):
         except OSError as error:
             _print_error(_message(error))
             code = EXIT_FAILED
-        except Exception as error:
+        except Exception as error:  # no public base class; any other is raised again
             usage = _usage_message(error)
             if usage is None:
                 raise

@@ -349,5 +349,7 @@ def test_five_hundred_unreadable_leases_cost_few_requests(watch: LeaseWatch) -> 
 
 def test_a_lease_of_another_worker_is_read_with_two_requests(watch: LeaseWatch) -> None:
     backend = ManyLeases(num_leases=1)
-    assert leases.read_newest(ObjectStore(url="memory://many", backend=backend), 7) is not None
+    newest = leases.read_newest(ObjectStore(url="memory://many", backend=backend), 7)
+    assert newest is not None
+    assert (newest.order, newest.attempt) == (7, 0)
     assert backend.requests == 2
