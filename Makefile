@@ -21,6 +21,7 @@ HASHED := $(PIP) --require-hashes --no-deps --only-binary :all:
 FROM_TORCH_INDEX := $(if $(TORCH_INDEX),PIP_INDEX_URL='$(TORCH_INDEX)')
 NEEDS_CUDA := import sys, importlib.metadata as m; sys.exit(not any("nvidia" in one or "cuda" in one for one in m.requires("torch") or []))
 ARGS ?=
+TEST_PROCESSES ?= --numprocesses auto --maxprocesses 4 --dist loadgroup
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python; do \
 	if $$python -c '$(SUPPORTED)' 2>/dev/null; then echo $$python; break; fi; done)
@@ -30,7 +31,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python;
 
 help:
 	@echo "make run      train two policies together, on this machine (ARGS='--set steps=40' changes the recipe)"
-	@echo "make test     run the whole test suite (ARGS='-k leases' selects)"
+	@echo "make test     run the whole test suite (ARGS='-k leases' selects; TEST_PROCESSES= uses one process)"
 	@echo "make check    the checks of CI: lint, dependencies, types, import rules, tests"
 	@echo "make mutants  measure which small mistakes the tests find (docs/testing.md; ARGS='--sample 50 storage/coordination/leases.py')"
 	@echo "make up       start the local stack;  make down  stop it"
@@ -63,7 +64,7 @@ up down: $(INSTALLED)
 	$(BIN)/astraflow $@
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(TEST_PROCESSES) $(ARGS)
 
 check: lint deps types borders test
 

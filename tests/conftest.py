@@ -23,6 +23,16 @@ settings.register_profile(
 settings.load_profile("astraflow")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file in one process of pytest-xdist, and all of tests/e2e, which share
+    one stack, in one.
+    """
+    for item in items:
+        folder = item.path.parent
+        group = folder if folder.name == "e2e" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(group)))
+
+
 @pytest.fixture
 def memory_store() -> ObjectStore:
     return open_store(f"memory://{uuid4().hex}")

@@ -330,7 +330,10 @@ def test_gc_of_a_frozen_run_says_how_to_thaw_it_and_not_how_to_delete(store: str
     assert "nothing is deleted yet, add --delete\n" in _call("gc", "tiny-1").output
 
 
-def test_a_piped_list_of_runs_holds_whole_lines(store: str) -> None:
+def test_a_piped_list_of_runs_holds_whole_lines(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     _create_run(store, "a-name-that-somebody-made-up-" + "x" * 70)
     assert "a-name-that-somebody-made-up-" + "x" * 70 in _call("runs").output
 
