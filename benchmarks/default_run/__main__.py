@@ -66,7 +66,7 @@ class Observed:
 
     def sample(self, run: ObjectStore) -> None:
         self.meter.sample(time.time())
-        for beat in heartbeats.read_all(run):
+        for beat in heartbeats.readable(run):
             earlier = self.beats.setdefault((beat.id, beat.started_s), [])
             if not earlier or earlier[-1].beats != beat.beats:
                 earlier.append(beat)

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks import weight_steps
 from benchmarks.delta_formats import AstraFlowFormat
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json

@@ -230,7 +230,7 @@ def _has_local_supervisor(store: ObjectStore, run: RunSummary) -> bool:
     """
     if run.state != "interrupted":
         return False
-    beats = heartbeats.read_all(store.sub(layout.run_prefix(run.run_id)))
+    beats = heartbeats.readable(store.sub(layout.run_prefix(run.run_id)))
     return any(
         processes.lives_since(beat.pid, beat.beat_s)
         for beat in beats

@@ -206,7 +206,7 @@ def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
 
 
 def _beats(run: ObjectStore, problems: list[str]) -> list[Heartbeat]:
-    seen = heartbeats.look(run)
+    seen = heartbeats.read_all(run)
     problems += _unreadable("heartbeat", seen.unreadable)
     return seen.beats
 

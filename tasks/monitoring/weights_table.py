@@ -88,7 +88,7 @@ def history(run: ObjectStore, policy: str) -> Versions:
     """
     numbers = layout.numbers(run.list(f"{layout.WEIGHTS}/{policy}"), partial(_key, policy))
     missing = gaps(numbers, 0, max(numbers, default=-1) + 1)
-    seen = heartbeats.look(run)
+    seen = heartbeats.read_all(run)
     tagged = tags.read_all(run)
     tags_of_policy = [tag for tag in tagged.readable if tag.policy == policy]
     with ThreadPoolExecutor(READ_THREADS) as pool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import backoff_s
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.control import Heartbeat, ServiceState, Stop, WaitReason
@@ -188,7 +188,7 @@ class Supervisor:
         Raises:
             ConfigError: the heartbeats cannot be listed.
         """
-        seen = heartbeats.look(self.run)
+        seen = heartbeats.read_all(self.run)
         if layout.HEARTBEATS in seen.unreadable:
             raise ConfigError(seen.unreadable[layout.HEARTBEATS])
         for key in seen.unreadable.keys() - self._unreadable:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deployments.cli import tables
 from storage import layout
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.progress import RolloutProgress
 from storage.records.weights import HostTensor, Manifest
 from storage.store.backend import Backend
