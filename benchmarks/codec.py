@@ -1,21 +1,25 @@
-"""The delta codec against two papers' formats: size, CPU time and exactness on the same bf16 bits,
-in one run.
+"""Compare the delta codec with the formats of two papers: size, CPU time and exactness.
 
-`ours` is the project's codec; `astraflow_format` is u32 index and u16 value of every changed
-element; `pulse_format` is index deltas within rows, raw values, zstd and SHA-256
-(benchmarks/delta_formats.py). These two are formats, written anew in NumPy in the cheapest way:
-programs do more. `astraflow_worker` does what AstraFlow's rollout worker really does with the same
-bytes: it reads them from a file, sorts the indices, and scatters two bytes a change into the
-model's memory-mapped safetensors file (not counted: the process of its own in which it does so, and
-what the engine does with the file afterwards). The entropy bound is that of a code that does not
-use the weights: positions of independent changes plus the distribution of the steps. All run on one
-thread, tensor by tensor, the worker over the whole model; `ours` runs once more on two.
+All encode and apply the same change of bf16 weights in one run:
 
-CPU seconds count (process time of all threads); GB are those of the model in bf16. `apply` changes
-the old bits in place and proves nothing; `renew` is what a rollout worker does, who goes on
-generating with the old weights: the new ones are made beside them, in memory that was used before,
-and digested. `scan` is the codec's first loop alone, `read_gb_per_s` the machine's own speed at
-reading memory on one thread, so `scan`, which reads old and new bits, can at best reach half of it.
+    ours              the project's codec; `ours_2_threads`: on two threads
+    astraflow_format  u32 index and u16 value of every changed element
+    pulse_format      index deltas within rows, raw values, zstd and SHA-256
+    astraflow_worker  the update of AstraFlow's rollout worker, from the bytes of astraflow_format
+
+The two formats are minimal NumPy implementations (benchmarks/delta_formats.py); the papers'
+programs do more work. The worker reads the bytes from a file, sorts the indices, and scatters two
+bytes a change into the model's memory-mapped safetensors file. Not counted: its separate process,
+and the engine's reading of the file. The entropy bound is that of a code which does not use the
+weights: the positions of independent changes plus the distribution of the steps. Everything but
+`ours_2_threads` runs on one thread, tensor by tensor, the worker over the whole model.
+
+Times are CPU seconds (process time of all threads); GB are the size of the model in bf16. `apply`
+changes the old bits in place, without a digest. `renew` is the update of a rollout worker, which
+continues to generate with the old weights: it writes the new weights to other memory, which has
+been used before, and computes their digest. `scan` is the codec's first loop alone.
+`read_gb_per_s` is the speed at which one thread reads memory; `scan` reads old and new bits, so it
+can reach at most half of that speed.
 """
 
 import argparse
@@ -44,16 +48,14 @@ from storage.weights.codec import delta_loops, deltas
 from storage.weights.codec.delta_blocks import BLOCK_ELEMENTS
 
 TENSOR_ELEMENTS = 2**26
-"""Made-up weights are cut into tensors of this size: 134 MB of bf16, an embedding of a mid-sized
-model.
-"""
+"""Size of a synthetic tensor: 134 MB of bf16, as the embedding of a mid-sized model."""
 MEMORY_FOLDER = Path("/dev/shm")
-"""Where AstraFlow's worker keeps the model, too."""
+"""A folder in memory, in which AstraFlow's worker has the model, too."""
 Pair = tuple[Any, Any]
 
 
 class Ours:
-    """The project's codec as a format like the others."""
+    """The project's codec, with the interface of the other formats."""
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
@@ -82,7 +84,7 @@ class Ours:
             return list(pool.map(renew, self._cut(old).values(), self._cut(new).values(), blobs))
 
     def _cut(self, bits: Any) -> dict[str, HostTensor]:
-        """A tensor for each thread: what is applied side by side are tensors."""
+        """Cut the bits into one tensor for each thread; a tensor is the unit of parallel work."""
         return {
             str(number): HostTensor("BF16", part.shape, part)
             for number, part in enumerate(np.array_split(bits, self.threads))
@@ -90,14 +92,16 @@ class Ours:
 
 
 def renew_in_turn(format: Any, old: Any, new: Any, blobs: list[bytes]) -> list[str]:
-    """The other formats' `renew`: a copy, the changes, the digest."""
+    """Copy the old bits, apply the changes, return the digest: `renew` of the other formats."""
     np.copyto(new, old)
     format.apply(new, blobs)
     return [digest(HostTensor("BF16", new.shape, new))]
 
 
 @dataclass(kw_only=True)
-class Measured:
+class CodecCost:
+    """Total size and time of a format over all tensors."""
+
     num_bytes: int = 0
     encode_cpu_s: float = 0.0
     encode_s: float = 0.0
@@ -107,48 +111,50 @@ class Measured:
     bit_exact: bool = True
 
 
-def measure(pairs: Mapping[str, Pair], format: Any, progress: Callable[[], None]) -> Measured:
-    """One pass over all tensors. The applied bits are a copy, made outside the measured time."""
-    found = Measured()
+def measure(pairs: Mapping[str, Pair], format: Any, progress: Callable[[], None]) -> CodecCost:
+    """Measure one pass over all tensors. Copying the bits is outside the measured time."""
+    cost = CodecCost()
     for old, new in pairs.values():
         blob, cpu_s, wall_s = _timed(partial(format.encode, old, new))
-        found.encode_cpu_s, found.encode_s = found.encode_cpu_s + cpu_s, found.encode_s + wall_s
-        found.num_bytes += sum(map(len, blob))
+        cost.encode_cpu_s, cost.encode_s = cost.encode_cpu_s + cpu_s, cost.encode_s + wall_s
+        cost.num_bytes += sum(map(len, blob))
         bits = old.copy()
         _, cpu_s, wall_s = _timed(partial(format.apply, bits, blob))
-        found.apply_cpu_s, found.apply_s = found.apply_cpu_s + cpu_s, found.apply_s + wall_s
-        found.bit_exact &= bool((bits == new).all())
+        cost.apply_cpu_s, cost.apply_s = cost.apply_cpu_s + cpu_s, cost.apply_s + wall_s
+        cost.bit_exact &= bool((bits == new).all())
         bits[:] = 0
         _, cpu_s, _ = _timed(
             partial(getattr(format, "renew", partial(renew_in_turn, format)), old, bits, blob)
         )
-        found.renew_cpu_s += cpu_s
-        found.bit_exact &= bool((bits == new).all())
+        cost.renew_cpu_s += cpu_s
+        cost.bit_exact &= bool((bits == new).all())
         progress()
-    return found
+    return cost
 
 
 def measure_worker(
     pairs: Mapping[str, Pair], folder: Path, progress: Callable[[], None]
-) -> Measured:
-    """AstraFlow's worker updates the whole model at once, in its file; there is no other `renew`.
-    Who encodes is another.
+) -> CodecCost:
+    """Measure AstraFlow's worker, which updates the whole model at once, in its file.
+
+    `renew` is the same update. Encoding is not the worker's and is not measured.
     """
-    worker, found = AstraFlowWorker(folder), Measured()
+    worker, cost = AstraFlowWorker(folder), CodecCost()
     old, new = (np.concatenate([pair[which] for pair in pairs.values()]) for which in (0, 1))
     blob = worker.encode(old, new)
-    found.num_bytes = sum(map(len, blob))
+    cost.num_bytes = sum(map(len, blob))
     worker.store(old, blob)
-    _, found.apply_cpu_s, found.apply_s = _timed(worker.update)
-    found.renew_cpu_s = found.apply_cpu_s
-    found.bit_exact = bool((worker.updated() == new).all())
+    _, cost.apply_cpu_s, cost.apply_s = _timed(worker.update)
+    cost.renew_cpu_s = cost.apply_cpu_s
+    cost.bit_exact = bool((worker.updated() == new).all())
     progress()
-    return found
+    return cost
 
 
 def report(pairs: Mapping[str, Pair], progress: Callable[[], None], folder: Path) -> Json:
-    """Everything that is printed. The compiled loops are warm before anything is measured. `folder`
-    is in memory.
+    """Measure all formats; return all printed numbers. `folder` is in memory.
+
+    The compiled loops are warm before the first measurement.
     """
     elements = sum(old.size for old, _ in pairs.values())
     gb = 2 * elements / 1e9
@@ -164,30 +170,36 @@ def report(pairs: Mapping[str, Pair], progress: Callable[[], None], folder: Path
     for format in formats.values():
         measure(first, format, lambda: None)
     measure_worker(first, folder, lambda: None)
-    found = {name: measure(pairs, format, progress) for name, format in formats.items()}
-    found["astraflow_worker"] = measure_worker(pairs, folder, progress)
+    costs = {name: measure(pairs, format, progress) for name, format in formats.items()}
+    costs["astraflow_worker"] = measure_worker(pairs, folder, progress)
     scan_cpu_s = sum(_timed(partial(_scan, old, new))[1] for old, new in pairs.values())
-    one, two = found["ours"], found["ours_2_threads"]
+    single, double = costs["ours"], costs["ours_2_threads"]
     return {
         "elements": elements,
         "tensors": len(pairs),
         "changed": num_changes / elements,
         "entropy_bound": entropy_bound(pairs, num_changes, elements),
-        "bytes_per_change": {name: each.num_bytes / num_changes for name, each in found.items()},
+        "bytes_per_change": {name: cost.num_bytes / num_changes for name, cost in costs.items()},
         "encode_gb_per_cpu_s": {
-            name: gb / each.encode_cpu_s for name, each in found.items() if each.encode_cpu_s
+            name: gb / cost.encode_cpu_s for name, cost in costs.items() if cost.encode_cpu_s
         },
-        "apply_gb_per_cpu_s": {name: gb / each.apply_cpu_s for name, each in found.items()},
-        "renew_gb_per_cpu_s": {name: gb / each.renew_cpu_s for name, each in found.items()},
+        "apply_gb_per_cpu_s": {name: gb / cost.apply_cpu_s for name, cost in costs.items()},
+        "renew_gb_per_cpu_s": {name: gb / cost.renew_cpu_s for name, cost in costs.items()},
         "scan_gb_per_cpu_s": gb / scan_cpu_s,
         "read_gb_per_s": read_speed(),
-        "two_threads": {"encode": one.encode_s / two.encode_s, "apply": one.apply_s / two.apply_s},
-        "bit_exact": all(each.bit_exact for each in found.values()),
+        "two_threads": {
+            "encode": single.encode_s / double.encode_s,
+            "apply": single.apply_s / double.apply_s,
+        },
+        "bit_exact": all(cost.bit_exact for cost in costs.values()),
     }
 
 
 def entropy_bound(pairs: Mapping[str, Pair], num_changes: int, elements: int) -> float:
-    """Bytes per change: (H(share changed) · elements + H(steps) · changes) / changes / 8."""
+    """Compute bytes per change: (H(share changed) · elements + H(steps) · changes) / changes / 8.
+
+    H is the entropy in bits.
+    """
     share = num_changes / elements
     positions = -(share * np.log2(share) + (1 - share) * np.log2(1 - share)) / share
     counts = np.zeros(2**16, dtype=np.int64)
@@ -200,7 +212,7 @@ def entropy_bound(pairs: Mapping[str, Pair], num_changes: int, elements: int) ->
 
 
 def read_speed() -> float:
-    """GB of memory read per CPU second, one thread, best of three passes over 512 MB."""
+    """Return the GB of memory that one thread reads per CPU second: best of three passes."""
     words = np.ones(2**26, dtype=np.uint64)
     _read(words)
     return max(words.nbytes / 1e9 / _timed(lambda: _read(words))[1] for _ in range(3))
@@ -226,7 +238,7 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def load(old: Path, new: Path) -> dict[str, Pair]:
-    """The bf16 and fp16 tensors of the same name and shape in two safetensors files, flat."""
+    """Read the bf16 and fp16 tensors that two safetensors files have in common, each flat."""
     before, after = from_safetensors(old.read_bytes()), from_safetensors(new.read_bytes())
     pairs = {
         name: (tensor.bits.reshape(-1), after[name].bits.reshape(-1))
@@ -237,13 +249,12 @@ def load(old: Path, new: Path) -> dict[str, Pair]:
         and tensor.bits.size
     }
     if not any((old != new).any() for old, new in pairs.values()):
-        sys.exit(
-            f"{old} and {new} have no 16-bit tensor in common that differs: nothing to measure"
-        )
+        sys.exit(f"{old} and {new} have no common 16-bit tensor with changes: nothing to measure")
     return pairs
 
 
 def cut(old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
+    """Cut flat weights into tensors of TENSOR_ELEMENTS."""
     for start in range(0, old.size, TENSOR_ELEMENTS):
         yield (
             f"{start}",
@@ -251,34 +262,34 @@ def cut(old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
         )
 
 
-def show(found: Json) -> None:
+def show(results: Json) -> None:
     print(
-        f"{found['elements']:,} elements in {found['tensors']} tensors, {found['changed']:.3%} "
-        "changed "
-        f"({found['made_by']}); entropy bound {found['entropy_bound']:.3f} bytes a change; "
-        f"load average {found['load_before']:.1f} before, {found['load_after']:.1f} after"
+        f"{results['elements']:,} elements in {results['tensors']} tensors, "
+        f"{results['changed']:.3%} changed ({results['made_by']}); "
+        f"entropy bound {results['entropy_bound']:.3f} bytes a change; "
+        f"load average {results['load_before']:.1f} before, {results['load_after']:.1f} after"
     )
     print(
         f"\n{'':18}{'bytes/change':>14}{'encode GB/CPU s':>18}"
         f"{'apply GB/CPU s':>18}{'renew GB/CPU s':>18}"
     )
-    for name in found["bytes_per_change"]:
+    for name in results["bytes_per_change"]:
         print(
-            f"{name:18}{found['bytes_per_change'][name]:14.3f}"
-            f"{found['encode_gb_per_cpu_s'].get(name, math.nan):18.2f}"
-            f"{found['apply_gb_per_cpu_s'][name]:18.2f}"
-            f"{found['renew_gb_per_cpu_s'][name]:18.2f}"
+            f"{name:18}{results['bytes_per_change'][name]:14.3f}"
+            f"{results['encode_gb_per_cpu_s'].get(name, math.nan):18.2f}"
+            f"{results['apply_gb_per_cpu_s'][name]:18.2f}"
+            f"{results['renew_gb_per_cpu_s'][name]:18.2f}"
         )
-    faster = found["two_threads"]
+    faster = results["two_threads"]
     print(
-        f"\nscan alone {found['scan_gb_per_cpu_s']:.1f} GB per CPU s; memory is read at "
-        f"{found['read_gb_per_s']:.1f} GB/s"
+        f"\nscan alone {results['scan_gb_per_cpu_s']:.1f} GB per CPU s; memory is read at "
+        f"{results['read_gb_per_s']:.1f} GB/s"
     )
     print(
         f"two threads: encode {faster['encode']:.2f} times, apply {faster['apply']:.2f} times as "
         "fast"
     )
-    print(f"bit exact: {found['bit_exact']}")
+    print(f"bit exact: {results['bit_exact']}")
 
 
 def main() -> None:
@@ -297,17 +308,19 @@ def main() -> None:
         )
     else:
         old, new, lr = weight_steps.synthetic(arguments.elements, arguments.changed, arguments.seed)
-        pairs, made_by = dict(cut(old, new)), f"a made-up step at learning rate {lr:.2g}"
+        pairs, made_by = dict(cut(old, new)), f"a synthetic step at learning rate {lr:.2g}"
     with tempfile.TemporaryDirectory(
         dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     ) as folder:
-        found = report(pairs, lambda: print(".", end="", flush=True, file=sys.stderr), Path(folder))
+        results = report(
+            pairs, lambda: print(".", end="", flush=True, file=sys.stderr), Path(folder)
+        )
     print(file=sys.stderr)
-    found |= {"made_by": made_by, "load_before": load_before, "load_after": os.getloadavg()[0]}
+    results |= {"made_by": made_by, "load_before": load_before, "load_after": os.getloadavg()[0]}
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
     else:
-        show(found)
+        show(results)
 
 
 def parse() -> argparse.Namespace:
@@ -318,25 +331,23 @@ def parse() -> argparse.Namespace:
         "--elements",
         type=int,
         default=500_000_000,
-        help="made-up weights (default: 500000000: 2 GB)",
+        help="number of synthetic weights (default: 500000000: 1 GB of bf16)",
     )
     parser.add_argument(
         "--changed",
         type=float,
         default=0.01,
-        help="share of them that a step changes (default: 0.01)",
+        help="share of the weights that a step changes (default: 0.01)",
     )
     parser.add_argument(
         "--train",
         type=float,
         metavar="LR",
-        help="really train a model of 20 million weights, at this rate",
+        help="use a real step of a model of 20 million weights, trained at this learning rate",
     )
-    parser.add_argument("--old", metavar="FILE", help="safetensors file with weights of your own …")
-    parser.add_argument(
-        "--new", metavar="FILE", help="… and one with the same weights after a step"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    parser.add_argument("--old", metavar="FILE", help="safetensors file with weights before a step")
+    parser.add_argument("--new", metavar="FILE", help="safetensors file with them after the step")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
@@ -344,7 +355,7 @@ def parse() -> argparse.Namespace:
     if bool(arguments.old) != bool(arguments.new):
         parser.error("--old and --new go together")
     if not 0 < arguments.changed < 1:
-        parser.error(f"--changed {arguments.changed} is no share between 0 and 1")
+        parser.error(f"--changed {arguments.changed} is not between 0 and 1")
     return arguments
 
 

@@ -1,4 +1,4 @@
-"""The argument parser of a benchmark: its command, the module's docstring as help, an example."""
+"""Argument parser of a benchmark: its command, the module's docstring as help, an example."""
 
 import argparse
 

@@ -5,7 +5,8 @@ Adam (benchmarks/weight_steps.py) that changes a given share of the bf16 weights
 the same host tensors:
 
     whole   each tensor is rounded to bf16 on the device and copied to the host
-    scan    it is compared on the device with the bits published last; only the changes cross
+    scan    each tensor is compared on the device with the bits published last; only its changes
+            are copied to the host
 
 Seconds are wall-clock, of the fastest repeat; `compare` is the part of the scan on the device.
 Memory is the device's peak without the masters; `kept` is its part that remains between
@@ -102,7 +103,7 @@ def measure(gb: float, device: torch.device, lr: float, repeats: int, seed: int)
         scans.append(spent)
     crossed = (scan.num_bytes - first_bytes) // repeats
     exact = weights_digest(published) == weights_digest(copied())
-    scan = DeviceScan()  # frees the published bits: `compared` keeps its own
+    scan = DeviceScan()  # frees the published bits; `compared` makes a copy
     alone = [compared(masters, lr, device, draw) for _ in range(repeats)]
     return {
         "gb": elements * BYTES / 1e9,
@@ -162,9 +163,9 @@ def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float, in
     )
 
 
-def show(found: Json) -> None:
-    print(f"{found['device']}, torch {found['torch']}")
-    for each in found["models"]:
+def show(results: Json) -> None:
+    print(f"{results['device']}, torch {results['torch']}")
+    for each in results["models"]:
         crossed, seconds = each["bytes_crossed"], each["seconds"]
         memory = each["device_memory_bytes"]
         print(
@@ -193,11 +194,11 @@ def main() -> None:
         print(".", end="", flush=True, file=sys.stderr)
     print(file=sys.stderr)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    found = {"device": name, "torch": torch.__version__, "models": models}
+    results = {"device": name, "torch": torch.__version__, "models": models}
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
     else:
-        show(found)
+        show(results)
 
 
 def parse() -> argparse.Namespace:

@@ -56,9 +56,9 @@ async def astraflow(
         "data.max_staleness": max_staleness,
         "data.samples_per_prompt": samples_per_prompt,
     }
-    given = {key: value for key, value in parameters.items() if value is not None}
+    assigned = {key: value for key, value in parameters.items() if value is not None}
     try:
-        outcome = await run_training(run_id, recipe, {**(overrides or {}), **given})
+        outcome = await run_training(run_id, recipe, {**(overrides or {}), **assigned})
     except AstraFlowError as error:  # a message for the user, who does not need a traceback
         get_run_logger().error(str(error))
         return Failed(message=str(error))

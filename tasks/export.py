@@ -29,15 +29,15 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
             f"{policy} has no published weights in {run.url}; name a policy of the run, or wait "
             "for version 0"
         )
-    wanted = newest if version is None else version
+    exported = newest if version is None else version
     try:
-        tensors = reader.fetch(run, policy, wanted)
+        tensors = reader.fetch(run, policy, exported)
         files = reader.fetch_files(run, policy, 0)
     except NotFoundError as error:
         why = (
-            f"has no version {wanted}"
-            if not 0 <= wanted <= newest
-            else f"cannot export version {wanted}: {error}"
+            f"has no version {exported}"
+            if not 0 <= exported <= newest
+            else f"cannot export version {exported}: {error}"
         )
         raise ConfigError(f"{policy} {why}; its newest is {newest}") from None
     try:
@@ -47,4 +47,4 @@ def export_model(run: ObjectStore, policy: str, version: int | None, folder: Pat
         raise ConfigError(
             f"{folder} cannot be written: {error.strerror or error}; choose another folder"
         ) from error
-    return wanted
+    return exported

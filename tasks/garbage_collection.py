@@ -84,19 +84,23 @@ class Collected:
 
 
 def survey(
-    run: ObjectStore, run_id: str, config: RunConfig, wanted: Retention, now_s: float | None = None
+    run: ObjectStore,
+    run_id: str,
+    config: RunConfig,
+    settings: Retention,
+    now_s: float | None = None,
 ) -> Survey:
     """Survey home and every mirror, without a change.
 
     Versions that are still to be evaluated are kept. Raises what `retention.plan` raises.
     """
     now = time.time() if now_s is None else now_s
-    versions = {policy: set(named) for policy, named in (wanted.versions or {}).items()}
+    versions = {policy: set(named) for policy, named in (settings.versions or {}).items()}
     for vector in evaluations.missing(run, config.evaluated_versions()):
         for policy, version in vector.items():
             versions.setdefault(policy, set()).add(version)
     plans = tuple(
-        retention.plan(run, policy, replace(wanted, versions=versions), now)
+        retention.plan(run, policy, replace(settings, versions=versions), now)
         for policy in config.policies
     )
     retired_keys = {key for plan in plans for keys in plan.retired.values() for key in keys}
@@ -158,7 +162,7 @@ def remove(surveyed: Survey) -> dict[str, str]:
 def collect(
     store: ObjectStore,
     run_ids: Sequence[str],
-    wanted: Retention,
+    settings: Retention,
     keep: Iterable[str],
     *,
     apply: bool,
@@ -186,7 +190,7 @@ def collect(
                 store.sub(layout.run_prefix(run_id)),
                 run_id,
                 config,
-                replace(wanted, versions=named),
+                replace(settings, versions=named),
             )
             away = remove(surveyed) if apply else surveyed.away
         except AstraFlowError as error:

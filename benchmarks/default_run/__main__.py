@@ -4,10 +4,10 @@ Starts `astraflow run` with a new stack (a fresh home, free ports), samples ever
 stack once a second, and stops the stack. All shares are of the time between the first batch and the
 last version, without installation, base models and the start of services.
 
-Control plane are the Prefect server and its workers, the MLflow server, and the processes of the
+The control plane is the Prefect server and its workers, the MLflow server, and the processes of the
 supervisor (with the tracking) and of the dataflow (with the Prefect client and its part of the
 store). A local store has no process: its work is done in the processes that call it. The live view,
-`astraflow run` itself, is listed apart: a run does not need it.
+`astraflow run` itself, is listed separately: a run does not need it.
 
 CPU seconds hardly depend on the load of the machine; wall-clock seconds do, so the load average is
 printed with them.
@@ -66,7 +66,7 @@ class Observed:
 
     def sample(self, run: ObjectStore) -> None:
         self.meter.sample(time.time())
-        for beat in heartbeats.read_all(run):
+        for beat in heartbeats.readable(run):
             earlier = self.beats.setdefault((beat.id, beat.started_s), [])
             if not earlier or earlier[-1].beats != beat.beats:
                 earlier.append(beat)
@@ -200,37 +200,38 @@ def _iso(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).isoformat()
 
 
-def show(found: Json) -> None:
+def show(results: Json) -> None:
     """Print the report as tables."""
     print(
-        f"default run: {found['steps']} steps, seed {found['seed']}; {found['window_s']:.0f} s "
-        f"from the first batch to the last version, {found['whole_run_s']:.0f} s in total; "
-        f"{found['cores']} cores, {found['cores_busy']:.2f} of them busy with the run, "
-        f"load average {found['load_before']:.1f} before and {found['load_after']:.1f} after"
+        f"default run: {results['steps']} steps, seed {results['seed']}; "
+        f"{results['window_s']:.0f} s from the first batch to the last version, "
+        f"{results['whole_run_s']:.0f} s in total; "
+        f"{results['cores']} cores, {results['cores_busy']:.2f} of them busy with the run, "
+        f"load average {results['load_before']:.1f} before and {results['load_after']:.1f} after"
     )
     print(f"\n{'component':18}{'CPU s':>9}{'share':>9}")
-    for name, seconds in found["cpu_s"].items():
+    for name, seconds in results["cpu_s"].items():
         plane = "  control plane" if name in CONTROL_PLANE else ""
-        print(f"{name:18}{seconds:9.2f}{found['share'][name]:9.1%}{plane}")
+        print(f"{name:18}{seconds:9.2f}{results['share'][name]:9.1%}{plane}")
     print(
-        f"{'control plane':27}{found['control_plane_share']:9.1%}  (target: at most "
+        f"{'control plane':27}{results['control_plane_share']:9.1%}  (target: at most "
         f"{TARGET_SHARE:.0%})"
     )
-    print(f"not included: {LIVE_VIEW} {found['live_view_cpu_s']:.2f} CPU s")
+    print(f"not included: {LIVE_VIEW} {results['live_view_cpu_s']:.2f} CPU s")
     print("\nwall-clock of each service, share of the window")
-    for member, spans in found["wall_clock_s"].items():
+    for member, spans in results["wall_clock_s"].items():
         print(
             f"{member:20}"
             + "  ".join(
-                f"{name} {seconds / found['window_s']:.1%}" for name, seconds in spans.items()
+                f"{name} {seconds / results['window_s']:.1%}" for name, seconds in spans.items()
             )
         )
-    if waits := found["shard_to_batch"]:
+    if waits := results["shard_to_batch"]:
         print(
             f"\nfinished shard to batch: p50 {waits['p50_s']:.2f} s, p99 {waits['p99_s']:.2f} s, "
             f"at most {waits['max_s']:.2f} s, of {waits['num_shards']} shards"
         )
-    ingest = found["ingest"]
+    ingest = results["ingest"]
     print(
         f"ingest: {ingest['num_tasks']} tasks for {ingest['num_shards']} shards, "
         f"{ingest['tasks_per_batch']:.2f} a batch"
@@ -249,8 +250,8 @@ def run_in(root: Path, steps: int, seed: int) -> Json:
     home = Home(root.resolve())
     load_before = os.getloadavg()[0]
     try:
-        found = report(home, play(home, steps, seed))
-        return {**found, "load_before": load_before, "load_after": os.getloadavg()[0]}
+        results = report(home, play(home, steps, seed))
+        return {**results, "load_before": load_before, "load_after": os.getloadavg()[0]}
     finally:
         up_down.down(home, lambda words: None)
 
@@ -259,13 +260,13 @@ def main() -> None:
     arguments = parse()
     if arguments.home is None:
         with tempfile.TemporaryDirectory(prefix="astraflow-benchmark-") as root:
-            found = run_in(Path(root), arguments.steps, arguments.seed)
+            results = run_in(Path(root), arguments.steps, arguments.seed)
     else:
-        found = run_in(Path(arguments.home), arguments.steps, arguments.seed)
+        results = run_in(Path(arguments.home), arguments.steps, arguments.seed)
     if arguments.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(results, indent=2))
     else:
-        show(found)
+        show(results)
 
 
 def parse() -> argparse.Namespace:

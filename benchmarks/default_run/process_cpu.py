@@ -38,18 +38,18 @@ class Meter:
     mark: str
     pids: Sequence[int] = ()
     processes: dict[tuple[int, float], Sampled] = field(default_factory=dict)
-    """By pid and creation time: the system uses pids again."""
-    _strangers: set[tuple[int, float]] = field(default_factory=set)
+    """By pid and creation time: the system reuses pids."""
+    _foreign: set[tuple[int, float]] = field(default_factory=set)
 
     def sample(self, now_s: float) -> None:
         for process in psutil.process_iter():
             try:
                 key = (process.pid, process.create_time())
-                if key in self._strangers:
+                if key in self._foreign:
                     continue
                 if key not in self.processes and not self._is_ours(process):
                     if now_s - key[1] > YOUNG_S:
-                        self._strangers.add(key)
+                        self._foreign.add(key)
                     continue
                 cpu = process.cpu_times()
                 first = Sampled(process.pid, process.ppid(), [(key[1], 0.0)])

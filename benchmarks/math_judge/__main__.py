@@ -6,10 +6,10 @@ wrong (off by one, other exponent, an uncomputed part, other order, …). `forms
 forms of golds of MATH and of olympiads. A right answer that is refused is a false negative, a wrong
 one that is accepted a false positive; a pair without a verdict is a timeout.
 
-`judge` is the judge of a worker: a direct comparison, and math-verify in a child process where that
-has no result. `math-verify` is the library in ordinary use, gold and answer in a box, with its own
-timeouts. Times are CPU seconds, children included. The last line is the speed of a worker's reward
-for groups of equal answers.
+`judge` is the judge of a worker: a direct comparison, and math-verify in a child process if the
+direct comparison leaves a pair undecided. `math-verify` is the library in ordinary use: gold and
+answer in a box, with the library's timeouts. Times are CPU seconds, including children. The last
+line is the speed of a worker's reward for groups of equal answers.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Agreement:
     timeouts: int = 0
     cpu_s: float = 0.0
     errors: dict[str, int] = field(default_factory=dict)
-    """By the change that made the answer."""
+    """Number of errors, by the change that made the answer."""
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
     def add(self, pair: Labelled, verdict: Verdict) -> None:
@@ -98,6 +98,7 @@ def _rows(file: Path) -> list[Json]:
 
 
 def forms() -> list[Labelled]:
+    """Return the labelled pairs of `benchmarks.math_judge.pairs`."""
     pairs = [(pair, True) for pair in EQUAL] + [(pair, False) for pair in UNEQUAL]
     return [Labelled(answer, gold, right, "form") for (answer, gold), right in pairs]
 
@@ -105,11 +106,11 @@ def forms() -> list[Labelled]:
 def with_judge(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
     """Return the verdicts of this project's judge, and how many are direct comparisons."""
     verdicts: list[Verdict] = []
-    at_sight = 0
+    direct = 0
     child: Judge | None = None
     for pair in pairs:
         verdict = equal(pair.answer, pair.gold)
-        at_sight += verdict is not None
+        direct += verdict is not None
         if verdict is None:
             child = child or Judge()
             try:
@@ -120,7 +121,7 @@ def with_judge(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
         verdicts.append(verdict)
     if child is not None:
         child.close()
-    return verdicts, at_sight
+    return verdicts, direct
 
 
 def with_math_verify(pairs: Sequence[Labelled]) -> tuple[list[Verdict], int]:
@@ -150,11 +151,11 @@ def measure(
 ) -> tuple[Agreement, int]:
     score = Agreement()
     before_s = _cpu_s()
-    verdicts, at_sight = judge(pairs)
+    verdicts, direct = judge(pairs)
     score.cpu_s = _cpu_s() - before_s
     for pair, verdict in zip(pairs, verdicts, strict=True):
         score.add(pair, verdict)
-    return score, at_sight
+    return score, direct
 
 
 def _cpu_s() -> float:
@@ -164,14 +165,14 @@ def _cpu_s() -> float:
 
 
 def compare(name: str, golds: int, pairs: Sequence[Labelled]) -> Json:
-    ours, at_sight = measure(with_judge, pairs)
+    ours, direct = measure(with_judge, pairs)
     theirs, _ = measure(with_math_verify, pairs)
     return {
         "set": name,
         "golds": golds,
         "right": sum(pair.right for pair in pairs),
         "wrong": sum(not pair.right for pair in pairs),
-        "at_sight": at_sight,
+        "direct": direct,
         "judge": {**asdict(ours), "pairs_per_cpu_s": len(pairs) / ours.cpu_s},
         "math-verify": {**asdict(theirs), "pairs_per_cpu_s": len(pairs) / theirs.cpu_s},
     }
@@ -240,9 +241,9 @@ def main() -> None:
                         f"{answer} for {gold}" for answer, gold in score["examples"][change]
                     )
                     print(f"    {count:5} {change}: {examples}")
-        print(f"  decided at sight: {result['at_sight'] / (result['right'] + result['wrong']):.1%}")
+        print(f"  decided directly: {result['direct'] / (result['right'] + result['wrong']):.1%}")
     print(
-        f"groups of {same['samples']} same answers, algebra needed: "
+        f"groups of {same['samples']} equal answers that need algebra: "
         f"{same['answers_per_cpu_s']:,.0f} answers/CPU s"
     )
 

@@ -11,7 +11,7 @@ NUMERAL: Final = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)(\.\d*)?(?:e([+-]?\
 
 @dataclass(frozen=True)
 class Labelled:
-    """`Labelled("1,200", "1200", True, "thousands")`."""
+    """An answer with its label: `Labelled("1,200", "1200", True, "thousands")`."""
 
     answer: str
     gold: str
@@ -152,7 +152,7 @@ def _wrong_expressions(gold: str) -> dict[str, list[str]]:
 
 
 def is_expression(gold: str) -> bool:
-    """Whether the gold is one term or sum, which can be multiplied and added to."""
+    """Return whether the gold is one term or sum, which can be multiplied and added to."""
     return (
         not any(
             mark in gold
@@ -202,7 +202,7 @@ def _is_short(value: Fraction) -> bool:
 
 
 def _decimal(value: Fraction) -> str:
-    """Exact digits; in scientific notation where they would be many."""
+    """Format a value with exact digits; in scientific notation if it is very large or small."""
     if value.denominator == 1 and abs(value) < 10**15:
         return str(value.numerator)
     if 1e-6 <= abs(value) < 1e15:

@@ -9,8 +9,8 @@ version in memory, with all digests verified. Its stages, of the slowest worker 
 
     publish   encode, upload, commit the manifest
     mirror    until the region's mirror has the version too (with a mirror only)
-    wait      until the poll that finds it starts: the rest of the poll before, and the pause of
-              --interval-s, as in a rollout worker
+    wait      until the start of the poll that returns it: the rest of the earlier poll, and the
+              pause of --interval-s, as in a rollout worker
     probe     that poll, from the time at which the version exists
     read      fetch the manifest and the files, apply, verify
 
@@ -24,7 +24,7 @@ benchmarks/ocean/folder_s3.py.
 
 Requires Linux, root and a way to delay packets: netem in the kernel, or a script (--wan) that makes
 the two namespaces. Servers, workers and the emulated link share this machine: if `busy` is near
-100 %, the machine is the limit and not the ocean.
+100 %, the result shows the machine's limit, not the link's.
 """
 
 import argparse
@@ -47,13 +47,13 @@ def main() -> None:
     settings = parse(sys.argv[1:])
     try:
         with _terminable():
-            found = measure(settings)
+            report = measure(settings)
     except LinkError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    print(json.dumps(found, indent=2) if settings.json else table(found))
+    print(json.dumps(report, indent=2) if settings.json else table(report))
 
 
 @contextmanager
@@ -150,14 +150,14 @@ def _positive(text: str) -> float:
 def _counts(text: str) -> list[int]:
     counts = [int(part) for part in text.split(",")]
     if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text} holds a number below 1")
+        raise argparse.ArgumentTypeError(f"{text} contains a number below 1")
     return counts
 
 
 def _formats(text: str) -> list[str]:
     formats = text.split(",")
     if unknown := [name for name in formats if name not in FORMATS]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]} is none of {', '.join(FORMATS)}")
+        raise argparse.ArgumentTypeError(f"{unknown[0]} is not one of {', '.join(FORMATS)}")
     return formats
 
 

@@ -36,34 +36,33 @@ class VersionTimes:
 
 
 def stages(
-    start_s: float, published_s: float, shown_s: float, worker: Mapping[str, float]
+    start_s: float, published_s: float, visible_s: float, worker: Mapping[str, float]
 ) -> dict[str, float]:
-    """Split the time until a worker has loaded a version, visible in its region since `shown_s`.
+    """Split the time until a worker has loaded a version, visible in its region since `visible_s`.
 
-    Example: published 1.0 s after the start, polled at 1.25, found at 1.5, loaded at 2.0: publish
-    1.0, wait 0.25, probe 0.25, read 0.5. A poll that started before the version was visible is
-    probe only.
+    Example: published 1.0 s after the start, polled at 1.25, noticed at 1.5, loaded at 2.0: publish
+    1.0, wait 0.25, probe 0.25, read 0.5. A poll that started before the version was visible has a
+    probe and no wait.
     """
-    # The worker reads from home where the mirror is late.
-    shown_s = min(max(shown_s, published_s), worker["noticed_s"])
-    looked_s = max(worker["looked_s"], shown_s)
-    times = (start_s, published_s, shown_s, looked_s, worker["noticed_s"], worker["held_s"])
+    # While the mirror lacks the version, the worker reads it from home.
+    visible_s = min(max(visible_s, published_s), worker["noticed_s"])
+    polled_s = max(worker["polled_s"], visible_s)
+    times = (start_s, published_s, visible_s, polled_s, worker["noticed_s"], worker["loaded_s"])
     return {name: end - start for name, (start, end) in zip(STAGES, pairwise(times), strict=True)}
 
 
 def over_the_ocean(
-    served: Iterable[Sequence[Any]], start_s: float, known: set[int]
+    served: Iterable[Sequence[Any]], start_s: float, counted: set[int]
 ) -> tuple[int, int]:
-    """Count the far side's requests since `start_s`, and their connections that are not `known`.
+    """Count the far side's requests since `start_s`, and their connections not in `counted`.
 
-    Adds all connections to `known`.
+    Adds all connections to `counted`.
     """
     far = [entry for entry in served if entry[3] == ADDRESSES[FAR]]
     requests = [entry for entry in far if entry[1] >= start_s]
-    fresh = (
-        {entry[2] for entry in requests} - known - {entry[2] for entry in far if entry[1] < start_s}
-    )
-    known |= {entry[2] for entry in far}
+    earlier = {entry[2] for entry in far if entry[1] < start_s}
+    fresh = {entry[2] for entry in requests} - counted - earlier
+    counted |= {entry[2] for entry in far}
     return len(requests), len(fresh)
 
 
@@ -104,9 +103,9 @@ def case(settings: Mapping[str, Any], steps: Sequence[VersionTimes]) -> Json:
     return dict(settings) | whole
 
 
-def table(found: Json) -> str:
+def table(report: Json) -> str:
     """Format the cases as a table."""
-    settings, machine = found["settings"], found["machine"]
+    settings, machine = report["settings"], report["machine"]
     lines = [
         f"{settings['model_gb']:g} GB of bf16, {settings['changed']:.2%} changed a step, "
         f"{settings['rtt_ms']:g} ms round trip, "
@@ -119,7 +118,7 @@ def table(found: Json) -> str:
         f"={' +'.join(f'{name:>8}' for name in STAGES)}"
         f"{'MB':>9}{'requests':>10}{'new':>5}{'CPU s':>7}{'busy':>6}",
     ]
-    for row in found["cases"]:
+    for row in report["cases"]:
         parts = " +".join(f"{row['stages'][name]:8.2f}" for name in STAGES)
         lines.append(
             f"{row['format']:8}{row['workers']:8}{'yes' if row['mirror'] else 'no':>8}"
@@ -127,9 +126,9 @@ def table(found: Json) -> str:
             f"{row['bytes_crossed'] / 1e6:9.1f}{row['requests']:10}{row['connections_opened']:5}"
             f"{row['worker_cpu_s']:7.2f}{row['machine_busy']:6.0%}"
         )
-    deltas = [row["seconds"] for row in found["cases"] if row["format"] == "delta"]
+    deltas = [row["seconds"] for row in report["cases"] if row["format"] == "delta"]
     if deltas and settings["changed"] <= TARGET_CHANGED:
-        met = sum(found["target"]["met"])
+        met = sum(report["target"]["met"])
         lines += [
             "",
             f"a delta within {TARGET_S:g} s: {met} of {len(deltas)} settings, {min(deltas):.2f} to "
@@ -139,6 +138,6 @@ def table(found: Json) -> str:
         "",
         "MB, requests and new connections: over the ocean; CPU s: of one worker, from the end of "
         "its poll to the loaded version",
-        f"bit exact: {found['bit_exact']}",
+        f"bit exact: {report['bit_exact']}",
     ]
     return "\n".join(lines)

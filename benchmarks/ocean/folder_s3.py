@@ -1,13 +1,13 @@
 """An S3 server on a folder, for benchmarks only: it does not authenticate its clients.
 
-It supports GET (with Range), HEAD, PUT (with `If-None-Match: *`), DELETE and multipart uploads; it
-checks no signatures, lists nothing, and has every bucket. Connections stay open between requests;
-bodies are sent by sendfile, so that a benchmark of a slow link measures the link: moto's server
-closes the connection after every response. Requires aiohttp, a dependency of s3fs.
+It supports GET (with Range), HEAD, PUT (with `If-None-Match: *`), DELETE and multipart uploads. It
+checks no signatures, lists nothing, and accepts every bucket name. Connections stay open between
+requests and bodies are sent by sendfile, so that a benchmark of a slow link measures the link;
+moto's server closes the connection after every response. Requires aiohttp, a dependency of s3fs.
 
-It writes one line of JSON when it listens. To every line on its standard input it responds with the
-requests since the line before, `[start_s, end_s, peer's port, peer, method, key, status, bytes]` on
-the monotonic clock; it ends at the end of its input.
+It writes one line of JSON as soon as it listens. To every line on its standard input it responds
+with the requests since the line before, `[start_s, end_s, peer's port, peer, method, key, status,
+bytes]` on the monotonic clock. It exits at the end of its input.
 """
 
 import asyncio

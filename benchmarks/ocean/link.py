@@ -2,8 +2,8 @@
 
     astra-far 10.99.0.1 ──────── half the round trip each way ──────── 10.99.0.2 astra-home
 
-With netem in the kernel, the link is a veth pair with `tc … netem` at both ends; this has never
-been run, since it was written on a machine without netem. Otherwise a script makes the same
+With netem in the kernel, the link is a veth pair with `tc … netem` at both ends. This path is
+untested: the machine that it was written on has no netem. Without netem, a script makes the same
 namespaces: `SCRIPT up ONEWAY_MS GBPS QUEUE_MB` and `SCRIPT down`.
 """
 
@@ -71,7 +71,7 @@ def _refuse_existing() -> None:
 
 
 def _try_netem(oneway_ms: float, gbps: float) -> bool:
-    """Create the link with netem; False, without a trace, where the kernel does not have it."""
+    """Create the link with netem; False, with nothing left behind, if the kernel has no netem."""
     in_flight = int(gbps * 1e9 / 8 * oneway_ms / 1e3 + QUEUE_MB * 2**20)
     shape = [
         "netem",

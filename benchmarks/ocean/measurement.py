@@ -20,13 +20,15 @@ import psutil
 from benchmarks.ocean import figures, link
 from benchmarks.ocean.figures import TARGET_S, VersionTimes
 from benchmarks.ocean.link import ADDRESSES, FAR, HOME
-from benchmarks.ocean.process import Process, running
+from benchmarks.ocean.process import NamespaceProcess, running
 from storage.records.types import Json
 
 MIRRORS = {"no": (False,), "yes": (True,), "both": (False, True)}
 WARM_UPS = {"anchor": 0, "delta": 2, "plain": 1}
-"""Versions of each format that are not measured. Version 0 is the one of the anchors; a worker can
-reuse memory from the third delta after an anchor.
+"""Number of versions of each format that are not measured.
+
+Version 0 is the warm-up of the anchors. A worker can reuse memory from the third delta after an
+anchor.
 """
 PORT = 9000
 BUCKET = "ocean"
@@ -39,11 +41,11 @@ class Ocean:
 
     settings: argparse.Namespace
     folder: Path
-    home: Process
-    near: Process
-    trainer: Process
-    known: set[int]
-    """All connections so far, by the port at their far end."""
+    home: NamespaceProcess
+    near: NamespaceProcess
+    trainer: NamespaceProcess
+    counted: set[int]
+    """The connections of earlier versions, by the port at their far end."""
 
     def cases(self, num_workers: int, has_mirror: bool) -> Iterator[Json]:
         """Measure every format in one setting, as one run."""
@@ -59,8 +61,8 @@ class Ocean:
             ]
             version = 0
             self._step(workers, run, version, "anchor", has_mirror)
-            # Anchors first: version 0 was their warm-up. Plain last: it leaves weights without a
-            # manifest in the workers.
+            # Anchors first: version 0 was their warm-up. Plain last: after it, the workers' weights
+            # have no manifest.
             for format in ("anchor", "delta", "plain"):
                 if format not in self.settings.formats or (format == "plain" and has_mirror):
                     continue
@@ -86,31 +88,37 @@ class Ocean:
                 file.unlink()
 
     def _step(
-        self, workers: Sequence[Process], run: str, version: int, format: str, has_mirror: bool
+        self,
+        workers: Sequence[NamespaceProcess],
+        run: str,
+        version: int,
+        format: str,
+        has_mirror: bool,
     ) -> VersionTimes:
+        """Publish a version, wait until all workers have loaded it, and return its times."""
         self._served()
         crossed = link.bytes_arrived()
         for worker in workers:
-            worker.tell(do="follow", version=version, format=format)
+            worker.send(do="follow", version=version, format=format)
         draw = random.Random(f"{self.settings.seed} {run} {version}")
         time.sleep(
             self.settings.pause_s
             + draw.uniform(1, 1.5) * (self.settings.interval_s + 4 * self.settings.rtt_ms / 1e3)
         )
         cpu_before = psutil.cpu_times()
-        published = self.trainer.ask(run=run, version=version, format=format)
-        held = [worker.answer() for worker in workers]
+        published = self.trainer.call(run=run, version=version, format=format)
+        loads = [worker.receive() for worker in workers]
         busy = figures.busy(cpu_before, psutil.cpu_times())
         crossed = link.bytes_arrived() - crossed
         start_s, published_s = published["start_s"], published["published_s"]
         at_home, near = self._served()
-        shown_s = figures.mirrored_s(near, version) if has_mirror else published_s
-        requests, connections = figures.over_the_ocean(at_home, start_s, self.known)
-        slowest = max(held, key=lambda worker: float(worker["held_s"]))
-        digests = {worker.ask(do="digest")["digest"] for worker in workers}
+        visible_s = figures.mirrored_s(near, version) if has_mirror else published_s
+        requests, connections = figures.over_the_ocean(at_home, start_s, self.counted)
+        slowest = max(loads, key=lambda load: float(load["loaded_s"]))
+        digests = {worker.call(do="digest")["digest"] for worker in workers}
         step = VersionTimes(
-            seconds=slowest["held_s"] - start_s,
-            stages=figures.stages(start_s, published_s, shown_s, slowest),
+            seconds=slowest["loaded_s"] - start_s,
+            stages=figures.stages(start_s, published_s, visible_s, slowest),
             bytes_crossed=crossed,
             requests=requests,
             connections=connections,
@@ -125,7 +133,7 @@ class Ocean:
 
     def _served(self) -> tuple[list[Any], list[Any]]:
         """Return the requests at home and at the mirror since the last call."""
-        return self.home.ask()["served"], self.near.ask()["served"]
+        return self.home.call()["served"], self.near.call()["served"]
 
 
 def measure(settings: argparse.Namespace) -> Json:
@@ -150,7 +158,7 @@ def measure(settings: argparse.Namespace) -> Json:
         spec = {"role": "trainer", "home": _url(HOME), **model}
         trainer = stack.enter_context(running(HOME, SERVICES, json.dumps(spec)))
         ocean = Ocean(
-            settings=settings, folder=folder, home=home, near=near, trainer=trainer, known=set()
+            settings=settings, folder=folder, home=home, near=near, trainer=trainer, counted=set()
         )
         cases = [
             case

@@ -1,4 +1,4 @@
-"""A process in one of the namespaces, with requests and responses as lines of JSON."""
+"""A process in a network namespace, with requests and responses as lines of JSON."""
 
 import json
 import os
@@ -14,11 +14,11 @@ from benchmarks.ocean import link
 from benchmarks.ocean.link import LinkError
 from storage.records.types import Json
 
-ANSWER_TIMEOUT_S = 900.0
+RESPONSE_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 10.0
 
 
-class Process:
+class NamespaceProcess:
     """A process that runs until `stop`."""
 
     def __init__(self, namespace: str, module: str, arguments: Sequence[str]) -> None:
@@ -35,28 +35,28 @@ class Process:
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._pump, daemon=True).start()
 
-    def tell(self, **order: Any) -> None:
+    def send(self, **message: Any) -> None:
         assert self._process.stdin is not None
         try:
-            print(json.dumps(order), file=self._process.stdin, flush=True)
+            print(json.dumps(message), file=self._process.stdin, flush=True)
         except BrokenPipeError:
             raise LinkError(f"{self._name} ended; its output is above") from None
 
-    def answer(self) -> Json:
+    def receive(self) -> Json:
         try:
-            line = self._lines.get(timeout=ANSWER_TIMEOUT_S)
+            line = self._lines.get(timeout=RESPONSE_TIMEOUT_S)
         except queue.Empty:
             raise LinkError(
-                f"{self._name} did not answer within {ANSWER_TIMEOUT_S:.0f} s"
+                f"{self._name} did not respond within {RESPONSE_TIMEOUT_S:.0f} s"
             ) from None
         if not line:
             raise LinkError(f"{self._name} ended; its output is above")
-        answer: Json = json.loads(line)
-        return answer
+        response: Json = json.loads(line)
+        return response
 
-    def ask(self, **order: Any) -> Json:
-        self.tell(**order)
-        return self.answer()
+    def call(self, **message: Any) -> Json:
+        self.send(**message)
+        return self.receive()
 
     def stop(self) -> None:
         self._process.terminate()
@@ -74,11 +74,11 @@ class Process:
 
 
 @contextmanager
-def running(namespace: str, module: str, *arguments: str) -> Iterator[Process]:
+def running(namespace: str, module: str, *arguments: str) -> Iterator[NamespaceProcess]:
     """Start a process, wait until it is ready, and stop it at the end of the block."""
-    process = Process(namespace, module, arguments)
+    process = NamespaceProcess(namespace, module, arguments)
     try:
-        process.answer()
+        process.receive()
         yield process
     finally:
         process.stop()

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks import weight_steps
 from benchmarks.delta_formats import AstraFlowFormat
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.formats.safetensors import weights_digest
 from storage.records.types import Json
@@ -51,7 +51,7 @@ BEAT_INTERVAL_S = 2.0
 
 
 class Service(Protocol):
-    def handle(self, order: Json) -> Json: ...
+    def handle(self, message: Json) -> Json: ...
 
 
 class Trainer:
@@ -66,19 +66,19 @@ class Trainer:
         self._num_changes = int(np.count_nonzero(before != after))
         self._bases: dict[str, LoadedWeights] = {}
 
-    def handle(self, order: Json) -> Json:
+    def handle(self, message: Json) -> Json:
         """Publish the next version of a run; the tensors are in memory before the time starts."""
-        version, run = order["version"], self._home.sub(order["run"])
+        version, run = message["version"], self._home.sub(message["run"])
         tensors = self._states[version % 2]
         cpu_s, start_s = time.process_time(), time.monotonic()
-        if order["format"] == "plain":
+        if message["format"] == "plain":
             _publish_plain(run, version, self._bits[(version - 1) % 2], self._bits[version % 2])
         else:
-            base = self._bases.get(order["run"]) if order["format"] == "delta" else None
+            base = self._bases.get(message["run"]) if message["format"] == "delta" else None
             manifest = publisher.publish(run, POLICY, version, tensors, base=base)
         published_s, cpu_s = time.monotonic(), time.process_time() - cpu_s
-        if order["format"] != "plain":
-            self._bases = {order["run"]: LoadedWeights(manifest, tensors)}
+        if message["format"] != "plain":
+            self._bases = {message["run"]: LoadedWeights(manifest, tensors)}
         times = {"start_s": start_s, "published_s": published_s, "cpu_s": cpu_s}
         return times | {
             "digest": self._digests[version % 2],
@@ -87,7 +87,7 @@ class Trainer:
         }
 
 
-class Worker:
+class VersionLoader:
     """Loads one run's versions as a rollout worker does, polling every `interval_s`."""
 
     def __init__(self, spec: Json) -> None:
@@ -98,20 +98,20 @@ class Worker:
             else run
         )
         self._interval_s = spec["interval_s"]
-        self._held: LoadedWeights | None = None
+        self._loaded: LoadedWeights | None = None
         self._spare: LoadedWeights | None = None
         self._flat = np.zeros(0, dtype=np.uint16)
 
-    def handle(self, order: Json) -> Json:
+    def handle(self, message: Json) -> Json:
         """Poll until `version` exists, load it, return the times; `digest`: return the digest."""
-        if order["do"] == "digest":
-            held = self._held.tensors if self._held else as_tensors(self._flat)
-            return {"digest": weights_digest(held), "peak_mb": peak_mb()}
-        version, plain = order["version"], order["format"] == "plain"
-        if plain and self._held:
-            self._flat, self._held, self._spare = as_flat(self._held.tensors), None, None
+        if message["do"] == "digest":
+            tensors = self._loaded.tensors if self._loaded else as_tensors(self._flat)
+            return {"digest": weights_digest(tensors), "peak_mb": peak_mb()}
+        version, plain = message["version"], message["format"] == "plain"
+        if plain and self._loaded:
+            self._flat, self._loaded, self._spare = as_flat(self._loaded.tensors), None, None
         while True:
-            looked_s = time.monotonic()
+            polled_s = time.monotonic()
             newest = self._poll(version, plain)
             if newest:
                 break
@@ -119,15 +119,15 @@ class Worker:
         noticed_s, cpu_s = time.monotonic(), time.process_time()
         if isinstance(newest, Manifest):
             loaded = reader.read(
-                self._run, POLICY, newest.version, self._held, manifest=newest, spare=self._spare
+                self._run, POLICY, newest.version, self._loaded, manifest=newest, spare=self._spare
             )
-            self._held, self._spare = loaded, self._held
+            self._loaded, self._spare = loaded, self._loaded
         else:
             _read_plain(self._run, version, self._flat)
         return {
-            "looked_s": looked_s,
+            "polled_s": polled_s,
             "noticed_s": noticed_s,
-            "held_s": time.monotonic(),
+            "loaded_s": time.monotonic(),
             "cpu_s": time.process_time() - cpu_s,
         }
 
@@ -135,10 +135,8 @@ class Worker:
         """Return the newest version, or False while `version` does not exist."""
         if plain:
             return self._run.exists(_plain(version, "complete"))
-        return (
-            manifests.newer(self._run, POLICY, self._held.manifest.version if self._held else -1)
-            or False
-        )
+        current = self._loaded.manifest.version if self._loaded else -1
+        return manifests.newer(self._run, POLICY, current) or False
 
 
 class Mirror:
@@ -150,7 +148,7 @@ class Mirror:
             target=self._keep, args=(run, replication.of_run(run, spec["mirror"])), daemon=True
         ).start()
 
-    def handle(self, order: Json) -> Json:
+    def handle(self, message: Json) -> Json:
         return {"cpu_s": time.process_time(), "peak_mb": peak_mb()}
 
     def _keep(self, run: ObjectStore, mirror: ObjectStore) -> None:
@@ -213,15 +211,15 @@ def peak_mb() -> float:
 
 def main(arguments: Sequence[str]) -> None:
     spec = json.loads(arguments[0])
-    roles: dict[str, type[Trainer] | type[Worker] | type[Mirror]] = {
+    roles: dict[str, type[Trainer] | type[VersionLoader] | type[Mirror]] = {
         "trainer": Trainer,
-        "worker": Worker,
+        "worker": VersionLoader,
         "mirror": Mirror,
     }
     service: Service = roles[spec["role"]](spec)
     print(json.dumps({"ready": spec["role"]}), flush=True)
-    orders = iter(sys.stdin.readline, "")
-    for line in orders:
+    messages = iter(sys.stdin.readline, "")
+    for line in messages:
         print(json.dumps(service.handle(json.loads(line))), flush=True)
     os._exit(0)  # the replication thread does not end
 

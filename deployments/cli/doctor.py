@@ -36,7 +36,7 @@ class Check:
 
     name: str
     verdict: Literal["ok", "warn", "fail"]
-    found: str
+    finding: str
     fix: str = ""
 
 

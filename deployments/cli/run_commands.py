@@ -156,7 +156,7 @@ def weights(
 
     stored, policies = policies_of(run_or_newest(run), policy)
     histories = [history(stored, name) for name in policies]
-    versions = [version for listed in histories for version in listed.found]
+    versions = [version for listed in histories for version in listed.readable]
     show(
         [version.model_dump(mode="json") for version in versions]
         if as_json
@@ -198,8 +198,8 @@ def tag(
         say(f"{version} is tagged {name}")
     else:
         tagged = tags.read_all(stored)
-        if tagged.found:
-            show(tables.tags_table(tagged.found), as_json=False)
+        if tagged.readable:
+            show(tables.tags_table(tagged.readable), as_json=False)
         elif not tagged.unreadable:
             say(f"{run} has no tags; `astraflow tag {run} POLICY@VERSION NAME` creates one")
         for problem in tagged.unreadable.values():
@@ -261,12 +261,12 @@ def gc(
     versions = retention.named(keep or [], config.policies)
     retention.check_versions_exist(stored, versions)
     settings = retention.Retention(last, every, versions, grace_hours * 3600)
-    found = garbage_collection.survey(stored, run, config, settings)
-    show(tables.retention_table(found), as_json=False)
-    away = garbage_collection.remove(found) if delete else found.away
+    survey = garbage_collection.survey(stored, run, config, settings)
+    show(tables.retention_table(survey), as_json=False)
+    away = garbage_collection.remove(survey) if delete else survey.away
     for region, reason in away.items():
         warn(f"the mirror in {region} is unchanged until the next gc: {reason}")
-    size = f"{sizes.spelled(found.num_bytes)} of {run}"
+    size = f"{sizes.spelled(survey.num_bytes)} of {run}"
     if delete:
         say(f"{size} are deleted")
     elif retention.is_frozen(stored):

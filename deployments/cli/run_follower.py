@@ -240,7 +240,7 @@ def last_words(followed: Followed) -> str:
 
 def _base_model(run: ObjectStore) -> tuple[float | None, str]:
     """Return the completed share of the base models and the note of their service."""
-    for beat in heartbeats.read_all(run):
+    for beat in heartbeats.readable(run):
         if isinstance(beat.progress, BaseModelProgress) and not beat.has_ended:
             return beat.progress.base_model, beat.note
     return None, ""

@@ -65,18 +65,18 @@ def prepare(
             "FLOW/DEPLOYMENT"
         )
     full = deployment if "/" in deployment else f"{FLOW}/{deployment}"
-    own = {
+    shipped_recipes = {
         f"{shipped.flow}/{shipped.name}": shipped.parameters.get("recipe")
         for shipped in deployments.DEPLOYMENTS
         if shipped.flow == FLOW
     }
-    if full != deployment and full not in own:
-        names = ", ".join(name.removeprefix(f"{FLOW}/") for name in own)
+    if full != deployment and full not in shipped_recipes:
+        names = ", ".join(name.removeprefix(f"{FLOW}/") for name in shipped_recipes)
         raise ConfigError(
             f"there is no deployment {deployment}; name {names}, or your own as FLOW/DEPLOYMENT"
         )
     overrides = parse_assignments(assignments)
-    source = own.get(full) if recipe is None else recipe
+    source = shipped_recipes.get(full) if recipe is None else recipe
     config = loader.load(source, overrides) if source is not None else None
     name = (
         config.name

@@ -147,13 +147,13 @@ def tags_table(tags: Sequence[Tag]) -> Table:
     return table
 
 
-def retention_table(found: Survey) -> Table:
+def retention_table(survey: Survey) -> Table:
     """Return the output of `astraflow gc`."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for header in ("of", "keeps", "because", "deletes"):
         table.add_column(header, overflow="fold")
     table.add_column("", justify="right", no_wrap=True)
-    for row in garbage_collection.rows(found):
+    for row in garbage_collection.rows(survey):
         deleted = (row.goes or "–", row.size)
         for number, (kept, reason) in enumerate(row.keeps or [("–", "")]):
             table.add_row(
@@ -221,7 +221,7 @@ def checks_table(checks: list[Check]) -> Table:
     table = Table("", "check", "found", "fix", box=None, header_style="dim")
     for check in checks:
         table.add_row(
-            Text(check.verdict, style=COLORS[check.verdict]), check.name, check.found, check.fix
+            Text(check.verdict, style=COLORS[check.verdict]), check.name, check.finding, check.fix
         )
     return table
 

@@ -154,9 +154,11 @@ def _has_late_credentials(alive: Stack | None) -> bool:
 
     The first run then checks the store.
     """
-    own = environment.given("PREFECT_API_URL") is None and (alive is None or alive.own_server)
+    starts_server = environment.given("PREFECT_API_URL") is None and (
+        alive is None or alive.own_server
+    )
     return (
-        own
+        starts_server
         and bool(environment.secret_name(alive))
         and (alive is None or alive.process(SERVER) is None)
     )
@@ -228,7 +230,7 @@ def _has_local_supervisor(store: ObjectStore, run: RunSummary) -> bool:
     """
     if run.state != "interrupted":
         return False
-    beats = heartbeats.read_all(store.sub(layout.run_prefix(run.run_id)))
+    beats = heartbeats.readable(store.sub(layout.run_prefix(run.run_id)))
     return any(
         processes.lives_since(beat.pid, beat.beat_s)
         for beat in beats

@@ -4,13 +4,13 @@
            ◀──{"equal": true}──
 
 One JSON object per line. The first line that the child writes is `{"ready": true}`, or
-`{"failed": reason}` before it exits. It lives until its standard input ends, so it ends with its
-parent.
+`{"failed": reason}` before it exits. The child exits at the end of its standard input, and so no
+later than its parent.
 
-math-verify may compute for ever, in Python and in C. A timeout counts CPU time of this process, so
-it does not depend on the machine's load. The kernel enforces it: a longer comparison ends the
-process with SIGPROF, by which the parent recognizes a timeout. An interruption within Python would
-leave half-filled caches in sympy, which falsify later comparisons.
+math-verify may compute without end, in Python and in C. A timeout counts the CPU time of this
+process, so it does not depend on the machine's load. The kernel enforces it: it ends the process
+with SIGPROF, by which the parent recognizes a timeout. An exception within Python would leave
+sympy's caches incomplete, which falsifies later comparisons.
 """
 
 import json
@@ -31,14 +31,14 @@ from rollout.rewards.math_answers.numbers import is_long_decimal, read_number
 
 MEMORY_BYTES_MAX: Final = 2 << 30
 START_CPU_S: Final = 120.0
-"""CPU seconds after which a child that is still importing is ended."""
+"""CPU seconds after which the kernel ends a child that is still importing."""
 REFERENCES_MAX: Final = 1024
-"""Most cached parsed references; parsing takes most of the time of a comparison."""
+"""Maximum number of cached parsed references; most of a comparison's time is parsing."""
 
 RELATIVE_TOLERANCE: Final = 1e-6
-"""Tolerance for values that are equal to math-verify, which rounds to six decimals."""
+"""Tolerance for values that math-verify, which rounds to six decimals, considers equal."""
 DIGITS: Final = 30
-"""Digits of a value that is computed for a comparison."""
+"""Significant digits of a value that is computed for a comparison."""
 POINTS: Final = 3
 """Number of points at which expressions with variables are compared."""
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def judge(answer: str, reference: str) -> bool:
-    """Return whether an answer equals the reference; False for an unreadable one. No time limit."""
+    """Return whether an answer equals the reference; False if it is unreadable. No time limit."""
     try:
         return bool(equal(answer, reference, algebraically_equal))
     except Exception:  # math-verify and sympy may raise any class for a model's text: not equal
@@ -77,24 +77,24 @@ def judge(answer: str, reference: str) -> bool:
 
 
 def algebraically_equal(answer: str, reference: str) -> bool:
-    """Return whether two LaTeX expressions are equal by math-verify; False for unreadable ones."""
+    """Return whether math-verify finds two LaTeX expressions equal; False if one is unreadable."""
     from math_verify import verify
 
-    gold, given = _parsed_reference(reference), _parsed(answer)
-    if any(_is_constant_derivative(each) for parsed in (gold, given) for each in parsed[:1]):
+    gold, parsed = _parsed_reference(reference), _parsed(answer)
+    if any(_is_constant_derivative(each) for side in (gold, parsed) for each in side[:1]):
         return False
     if (
         gold
-        and given
-        and (decimal := _decimal_of(answer, given[0], reference, gold[0])) is not None
+        and parsed
+        and (decimal := _decimal_of(answer, parsed[0], reference, gold[0])) is not None
     ):
         return decimal
-    if gold and given and _has_functions(gold[0]) and _has_functions(given[0]):
-        return _same_equation(gold[0], given[0])
-    if bool(verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)):
-        return not _far_apart(gold, given)
-    return bool(gold and given) and (
-        _same_equation(gold[0], given[0]) or _is_symbol(gold[0], given[0])
+    if gold and parsed and _has_functions(gold[0]) and _has_functions(parsed[0]):
+        return _same_equation(gold[0], parsed[0])
+    if bool(verify(gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)):
+        return not _far_apart(gold, parsed)
+    return bool(gold and parsed) and (
+        _same_equation(gold[0], parsed[0]) or _is_symbol(gold[0], parsed[0])
     )
 
 
@@ -108,7 +108,7 @@ def _parsed(text: str) -> list[Any]:
 
     spelling = replace(LatexExtractionConfig().normalization_config, units=False)  # `5t` is not 5
     latex = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
-    # first_match: where the whole cannot be read, a part of it that can is not the answer
+    # first_match: if the whole text cannot be parsed, do not use a part of it as the answer
     _keep_case()
     parsed: list[Any] = parse(
         f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None
@@ -119,37 +119,39 @@ def _parsed(text: str) -> list[Any]:
 def _with_imaginary_unit(expression: Any) -> Any:
     """Replace the variable `i` by the imaginary unit, except for an index.
 
-    In an expression with `i`, math-verify makes variables not real; they become real again, so that
-    they equal those of other expressions.
+    In an expression with `i`, math-verify declares variables complex. Here they become real again,
+    so that they equal the variables of other expressions.
     """
     from sympy import Basic, I, MatrixBase, Symbol
 
     if not isinstance(expression, Basic | MatrixBase):
         return expression
-    found = [
+    symbols = [
         symbol for symbol in expression.free_symbols if symbol.name == "i" or not symbol.is_real
     ]
     return expression.subs(
-        {symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True) for symbol in found}
+        {symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True) for symbol in symbols}
     )
 
 
 def _is_constant_derivative(expression: Any) -> bool:
-    """Return whether it has a derivative by a variable that the function lacks: \\frac{d}{dx}y.
+    """Return whether an expression has a derivative such as `\\frac{d}{dx}y`.
 
-    sympy evaluates it to 0.
+    The function lacks the variable, so sympy evaluates the derivative to 0.
     """
     from sympy import Basic, Derivative
 
-    found = expression.atoms(Derivative) if isinstance(expression, Basic) else ()
+    derivatives = expression.atoms(Derivative) if isinstance(expression, Basic) else ()
     return any(
-        variable not in each.expr.free_symbols for each in found for variable in each.variables
+        variable not in derivative.expr.free_symbols
+        for derivative in derivatives
+        for variable in derivative.variables
     )
 
 
 @cache
 def _keep_case() -> None:
-    """Make math-verify distinguish `R` and `r`, by a setting of the parser that it calls."""
+    """Set math-verify's LaTeX parser to distinguish `R` and `r`."""
     from math_verify import parser
 
     settings = signature(parser.latex2sympy).parameters["conversion_config"].default
@@ -158,26 +160,29 @@ def _keep_case() -> None:
     )
 
 
-def _decimal_of(answer: str, given: Any, reference: str, gold: Any) -> bool | None:
-    """Return whether one is a long decimal of the other, an irrational one; None for others."""
+def _decimal_of(answer: str, parsed: Any, reference: str, gold: Any) -> bool | None:
+    """Return whether a decimal on one side is a long decimal of an irrational on the other.
+
+    None if the sides are not a decimal and an irrational number.
+    """
     readings = read_number(answer), read_number(reference)
     if (readings[0] is None) == (readings[1] is None):
         return None
-    decimal, other = (readings[0], gold) if readings[0] is not None else (readings[1], given)
-    if decimal is None or decimal.decimals is None or other.free_symbols:
+    decimal, exact = (readings[0], gold) if readings[0] is not None else (readings[1], parsed)
+    if decimal is None or decimal.decimals is None or exact.free_symbols:
         return None
-    value = other.doit().evalf(DIGITS)
+    value = exact.doit().evalf(DIGITS)
     if not value.is_Float or abs(Fraction(str(value)) - decimal.value) <= abs(
         decimal.value
     ) / 10 ** (DIGITS - 5):
-        return None  # `\\log_2 8` and `3.0`: no decimal of an irrational number
+        return None  # `\\log_2 8` and `3.0`: the value is rational
     return is_long_decimal(decimal, Fraction(str(value)))
 
 
 def _has_functions(expression: Any) -> bool:
-    """Return whether it is an equation in an unknown function, such as x(t).
+    """Return whether an expression is an equation in an unknown function, such as x(t).
 
-    sympy may try to solve it without end.
+    sympy may try without end to solve it.
     """
     from sympy import Eq
     from sympy.core.function import AppliedUndef
@@ -185,46 +190,50 @@ def _has_functions(expression: Any) -> bool:
     return isinstance(expression, Eq) and bool(expression.atoms(AppliedUndef))
 
 
-def _same_equation(gold: Any, given: Any) -> bool:
+def _same_equation(gold: Any, answer: Any) -> bool:
     """Return whether two equations are multiples of each other, as `2x-y+3=0` and `y=2x+3`."""
     from sympy import Eq, simplify
 
-    if not isinstance(gold, Eq) or not isinstance(given, Eq):
+    if not isinstance(gold, Eq) or not isinstance(answer, Eq):
         return False
-    ratio = simplify((gold.lhs - gold.rhs) / (given.lhs - given.rhs))
+    ratio = simplify((gold.lhs - gold.rhs) / (answer.lhs - answer.rhs))
     return bool(ratio.is_number and ratio.is_finite and ratio.is_nonzero)
 
 
-def _is_symbol(gold: Any, given: Any) -> bool:
-    """Return whether one is a variable that equals the other; math-verify compares spellings."""
+def _is_symbol(gold: Any, answer: Any) -> bool:
+    """Return whether one side is a variable and equals the other side.
+
+    math-verify compares a variable only by its name.
+    """
     from sympy import Expr, Symbol, simplify
 
-    both = isinstance(gold, Expr) and isinstance(given, Expr)
+    both = isinstance(gold, Expr) and isinstance(answer, Expr)
     return (
         both
-        and (isinstance(gold, Symbol) or isinstance(given, Symbol))
-        and simplify(gold - given) == 0
+        and (isinstance(gold, Symbol) or isinstance(answer, Symbol))
+        and simplify(gold - answer) == 0
     )
 
 
-def _far_apart(gold: list[Any], given: list[Any]) -> bool:
-    """Return whether two expressions that are equal to math-verify have different values.
+def _far_apart(golds: list[Any], answers: list[Any]) -> bool:
+    """Return whether two expressions that math-verify considers equal have different values.
 
-    math-verify compares absolutely: `1.6 \\times 10^{-19} \\pi` equals `9.1 \\times 10^{-31} \\pi`.
+    math-verify's tolerance is absolute: it accepts `9.1 \\times 10^{-31} \\pi` for
+    `1.6 \\times 10^{-19} \\pi`.
     """
     from sympy import Expr
 
-    one, other = gold[0], given[0]
-    if not isinstance(one, Expr) or not isinstance(other, Expr):
+    gold, answer = golds[0], answers[0]
+    if not isinstance(gold, Expr) or not isinstance(answer, Expr):
         return False
-    symbols = sorted(one.free_symbols | other.free_symbols, key=str)
+    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
     random = Random(0)
     for _ in range(POINTS if symbols else 1):
         point = {symbol: random.uniform(1, 2) for symbol in symbols}
         try:
-            a, b = (complex(each.doit().evalf(DIGITS, subs=point)) for each in (one, other))
+            a, b = (complex(each.doit().evalf(DIGITS, subs=point)) for each in (gold, answer))
         except (TypeError, ValueError, OverflowError):
-            return False  # no number: math-verify has compared it by rules
+            return False  # not a number: math-verify has compared it by rules
         if abs(a - b) > RELATIVE_TOLERANCE * max(abs(a), abs(b)):
             return True
     return False

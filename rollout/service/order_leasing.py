@@ -152,7 +152,7 @@ class OrderLeasing:
         floor = max(
             (
                 beat.progress.closed_below
-                for beat in heartbeats.read_all(self._run)
+                for beat in heartbeats.readable(self._run)
                 if isinstance(beat.progress, DataflowProgress)
             ),
             default=0,

@@ -13,7 +13,7 @@ import logging
 import time
 
 from rollout.engines.engine import Engine
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import BACKOFF_MAX_S, backoff_s
 from storage.errors import AstraFlowError, ConfigError, TransientError
 from storage.records.control import WaitReason

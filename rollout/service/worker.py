@@ -1,177 +1,51 @@
-"""The rollout worker: a service that leases orders, runs their episodes and creates their shards.
+"""The rollout worker: leases orders, runs their episodes and creates their shards.
 
     orders ──lease──▶ run (many concurrent episodes) ──▶ shard, created once
                         ▲
     weights ──refresh───┘        SIGTERM ──▶ drain: finish within drain_s, give back the rest
 
 One event loop runs episodes, renews leases and refreshes weights; calls on the store run in a few
-threads. Calls on a store that fails are retried.
+threads. Calls that fail because of the store are retried.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from rollout.config import RolloutConfig, SamplingConfig
-from rollout.service.agent_pool import AgentPool, check_agent_pool, open_agent_pool
+from rollout.config import RolloutConfig
+from rollout.service.agent_pool import AgentPool
 from rollout.service.episode_runner import run_prompts
 from rollout.service.order_leasing import LeasedOrder, OrderLeasing
 from rollout.service.throughput import Throughput
 from rollout.service.weight_sync import WeightSync
-from storage.coordination.lifetime import Lifetime, backoff_s, stop_reason
+from storage.coordination.lifetime import Lifetime, backoff_s
 from storage.errors import (
     AstraFlowError,
     ConflictError,
     CorruptError,
-    NotFoundError,
     TransientError,
 )
 from storage.records.control import ServiceState, WaitReason
 from storage.records.progress import RolloutProgress
 from storage.records.rollouts import Episode, FailureKind, Group, Order, Shard
-from storage.run import orders, shards
+from storage.run import shards
 from storage.store.object_store import ObjectStore
-from storage.weights import manifests, replication, traffic
-from storage.weights.manifests import LoadedWeights
-from storage.weights.read_through import read_through_mirror
 from storage.weights.traffic import Counting
 
 log = logging.getLogger(__name__)
 
-STORE_THREADS_MAX = 8
-"""Most concurrent calls on the store."""
-STORE_PATIENCE_S = 5.0
-"""Time after which a call on a failing store raises; the service then pauses and can be stopped."""
-OPEN_INTERVAL_S = 1.0
-"""Pause between two polls for the base models."""
 PROGRESS_INTERVAL_S = 0.5
 """Pause between two updates of the progress in the heartbeat."""
 RENEWALS_PER_TTL = 3
 """Renewals of a lease in its time to live."""
 
 
-def end_reason(run: ObjectStore) -> str:
-    """Return why no worker is needed: the run ended, or has all shards; empty if one is needed."""
-    return stop_reason(run) or (
-        "the dataflow needs no further shard" if orders.has_ended(run) else ""
-    )
-
-
-def work(
-    lifetime: Lifetime, config: RolloutConfig, sampling: Mapping[str, SamplingConfig], region: str
-) -> None:
-    """Serve the run until no worker is needed, or until the worker must stop and has drained.
-
-    Args:
-        lifetime: ends for `end_reason`.
-
-    Raises:
-        ConfigError: the recipe, an engine or a model cannot work.
-        EngineFailedError: an engine broke.
-    """
-    run = replace(lifetime.run, patience_s=min(lifetime.run.patience_s, STORE_PATIENCE_S))
-    run, at_home = traffic.counted(run)
-    weights_from, at_mirror = _weights_of(run, config, region)
-
-    async def serve() -> None:
-        threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="store")
-        asyncio.get_running_loop().set_default_executor(threads)
-        opened = await _opened(weights_from, config, sampling, policies, lifetime)
-        if opened is None:
-            return
-        pool, loaded = opened
-        try:
-            weight_syncs = [
-                WeightSync(
-                    weights_from,
-                    policy,
-                    engine,
-                    config.refresh_interval_s,
-                    lifetime.heartbeat,
-                    loaded[policy],
-                    config.refresh_memory_mb * 2**20,
-                )
-                for policy, engine in pool.engines.items()
-            ]
-            await Worker(
-                run, lifetime, config, pool, weight_syncs, region, at_home, at_mirror
-            ).serve()
-        finally:
-            await pool.close()
-
-    policies = check_agent_pool(config, sampling)
-    asyncio.run(serve())
-
-
-def _weights_of(
-    run: ObjectStore, config: RolloutConfig, region: str
-) -> tuple[ObjectStore, Counting | None]:
-    """Return the store from which the region reads weights, and its mirror's counter, if any."""
-    spec = config.regions.get(region)
-    if not (spec and spec.mirror):
-        return run, None
-    mirror, at_mirror = traffic.counted(replication.of_run(run, spec.mirror))
-    return read_through_mirror(run, mirror), at_mirror
-
-
-async def _opened(
-    run: ObjectStore,
-    config: RolloutConfig,
-    sampling: Mapping[str, SamplingConfig],
-    policies: Sequence[str],
-    lifetime: Lifetime,
-) -> tuple[AgentPool, dict[str, LoadedWeights]] | None:
-    """Wait for the base models; return the pool and the newest weights, or None to stop."""
-    heartbeat, failures = lifetime.heartbeat, 0
-    with heartbeat.span("wait"):
-        while not await lifetime.async_should_stop():
-            try:
-                async with AsyncExitStack() as on_failure:
-                    pool = open_agent_pool(run, config, sampling)
-                    on_failure.push_async_callback(pool.close)
-                    loaded = await pool.load_newest(run)
-                    versions = {
-                        policy: weights.manifest.version for policy, weights in loaded.items()
-                    }
-                    heartbeat.update(state=ServiceState.STARTING, note="", versions=versions)
-                    on_failure.pop_all()
-                    return pool, loaded
-            except NotFoundError as error:
-                failures = 0
-                missing = _missing_base_models(run, policies)
-                heartbeat.update(
-                    state=ServiceState.WAITING,
-                    wait_reason=WaitReason.BASE_MODEL if missing else WaitReason.DAMAGED_OBJECT,
-                    note=f"waits for the base model of {', '.join(missing)}"
-                    if missing
-                    else f"cannot open the models yet: {error}",
-                )
-            except TransientError as error:
-                failures += 1
-                heartbeat.update(
-                    state=ServiceState.WAITING,
-                    wait_reason=WaitReason.STORE,
-                    note=f"cannot open the models, and tries again: {error}",
-                )
-            await lifetime.async_wait(max(OPEN_INTERVAL_S, backoff_s(failures)))
-    return None
-
-
-def _missing_base_models(run: ObjectStore, policies: Iterable[str]) -> list[str]:
-    """Return the policies without version 0; none while the store does not answer."""
-    with suppress(TransientError):
-        return [policy for policy in policies if not manifests.exists(run, policy, 0)]
-    return []
-
-
 class Worker:
-    """The service after its models are open."""
+    """The service from the time at which its models are open (`worker_setup`)."""
 
     def __init__(
         self,
@@ -184,8 +58,11 @@ class Worker:
         at_home: Counting,
         at_mirror: Counting | None,
     ) -> None:
-        """`run` is the store of `lifetime` with shorter patience; `at_home` and `at_mirror` count
-        the bytes read and written there.
+        """Create the worker.
+
+        Args:
+            run: the store of `lifetime`, with shorter patience.
+            at_home, at_mirror: counters of the bytes read and written at home and at the mirror.
         """
         self._run = run
         self._lifetime = lifetime
@@ -235,7 +112,7 @@ class Worker:
                 failures = 0
             except TransientError as error:
                 failures += 1
-                self._note(f"cannot poll for orders, and tries again: {error}")
+                self._note(f"cannot poll for orders; retrying: {error}")
             pause_s = max(self._config.poll_interval_s, backoff_s(failures))
             self._report_state(store_away=failures > 0)
             with self._heartbeat.span("generate" if self._tasks else "wait"):
@@ -299,7 +176,7 @@ class Worker:
                 with self._heartbeat.span("store"):
                     return await asyncio.to_thread(shards.create, self._run, shard)
             except TransientError as error:
-                self._note(f"shard {shard.order} cannot be stored, and is tried again: {error}")
+                self._note(f"shard {shard.order} cannot be stored; retrying: {error}")
                 await asyncio.sleep(backoff_s(failures))
         raise AssertionError("it is retried without end")
 
@@ -329,10 +206,7 @@ class Worker:
                     task.cancel()
                     await asyncio.to_thread(self._leasing.lost, leased)
                 except TransientError as error:
-                    self._note(
-                        f"the lease of order {number} could not be renewed, and is tried again: "
-                        f"{error}"
-                    )
+                    self._note(f"the lease of order {number} cannot be renewed; retrying: {error}")
                 else:
                     if task in self._tasks:
                         self._tasks[task] = renewed

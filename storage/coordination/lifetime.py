@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import tenacity
 
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, TransientError
 from storage.records.control import WaitReason
 from storage.run.runs import read_stop

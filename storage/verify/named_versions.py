@@ -17,7 +17,7 @@ def read_named_versions(run: ObjectStore, findings: Findings) -> dict[str, dict[
     for key, why in {**stored_evaluations.unreadable, **stored_tags.unreadable}.items():
         findings.add(Invariant.VERSIONS_EXIST, key, f"cannot be read: {why}")
     return {evaluations.key(each): dict(each.versions) for each in stored_evaluations.readable} | {
-        tags.key(tag): {tag.policy: tag.version} for tag in stored_tags.found
+        tags.key(tag): {tag.policy: tag.version} for tag in stored_tags.readable
     }
 
 

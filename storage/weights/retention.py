@@ -322,7 +322,7 @@ def _oldest_loaded(run: ObjectStore, policy: str, now_s: float) -> int | None:
 
     CorruptError when a reader's heartbeat cannot be read, for example one of another release.
     """
-    stored = heartbeats.look(run)
+    stored = heartbeats.read_all(run)
     for key, why in stored.unreadable.items():
         if key == layout.HEARTBEATS:
             raise CorruptError(f"{why}; which versions are loaded is not known")

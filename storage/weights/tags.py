@@ -91,7 +91,7 @@ def resolve(run: ObjectStore, policy: str, word: str) -> int:
     if _NUMBER.fullmatch(word):
         return int(word)
     stored = read_all(run)
-    versions = {tag.name: tag.version for tag in stored.found if tag.policy == policy}
+    versions = {tag.name: tag.version for tag in stored.readable if tag.policy == policy}
     if word in versions:
         return versions[word]
     if layout.NAME.fullmatch(word) and layout.tag(word) in stored.unreadable:
@@ -113,7 +113,7 @@ def delete(run: ObjectStore, name: str) -> Tag | None:
     except UNREADABLE:
         tag = None
     except NotFoundError:
-        names = ", ".join(tag.name for tag in read_all(run).found) or "none"
+        names = ", ".join(tag.name for tag in read_all(run).readable) or "none"
         raise ConfigError(f"no version is tagged {name!r}; tags of the run: {names}") from None
     run.delete(layout.tag(name))
     return tag
@@ -142,14 +142,14 @@ def read(run: ObjectStore, name: str) -> Tag:
 class Tags:
     """The tags of a run, by policy and version."""
 
-    found: tuple[Tag, ...]
+    readable: tuple[Tag, ...]
     unreadable: Mapping[str, str]
     """Key → why it cannot be read. The key `tags`: the tags cannot be listed."""
 
 
 def read_all(run: ObjectStore) -> Tags:
     """Read every tag of the run; one that cannot be read is listed with the reason."""
-    found: list[Tag] = []
+    readable: list[Tag] = []
     unreadable: dict[str, str] = {}
     try:
         places = run.list(layout.TAGS)
@@ -160,13 +160,13 @@ def read_all(run: ObjectStore) -> Tags:
         if not layout.NAME.fullmatch(name) or place != layout.tag(name):
             continue  # other keys are no objects of the run
         try:
-            found.append(read(run, name))
+            readable.append(read(run, name))
         except UNREADABLE as error:
             unreadable[place] = str(error)
         except NotFoundError:
             continue  # deleted meanwhile
     return Tags(
-        tuple(sorted(found, key=lambda tag: (tag.policy, tag.version, tag.name))), unreadable
+        tuple(sorted(readable, key=lambda tag: (tag.policy, tag.version, tag.name))), unreadable
     )
 
 
@@ -185,4 +185,4 @@ def require_all(run: ObjectStore) -> list[Tag]:
             f"{why}; what it keeps is not known: put it back, or remove it with `astraflow tag "
             f"RUN --remove {name}`"
         )
-    return list(stored.found)
+    return list(stored.readable)

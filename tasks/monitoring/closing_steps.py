@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.control import ClosingStep
 from storage.records.progress import SupervisorProgress
 

@@ -172,7 +172,7 @@ class Tracker:
 
     def _sample_throughput(self) -> None:
         """Sample the tokens per second of each region from its workers' fresh heartbeats."""
-        seen = heartbeats.read_all(self._run)
+        seen = heartbeats.readable(self._run)
         now_s = self._clock()
         step = max((version for beat in seen for version in beat.versions.values()), default=0)
         for region, rate in region_rates(

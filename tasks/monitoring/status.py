@@ -55,7 +55,7 @@ __all__ = [  # readers of a status need its types too
     "status_of",
 ]
 
-UNREADABLE_TOLD = 3
+REASONS_MAX = 3
 """Objects of one kind that are named with the reason why they cannot be read."""
 SHOWN_MAX = 1e15
 """A measurement beyond it, or one that is not finite, is not shown."""
@@ -130,15 +130,15 @@ def runs(store: ObjectStore, now_s: float | None = None) -> list[RunSummary]:
     now = time.time() if now_s is None else now_s
     seen = stored_runs.read_all(store)
     unreadable = dict(seen.unreadable)
-    found: list[RunSummary] = []
+    summaries: list[RunSummary] = []
     for run_id in seen.ids:
         try:
-            found.append(_summary(store, run_id, now))
+            summaries.append(_summary(store, run_id, now))
         except TransientError:
             raise
         except AstraFlowError as error:
             unreadable[run_id] = str(error)
-    return [_unreadable_run(run_id, why) for run_id, why in sorted(unreadable.items())] + found
+    return [_unreadable_run(run_id, why) for run_id, why in sorted(unreadable.items())] + summaries
 
 
 def region_rates(beats: Iterable[Heartbeat], now_s: float, limit_s: float) -> dict[str, float]:
@@ -206,18 +206,20 @@ def _stop(run: ObjectStore, problems: list[str]) -> Stop | None:
 
 
 def _beats(run: ObjectStore, problems: list[str]) -> list[Heartbeat]:
-    seen = heartbeats.look(run)
+    seen = heartbeats.read_all(run)
     problems += _unreadable("heartbeat", seen.unreadable)
     return seen.beats
 
 
-def _unreadable(what: str, found: Mapping[str, str]) -> list[str]:
+def _unreadable(what: str, unreadable: Mapping[str, str]) -> list[str]:
     """Describe the unreadable objects of one kind: `1 evaluation cannot be read: evals/…: …`."""
-    if not found:
+    if not unreadable:
         return []
-    count = f"1 {what}" if len(found) == 1 else f"{len(found)} {what}s"
-    more = f" (and {len(found) - UNREADABLE_TOLD} more)" if len(found) > UNREADABLE_TOLD else ""
-    return [f"{count} cannot be read: {'; '.join(list(found.values())[:UNREADABLE_TOLD])}{more}"]
+    num = len(unreadable)
+    count = f"1 {what}" if num == 1 else f"{num} {what}s"
+    reasons = "; ".join(list(unreadable.values())[:REASONS_MAX])
+    more = f" (and {num - REASONS_MAX} more)" if num > REASONS_MAX else ""
+    return [f"{count} cannot be read: {reasons}{more}"]
 
 
 def _newest(

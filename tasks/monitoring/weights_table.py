@@ -76,7 +76,7 @@ class _Read(NamedTuple):
 class Versions:
     """Result of `history`."""
 
-    found: tuple[Version, ...]
+    readable: tuple[Version, ...]
     """Oldest first."""
     unreadable: Mapping[str, str]
     """Key of a manifest, a tag or a heartbeat → why it cannot be read."""
@@ -88,9 +88,9 @@ def history(run: ObjectStore, policy: str) -> Versions:
     """
     numbers = layout.numbers(run.list(f"{layout.WEIGHTS}/{policy}"), partial(_key, policy))
     missing = gaps(numbers, 0, max(numbers, default=-1) + 1)
-    seen = heartbeats.look(run)
+    seen = heartbeats.read_all(run)
     tagged = tags.read_all(run)
-    tags_of_policy = [tag for tag in tagged.found if tag.policy == policy]
+    tags_of_policy = [tag for tag in tagged.readable if tag.policy == policy]
     with ThreadPoolExecutor(READ_THREADS) as pool:
         read = list(pool.map(partial(_try, run, policy, seen.beats, tags_of_policy), numbers))
     for before, after in pairwise(read):

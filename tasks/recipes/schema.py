@@ -51,12 +51,12 @@ def foreign(data: Mapping[str, Any]) -> list[Foreign]:
     Example: `clip_low` of `loss: {name: m2po, clip_low: 0.2}`.
     """
     return [
-        Foreign((*path, key), section, key, _no_effect(kind.selector.setting_in(section), wanted))
+        Foreign((*path, key), section, key, _no_effect(kind.selector.setting_in(section), remedy))
         for path, kind, section in _sections(data, RunConfig, ())
         if isinstance(kind, Choice) and (tag := kind.selector(section)) in kind.variants
         for key, tags in kind.foreign_fields(str(tag)).items()
         if key in section
-        for wanted in [" or ".join(map(kind.selector.setting_for, tags))]
+        for remedy in [" or ".join(map(kind.selector.setting_for, tags))]
     ]
 
 
@@ -87,10 +87,10 @@ def overruled(data: Mapping[str, Any], path: KeyPath, above: Mapping[str, Any]) 
         tag = kind.selector.explicit_tag(above)
         if tag is not None and tag in kind.variants:
             keys |= kind.foreign_fields(tag).keys()
-    left = {key: value for key, value in below.items() if key not in keys} | dict(above)
-    for model in _models(kind, left)[:1]:
+    merged = {key: value for key, value in below.items() if key not in keys} | dict(above)
+    for model in _models(kind, merged)[:1]:
         for key, condition in _conditions(model).items():
-            if condition.key in above and not condition.is_met(left):
+            if condition.key in above and not condition.is_met(merged):
                 keys.add(key)
     return keys & below.keys()
 
@@ -207,8 +207,8 @@ def _conditions(model: type[BaseModel]) -> dict[str, OnlyWith]:
     }
 
 
-def _no_effect(selected: str, wanted: str) -> str:
-    return f"has no effect with {selected}; leave it out, or set {wanted}"
+def _no_effect(selected: str, remedy: str) -> str:
+    return f"has no effect with {selected}; leave it out, or set {remedy}"
 
 
 def _at(data: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:

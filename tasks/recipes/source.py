@@ -71,10 +71,10 @@ def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
     chain: list[Source] = []
     seen: list[str] = []
     here: Path | None = None
-    wanted: str | None = recipe
-    while wanted is not None:
-        _refuse_name(wanted)
-        name, text, here = _open(wanted, folders, here)
+    reference: str | None = recipe
+    while reference is not None:
+        _refuse_name(reference)
+        name, text, here = _open(reference, folders, here)
         if name in seen or len(seen) >= EXTENDS_DEPTH_MAX:
             raise ConfigError(
                 f"{' extends '.join([*seen, name])}: a recipe cannot extend itself; remove one "
@@ -89,7 +89,7 @@ def read_source(recipe: str, folders: tuple[Path, ...]) -> Source:
                 f"{base!r}"
             )
         chain.append(source)
-        wanted = base
+        reference = base
     merged = Source(chain[0].name)
     for source in reversed(chain):
         _merge(merged, source.data, source.places, ())

@@ -84,7 +84,7 @@ def render_report(run: ObjectStore, run_id: str) -> str:
     """Make the page as text. A run of any state has one, also before its first step."""
     config = read_config(run)
     status = status_of(run)
-    beats = heartbeats.look(run).beats
+    beats = heartbeats.read_all(run).beats
     colors = figures.policy_colors(config.policies)
     histories = [
         read_history(run, policy, max(progress.version or 0, progress.batches))

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from prefect.client.schemas.objects import State
 
 from data_ops.config import PolicyData
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime, StoppedError, stop_reason
 from storage.errors import ConfigError
 from storage.records.control import ServiceState, Stop
@@ -127,7 +127,7 @@ def run_dataflow_window(
 
 
 def run_rollout(run_id: str, member: str, attempt: int, region: str) -> Ended:
-    from rollout.service.worker import end_reason, work
+    from rollout.service.worker_setup import end_reason, work
 
     with _serving(run_id, "rollout", member, attempt, region) as service:
         config = service.config

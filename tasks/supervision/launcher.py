@@ -184,8 +184,9 @@ async def introduce(run_id: str) -> None:
 
 
 async def rival(run_id: str) -> str | None:
-    """Return the id of an earlier flow run that supervises the training run and has not ended; None
-    when there is none, or Prefect does not answer.
+    """Return the id of an earlier flow run that supervises the training run and has not ended.
+
+    None if no such flow run exists, or Prefect does not respond.
     """
     own_id = UUID(str(runtime.flow_run.get_id()))
     living = FlowRunFilterState(
@@ -198,7 +199,7 @@ async def rival(run_id: str) -> str | None:
     )
     try:
         async with get_client() as client:
-            own = await client.read_flow_run(own_id)
+            current = await client.read_flow_run(own_id)
             candidates = await _read_all(client, named)
     except _UNANSWERED as error:
         log.warning("cannot read from Prefect which flow runs supervise %s: %s", run_id, error)
@@ -206,7 +207,7 @@ async def rival(run_id: str) -> str | None:
     earlier = [
         each
         for each in candidates
-        if each.start_time and own.start_time and each.start_time < own.start_time
+        if each.start_time and current.start_time and each.start_time < current.start_time
     ]
     return str(earlier[0].id) if earlier else None
 

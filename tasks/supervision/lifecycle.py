@@ -19,7 +19,7 @@ from prefect.runtime import deployment, flow_run
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.records.control import ClosingStep, Stop
 from storage.store import object_store
@@ -130,7 +130,7 @@ def _last_heartbeat(run: ObjectStore) -> tuple[float, int] | None:
     """
     beats = (
         beat
-        for beat in heartbeats.read_all(run)
+        for beat in heartbeats.readable(run)
         if beat.kind == "supervisor" and not beat.has_ended
     )
     return next(((beat.started_s, beat.beats) for beat in beats), None)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.control import ClosingStep
 from tasks.monitoring import closing_steps
 from tasks.supervision.flow_processes import FlowProcesses

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import backoff_s
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.control import Heartbeat, ServiceState, Stop, WaitReason
@@ -188,7 +188,7 @@ class Supervisor:
         Raises:
             ConfigError: the heartbeats cannot be listed.
         """
-        seen = heartbeats.look(self.run)
+        seen = heartbeats.read_all(self.run)
         if layout.HEARTBEATS in seen.unreadable:
             raise ConfigError(seen.unreadable[layout.HEARTBEATS])
         for key in seen.unreadable.keys() - self._unreadable:
@@ -303,17 +303,16 @@ class Supervisor:
 
 
 def start(store: ObjectStore, run_id: str, config: RunConfig, deployment: str) -> ObjectStore:
-    """Open the run, or create it. A run that was stopped before is taken up again; a completed one
-    is refused.
+    """Open the run, or create it; resume a run that was stopped before.
 
     Raises:
         ConfigError: the run exists with another configuration, or is completed.
     """
-    wanted = config.model_dump(mode="json")
+    resolved = config.model_dump(mode="json")
     run = runs.create_run(
-        store, run_id, wanted, deployment=deployment, fill_defaults=stored_config.filled
+        store, run_id, resolved, deployment=deployment, fill_defaults=stored_config.filled
     )
-    stop = runs.check_restart(store, run_id, wanted, stored_config.filled)
+    stop = runs.check_restart(store, run_id, resolved, stored_config.filled)
     if stop is not None:
         log.info("taking up run %s, which was %s", run_id, stop.state)
         runs.clear_stop(run)

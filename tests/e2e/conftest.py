@@ -102,7 +102,7 @@ class Laptop:
 
     def member(self, run_id: str, member: str) -> Heartbeat:
         """The last heartbeat of a member of a run."""
-        return next(beat for beat in heartbeats.read_all(self.run(run_id)) if beat.id == member)
+        return next(beat for beat in heartbeats.readable(self.run(run_id)) if beat.id == member)
 
     def flow_runs(self, run_id: str) -> dict[str, list[str]]:
         """Name → states, oldest first, of the run's flow runs and of the flow runs inside them."""
@@ -181,7 +181,7 @@ def _traces(home: Home, running: Stack) -> tuple[object, ...]:
             getattr(beat.progress, "episodes", None),
         )
         for run_id in runs.read_all(store).ids
-        for beat in heartbeats.read_all(store.sub(layout.run_prefix(run_id)))
+        for beat in heartbeats.readable(store.sub(layout.run_prefix(run_id)))
     ]
     return len(keys), tuple(said), _flow_states(running.prefect_url), tuple(flow_processes(home))
 

@@ -95,7 +95,7 @@ def test_a_run_cancelled_in_prefect_is_taken_up_by_its_run_id_even_after_the_los
 def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop) -> None:
     flow_run = laptop.start("stopped", *SLOWLY)
     laptop.wait_until(lambda: laptop.run_folder("stopped").exists(layout.RUN))
-    laptop.wait_until(lambda: len(heartbeats.read_all(laptop.run("stopped"))) > 2)
+    laptop.wait_until(lambda: len(heartbeats.readable(laptop.run("stopped"))) > 2)
     runs.request_stop(laptop.run("stopped"), Stop("cancelled", "enough", time.time()))
     _has_left_cleanly(laptop, "stopped", flow_run)
 
@@ -139,7 +139,7 @@ def _is_clean(laptop: Laptop, run_id: str) -> None:
 
 
 def _attempts(laptop: Laptop, run_id: str) -> dict[str, int]:
-    return {beat.id: beat.attempt for beat in heartbeats.read_all(laptop.run(run_id))}
+    return {beat.id: beat.attempt for beat in heartbeats.readable(laptop.run(run_id))}
 
 
 def _has_left_cleanly(laptop: Laptop, run_id: str, flow_run_id: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from rollout.config import EngineConfig
 from rollout.service.weight_sync import WeightSync
 from storage import layout
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import CorruptError, NotFoundError
 from storage.formats.safetensors import weights_digest
 from storage.store.object_store import ObjectStore, open_store

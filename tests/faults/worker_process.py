@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 
-from rollout.service.worker import end_reason, work
-from storage.coordination.heartbeats import HeartbeatWriter
+from rollout.service.worker_setup import end_reason, work
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.store.object_store import open_store
 from tests.support.runs.workers import SAMPLING, config

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from storage import layout
 from storage.coordination import heartbeats, leases
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.formats.safetensors import file_digest
 from storage.records.control import Stop
@@ -124,7 +124,7 @@ def readers() -> Iterator[Callable[[], object]]:
     )
     yield lambda: checkpoints.newest(RUN, "solver")
     yield lambda: base_models.load_model(STORE, "8c1f")
-    yield lambda: heartbeats.read_all(RUN)
+    yield lambda: heartbeats.readable(RUN)
     yield lambda: leases.read_newest(RUN, 0)
     yield lambda: tags.require_all(RUN)
     yield lambda: evaluations.read_all(RUN)

@@ -66,8 +66,8 @@ def masked_ratio(
     """
     check_tokens(logprobs_N, behaviour_N, advantages_N)
     if str(keep_N.dtype) != "torch.bool" or keep_N.shape != logprobs_N.shape:
-        wanted = list(logprobs_N.shape)
-        raise ValueError(f"keep_N must be bool {wanted}, found {keep_N.dtype} {list(keep_N.shape)}")
+        shape = list(logprobs_N.shape)
+        raise ValueError(f"keep_N must be bool {shape}, found {keep_N.dtype} {list(keep_N.shape)}")
     log_ratio_N = logprobs_N - behaviour_N
     nothing_N = advantages_N.new_zeros(len(advantages_N))
     if dual_clip is None:

@@ -12,20 +12,22 @@ BRACES: Final = re.compile(
     r"|\\(?!\\(?:boxed|fbox)).|[{}]",
     re.DOTALL,
 )
-"""An opened box, a box around a single token, an escaped character (`\\{` opens no group, and
-`\\\\{` is a line break before one), or a brace. A word or a punctuation mark behind `\\boxed` is
-prose about boxes.
+"""The beginning of a box, a box around a single token, an escaped character, or a brace.
+
+`\\{` opens no group, and `\\\\{` is a line break before a group. A word or a punctuation mark after
+`\\boxed` is prose about boxes.
 """
 
 
 def last_box(text: str) -> str | None:
     """Return the contents of the last `\\boxed{…}` that is not empty and whose braces balance.
 
-    None where there is none. `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`; `\\boxed{3} and \\boxed{4` →
-    `3`; `\\boxed 57` → `5`, as in TeX. One pass over at most TEXT_CHARS_MAX characters.
+    None if the text has no such box. `\\boxed{\\frac{1}{2}}` → `\\frac{1}{2}`;
+    `\\boxed{3} and \\boxed{4` → `3`; `\\boxed 57` → `5`, as in TeX. One pass over at most
+    TEXT_CHARS_MAX characters.
     """
     text = text[-TEXT_CHARS_MAX:]
-    # For each open group: where the contents of its box begin, or -1 for a group without a box.
+    # For each open group: the position at which the contents of its box begin; -1 without a box.
     groups: list[int] = []
     begin, end = -1, -1
     for brace in BRACES.finditer(text):

@@ -2,7 +2,7 @@
 
     equal spelling ─▶ lists, tuples, sets, intervals: by item ─▶ numbers: exactly ─▶ `algebra`
 
-In the event loop there is no algebra, and None means "not decided"; the judge uses a computer
+In the event loop there is no algebra, and None means "undecided". The judge process has a computer
 algebra system.
 """
 
@@ -28,36 +28,33 @@ from rollout.rewards.math_answers.structure import (
 from rollout.rewards.math_answers.words import is_choice, labelled_choice, same_words
 
 CHARS_MAX: Final = 1_000
-"""A longer answer is wrong, unless it is spelled like the reference: no reference of a known
-problem set has 300.
+"""A longer answer is wrong unless its text is the reference's.
+
+No reference of a public problem set has 300 characters.
 """
 DEPTH_MAX: Final = 5
-"""Collections within collections."""
+"""Maximum depth of collections within collections."""
 NESTING_MAX: Final = 20
-"""Groups within groups of an answer; parsers take exponential time for hundreds of them."""
-
+"""Maximum depth of groups in an answer; parsers take exponential time for hundreds of levels."""
 
 MEMBER: Final = re.compile(r"[a-zA-Z](?:_(?:\w|\{[^{}]*\}))? ?\\in(?![a-zA-Z]) ?")
-
-
 TO: Final = re.compile(r" ?\\text ?\{ ?to ?\} ?| to ")
-
 CLOSED_AT_INFINITY: Final = re.compile(r"\[[-+]?\\infty|\\infty\]")
 
 
 def equal(answer: str, reference: str, algebra: Algebra = lambda *_: None) -> bool | None:
-    """Whether two answers are equal; None where only algebra could tell, and `algebra` does not.
+    """Return whether an answer equals the reference; None where `algebra` leaves it undecided.
 
-    `1,200` equals `1200.0`; `0.33` is not `0.333`. For a plain number a sum, a difference or a
-    product is wrong even where its value is right: an answer that copies `7+8-3` out of the
-    question is no result.
+    `1,200` equals `1200.0`; `0.33` is not `0.333`. If the reference is a plain number, a sum,
+    difference or product is wrong even if its value is right: `7+8-3` may be copied from the
+    question.
     """
     if len(answer) > CHARS_MAX or len(reference) > CHARS_MAX:
         return bool(answer.strip()) and answer.strip() == reference.strip()
-    given, gold = tidy(answer), _tidy_reference(reference)
-    if nesting(given) > NESTING_MAX:
-        return given == gold
-    return _equal(given, gold, algebra, DEPTH_MAX)
+    tidied, gold = tidy(answer), _tidy_reference(reference)
+    if nesting(tidied) > NESTING_MAX:
+        return tidied == gold
+    return _equal(tidied, gold, algebra, DEPTH_MAX)
 
 
 @lru_cache(maxsize=4096)
@@ -86,26 +83,24 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
         return True
     if len(CLOSED_AT_INFINITY.findall(answer)) != len(CLOSED_AT_INFINITY.findall(gold)):
         return False
-    expected = collection(gold)
-    given = collection(answer, len(expected.items) if expected is not None else 1)
-    if expected is not None and given is not None:
-        return _equal_collections(given, expected, algebra, depth - 1) if depth else False
-    if any(
-        each is not None and is_set(each.items[0]) and each.is_set for each in (expected, given)
-    ):
-        return False  # a set of sets against something else
+    golds = collection(gold)
+    answers = collection(answer, len(golds.items) if golds is not None else 1)
+    if golds is not None and answers is not None:
+        return _equal_collections(answers, golds, algebra, depth - 1) if depth else False
+    if any(each is not None and is_set(each.items[0]) and each.is_set for each in (golds, answers)):
+        return False  # only one of them is a set of sets
     ratios = parts_of_ratio(answer), parts_of_ratio(gold)
     if len(ratios[0]) > 2 or len(ratios[1]) > 2:
         return _equal_ratios(*ratios, algebra, depth - 1) if depth else False
-    if (expected is not None or given is not None) and number_of(
-        gold if given is not None else answer
+    if (golds is not None or answers is not None) and number_of(
+        gold if answers is not None else answer
     ) is not None:
-        return False  # a number against several
-    parts, expected_parts = parts_of_union(answer), parts_of_union(gold)
+        return False  # one is a single number, the other a collection
+    parts, gold_parts = parts_of_union(answer), parts_of_union(gold)
     if (
-        len(parts) == len(expected_parts) > 1
+        len(parts) == len(gold_parts) > 1
         and depth
-        and _equal_unordered(parts, expected_parts, algebra, depth - 1)
+        and _equal_unordered(parts, gold_parts, algebra, depth - 1)
     ):
         return True
     return equal_scalars(without_brackets(answer), without_brackets(gold), algebra)
@@ -114,8 +109,10 @@ def _equal(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
 def _equal_choices(
     letter: str, answer: str, gold_letter: str, gold: str, algebra: Algebra, depth: int
 ) -> bool | None:
-    """Whether two choices with their contents are the same: the letters where both have one, the
-    contents where both have one. For an answer or a gold without a letter, `letter` is its content.
+    """Return whether two multiple-choice answers are equal.
+
+    The letters are compared if both have a letter, the contents if both have contents. `letter` is
+    the whole text of an answer or a gold without a letter.
     """
     if is_choice(letter) and is_choice(gold_letter) and same_words(letter, gold_letter) is not True:
         return False
@@ -125,34 +122,37 @@ def _equal_choices(
 
 
 def _as_ratios(answer: str, gold: str) -> tuple[str, str]:
-    """`3 to 4` is a ratio where the gold is one."""
+    """Write `3 to 4` in the answer as `3:4` if the gold is a ratio."""
     return (TO.sub(":", answer), gold) if ":" in gold else (answer, gold)
 
 
 def _as_intervals(answer: str, gold: str) -> tuple[str, str] | None:
-    """Inequalities as the intervals that they describe, where the other one is an interval, or
-    inequalities too; None for inequalities in different unknowns.
+    """Replace inequalities by their solution sets if both texts are inequalities or intervals.
+
+    Other pairs are returned unchanged. None for inequalities in different unknowns.
     """
-    given, wanted = solution_set(answer), solution_set(gold)
-    if given and wanted:
-        return (given[1], wanted[1]) if given[0] == wanted[0] else None
-    if given and gold and (gold[0] in "([" or "\\cup" in gold):
-        return given[1], gold
-    if wanted and answer and (answer[0] in "([" or "\\cup" in answer):
-        return answer, wanted[1]
+    solutions, gold_solutions = solution_set(answer), solution_set(gold)
+    if solutions and gold_solutions:
+        same_unknown = solutions[0] == gold_solutions[0]
+        return (solutions[1], gold_solutions[1]) if same_unknown else None
+    if solutions and gold and (gold[0] in "([" or "\\cup" in gold):
+        return solutions[1], gold
+    if gold_solutions and answer and (answer[0] in "([" or "\\cup" in answer):
+        return answer, gold_solutions[1]
     return answer, gold
 
 
 def _equal_ratios(
     answer: Sequence[str], gold: Sequence[str], algebra: Algebra, depth: int
 ) -> bool | None:
-    """Whether ratios of several terms are the same, each term times the same number."""
+    """Return whether two ratios are proportional: each term of one is k times the other's."""
     if len(answer) != len(gold):
         return False
-    given, wanted = [number_of(term) for term in answer], [number_of(term) for term in gold]
-    if wanted[0] is not None and given[0] is not None and given[0].value and wanted[0].value:
-        scale = given[0].value / wanted[0].value
-        pairs = list(zip(given, wanted, strict=True))
+    terms, gold_terms = [number_of(term) for term in answer], [number_of(term) for term in gold]
+    first, gold_first = terms[0], gold_terms[0]
+    if first is not None and gold_first is not None and first.value and gold_first.value:
+        scale = first.value / gold_first.value
+        pairs = list(zip(terms, gold_terms, strict=True))
         if all(a is not None and g is not None and a.evaluated for a, g in pairs):
             return all(
                 a is not None and g is not None and a.value == scale * g.value for a, g in pairs
@@ -164,14 +164,15 @@ def _equal_collections(
     answer: Collection, gold: Collection, algebra: Algebra, depth: int
 ) -> bool | None:
     if gold.names and not answer.names and answer.is_set:
-        return False  # which of them is x and which is y?
+        return False  # a set of values does not say which is x and which is y
     if (
         answer.names
         and not gold.names
         and gold.brackets == "()"
         and all(len(name) == 1 for name in answer.names)
     ):
-        answer = replace(answer, items=tuple(sorted(answer.items)))  # `y=2, x=1` is the point (1,2)
+        # `y=2, x=1` is the point (1,2): coordinates in alphabetical order
+        answer = replace(answer, items=tuple(sorted(answer.items)))
     order = _order(answer, gold)
     if order == "unordered" and gold.names and not answer.names:
         order = "ordered"
@@ -185,16 +186,16 @@ def _equal_collections(
 
 
 def _equal_items(answer: str, gold: str, algebra: Algebra, depth: int) -> bool | None:
-    """Whether two items of collections are equal; a set is none of its elements there."""
+    """Return whether two items of collections are equal; `\\{2\\}` is not 2 there."""
     return False if is_set(answer) != is_set(gold) else _equal(answer, gold, algebra, depth)
 
 
 def _order(answer: Collection, gold: Collection) -> Literal["ordered", "unordered"] | None:
-    """How two collections are compared; None where their brackets contradict each other.
+    """Return how two collections are compared; None if their brackets are incompatible.
 
-    Sets, and lists without brackets, have no order; tuples and intervals have one. A list without
-    brackets may stand for a set, or in the same order for a tuple. With more than two items
-    `[1, 2, 3]` is no interval but a tuple too.
+    Sets and lists without brackets are unordered; tuples and intervals are ordered. A list without
+    brackets equals a set, or a tuple in the same order. With more than two items, `[1, 2, 3]` is a
+    tuple and not an interval.
     """
     if all(each.is_bare or each.is_set for each in (answer, gold)):
         return "unordered"
@@ -210,7 +211,7 @@ def _order(answer: Collection, gold: Collection) -> Literal["ordered", "unordere
 def _equal_unordered(
     answers: Sequence[str], golds: Sequence[str], algebra: Algebra, depth: int
 ) -> bool | None:
-    """Whether the items can be paired so that each equals its partner."""
+    """Return whether the items can be paired so that the items of each pair are equal."""
     answers, golds = _distinct(answers), _distinct(golds)
     if len(answers) != len(golds):
         return False
@@ -233,7 +234,7 @@ def _distinct(items: Sequence[str]) -> list[str]:
 
 
 def _perfect(count: int, edge: Callable[[int, int], bool]) -> bool:
-    """Whether a perfect matching exists between `count` items on both sides (Kuhn's algorithm)."""
+    """Return whether `count` items on each side have a perfect matching (Kuhn's algorithm)."""
     partners: dict[int, int] = {}
 
     def place(gold: int, tried: set[int]) -> bool:

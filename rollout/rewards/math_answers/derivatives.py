@@ -2,9 +2,9 @@
 
     m\\frac{dv}{dt}+bv = f  ──▶  m Q_{d1,v,t}+bv = f     x'' ──▶ Q_{p2,x}     \\dot{x} ──▶ Q_{o1,x}
 
-A computer algebra system takes the derivative of one independent symbol with respect to another as
-0 and does not read primes, so that `m\\frac{dv}{dt}+bv=f` and `bv=f` would be the same to it.
-Derivatives in different notations are different.
+A computer algebra system evaluates the derivative of one independent symbol with respect to another
+to 0 and ignores primes. Without the replacement it would accept `bv=f` for `m\\frac{dv}{dt}+bv=f`.
+Derivatives in different notations become different symbols.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final
 BASE: Final = r"((?:\\[a-zA-Z]{1,20}|[a-zA-Z])(?:_(?:\w|\{[^{}]{0,20}\}))?)"
 """A function: `v`, `v_o`, `\\theta_{max}`."""
 INDEX: Final = r"(_\w|_\{[^{}]{0,20}\})?"
-"""Behind the dots or the primes: `\\dot{x}_0`."""
+"""An index after the dots or the primes: `\\dot{x}_0`."""
 ORDER: Final = r"(?:\^ ?(?:(\d)|\{ ?(\d) ?\}))?"
 VARIABLE: Final = r"(\\[a-zA-Z]{1,20}|[a-zA-Z])"
 
@@ -35,37 +35,37 @@ PRIMES: Final = re.compile(
     + INDEX
     + r"(\([a-zA-Z\d]\))?"
 )
-UNKNOWN_TO: Final = re.compile(r"[^0-9A-Za-z]")
+NOT_ALPHANUMERIC: Final = re.compile(r"[^0-9A-Za-z]")
 
 
 def derivatives_as_symbols(text: str) -> str:
-    """The same tidy expression with a symbol in place of each derivative of a single function.
+    """Replace each derivative of a single function in a tidy expression by a symbol.
 
-    `\\frac{d}{dx} x^2` stays as it is: it is to be computed.
+    `\\frac{d}{dx} x^2` is unchanged: the algebra system computes it.
     """
     text = FRACTION.sub(_fraction, text)
-    text = SLASH.sub(lambda found: _symbol("d", "1", found[1], found[2]), text)
+    text = SLASH.sub(lambda match: _symbol("d", "1", match[1], match[2]), text)
     text = DOTS.sub(
-        lambda found: _symbol(
-            "o", str(len(found[1])), (found[2] or found[3]) + (found[4] or ""), found[5] or ""
+        lambda match: _symbol(
+            "o", str(len(match[1])), (match[2] or match[3]) + (match[4] or ""), match[5] or ""
         ),
         text,
     )
     return PRIMES.sub(_primed, text)
 
 
-def _fraction(found: re.Match[str]) -> str:
-    above, below = found[2] or found[3] or "1", found[6] or found[7] or "1"
+def _fraction(match: re.Match[str]) -> str:
+    above, below = match[2] or match[3] or "1", match[6] or match[7] or "1"
     if above != below:
-        return found[0]
-    return _symbol("c" if "partial" in found["d"] else "d", above, found[4], found[5])
+        return match[0]
+    return _symbol("c" if "partial" in match["d"] else "d", above, match[4], match[5])
 
 
-def _primed(found: re.Match[str]) -> str:
-    order = found[5] or str((found[2] or found[3] or found[4]).replace("\\prime", "'").count("'"))
-    return _symbol("p", order, found[1] + (found[6] or ""), found[7] or "")
+def _primed(match: re.Match[str]) -> str:
+    order = match[5] or str((match[2] or match[3] or match[4]).replace("\\prime", "'").count("'"))
+    return _symbol("p", order, match[1] + (match[6] or ""), match[7] or "")
 
 
 def _symbol(notation: str, order: str, *names: str) -> str:
-    plain = [UNKNOWN_TO.sub("", name) for name in names]
+    plain = [NOT_ALPHANUMERIC.sub("", name) for name in names]
     return f" Q_{{{','.join((notation + order, *filter(None, plain)))}}}"

@@ -15,7 +15,7 @@ from rollout.rewards.math_answers.numbers import read_number
 from rollout.rewards.math_answers.structure import marks, split
 
 PARTS_MAX: Final = 4
-"""Inequalities that are joined by `or`."""
+"""Maximum number of splits at `or`."""
 RELATIONS: Final = {"<": ("<", False), ">": (">", False), "\\le": ("<", True), "\\ge": (">", True)}
 """Direction, and whether the bound itself is included."""
 INFINITY: Final = "\\infty"
@@ -38,7 +38,7 @@ BUILDER: Final = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """What one inequality describes. `x \\ge 1` → `Range("x", "[", "1", "\\infty", ")")`."""
+    """The solutions of one inequality. `x \\ge 1` → `Range("x", "[", "1", "\\infty", ")")`."""
 
     unknown: str
     opening: str
@@ -51,7 +51,7 @@ class Range:
 
     @property
     def is_empty(self) -> bool:
-        """Whether its bounds are numbers in the wrong order."""
+        """Whether its bounds are numbers and no number satisfies it."""
         order = _order(self.lower, self.upper)
         return order is not None and (
             order > 0 or (order == 0 and self.opening + self.closing != "[]")
@@ -59,9 +59,10 @@ class Range:
 
 
 def solution_set(text: str) -> tuple[str, str] | None:
-    """The unknown of a tidy text that is an inequality in it, or several, and the set of its
-    solutions as intervals; None where it is anything else. Inequalities with a comma between them
-    hold together if they can.
+    """Return the unknown and the solutions, as intervals, of a tidy text with inequalities in it.
+
+    None for any other text. Inequalities that are separated by a comma are joined by `and`, or by
+    `or` if no number satisfies both.
     """
     if (builder := BUILDER.match(text)) and text.endswith("\\}"):
         text = text[builder.end() : -len("\\}")].strip()
@@ -69,21 +70,21 @@ def solution_set(text: str) -> tuple[str, str] | None:
         return None
     ranges: list[Range] = []
     for alternative in OR.split(text, PARTS_MAX):
-        found = _both(AND.split(alternative, 2)) or _listed(alternative)
-        if found is None:
+        intersection = _both(AND.split(alternative, 2)) or _listed(alternative)
+        if intersection is None:
             return None
-        ranges += found
+        ranges += intersection
     if len({each.unknown for each in ranges}) != 1:
         return None
     return ranges[0].unknown, "\\cup".join(str(each) for each in ranges)
 
 
 def _both(conditions: Sequence[str]) -> list[Range] | None:
-    """One inequality, or two in opposite directions that hold together."""
-    found = [_range(condition.strip()) for condition in conditions]
-    if len(found) > 2 or any(each is None for each in found):
+    """Return the range of one inequality, or of two in opposite directions that both hold."""
+    parsed = [_range(condition.strip()) for condition in conditions]
+    if len(parsed) > 2 or any(each is None for each in parsed):
         return None
-    first, *others = [each for each in found if each is not None]
+    first, *others = [each for each in parsed if each is not None]
     if not others:
         return [first]
     other = others[0]
@@ -103,7 +104,7 @@ def _both(conditions: Sequence[str]) -> list[Range] | None:
 
 
 def _listed(text: str) -> list[Range] | None:
-    """`x>1, x<3` describes what both do, `x<1, x>3` what one of them does."""
+    """Return the ranges of two inequalities with a comma: `x>1, x<3` means and, `x<1, x>3` or."""
     parts = split(text, (",", ";"))
     together = _both(parts) if len(parts) == 2 else None
     if together is None or _order(together[0].lower, together[0].upper) is None:
@@ -129,19 +130,19 @@ def _range(text: str) -> Range | None:
             if len(bounds) == 2
             else None
         )
-    found = [
+    relations = [
         (kind, at)
         for kind, at, depth in marks(text)
         if depth == 0 and (kind in RELATIONS or kind in ("=", "\\ne", ","))
     ]
-    if not 1 <= len(found) <= 2 or not all(kind in RELATIONS for kind, _ in found):
+    if not 1 <= len(relations) <= 2 or not all(kind in RELATIONS for kind, _ in relations):
         return None
     begins, ends = (
-        [0, *(at + len(kind) for kind, at in found)],
-        [*(at for _, at in found), len(text)],
+        [0, *(at + len(kind) for kind, at in relations)],
+        [*(at for _, at in relations), len(text)],
     )
     parts = [text[begin:end].strip() for begin, end in zip(begins, ends, strict=True)]
-    signs = [RELATIONS[kind] for kind, _ in found]
+    signs = [RELATIONS[kind] for kind, _ in relations]
     if signs[0][0] == ">":
         parts, signs = parts[::-1], signs[::-1]
     if not all(parts) or len({direction for direction, _ in signs}) != 1:
@@ -171,7 +172,7 @@ def _between(unknown: str, lower: str, with_lower: bool, upper: str, with_upper:
 
 
 def _order(lower: str, upper: str) -> int | None:
-    """The sign of `lower - upper`; None where one of them is no number."""
+    """Return the sign of `lower - upper`; None if one of them is not a number."""
     try:
         numbers = (
             read_number(lower, letters_are_units=False),

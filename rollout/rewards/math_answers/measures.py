@@ -1,7 +1,7 @@
 """Factors of units of measurement, so that `5 km` is not `5 m` and `500 cm` is `5 m`.
 
-Units are compared only if both the answer and the gold have one of this table; every other unit is
-dropped (`units.py`).
+Units are compared only if both the answer and the gold have a unit of this table. Every other unit
+is dropped (`units.py`).
 """
 
 import re
@@ -83,8 +83,8 @@ def measure_of(unit: str) -> Measure | None:
     return Measure(frozenset(dimensions.items()), factor) if dimensions else None
 
 
-def ratio(one: Measure | None, other: Measure | None) -> Fraction:
-    """Return the first unit divided by the other; 1 where they cannot be compared."""
-    if one is None or other is None or one.dimensions != other.dimensions:
+def ratio(answer: Measure | None, gold: Measure | None) -> Fraction:
+    """Return the answer's unit divided by the gold's; 1 if they cannot be compared."""
+    if answer is None or gold is None or answer.dimensions != gold.dimensions:
         return Fraction(1)
-    return one.factor / other.factor
+    return answer.factor / gold.factor

@@ -10,46 +10,45 @@ from rollout.rewards.math_answers.measures import Measure
 from rollout.rewards.math_answers.tokens import Token
 
 DEPTH_MAX: Final = 12
-"""Groups within groups."""
+"""Maximum depth of groups within groups."""
 EXPONENT_MAX: Final = 1_000
 BITS_MAX: Final = 20_000
-"""Of a numerator or denominator on the way to a value."""
+"""Maximum bits of the numerator or denominator of an intermediate value."""
 
 
 class TooLargeError(Exception):
-    """A value that is too large to compute, and that no problem has as its answer."""
+    """A value that is too large to compute; no problem has such an answer."""
 
 
 class UnreadableError(Exception):
-    """The tokens are no number."""
+    """Tokens that are not a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A number as it was written. `0.50` →
-    `Reading(Fraction(1, 2), plain=True, decimals=2, digits=2)`.
+    """A number and how it is written.
+
+    `0.50` → `Reading(value=Fraction(1, 2), plain=True, decimals=2, digits=2)`
     """
 
     value: Fraction
     plain: bool = False
-    """A single numeral, at most with a sign, a power of ten, a percent sign or a unit."""
+    """Whether it is a single numeral, with at most a sign, power of ten, percent sign or unit."""
     evaluated: bool = True
-    """No sum, difference or product is left to be computed, except for a product with a power of
-    ten.
-    """
+    """Whether it has no sum, difference or product, except a product with a power of ten."""
     decimals: int | None = None
-    """Digits after the point; −2 for `1.5e3`; None for what is not written as a decimal."""
+    """Digits after the point; −2 for `1.5e3`; None if it is not a decimal."""
     digits: int = 0
     """Significant digits of a decimal."""
     percent: bool = False
     base: int | None = None
-    """Of a numeral with a base, such as `121_3`."""
+    """The base of a numeral such as `121_3`."""
     measure: Measure | None = field(default=None, compare=False)
-    """Of a unit behind it; None where there is none that is known."""
+    """The unit after the number; None for no unit or one that is not in `measures.TABLE`."""
 
 
 class NumberParser:
-    """Recursive descent over the tokens of a number:
+    """Recursive-descent parser of the tokens of a number.
 
     sum     → [sign] product ((+ | −) product)*
     product → power ((× | · | * | ÷ | / | nothing) power)*
@@ -57,8 +56,8 @@ class NumberParser:
     atom    → numeral | (sum) | {sum} | \\frac | \\sqrt
     """
 
-    def __init__(self, found: Sequence[Token]) -> None:
-        self._tokens = found
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens
         self._at = 0
         self._depth = 0
 
@@ -118,7 +117,7 @@ class NumberParser:
         )
 
     def _begins_mixed(self) -> bool:
-        """Whether what comes continues `3` to `3 1/2` or `3\\frac{1}{2}`."""
+        """Return whether the next tokens make `3` a mixed number: `3 1/2`, `3\\frac{1}{2}`."""
         before, token = self._tokens[self._at - 1], self._tokens[self._at]
         if (
             before.kind != "numeral"
@@ -256,11 +255,12 @@ def _square_root(value: Fraction) -> Fraction:
 
 
 def _power_of_ten(value: Fraction) -> int:
-    """k of 10^k."""
+    """Return k of 10^k."""
     return len(str(value.numerator)) - len(str(value.denominator))
 
 
 def bounded(value: Fraction) -> Fraction:
+    """Return the value; TooLargeError for one of more than BITS_MAX bits."""
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > BITS_MAX:
         raise TooLargeError
     return value

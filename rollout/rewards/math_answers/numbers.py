@@ -1,10 +1,10 @@
-"""Exact reading of numbers as fractions, and equality of two of them.
+"""Exact reading of numbers as fractions, and equality of two numbers.
 
     1,200.50   5\\times10^{3}   3e5   -\\frac{1}{2}   3 1/2   2^{10}
     50%   121_3   0.\\overline{3}   18 dollars   45^\\circ   7+8-3
 
-All work is bounded by the limits below for any text. A text with a variable, a function or an
-irrational root is not read: a computer algebra system must decide.
+The limits below bound the work for any text. A text with a variable, a function or an irrational
+root is not read as a number: a computer algebra system compares it.
 """
 
 import re
@@ -26,7 +26,7 @@ from rollout.rewards.math_answers.units import WHOLE, begins_unit, scale_of, wri
 CHARS_MAX: Final = 300
 """A longer text is not read as a number."""
 SIGNIFICANT_MIN: Final = 6
-"""Significant digits from which on a decimal stands for the fraction that it rounds."""
+"""Significant digits that a decimal needs to be accepted for the exact value that it rounds."""
 
 BASED: Final = re.compile(
     r"([+-]?)(\(?)(\d[0-9A-Za-z]{0,99}|[0-9A-F]{2,99}(?=\)?_\{?16))(\)?)"
@@ -48,18 +48,18 @@ BASES: Final = {
     "sixteen": 16,
 }
 UNITS_OF_SEVERAL_LETTERS: Final = frozenset(name for name in UNITS if len(name) > 1)
-"""Behind a slash: `18/hour` has a unit, `18/h` may be a quotient."""
+"""Names that are units after a slash: `18/hour` has a unit, `18/h` may be a quotient."""
 REPEATING: Final = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30})\\overline ?\{(\d{1,30})\}")
 ENDLESS: Final = re.compile(r"([+-]?)(\d{0,30})\.(\d{0,30}?)(\d)\4{2,30}(?:\.\.\.|\\dots)")
-"""`0.1666…`: the same digit three times and dots."""
+"""`0.1666…`: the same digit at least three times, then dots."""
 CROSS: Final = re.compile(r"(?<=\d) ?[xX] ?(?=10\^)")
 GROUPED_TEN: Final = re.compile(r"[{(]10[})](?=\^)")
 
 
 def read_number(text: str, letters_are_units: bool = True) -> Reading | None:
-    """The number that a tidy text denotes; None where it denotes none. Raises TooLargeError.
+    """Read a tidy text as a number; None if it is not a number. Raises TooLargeError.
 
-    `letters_are_units`: whether `3 m` is 3, and not an expression with a variable.
+    `letters_are_units`: whether `3 m` is the number 3, and not an expression with a variable.
     """
     if len(text) > CHARS_MAX:
         return None
@@ -67,29 +67,29 @@ def read_number(text: str, letters_are_units: bool = True) -> Reading | None:
         return _read_based(based)
     if repeating := REPEATING.fullmatch(text) or ENDLESS.fullmatch(text):
         return _read_repeating(repeating)
-    found = tokens(CROSS.sub(r"\\times ", GROUPED_TEN.sub("10", text)))
-    if found is None:
+    lexed = tokens(CROSS.sub(r"\\times ", GROUPED_TEN.sub("10", text)))
+    if lexed is None:
         return None
     try:
-        return _read(found, letters_are_units)
+        return _read(lexed, letters_are_units)
     except (UnreadableError, ZeroDivisionError):
         return None
 
 
 def same_number(answer: Reading, gold: Reading) -> bool:
-    """Whether `answer` is the number `gold`.
+    """Return whether an answer is the number of the gold.
 
-    The comparison is exact, except that p % equals p/100 and also p, where only one of the two has
-    the sign, and that a decimal of at least SIGNIFICANT_MIN digits equals a fraction which it
-    rounds. For a plain gold, an answer which leaves something to compute is wrong. Where both have
-    a unit of the same kind, `500 cm` is `5 m`.
+    The comparison is exact, with these rules. If only one side has a percent sign, p % equals both
+    p/100 and p. A decimal of at least SIGNIFICANT_MIN digits equals the fraction that it rounds.
+    For a plain gold, an answer that is not evaluated is wrong. If both have units of the same
+    kind, the units count: `500 cm` is `5 m`.
     """
     if answer.base is not None or gold.base is not None:
         return _same_based(answer, gold)
     if gold.plain and not answer.evaluated:
         return False
-    if (worth := ratio(answer.measure, gold.measure)) != 1:
-        return answer.value * worth == gold.value
+    if (factor := ratio(answer.measure, gold.measure)) != 1:
+        return answer.value * factor == gold.value
     if answer.percent == gold.percent:
         return same_value(answer, gold)
     percent, other = (answer, gold) if answer.percent else (gold, answer)
@@ -101,23 +101,23 @@ def same_number(answer: Reading, gold: Reading) -> bool:
     return same_value(percent, other) or same_value(hundredth, other)
 
 
-def same_value(one: Reading, other: Reading) -> bool:
-    """Whether two values are equal, or one is a long decimal of the other."""
-    if one.value == other.value:
+def same_value(first: Reading, second: Reading) -> bool:
+    """Return whether two values are equal, or one is a long decimal of the other."""
+    if first.value == second.value:
         return True
-    if (one.decimals is None) == (other.decimals is None):
+    if (first.decimals is None) == (second.decimals is None):
         return False
-    decimal, exact = (one, other) if one.decimals is not None else (other, one)
+    decimal, exact = (first, second) if first.decimals is not None else (second, first)
     return exact.value.denominator > 1 and is_long_decimal(decimal, exact.value)
 
 
 def is_long_decimal(decimal: Reading, value: Fraction) -> bool:
-    """Whether a decimal has digits enough to stand for `value`, and rounds it."""
+    """Return whether a decimal of at least SIGNIFICANT_MIN digits rounds `value`."""
     return decimal.digits >= SIGNIFICANT_MIN and rounds(decimal, value)
 
 
 def rounds(decimal: Reading, value: Fraction) -> bool:
-    """Whether a decimal is `value` rounded to its last digit, or cut behind it."""
+    """Return whether a decimal is `value` rounded or truncated to the decimal's last digit."""
     if decimal.decimals is None:
         return False
     unit = Fraction(10) ** -decimal.decimals
@@ -126,8 +126,10 @@ def rounds(decimal: Reading, value: Fraction) -> bool:
 
 
 def _same_based(answer: Reading, gold: Reading) -> bool:
-    """For a gold in base 3 the answer has the same digits, with the base 3 or with none. For a gold
-    without a base an answer with one is judged by its value.
+    """Return whether two numerals are equal, of which at least one has a base.
+
+    For a gold in base 3, the answer must have the same digits, in base 3 or without a base. For a
+    gold without a base, the values are compared.
     """
     if gold.base is None or answer.base is not None:
         return answer.value == gold.value and (gold.base is None or answer.base == gold.base)
@@ -138,22 +140,22 @@ def _same_based(answer: Reading, gold: Reading) -> bool:
     ) == (gold.value < 0)
 
 
-def _read_based(found: re.Match[str]) -> Reading | None:
-    name = found[5] or found[6]
+def _read_based(match: re.Match[str]) -> Reading | None:
+    name = match[5] or match[6]
     base = int(name) if name.isdigit() else BASES.get(name, 0)
     if (
         base < 2
-        or bool(found[2]) != bool(found[4])
-        or any(int(digit, 36) >= base for digit in found[3])
+        or bool(match[2]) != bool(match[4])
+        or any(int(digit, 36) >= base for digit in match[3])
     ):
         return None
-    value = _positional(found[3], base)
-    return Reading(value=Fraction(-value if found[1] == "-" else value), base=base)
+    value = _positional(match[3], base)
+    return Reading(value=Fraction(-value if match[1] == "-" else value), base=base)
 
 
-def _read_repeating(found: re.Match[str]) -> Reading:
-    """`0.1\\overline{6}` → 1/6."""
-    sign, whole, fixed, period = found.groups()
+def _read_repeating(match: re.Match[str]) -> Reading:
+    """Read a repeating decimal: `0.1\\overline{6}` → 1/6."""
+    sign, whole, fixed, period = match.groups()
     value = Fraction(
         int(whole + fixed or "0") + Fraction(int(period), 10 ** len(period) - 1)
     ) / 10 ** len(fixed)
@@ -167,11 +169,11 @@ def _positional(digits: str, base: int) -> int:
     return value
 
 
-def _read(found: Sequence[Token], letters_are_units: bool) -> Reading:
-    end = next((index for index, token in enumerate(found) if begins_unit(token)), len(found))
-    number, unit = [token for token in found[:end] if token.text not in "€£¥₹₩"], list(found[end:])
+def _read(lexed: Sequence[Token], letters_are_units: bool) -> Reading:
+    end = next((index for index, token in enumerate(lexed) if begins_unit(token)), len(lexed))
+    number, unit = [token for token in lexed[:end] if token.text not in "€£¥₹₩"], list(lexed[end:])
     if len(number) < end - 1:
-        raise UnreadableError  # one currency sign is a unit, two are a puzzle
+        raise UnreadableError  # more than one currency sign
     if (
         unit
         and number

@@ -18,7 +18,7 @@ from rollout.rewards.math_answers.units import is_unit, measure_behind
 from rollout.rewards.math_answers.words import same_time, same_words
 
 Algebra = Callable[[str, str], bool | None]
-"""Equality of two tidy expressions (answer, reference) by rules of algebra; None: not decided."""
+"""Equality of two tidy expressions (answer, reference) by rules of algebra; None: undecided."""
 
 NAME: Final = re.compile(
     r"(?:[a-zA-Z]|\\[a-zA-Z]+|\\text "
@@ -29,7 +29,7 @@ COMMAND: Final = re.compile(r"\\[a-zA-Z]+")
 VARIABLE: Final = re.compile(r"[a-df-hj-zA-Z]")
 """A letter other than the constants e and i, in a text without commands."""
 UNFINISHED: Final = re.compile(r"[\d.)}\]!][+-][\w.(\\{]|\*|\\times|\\cdot|\\div")
-"""In a text without spaces: an operation that is left to be done."""
+"""A sum, difference or product in a text without spaces."""
 APART: Final = re.compile(r"(?<![_\d])\d+ \d")
 ELLIPSIS: Final = re.compile(r"\.\.|\\[lc]?dots")
 TRAILING_UNIT: Final = re.compile(r"\\text ?\{[^{}]*\}(?:\^(?:\d|\{-?\d\}))?$")
@@ -65,45 +65,46 @@ def conjunction(verdicts: Iterable[bool | None]) -> bool | None:
 
 
 def equal_scalars(answer: str, gold: str, algebra: Algebra) -> bool | None:
+    """Return whether two single values are equal; None where `algebra` leaves it undecided."""
     if without_spaces(answer) == without_spaces(gold):
         return bool(answer)
     if (same := same_time(answer, gold)) is not None:
         return same
-    given_name, given_value = _named(answer)
-    name, gold_value = _named(gold)
+    answer_name, answer_value = _named(answer)
+    gold_name, gold_value = _named(gold)
     number = number_of(gold_value)
     if number is not None:
         if (
-            name
-            and name != given_name
+            gold_name
+            and gold_name != answer_name
             and len(sides(answer)) > 1
             and any(map(_variables, sides(answer)))
         ):
             return False
-        return _equals_number(given_value if given_name else answer, number, gold_value, algebra)
+        return _equals_number(answer_value if answer_name else answer, number, gold_value, algebra)
     verdict = same_words(answer, gold)
     if verdict is not None:
         return verdict
-    if name and len(sides(answer)) == 1:
+    if gold_name and len(sides(answer)) == 1:
         gold = sides(gold_value)[-1]
     elif len(sides(gold)) == 1:
-        return _equal_chain(given_value if given_name else answer, gold, algebra)
+        return _equal_chain(answer_value if answer_name else answer, gold, algebra)
     elif len(sides(answer)) == 1 and _is_relation(gold):
         return False
     return _by_algebra(algebra, answer, gold)
 
 
 def _equal_chain(answer: str, gold: str, algebra: Algebra) -> bool | None:
-    """Whether the result of `a = b = result ≈ 1.41` equals the gold and no side before it
-    contradicts it.
+    """Return whether all computable sides of `a = b = result ≈ 1.41` equal the gold.
+
+    A side is computable if the gold has all its variables: the name in `S = …` is not, both sides
+    of `x+1 = x+2` are for a gold in x.
     """
     exact = answer.partition(ABOUT)[0].strip()
     *before, result = sides(exact or answer)
-    known = _variables(gold)
-    # `S = …` names the result; `x+1 = x+2` for a gold in x, and a side without variables, claim
-    # something
-    claims = [part for part in before if _variables(part) <= known]
-    return conjunction(_by_algebra(algebra, part, gold) for part in (result, *claims))
+    gold_variables = _variables(gold)
+    computable = [part for part in before if _variables(part) <= gold_variables]
+    return conjunction(_by_algebra(algebra, part, gold) for part in (result, *computable))
 
 
 def _variables(text: str) -> frozenset[str]:
@@ -111,8 +112,10 @@ def _variables(text: str) -> frozenset[str]:
 
 
 def _is_relation(text: str) -> bool:
-    """Whether an equation is more than a name and a value: its left side computes with variables,
-    as in `x+y = 4`, or both are words, as in `MR = SRMC`.
+    """Return whether an equation is a relation, and not a name and its value.
+
+    In a relation, the left side is an expression in variables (`x+y = 4`), or both sides are words
+    (`MR = SRMC`).
     """
     first, *others = sides(text)
     if not others:
@@ -125,17 +128,17 @@ def _is_relation(text: str) -> bool:
 
 
 def _by_algebra(algebra: Algebra, answer: str, gold: str) -> bool | None:
-    given, wanted = _for_algebra(answer), _for_algebra(gold)
-    if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in (given, wanted)):
-        return False  # the algebra system reads over a prime, and a second exponent is none of TeX
-    if ("{,}" in given) != ("{,}" in wanted):
-        return False  # a decimal comma, or one between items
+    pair = _for_algebra(answer), _for_algebra(gold)
+    if any(pattern.search(text) for pattern in (PRIMES, RAISED_TWICE) for text in pair):
+        return False  # the algebra system ignores primes, and a double exponent is invalid TeX
+    if ("{,}" in pair[0]) != ("{,}" in pair[1]):
+        return False  # it may be a decimal comma or separate items
     if ratio(measure_behind(answer), measure_behind(gold)) != 1:
         return False
-    trailing = TRAILING_UNIT.search(given), TRAILING_UNIT.search(wanted)
+    trailing = TRAILING_UNIT.search(pair[0]), TRAILING_UNIT.search(pair[1])
     if (trailing[0] and trailing[0][0]) != (trailing[1] and trailing[1][0]):
         return False  # `\\sqrt{2}\\text{ squared}`
-    return algebra(given, wanted)
+    return algebra(*pair)
 
 
 def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra) -> bool | None:
@@ -160,7 +163,7 @@ def _equals_number(answer: str, gold: Reading, gold_text: str, algebra: Algebra)
 
 
 def _contradicts(part: str, result: Reading) -> bool:
-    """Whether `part = result` is false, as in `7 = 8`; what has a variable contradicts nothing."""
+    """Return whether `part = result` is false, as in `7 = 8`; False for a part with a variable."""
     reading = read_number(without_brackets(part))
     if reading is None:
         return False
@@ -171,7 +174,7 @@ def _contradicts(part: str, result: Reading) -> bool:
 def _unread_equals_number(
     answer: str, gold: Reading, gold_text: str, algebra: Algebra
 ) -> bool | None:
-    """Whether an expression that is no number as it stands has the value of a number."""
+    """Return whether an expression that `read_number` cannot read has the value of the gold."""
     bare = COMMAND.sub("", answer)
     if not any("0" <= letter <= "9" for letter in bare) and answer.isascii():
         return False
@@ -183,9 +186,7 @@ def _unread_equals_number(
 
 
 def _named(text: str) -> tuple[str, str]:
-    """`x = 5` and `5 = x` → (`x`, `5`); a text without a name left of its first equality → ("",
-    text).
-    """
+    """Split `x = 5` and `5 = x` into (`x`, `5`); a text without a name gives ("", text)."""
     first, *rest = sides(text)
     if rest and NAME.fullmatch(first):
         return first, "=".join(rest)
@@ -195,7 +196,7 @@ def _named(text: str) -> tuple[str, str]:
 
 
 def number_of(gold: str) -> Reading | None:
-    """The number of a reference; a letter behind it is a variable there."""
+    """Read a reference as a number; None if it is not one. A letter after it is a variable."""
     try:
         return read_number(without_brackets(gold), letters_are_units=False)
     except TooLargeError:
@@ -203,7 +204,7 @@ def number_of(gold: str) -> Reading | None:
 
 
 def _for_algebra(text: str) -> str:
-    """Without the commas of thousands and without a unit behind the expression."""
+    """Remove the commas of thousands and the unit after the expression."""
     text = GROUPING_COMMA.sub("", derivatives_as_symbols(text))
     for _ in range(TRAILING_UNITS_MAX):
         rest = TRAILING_UNIT.sub(_unless_unit, text).strip()
@@ -214,5 +215,5 @@ def _for_algebra(text: str) -> str:
     return ANGLE_DEGREES.sub(r"(\1\\pi/180)", text) if ANGLE.search(text) else text
 
 
-def _unless_unit(found: re.Match[str]) -> str:
-    return "" if is_unit(found[0]) else found[0]
+def _unless_unit(match: re.Match[str]) -> str:
+    return "" if is_unit(match[0]) else match[0]

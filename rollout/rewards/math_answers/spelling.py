@@ -1,8 +1,8 @@
-"""One spelling for what LaTeX spells in many ways, before answers are compared.
+"""Normalization of LaTeX: answers are compared in one spelling.
 
     $\\left(\\dfrac12,\\ 1{,}200\\right)$.   ──tidy──▶   (\\frac{1}{2}, 1200)
 
-Only spelling changes here, never meaning. Every pattern takes time that grows linearly with the
+It changes the spelling, never the meaning. Every pattern takes linear time in the length of the
 text.
 """
 
@@ -65,8 +65,8 @@ SUPERSCRIPTS: Final = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 RAISED: Final = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
 
 GROUPED: Final = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!|\\,|\\thinspace ?)(?=\d{3}(?!\d))")
-"""What separates the thousands of a number and nothing else. A plain comma also separates the items
-of a list, so whether it groups digits is decided where numbers are read.
+"""Separators that only thousands have. A plain comma also separates the items of a list: `numbers`
+and `structure` decide whether it groups digits.
 """
 
 SPACING: Final = re.compile(
@@ -77,8 +77,8 @@ DROPPED: Final = re.compile(
     r"\\!|\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?|\\(?:tiny|small|large|Large|LARGE|huge|Huge)(?![a-zA-Z])"
     r"|\\(?:color|textcolor|hspace\*?)\s{0,8}\{[^{}]{0,40}\}"
 )
-"""Sizes of delimiters (`\\left.` is an invisible one) and of letters, colours, and spaces of a
-given width.
+"""Sizes of delimiters (`\\left.` is an invisible delimiter) and of letters, colours, and spaces
+with a width.
 """
 RENAMED: Final = re.compile(
     r"\\(dfrac|tfrac|cfrac|nicefrac|lt|gt|colon|lbrace|rbrace|lbrack|rbrack|langle|rangle|geq|leq|neq|geqslant|leqslant|degree|degrees|varnothing|ldots|cdots|pounds|"
@@ -104,7 +104,7 @@ NEW_NAMES: Final = {
     **dict.fromkeys(("degree", "degrees"), "^\\circ "),
     **dict.fromkeys(("rm", "bf", "it"), ""),
 }
-"""Every other one of RENAMED is a font, and becomes `\\text`."""
+"""Names of RENAMED that are not fonts; the fonts become `\\text`."""
 
 CONSTANT: Final = re.compile(r"\\mathrm\s{0,8}\{\s{0,8}([ei])\s{0,8}\}")
 """Euler's number and the imaginary unit, set upright."""
@@ -113,17 +113,15 @@ PLAIN: Final = re.compile(
     r"\*\*(?P<power>)|\+/-(?P<signs>)|\\not ?=(?P<unequal>)|(?<=[)\]}]) ?U ?(?=[(\[\\])(?P<union>)"
     r"|(?<![a-zA-Z\\{])(?:np\.|math\.)?(?P<name>pi|sqrt|arcsin|arccos|arctan|sin|cos|tan|exp|log)(?=[({]|(?<=pi)(?![a-zA-Z.]))"
 )
-"""What people and programs write without TeX: `x**2`, `+/-`, `(0,1) U (2,3)`, `2pi`, `sqrt(2)`,
-`np.arcsin(10/13)`.
-"""
+"""Notations without TeX: `x**2`, `+/-`, `(0,1) U (2,3)`, `2pi`, `sqrt(2)`, `np.arcsin(10/13)`."""
 TYPESET: Final = {"power": "^", "signs": "\\pm ", "unequal": "\\ne ", "union": "\\cup "}
 ROOT: Final = re.compile(r"\\sqrt ?\(([^(){}]{1,100})\)")
 INDEX: Final = re.compile(r"([_^]) ?\{ ?(\w) ?\}(?![\w{])")
 """`E_{1}`, which is `E_1`."""
 FRENCH: Final = re.compile(r"([\[\]])([^][]{1,200})([\[\]])")
-"""An interval whose brackets are turned outwards at an open end: `]0,1]`."""
+"""An interval whose bracket at an open end points outwards: `]0,1]`."""
 SET_AS_TEXT: Final = re.compile(r"\\text ?\{ ?(?=[-+.$€\\\d]|\([-+.\d])")
-"""The beginning of a text which is mathematics: `\\textbf{42}`, `\\text{5 apples}`."""
+"""The beginning of mathematics that is set as text: `\\textbf{42}`, `\\text{5 apples}`."""
 
 BRACE: Final = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -134,27 +132,23 @@ SHORT_FRACTION: Final = re.compile(
 
 WHITE: Final = re.compile(r"\s+")
 LOOSE: Final = re.compile(r" (?![0-9A-Za-z.])|(?<![0-9A-Za-z.},;]) ")
-"""A space that separates no two words, numbers or items of a list: `1, 200` is a list, `1,200` a
-number.
+"""A space without meaning: not between two words, numbers or items of a list. `1, 200` is a list,
+`1,200` a number.
 """
-
-
 SPACE: Final = re.compile(r" (?!\d)|(?<![\d,]) |(?<=,) (?!\d{3}(?!\d))")
 
 
 def tidy(text: str) -> str:
-    """The same answer in one spelling: without dollars around it, spacing commands, sizes and a
-    final full stop.
-    """
+    """Return an answer in the normal spelling, without dollars, spacing, sizes and a full stop."""
     text = text.strip()
     text = text[2:-2] if len(text) > 4 and text.startswith("**") and text.endswith("**") else text
-    text = SUPERSCRIPTS.sub(lambda found: f"^{{{found[0].translate(RAISED)}}}", text).translate(
+    text = SUPERSCRIPTS.sub(lambda match: f"^{{{match[0].translate(RAISED)}}}", text).translate(
         CHARACTERS
     )
     text = CONSTANT.sub(r" \1", GROUPED.sub("", text))
-    text = REPEATED.sub(lambda found: f"\\overline{{{found[1] or found[2]}}}", text)
+    text = REPEATED.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
     text = DROPPED.sub("", SPACING.sub(" ", text))
-    text = RENAMED.sub(lambda found: NEW_NAMES.get(found[1], "\\text"), text)
+    text = RENAMED.sub(lambda match: NEW_NAMES.get(match[1], "\\text"), text)
     text = (
         SHORT_FRACTION.sub(_fraction, text)
         .replace("\\%", "%")
@@ -173,30 +167,28 @@ def tidy(text: str) -> str:
     return text
 
 
-def _typeset(found: re.Match[str]) -> str:
-    kind = found.lastgroup or ""
-    return f"\\{found['name']} " if kind == "name" else TYPESET[kind]
+def _typeset(match: re.Match[str]) -> str:
+    kind = match.lastgroup or ""
+    return f"\\{match['name']} " if kind == "name" else TYPESET[kind]
 
 
 def without_spaces(text: str) -> str:
-    """For comparing spellings: all spaces gone but those that tell numbers apart: `1 2` is not
-    `12`, nor `1, 200` `1,200`.
-    """
+    """Remove the spaces from a text, except those that separate numbers: `1 2`, `1, 200`."""
     return SPACE.sub("", text)
 
 
-def _fraction(found: re.Match[str]) -> str:
-    if found[1]:
-        return f"\\frac{{{found[1]}}}{{{found[2]}}}"
-    if found[3]:
-        return f"\\frac{{{found[3]}}}"
-    if found[5]:
-        return f"\\frac{{{found[4]}}}{{{found[5]}}}"
+def _fraction(match: re.Match[str]) -> str:
+    if match[1]:
+        return f"\\frac{{{match[1]}}}{{{match[2]}}}"
+    if match[3]:
+        return f"\\frac{{{match[3]}}}"
+    if match[5]:
+        return f"\\frac{{{match[4]}}}{{{match[5]}}}"
     return "\\frac"
 
 
 def _unwrapped(text: str) -> str:
-    """Without the brackets of mathematics around the whole and the punctuation behind it."""
+    """Remove the delimiters of TeX's math mode around a text, and the punctuation after it."""
     for opened, closed in (("\\(", "\\)"), ("\\[", "\\]")):
         text = (
             text.removesuffix(".").removeprefix(opened).removesuffix(closed)
@@ -213,7 +205,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _closes_at_end(text: str, begin: int) -> bool:
-    """Whether the group whose contents begin at `begin` ends with the text."""
+    """Return whether the group whose contents begin at `begin` ends at the end of the text."""
     depth = 1
     for brace in BRACE.finditer(text, begin):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)

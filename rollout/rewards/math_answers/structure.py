@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 ITEMS_MAX: Final = 50
-"""A list with more items is not taken apart."""
+"""A list with more items is not split."""
 BRACKETS_MAX: Final = 4
-"""Pairs of brackets around the whole that are taken off."""
+"""Maximum pairs of brackets around the whole text that are removed."""
 
 MARK: Final = re.compile(
     r"\\\{|\\\}|\\begin\{[^{}]*\}|\\end\{[^{}]*\}|\\[a-zA-Z]+|\\.|[()\[\]{},;:=<>]"
@@ -25,8 +25,6 @@ CLOSED_BY: Final = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
 CONJUNCTION: Final = re.compile(r" ?,? ?\\text ?\{ ?,? ?(?:and|or) ?\} ?|,? (?:and|or) (?=\S)")
 GROUPING: Final = re.compile(r"(?<![\d,.])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 """A number whose commas group its digits."""
-
-
 ASSIGNED: Final = re.compile(
     r"([a-zA-Z]|\\(?!text|frac|sqrt)[a-zA-Z]{2,10})(?:_(?:\w|\{\w{1,8}\}))? ?="
 )
@@ -36,8 +34,9 @@ COORDINATES: Final = re.compile(r"\(([a-zA-Z](?: ?, ?[a-zA-Z]){1,5})\) ?= ?(?=\(
 
 @dataclass(frozen=True)
 class Collection:
-    """Several answers in one. `(0, 1]` → `Collection("(", "]", ("0", "1"))`; `2, 3` has no
-    brackets.
+    """A list, tuple, interval or set. `(0, 1]` → `Collection("(", "]", ("0", "1"))`.
+
+    `2, 3` is a list, without brackets.
     """
 
     opening: str
@@ -46,7 +45,7 @@ class Collection:
 
     @property
     def brackets(self) -> str:
-        """`(]` of an interval; empty for a list without brackets."""
+        """The two brackets, such as `(]`; empty for a list without brackets."""
         return self.opening + self.closing
 
     @property
@@ -59,20 +58,17 @@ class Collection:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The different unknowns that its items give values to, as in `x=1, y=2`; empty where an
-        item names none.
-        """
-        found = [ASSIGNED.match(item) for item in self.items]
-        names = tuple(name[1] for name in found if name is not None)
+        """The unknowns of `x=1, y=2`; empty unless each item assigns to a different unknown."""
+        matches = [ASSIGNED.match(item) for item in self.items]
+        names = tuple(match[1] for match in matches if match is not None)
         return names if len(set(names)) == len(self.items) else ()
 
 
 def collection(text: str, num_expected: int = 0) -> Collection | None:
-    """The items of a tidy text that is a list, tuple, interval or set; None for a single answer.
+    """Split a tidy text that is a list, tuple, interval or set; None for a single answer.
 
-    A comma with a space behind it separates items. `1,200` is one number, except in brackets
-    without any other comma, and where `num_expected` items are looked for that appear only if it is
-    two.
+    A comma before a space separates items. `1,200` is one number, with two exceptions: in brackets
+    without `, `, and where only two items give the total of `num_expected`.
     """
     text = CONJUNCTION.sub(", ", text)
     opening, inner, closing = _enclosed(text) or ("", text, "")
@@ -84,22 +80,23 @@ def collection(text: str, num_expected: int = 0) -> Collection | None:
     ):
         items = all_commas
     if not opening or opening == "\\{":
-        items = [one for item in items for one in _both_signs(item)]
+        items = [signed for item in items for signed in _both_signs(item)]
     if not 1 < len(items) <= ITEMS_MAX or not all(items):
         return None
     return Collection(opening, closing, tuple(items))
 
 
 def is_set(text: str) -> bool:
-    """Whether one pair of braces is around the whole text, or it is the empty set: `\\{1,2\\}`."""
+    """Return whether a text is a set: `\\{1,2\\}`, `\\emptyset`."""
     return text == "\\emptyset" or (
         text.startswith("\\{") and _closing_at(text) == len(text) - len("\\}")
     )
 
 
 def assignments(text: str) -> str | None:
-    """`(x,y)=(1,2)` → `x=1, y=2`; any other text as it is. None where names and values differ in
-    number.
+    """Rewrite `(x,y)=(1,2)` as `x=1, y=2`; other texts are unchanged.
+
+    None where the numbers of names and of values differ.
     """
     named = COORDINATES.match(text)
     enclosed = _enclosed(text[named.end() :]) if named else None
@@ -112,6 +109,7 @@ def assignments(text: str) -> str | None:
 
 
 def _both_signs(text: str) -> list[str]:
+    """Split `1\\pm 2` into `1+ 2` and `1- 2`."""
     if text.count("\\pm") != 1:
         return [text]
     return [
@@ -120,22 +118,22 @@ def _both_signs(text: str) -> list[str]:
 
 
 def parts_of_union(text: str) -> tuple[str, ...]:
-    """`(0,1)\\cup[2,3]` → its two intervals."""
+    """Split `(0,1)\\cup[2,3]` into its two intervals."""
     return tuple(split(text, ("\\cup",)))
 
 
 def parts_of_ratio(text: str) -> tuple[str, ...]:
-    """`1:2:3` → its three terms."""
+    """Split `1:2:3` into its three terms."""
     return tuple(split(text, (":",)))
 
 
 def sides(text: str) -> list[str]:
-    """`7+8 = 15` → `7+8`, `15`; also where the sides are only about equal."""
+    """Split `7+8 = 15` into `7+8`, `15`; also at `\\approx` and similar signs."""
     return split(text, ("=", "\\approx", "\\equiv", "\\simeq"))
 
 
 def without_brackets(text: str) -> str:
-    """`((5))` and `\\{5\\}` → `5`; `(1)(2)` and `\\{\\{5\\}\\}` as they are."""
+    """Return `5` for `((5))` and `\\{5\\}`; `(1)(2)` and `\\{\\{5\\}\\}` are unchanged."""
     for _ in range(BRACKETS_MAX):
         for opening, closing in (("(", ")"), ("{", "}"), ("\\{", "\\}")):
             if (
@@ -154,14 +152,12 @@ def without_brackets(text: str) -> str:
 
 
 def nesting(text: str) -> int:
-    """How many groups are open at most at one place."""
+    """Return the depth of the most deeply nested group."""
     return max((depth + 1 for kind, _, depth in marks(text) if kind in OPENING), default=0)
 
 
 def _enclosed(text: str) -> tuple[str, str, str] | None:
-    """(opening bracket, what is inside, closing bracket) where one pair is around the whole
-    text.
-    """
+    """Split a text within one pair of brackets into (opening, contents, closing), or None."""
     opening = "\\{" if text.startswith("\\{") else text[:1]
     end = _closing_at(text) if opening in CLOSED_BY else None
     if end is None or text[end:] not in CLOSED_BY[opening]:
@@ -178,8 +174,7 @@ def _items(text: str, keep_numbers: bool) -> list[str]:
 
 
 def marks(text: str) -> Iterator[tuple[str, int, int]]:
-    """Every bracket, separator and command, with its place and the number of groups that are open
-    around it.
+    """Yield (text, position, number of groups around it) of each bracket, separator and command.
 
     Round and square brackets close each other, since `(0, 1]` is an interval.
     """
@@ -194,7 +189,7 @@ def marks(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _closing_at(text: str) -> int | None:
-    """Where the group that the text begins with ends."""
+    """Return the position at which the group at the beginning of the text ends."""
     for kind, at, depth in marks(text):
         if depth == 0 and at > 0 and kind in CLOSING:
             return at
@@ -204,7 +199,7 @@ def _closing_at(text: str) -> int | None:
 def split(
     text: str, separators: tuple[str, ...], skipped: AbstractSet[int] = frozenset()
 ) -> list[str]:
-    """The parts between the separators that are in no group and not at a skipped place."""
+    """Split a text at separators that are in no group and not at a position in `skipped`."""
     parts: list[str] = []
     begin = 0
     for kind, at, depth in marks(text):

@@ -32,9 +32,9 @@ class Token:
 
 
 def tokens(text: str) -> list[Token] | None:
-    """Split a tidy text into tokens; None where a character belongs to no kind.
+    """Split a tidy text into tokens; None if a character belongs to no kind.
 
-    A degree sign is the unit `deg`.
+    A degree sign becomes the unit `deg`.
     """
     text = DEGREES.sub(r"\\text{deg}", text)
     parsed: list[Token] = []

@@ -1,8 +1,8 @@
-"""Units behind a number: `18 dollars`, `9 apples`, `45^\\circ`, `3\\text{ cm}^2`, `70 km/h`.
+"""Units after a number: `18 dollars`, `9 apples`, `45^\\circ`, `3\\text{ cm}^2`, `70 km/h`.
 
-A unit does not change what a number is worth, except for the words in SCALES. Bare letters behind a
-number are usually variables (`5x`), so a single letter or one glued to its number counts as a unit
-only where it is a known abbreviation.
+A unit does not change the value of a number, except for the words in SCALES. Bare letters after a
+number are usually variables (`5x`): a single letter, or a word without a space before it, is a unit
+only if it is an abbreviation in the tables below.
 """
 
 import re
@@ -32,7 +32,7 @@ ABBREVIATIONS_TEXT: Final = (
 ABBREVIATIONS: Final = frozenset(ABBREVIATIONS_TEXT.split())
 LETTERS_TEXT: Final = "m g s h L l J K N V W A C F"
 LETTERS: Final = frozenset(LETTERS_TEXT.split())
-"""Units of one letter; they need a space before them, `5m` being five times m."""
+"""Units of one letter, which need a space before them: `5m` is five times m."""
 
 NO_UNITS_TEXT: Final = (
     "a an and or not nor but no non minus plus times over by of to from than then less more most "
@@ -47,18 +47,15 @@ NO_UNITS_TEXT: Final = (
     "is are either both none undefined unknown i e x y z"
 )
 NO_UNITS: Final = frozenset(NO_UNITS_TEXT.split())
-"""Words behind a number after which it is not that number, or may not be."""
+"""Words after a number that may change its value."""
 
 WHOLE: Final = re.compile(r"of (?:an|a|the) ", re.IGNORECASE)
-"""Before the thing that a fraction is a part of: `3/4 of an hour` is 3/4, and `3/4 of 12` is not.
-"""
-UNIT_BEHIND: Final = re.compile(r"\\text ?\{([^{}]*)\}((?: ?\^ ?(?:\d|\{-?\d\}))?)$")
+"""The words between a fraction and its whole: `3/4 of an hour` is 3/4, `3/4 of 12` is not."""
+TEXT_AT_END: Final = re.compile(r"\\text ?\{([^{}]*)\}((?: ?\^ ?(?:\d|\{-?\d\}))?)$")
 
 COMMANDS: Final = frozenset(("\\mu", "\\Omega", "\\AA", "\\ell", "\\cdot", "\\prime"))
 WORD_MIN: Final = 3
-"""Letters of a bare word that is a unit without being an abbreviation; glued to its number it is
-never one.
-"""
+"""Minimum letters of a bare word that is a unit though no abbreviation. It needs a space before."""
 
 
 def begins_unit(token: Token) -> bool:
@@ -66,7 +63,7 @@ def begins_unit(token: Token) -> bool:
 
 
 def is_unit(text: str) -> bool:
-    """Whether a `\\text{…}`, with or without a power behind it, is a unit that changes no value."""
+    """Return whether a `\\text{…}`, perhaps with a power, is a unit that changes no value."""
     words = _words(text[text.index("{") + 1 : text.index("}")])
     return words is not None and not any(
         word.lower() in NO_UNITS or word.lower() in SCALES for word in words
@@ -74,20 +71,21 @@ def is_unit(text: str) -> bool:
 
 
 def measure_behind(text: str) -> Measure | None:
-    """What the `\\text{…}` at the end of an expression measures: `2\\sqrt{3}\\text{ cm}^2`."""
-    found = UNIT_BEHIND.search(text)
-    return measure_of(found[1] + found[2]) if found else None
+    """Return the unit in the `\\text{…}` at the end of an expression: `2\\sqrt{3}\\text{ cm}^2`."""
+    match = TEXT_AT_END.search(text)
+    return measure_of(match[1] + match[2]) if match else None
 
 
 def written(unit: Sequence[Token]) -> str:
-    """The tokens of a unit as one text: `cm^2`, `of an hour`."""
+    """Join the tokens of a unit to a text: `cm^2`, `of an hour`."""
     spelled = "".join(" " * token.spaced + token.text for token in unit)
     return " ".join(spelled.split())
 
 
 def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
-    """What the number before this unit is to be multiplied by: 1, or more where it begins with
-    `million`. None where the tokens are no unit; a bare letter is one only if `letters_are_units`.
+    """Return the factor that a unit multiplies its number by: 10⁶ for `million euros`, usually 1.
+
+    None if the tokens are not a unit. A bare letter is a unit only if `letters_are_units`.
     """
     if (whole := WHOLE.match(written(unit))) is not None:
         rest = written(unit)[whole.end() :]
@@ -100,8 +98,8 @@ def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
                 return None
             words += inner
         elif token.kind == "word":
-            glued = index == 0 and not token.spaced
-            if not _is_unit_word(token.text, glued) or (
+            attached = index == 0 and not token.spaced
+            if not _is_unit_word(token.text, attached) or (
                 token.text in LETTERS and not letters_are_units
             ):
                 return None
@@ -119,17 +117,18 @@ def scale_of(unit: Sequence[Token], letters_are_units: bool) -> Fraction | None:
     return SCALES.get(words[0].lower(), Fraction(1)) if words else Fraction(1)
 
 
-def _is_unit_word(word: str, glued: bool) -> bool:
+def _is_unit_word(word: str, attached: bool) -> bool:
     if word in ABBREVIATIONS:
         return True
     if word in LETTERS:
-        return not glued
-    return len(word) >= WORD_MIN and not glued
+        return not attached
+    return len(word) >= WORD_MIN and not attached
 
 
 def _words(text: str) -> list[str] | None:
-    """The words of a `\\text{…}`, in which even one letter is a unit; None where there is more than
-    words.
+    """Split the contents of a `\\text{…}` into words; None if it has more than words.
+
+    Even a single letter is a unit there.
     """
     for mark in "/.-~^()€£¥₹₩":
         text = text.replace(mark, " ")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout.config import EngineConfig, RolloutConfig, SamplingConfig, WorkflowConfig
-from rollout.service.worker import end_reason, work
-from storage.coordination.heartbeats import HeartbeatWriter
+from rollout.service.worker_setup import end_reason, work
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.coordination.lifetime import Lifetime
 from storage.records.control import Heartbeat
 from storage.records.rollouts import Order, Prompt
@@ -65,7 +65,7 @@ def answered(run: ObjectStore, count: int) -> Callable[[], bool]:
 
 
 class RunningWorker:
-    """`rollout.service.worker.work` in a thread."""
+    """`rollout.service.worker_setup.work` in a thread."""
 
     def __init__(
         self, run: ObjectStore, settings: RolloutConfig, name: str = "rollout-us-east-0"

@@ -47,18 +47,20 @@ def found(changed: float = 0.01, seconds: float = 1.75) -> Any:
 
 
 def test_the_stages_of_a_version_add_up_to_the_time_until_it_is_loaded() -> None:
-    worker = {"looked_s": 11.25, "noticed_s": 11.5, "held_s": 12.0}
+    worker = {"polled_s": 11.25, "noticed_s": 11.5, "loaded_s": 12.0}
     parts = figures.stages(10.0, 11.0, 11.0, worker)
     assert parts == {"publish": 1.0, "mirror": 0.0, "wait": 0.25, "probe": 0.25, "read": 0.5}
 
 
 def test_a_poll_that_began_before_the_version_existed_is_all_probe() -> None:
-    parts = figures.stages(10.0, 11.0, 11.0, {"looked_s": 10.9, "noticed_s": 11.5, "held_s": 12.0})
+    parts = figures.stages(
+        10.0, 11.0, 11.0, {"polled_s": 10.9, "noticed_s": 11.5, "loaded_s": 12.0}
+    )
     assert parts == {"publish": 1.0, "mirror": 0.0, "wait": 0.0, "probe": 0.5, "read": 0.5}
 
 
 def test_the_time_of_a_mirror_is_a_separate_stage() -> None:
-    worker = {"looked_s": 11.75, "noticed_s": 12.0, "held_s": 12.5}
+    worker = {"polled_s": 11.75, "noticed_s": 12.0, "loaded_s": 12.5}
     assert figures.stages(10.0, 11.0, 11.5, worker) == {
         "publish": 1.0,
         "mirror": 0.5,
@@ -70,7 +72,7 @@ def test_the_time_of_a_mirror_is_a_separate_stage() -> None:
 
 def test_a_worker_that_skips_a_late_mirror_waited_for_it_until_then() -> None:
     parts = figures.stages(
-        10.0, 11.0, float("inf"), {"looked_s": 20.0, "noticed_s": 21.0, "held_s": 22.0}
+        10.0, 11.0, float("inf"), {"polled_s": 20.0, "noticed_s": 21.0, "loaded_s": 22.0}
     )
     assert parts == {"publish": 1.0, "mirror": 10.0, "wait": 0.0, "probe": 0.0, "read": 1.0}
 
@@ -95,9 +97,9 @@ def test_only_requests_from_the_far_side_since_publishing_count_and_only_their_o
         (2.1, 2.2, 3, FAR, "GET", "/b/k", 200, 9),
         (2.1, 2.2, 4, HOME, "PUT", "/b/k", 200, 9),
     ]
-    known = {3}
-    assert figures.over_the_ocean(served, 2.0, known) == (3, 1)
-    assert known == {1, 2, 3}
+    counted = {3}
+    assert figures.over_the_ocean(served, 2.0, counted) == (3, 1)
+    assert counted == {1, 2, 3}
 
 
 def test_a_short_run_of_the_table_shows_every_figure_of_a_case() -> None:

@@ -20,7 +20,7 @@ import xxhash
 
 from storage import layout
 from storage.coordination import leases
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.control import Stop
 from storage.records.progress import TrainerProgress
 from storage.run import base_models, checkpoints, evaluations, quarantine, shards

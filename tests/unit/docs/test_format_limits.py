@@ -36,7 +36,7 @@ WORDS = ["no", "one", "two", "three", "four", "five"]
         f"episodes of each prompt; at most {orders.EPISODES_MAX:,} in an order",
         f"at most {WORDS[delta_applier.GROWTH_MAX]} times the bytes of the base's",
         f"| `trits` | zstd, ⌈n / {delta_numpy.TRITS_PER_BYTE}⌉ × u8 |",
-        f"gap >> `low_bits`; {delta_numpy.ESCAPE}: the gap stands in `wide_gaps`",
+        f"gap >> `low_bits`; {delta_numpy.ESCAPE}: the gap is in `wide_gaps`",
         f"the object has at most {heartbeats.BYTES_MAX:,} bytes. A reader",
         f"Texts are cut after {heartbeats.TEXT_MAX:,} characters.",
     ],

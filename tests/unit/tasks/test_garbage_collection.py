@@ -293,7 +293,7 @@ PROTECTING = {
     "tags/best.json": r"tags/best\.json .*; what it keeps is not known: put it back, or remove it with `astraflow tag RUN",
     "tags": "tags .*; which versions are tagged is not known",
     "heartbeats/rollout/rollout-0.json": r"rollout-0\.json .*; which versions its writer has loaded is not known",
-    "heartbeats/evaluation": "heartbeats/evaluation is no folder, .*; which versions its writer has loaded is not known",
+    "heartbeats/evaluation": "heartbeats/evaluation is not a folder, .*; which versions its writer has loaded is not known",
     "heartbeats": "heartbeats .*; which versions are loaded is not known",
     "frozen.json": "is frozen; thaw it first",
 }

@@ -14,7 +14,7 @@ from data_ops.dataflow.service import Dataflow, serve
 from data_ops.dataflow.shard_ingest import IngestedGroups, IngestedShard, ingest_shard
 from data_ops.prompts import BuiltinPrompts
 from storage import layout
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, TransientError
 from storage.records.batches import SequenceKey
 from storage.records.control import Stop

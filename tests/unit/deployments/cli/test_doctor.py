@@ -54,9 +54,9 @@ def test_a_home_that_others_may_read_fails_until_it_is_closed(home: Home) -> Non
     assert doctor._private(home).verdict == "ok"
     home.logs.chmod(0o755)
     check = doctor._private(home)
-    assert (check.verdict, check.found) == ("fail", f"other users have access to {home.logs}")
+    assert (check.verdict, check.finding) == ("fail", f"other users have access to {home.logs}")
     home.create()
-    assert doctor._private(home).found == f"only you have access to {home.root}"
+    assert doctor._private(home).finding == f"only you have access to {home.root}"
 
 
 def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
@@ -74,7 +74,7 @@ def test_a_running_stack_without_its_secret_fails(home: Home) -> None:
             ready=True,
         ),
     )
-    assert doctor._private(home).found == f"the stack is running, but {home.auth} is missing"
+    assert doctor._private(home).finding == f"the stack is running, but {home.auth} is missing"
     auth.create(home)
     assert doctor._private(home).verdict == "ok"
     home.auth.write_text("")
@@ -88,7 +88,7 @@ def test_an_address_with_a_credential_fails_and_its_server_is_not_asked(
     assert [(check.name, check.verdict) for check in doctor._addresses()] == [
         ("PREFECT_API_URL", "fail")
     ]
-    assert doctor._prefect(home).found == f"http://{HOST}:1/api was not checked"
+    assert doctor._prefect(home).finding == f"http://{HOST}:1/api was not checked"
 
 
 @pytest.mark.parametrize("url", ["http://[", "\x1b[2J", "http://\u202e/api", "nonsense"])
@@ -100,7 +100,7 @@ def test_an_address_that_is_none_fails_and_is_not_asked(
         "prefect", "fail", f"{url} was not checked", "see PREFECT_API_URL"
     )
     (check,) = doctor._addresses()
-    assert check.found == (
+    assert check.finding == (
         f"PREFECT_API_URL={url} is not the address of a server; write it as http://HOST:4200/api, or "
         "unset it"
     )

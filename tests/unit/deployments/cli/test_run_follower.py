@@ -10,7 +10,7 @@ from deployments.cli import run_follower
 from deployments.cli.run_follower import Followed, Follower
 from deployments.paths import Home
 from deployments.registration.flow_runs import FlowRun
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.records.control import ClosingStep, ServiceState, Stop
 from storage.run import runs

@@ -15,7 +15,7 @@ from deployments.stack import cpu_features, processes, state, up_down
 from deployments.stack.processes import MARK
 from deployments.stack.state import SERVER, Stack
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import AstraFlowError, ConfigError
 from storage.run import runs
 from storage.store.object_store import open_store
@@ -67,7 +67,7 @@ def test_runs_that_a_server_without_an_answer_did_not_cancel_are_named(
     home.auth.write_text("damaged")
     said: list[str] = []
     with HeartbeatWriter(run, "supervisor", "supervisor", 0, 2.0):
-        while not heartbeats.read_all(run):
+        while not heartbeats.readable(run):
             time.sleep(0.02)
         with pytest.raises(
             AstraFlowError, match="so these runs are stopped without being cancelled"

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from rollout.service.order_leasing import OrderLeasing
-from storage.coordination import heartbeats, leases
+from storage.coordination import leases
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConflictError
 from storage.records.control import Lease
 from storage.records.progress import DataflowProgress
@@ -174,9 +175,7 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 6)
     for number in range(4):
         shards.create(memory_store, builders.shard(order=number))
-    with heartbeats.HeartbeatWriter(
-        memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
-    ) as pulse:
+    with HeartbeatWriter(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
         pulse.update(progress=DataflowProgress(closed_below=4))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [4, 5]
@@ -186,9 +185,7 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
 def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 4)
     shards.create(memory_store, builders.shard(order=2))
-    with heartbeats.HeartbeatWriter(
-        memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
-    ) as pulse:
+    with HeartbeatWriter(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
         pulse.update(progress=DataflowProgress(closed_below=3))
     claims = claims_of(memory_store, Clock())
     found = [number for number in numbers(*[claims] * 10) if number is not None]
@@ -197,9 +194,7 @@ def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None
 
 def test_a_hint_beyond_every_order_is_no_hint(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 2)
-    with heartbeats.HeartbeatWriter(
-        memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0
-    ) as pulse:
+    with HeartbeatWriter(memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0) as pulse:
         pulse.update(progress=DataflowProgress(closed_below=2**53))
     claims = claims_of(memory_store, Clock())
     assert numbers(claims, claims) == [0, 1]

@@ -2,7 +2,7 @@ import pytest
 
 from rollout.config import EngineConfig
 from rollout.service.weight_sync import WeightSync
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.formats.safetensors import weights_digest
 from storage.records.control import WaitReason
 from storage.store.object_store import ObjectStore

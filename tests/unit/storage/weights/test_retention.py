@@ -8,7 +8,7 @@ import pytest
 
 from storage import layout
 from storage.coordination import heartbeats
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.errors import ConfigError, CorruptError, NotFoundError
 from storage.formats.json_objects import seal, unseal
 from storage.formats.safetensors import weights_digest
@@ -154,7 +154,7 @@ def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
     pulse.update(versions={"solver": 14})
     with pulse:
         pass  # its last beat stands
-    beat = heartbeats.read_all(run)[0]
+    beat = heartbeats.readable(run)[0]
     beat_s = beat.beat_s
     left = retention.plan(run, "solver", Retention(last=1, every=0, grace_s=0.0), beat_s + 60.0)
     assert 15 in left.retired  # who has left needs nothing

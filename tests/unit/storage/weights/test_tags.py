@@ -150,7 +150,7 @@ def test_a_damaged_tag_hides_no_other_stops_gc_and_can_be_taken_away(run: Object
     best = tags.create(run, "best", "solver", 4)
     run.put("tags/torn.json", b"{")
     seen = tags.read_all(run)
-    assert seen.found == (best,)
+    assert seen.readable == (best,)
     assert list(seen.unreadable) == ["tags/torn.json"]
     assert seen.unreadable["tags/torn.json"].startswith("tags/torn.json is not JSON")
     assert tags.resolve(run, "solver", "best") == 4
@@ -179,7 +179,7 @@ def test_a_tag_with_another_name_or_an_absurd_number_is_damaged(
         "tags/best.json",
         seal(replace(Tag(name="best", policy="solver", version=4, at_s=5.0), **change)),
     )
-    assert (tags.read_all(run).found, list(tags.read_all(run).unreadable)) == (
+    assert (tags.read_all(run).readable, list(tags.read_all(run).unreadable)) == (
         (),
         ["tags/best.json"],
     )

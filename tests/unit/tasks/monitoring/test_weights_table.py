@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deployments.cli import tables
 from storage import layout
-from storage.coordination.heartbeats import HeartbeatWriter
+from storage.coordination.heartbeat_writer import HeartbeatWriter
 from storage.records.progress import RolloutProgress
 from storage.records.weights import HostTensor, Manifest
 from storage.store.backend import Backend
@@ -37,7 +37,7 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
     pulse.update(versions={"solver": 2}, progress=RolloutProgress(refresh_s={"solver": 0.25}))
     with pulse:
         pass  # its last beat stands
-    found = history(memory_store, "solver").found
+    found = history(memory_store, "solver").readable
     assert [(one.version, one.kind, one.held_by) for one in found] == [
         (0, "anchor", {}),
         (1, "delta", {}),
@@ -66,15 +66,15 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
     )
     assert planned.retired == {}
     memory_store.put(layout.retired("solver", 1), b"{}")
-    assert [one.retired for one in history(memory_store, "solver").found] == [
+    assert [one.retired for one in history(memory_store, "solver").readable] == [
         False,
         True,
         False,
         False,
     ]
-    assert history(memory_store, "verifier").found == ()
+    assert history(memory_store, "verifier").readable == ()
     whole = publisher.publish(memory_store, "solver", 4, tensors, base=held, anchor=True)
-    last = history(memory_store, "solver").found[4]
+    last = history(memory_store, "solver").readable[4]
     assert (last.kind, last.delta_bytes, last.num_bytes) == ("anchor", 0, whole.files[0].num_bytes)
 
 
@@ -89,20 +89,20 @@ def test_a_missing_version_is_named_and_hides_none_of_the_others(
         )
     memory_store.delete(f"weights/solver/{lost:08d}/manifest.json")
     seen = history(memory_store, "solver")
-    assert [one.version for one in seen.found] == [
+    assert [one.version for one in seen.readable] == [
         version for version in range(8) if version != lost
     ]
     assert seen.unreadable == {
         f"weights/solver/{lost:08d}/manifest.json": f"weights/solver/{lost:08d}/manifest.json is missing"
     }
-    assert seen.found[lost - 1].publish_s is None  # the version after it would have told
+    assert seen.readable[lost - 1].publish_s is None  # the version after it would have told
 
 
 def test_a_foreign_version_far_beyond_is_named_and_costs_nothing(memory_store: ObjectStore) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors(0))
     memory_store.put(f"weights/solver/{2**63 - 1}/manifest.json", b"{")
     seen = history(memory_store, "solver")
-    assert [one.version for one in seen.found] == [0]
+    assert [one.version for one in seen.readable] == [0]
     assert seen.unreadable[f"weights/solver/{2**63 - 1}/manifest.json"].startswith(
         "weights/solver/9223372036854775807"
     )
@@ -139,6 +139,6 @@ def test_no_more_manifests_are_held_than_are_read_at_once(
     counting = CountsManifests(memory_store.backend)
     before = sum(type(one) is Manifest for one in gc.get_objects())
     store = replace(memory_store, backend=counting)  # type: ignore[arg-type]  # the rest is delegated
-    assert [one.version for one in history(store, "solver").found] == list(range(12))
+    assert [one.version for one in history(store, "solver").readable] == list(range(12))
     assert len(counting.alive) == 12
     assert max(counting.alive) <= before + 1

@@ -41,7 +41,7 @@ def test_a_config_error_fails_the_run_at_once_with_its_message(
     assert stop is not None
     assert stop.state == "failed"
     assert stop.reason == "trainer-nobody: run r has no policy 'nobody'; it has solver, verifier"
-    (beat,) = heartbeats.read_all(run)
+    (beat,) = heartbeats.readable(run)
     assert (beat.kind, beat.id, beat.attempt, beat.state) == (
         "trainer",
         "trainer-nobody",
@@ -73,7 +73,7 @@ def test_a_service_of_a_stopped_run_returns_with_a_heartbeat_of_state_done(
 ) -> None:
     runs.request_stop(run, Stop("cancelled", "enough", 1.0))
     assert run_service.run_evaluation("r", "evaluation", 3) is None
-    (beat,) = heartbeats.read_all(run)
+    (beat,) = heartbeats.readable(run)
     assert (beat.id, beat.attempt, beat.state) == ("evaluation", 3, "done")
 
 
@@ -108,7 +108,7 @@ def test_a_window_of_the_dataflow_ends_when_it_has_its_share_of_tasks(
 ) -> None:
     monkeypatch.setattr(parallel_ingest, "TASKS_PER_WINDOW_MAX", 0)
     assert run_service.run_dataflow_window("r", "dataflow", 0) == "full"
-    (beat,) = heartbeats.read_all(run)
+    (beat,) = heartbeats.readable(run)
     assert (beat.state, beat.note) == ("done", "the next window begins")
 
 
@@ -120,7 +120,7 @@ def test_a_worker_of_a_run_whose_last_shard_was_made_returns(run: ObjectStore) -
     deadline.start()
     assert run_service.run_rollout("r", "rollout-us-east-0", 0, "us-east") is None
     deadline.cancel()
-    (beat,) = heartbeats.read_all(run)
+    (beat,) = heartbeats.readable(run)
     assert (beat.state, beat.note) == ("done", "the dataflow needs no further shard")
 
 
