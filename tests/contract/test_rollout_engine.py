@@ -76,20 +76,20 @@ async def test_greedy_follows_the_likeliest_token_with_log_probability_zero(
     assert answer.finish_reason == "length"
 
 
-async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine_of: MakeEngine) -> None:
+async def test_a_stop_token_ends_the_answer_and_belongs_to_it(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(2))
     answer = await engine.generate([1], SamplingParams(stop_ids=(8, 7), max_new_tokens=50))
     assert answer.tokens.tolist() == [3, 5, 7]
     assert answer.finish_reason == "stop"
 
 
-async def test_a_stop_token_in_the_prompt_stops_nothing(engine_of: MakeEngine) -> None:
+async def test_a_stop_token_in_the_prompt_has_no_effect(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1))
     answer = await engine.generate([4], SamplingParams(stop_ids=(4,), max_new_tokens=2))
     assert answer.tokens.tolist() == [5, 6]
 
 
-async def test_an_answer_ends_where_the_longest_context_does(engine_of: MakeEngine) -> None:
+async def test_an_answer_ends_at_the_maximum_context_length(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1), max_tokens=16)
     answer = await engine.generate([0] * 10, SamplingParams(max_new_tokens=100))
     assert answer.tokens.tolist() == [1, 2, 3, 4, 5, 6]
@@ -108,7 +108,7 @@ async def test_an_answer_ends_where_the_longest_context_does(engine_of: MakeEngi
         (SamplingParams(top_k=2, top_p=0.6), {0: 1.0}),
     ],
 )
-async def test_log_probabilities_are_those_of_the_distribution_the_token_was_drawn_from(
+async def test_log_probabilities_are_those_of_the_sampling_distribution(
     engine_of: MakeEngine, sampling: SamplingParams, expected: dict[int, float]
 ) -> None:
     """Worked out from .5 .3 .2: temperature ½ squares and renormalises (.25 + .09 + .04 = .38); .5
@@ -185,7 +185,7 @@ def tensors_of(model: Any) -> dict[str, HostTensor]:
     }
 
 
-async def test_log_probabilities_equal_those_of_transformers_on_the_whole_text(
+async def test_log_probabilities_equal_those_of_transformers(
     engine_of: MakeEngine, random_model: Any
 ) -> None:
     """Many ragged requests at once, more than there are places, groups of equal prompts among
@@ -230,7 +230,7 @@ async def test_a_request_gives_the_same_tokens_alone_and_among_forty_others(
     np.testing.assert_allclose(answers[20].logprobs, alone.logprobs, atol=1e-5)
 
 
-async def test_weights_swap_between_two_tokens_and_every_token_names_its_version(
+async def test_weights_are_swapped_between_tokens_and_each_token_has_its_version(
     engine_of: MakeEngine,
 ) -> None:
     """Version v counts in steps of 1 + v % 2, so that the tokens themselves tell which weights
@@ -262,7 +262,7 @@ async def test_weights_swap_between_two_tokens_and_every_token_names_its_version
     assert any(len(answer.spans) > 1 for answer in answers)
 
 
-async def test_an_engine_tells_its_version_and_the_digest_of_every_version_it_held(
+async def test_an_engine_reports_its_version_and_the_digest_of_each_loaded_version(
     engine_of: MakeEngine,
 ) -> None:
     engine = await engine_of(None, max_concurrent=5)
@@ -276,7 +276,7 @@ async def test_an_engine_tells_its_version_and_the_digest_of_every_version_it_he
         engine.digest(4)
 
 
-async def test_only_newer_weights_or_the_very_same_are_accepted(engine_of: MakeEngine) -> None:
+async def test_only_newer_or_identical_weights_are_accepted(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1))
     await engine.load(2, counting(2))
     await engine.load(2, counting(2))
@@ -289,7 +289,7 @@ async def test_only_newer_weights_or_the_very_same_are_accepted(engine_of: MakeE
     assert spans_of(answer) == [(2, 0, 2)]
 
 
-async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
+async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay_loaded(
     engine_of: MakeEngine,
 ) -> None:
     engine = await engine_of(counting(1))
@@ -350,7 +350,7 @@ async def test_a_cancelled_request_frees_its_place(engine_of: MakeEngine) -> Non
     assert all(request.cancelled() for request in endless)
 
 
-async def test_closing_ends_running_and_waiting_requests_as_aborted(engine_of: MakeEngine) -> None:
+async def test_closing_aborts_running_and_waiting_requests(engine_of: MakeEngine) -> None:
     engine = await engine_of(counting(1), max_concurrent=2, max_tokens=8192)
     endless = [
         asyncio.ensure_future(engine.generate([0], SamplingParams(max_new_tokens=ENDLESS)))
@@ -375,11 +375,11 @@ async def test_closing_ends_running_and_waiting_requests_as_aborted(engine_of: M
     "change",
     [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_k": -1}, {"max_new_tokens": 0}],
 )
-def test_impossible_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
+def test_invalid_sampling_is_refused_by_name(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         SamplingParams(**change)
 
 
-def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_engine_is_refused_with_a_list_of_engines() -> None:
     with pytest.raises(ConfigError, match="torch"):
         make_engine(EngineConfig(name="warp"), CONFIG)

@@ -100,14 +100,14 @@ class TrainEngineContract:
         engine.set_weights(base_weights() if weights is None else weights)
         return engine
 
-    def test_weights_that_were_set_are_published_bit_for_bit_and_the_tied_head_once(self) -> None:
+    def test_given_weights_are_published_bit_for_bit_and_a_tied_head_once(self) -> None:
         weights = base_weights()
         published = self.started(TrainConfig()).weights()
         assert weights_digest(published) == weights_digest(weights)
         assert "lm_head.weight" not in published
         assert published["model.norm.weight"].dtype == "BF16"
 
-    def test_a_tied_head_may_be_given_too(self) -> None:
+    def test_a_tied_head_is_accepted_as_a_separate_tensor(self) -> None:
         weights = base_weights()
         both = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
         assert weights_digest(self.started(TrainConfig(), both).weights()) == weights_digest(
@@ -135,7 +135,7 @@ class TrainEngineContract:
         assert weights_digest(published) == before
         assert weights_digest(engine.weights()) != before
 
-    def test_bf16_is_rounded_from_masters_that_keep_what_it_cannot_show(self) -> None:
+    def test_bf16_weights_are_rounded_from_float32_masters(self) -> None:
         engine = self.started(TrainConfig(lr=1e-5))
         before = engine.weights()["model.norm.weight"].bits.copy()
         given = sampled_batch(reference_model(base_weights()))
@@ -174,7 +174,7 @@ class TrainEngineContract:
         assert metrics == pytest.approx(expected, rel=2e-5, abs=1e-6)
         assert apart(moves(engine, weights), plain_moves(plain, weights)) < 1e-4
 
-    def test_steps_clip_warm_up_and_decay_as_adam_does(self) -> None:
+    def test_gradient_clipping_warm_up_and_decay_agree_with_adam(self) -> None:
         weights = base_weights()
         model = reference_model(weights)
         engine, plain = self.started(ADAM), PlainTrainer(ADAM, weights, SEED)
@@ -216,7 +216,7 @@ class TrainEngineContract:
         limited.step(replace(given, rows=rows))
         assert apart(moves(limited, weights), plain_moves(plain, weights)) > 0.5
 
-    def test_a_learning_rate_of_0_leaves_every_bit_as_it_was_and_measures(self) -> None:
+    def test_a_learning_rate_of_0_changes_no_weights_and_gives_metrics(self) -> None:
         weights = base_weights()
         weights["model.norm.weight"].bits[:4] = [0x8000, 0, 0x8000, 0]  # −0 and 0
         config = ADAM.model_copy(update={"lr": 0.0, "publish_dtype": "BF16"})
@@ -233,7 +233,7 @@ class TrainEngineContract:
         assert weights_digest(resumed.weights()) == weights_digest(weights)
 
     @pytest.mark.parametrize("form", ["adaptive_clip", "token_mask", "water_filled"])
-    def test_with_a_dual_clip_one_token_does_not_decide_a_step(self, form: str) -> None:
+    def test_a_dual_clip_limits_the_effect_of_one_token_on_a_step(self, form: str) -> None:
         """One token with A < 0 and ρ = e²⁵. The mask drops it where its moment is over the
         threshold: here it is not.
         """
@@ -278,9 +278,7 @@ class TrainEngineContract:
             "water_filled",
         ],
     )
-    def test_the_gradient_does_not_depend_on_how_much_fits_into_memory(
-        self, loss: LossConfig
-    ) -> None:
+    def test_the_gradient_does_not_depend_on_the_micro_batch_size(self, loss: LossConfig) -> None:
         weights = base_weights()
         given = sampled_batch(reference_model(weights), num_rows=10, noise=0.3)
         config = LINEAR.model_copy(update={"loss": loss, "normalize_advantages": True})
@@ -294,14 +292,14 @@ class TrainEngineContract:
         assert float((together - apart).abs().max()) < 2e-6 * float(together.abs().max()) + 1e-6
         assert many == pytest.approx(one, rel=1e-5, abs=1e-6)
 
-    def test_activation_checkpointing_changes_memory_and_nothing_else(self) -> None:
+    def test_activation_checkpointing_does_not_change_results(self) -> None:
         given = sampled_batch(reference_model(base_weights()))
         plain = self.started(ORDINARY)
         thrifty = self.started(ORDINARY.model_copy(update={"activation_checkpointing": True}))
         assert plain.step(given) == pytest.approx(thrifty.step(given), rel=1e-6)
         assert weights_digest(plain.weights()) == weights_digest(thrifty.weights())
 
-    def test_good_tokens_become_likelier_and_bad_ones_rarer(self) -> None:
+    def test_tokens_with_positive_advantage_become_likelier_and_negative_ones_rarer(self) -> None:
         config = ORDINARY.model_copy(update={"normalize_advantages": False, "lr": 1e-3})
         model = reference_model(base_weights())
         for sign in (1.0, -1.0):
@@ -333,7 +331,7 @@ class TrainEngineContract:
             moves(one, base_weights()), moves(other, base_weights()), rtol=1e-3, atol=1e-5
         )
 
-    def test_metrics_of_rows_are_those_of_the_batch(self) -> None:
+    def test_metrics_of_rows_add_up_to_those_of_the_batch(self) -> None:
         rows = (
             row(version=1, reward=1.0, prompt=(1, 2), answer=(3, 4)),
             row(version=4, reward=0.0, answer=(5,)),
@@ -358,7 +356,7 @@ class TrainEngineContract:
         assert float(first.max()) == pytest.approx(0.01, rel=1e-2)
         assert float(second.max()) == pytest.approx(0.02, rel=1e-1)
 
-    def test_weight_decay_pulls_on_matrices_alone(self) -> None:
+    def test_weight_decay_applies_to_matrices_only(self) -> None:
         weights = base_weights()
         engine = self.started(
             ORDINARY.model_copy(update={"weight_decay": 0.5, "normalize_advantages": False})
@@ -373,7 +371,7 @@ class TrainEngineContract:
             left = 1 - 0.01 * 0.5 if before.dim() >= 2 else 1.0
             assert torch.allclose(to_torch(tensor), before * left, rtol=1e-6, atol=0), name
 
-    def test_a_loaded_engine_goes_on_bit_for_bit(self) -> None:
+    def test_a_loaded_engine_continues_bit_for_bit(self) -> None:
         config = TrainConfig(lr=1e-3, warmup_steps=3, minibatches=2)
         model = reference_model(base_weights())
         straight = self.started(config)
@@ -391,7 +389,7 @@ class TrainEngineContract:
         ):
             assert one.bits.tobytes() == other.bits.tobytes(), name
 
-    def test_what_was_saved_does_not_follow_the_next_step(self) -> None:
+    def test_a_saved_state_is_not_changed_by_the_next_step(self) -> None:
         engine = self.started(ORDINARY)
         given = sampled_batch(reference_model(base_weights()))
         engine.step(given)
@@ -400,7 +398,7 @@ class TrainEngineContract:
         engine.step(replace(given, step=2))
         assert (weights_digest(tensors), json.dumps(state)) == before
 
-    def test_setting_weights_forgets_the_optimizer(self) -> None:
+    def test_setting_weights_resets_the_optimizer(self) -> None:
         given = sampled_batch(reference_model(base_weights()))
         fresh, used = self.started(ORDINARY), self.started(ORDINARY)
         used.step(given)
@@ -418,7 +416,7 @@ class TrainEngineContract:
         assert weights_digest(first[0]) == weights_digest(second[0])
         assert json.dumps(first[1]) == json.dumps(second[1])
 
-    def test_loading_puts_back_the_random_generators(self) -> None:
+    def test_loading_restores_the_random_generators(self) -> None:
         engine = self.started(ORDINARY)
         tensors, state = through_files(*engine.save())
         torch.rand(3)
@@ -438,7 +436,7 @@ class TrainEngineContract:
         with pytest.raises(CorruptError):
             engine.load(tensors, state | {"format": 999})
 
-    def test_a_row_that_cannot_be_trained_on_is_named_and_changes_nothing(self) -> None:
+    def test_an_invalid_row_is_named_and_changes_nothing(self) -> None:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
         strange = replace(row(prompt=(1, 2), answer=(3, VOCAB)), min_version=0)
@@ -448,7 +446,7 @@ class TrainEngineContract:
             engine.step(batch(row(prompt=(1,), answer=(2,)), strange, step=2))
         assert weights_digest(engine.weights()) == before
 
-    def test_a_gradient_that_is_not_finite_is_left_out_and_counted(self) -> None:
+    def test_a_gradient_that_is_not_finite_is_skipped_and_counted(self) -> None:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
         hopeless = row(prompt=(1, 2), answer=(3, 4), logprob=-1e30, advantage=-1.0)
@@ -460,7 +458,7 @@ class TrainEngineContract:
         assert all(np.isfinite(value) for value in metrics.values())
         assert weights_digest(engine.weights()) == before
 
-    def test_rows_without_loss_tokens_teach_nothing(self) -> None:
+    def test_rows_without_loss_tokens_have_no_gradient(self) -> None:
         engine = self.started(ORDINARY)
         before = weights_digest(engine.weights())
         silent = replace(row(prompt=(1, 2), answer=(3, 4)), loss_mask=np.zeros(4, dtype=bool))

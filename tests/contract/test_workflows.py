@@ -36,7 +36,7 @@ async def team(solver: tuple[str, ...], verifier: tuple[str, ...]) -> tuple[Epis
 
 
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
-async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token_has(
+async def test_each_sampled_token_and_no_other_has_a_policy_and_a_version(
     name: str,
 ) -> None:
     workflow = make_workflow(WorkflowConfig(name=name), MathReward(5.0))
@@ -60,7 +60,7 @@ async def test_every_sampled_token_has_its_policy_and_version_and_no_other_token
         assert set(sequence.logprobs[prompt_length:].tolist()) == {-0.5}
 
 
-async def test_single_turn_is_worth_its_answer() -> None:
+async def test_a_single_turn_has_the_reward_of_its_answer() -> None:
     for answer, worth in ((RIGHT, 1.0), (WRONG, 0.0), (MUTE, 0.0)):
         pool = pool_of(SingleTurn(MathReward(5.0)), solver=scripted_player("solver", lines(answer)))
         episode = await run_episode(pool, PROMPT, seed=0)
@@ -105,7 +105,7 @@ async def test_each_sequence_of_the_team_gets_its_own_reward(
     }
 
 
-async def test_the_team_is_asked_in_the_words_the_base_models_know() -> None:
+async def test_team_prompts_use_the_words_of_the_tiny_base_models() -> None:
     _, asked = await team((WRONG, RIGHT), (REJECT,))
     assert asked == [
         "<|user|>7+8-3=?<|end|><|assistant|>",
@@ -144,7 +144,7 @@ async def test_one_policy_may_play_both_roles() -> None:
     assert [sequence.policies for sequence in episode.sequences] == [("solver",)] * 3
 
 
-async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None:
+async def test_counts_of_rewards_are_summed_over_an_episodes_answers() -> None:
     class Counting:
         async def score(self, answer: str, prompt: Prompt) -> Judgement:
             return Judgement(0.0, {"tests_run": 3.0})
@@ -181,9 +181,7 @@ async def test_what_rewards_count_is_added_up_over_an_episodes_answers() -> None
         ),
     ],
 )
-def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(
-    config: WorkflowConfig, message: str
-) -> None:
+def test_an_invalid_workflow_setting_is_named(config: WorkflowConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_workflow(config, MathReward(5.0))
 
@@ -208,7 +206,7 @@ def test_a_workflow_that_cannot_be_built_says_which_setting_is_wrong(
         ),
     ],
 )
-def test_a_role_nobody_can_play_is_named(
+def test_a_role_without_a_policy_is_named(
     roles: dict[str, str], policies: Mapping[str, None], message: str
 ) -> None:
     config = WorkflowConfig(name="actor_and_verify", roles=roles)

@@ -34,7 +34,7 @@ def said(laptop: Laptop) -> str:
     return done.stdout
 
 
-def test_the_run_command_shows_the_run_and_tells_its_end(said: str) -> None:
+def test_the_run_command_shows_progress_and_the_end_of_the_run(said: str) -> None:
     assert re.search(
         r"^first: completed after \d+:\d\d; all policies reached version 6$", said, re.MULTILINE
     )
@@ -46,7 +46,7 @@ def test_the_run_command_shows_the_run_and_tells_its_end(said: str) -> None:
     assert "/runs/first/report.html" in said
 
 
-def test_status_is_what_its_schema_says(laptop: Laptop, said: str) -> None:
+def test_the_json_of_status_follows_its_schema(laptop: Laptop, said: str) -> None:
     status = _json(laptop, "status", "first", "--json")
     assert {
         "run_id": "first",
@@ -106,7 +106,7 @@ def test_runs_lists_the_run(laptop: Laptop, said: str) -> None:
     assert run["started"] == runs.read_run(laptop.run("first")).created_s
 
 
-def test_the_books_of_the_run_balance(laptop: Laptop, said: str) -> None:
+def test_the_ledger_of_the_run_balances(laptop: Laptop, said: str) -> None:
     verdict = _json(laptop, "verify", "first", "--json")
     assert (verdict["ok"], verdict["violations"], verdict["quarantined"]) == (True, [], 0)
     assert verdict["orders"] >= STEPS
@@ -121,7 +121,7 @@ def test_the_books_of_the_run_balance(laptop: Laptop, said: str) -> None:
     )
 
 
-def test_the_report_needs_nothing_but_itself(laptop: Laptop, said: str, tmp_path: Path) -> None:
+def test_the_report_loads_no_external_resource(laptop: Laptop, said: str, tmp_path: Path) -> None:
     assert (
         laptop.astraflow("report", "first", "--out", str(tmp_path / "report.html")).returncode == 0
     )
@@ -134,7 +134,7 @@ def test_the_report_needs_nothing_but_itself(laptop: Laptop, said: str, tmp_path
     assert loaded == []
 
 
-def test_an_exported_policy_speaks_in_transformers(
+def test_an_exported_policy_generates_text_in_transformers(
     laptop: Laptop, said: str, tmp_path: Path
 ) -> None:
     import torch
@@ -188,7 +188,7 @@ def test_mlflow_has_a_run_for_each_policy_and_its_last_weights(laptop: Laptop, s
         }
 
 
-def test_a_completed_run_is_not_started_again_and_the_reason_is_one_sentence(
+def test_a_completed_run_is_not_restarted_and_the_reason_is_one_sentence(
     laptop: Laptop, said: str
 ) -> None:
     sentence = "run first is completed; choose another run id"

@@ -32,7 +32,7 @@ SLOWLY = (
 ENDLESSLY = ("steps=10000", *SLOWLY[1:])
 
 
-def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members(
+def test_a_run_started_by_prefects_command_survives_kills_of_its_members(
     laptop: Laptop,
 ) -> None:
     said = laptop.prefect(
@@ -66,7 +66,7 @@ def test_prefects_own_command_starts_a_run_that_survives_the_kill_of_its_members
     assert {state for found in states.values() for state in found} == {"Crashed", "Completed"}
 
 
-def test_a_run_cancelled_in_prefect_is_taken_up_by_its_run_id_even_after_the_loss_of_its_supervisor(
+def test_a_run_cancelled_in_prefect_is_resumed_also_after_its_supervisor_is_lost(
     laptop: Laptop,
 ) -> None:
     flow_run = laptop.start("resumed", *SLOWLY)
@@ -92,7 +92,7 @@ def test_a_run_cancelled_in_prefect_is_taken_up_by_its_run_id_even_after_the_los
     assert laptop.flow_runs("resumed")["resumed"] == ["Cancelled", "Crashed", "Completed"]
 
 
-def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop) -> None:
+def test_a_run_stopped_during_its_start_leaves_no_process(laptop: Laptop) -> None:
     flow_run = laptop.start("stopped", *SLOWLY)
     laptop.wait_until(lambda: laptop.run_folder("stopped").exists(layout.RUN))
     laptop.wait_until(lambda: len(heartbeats.read_all(laptop.run("stopped"))) > 2)
@@ -100,7 +100,7 @@ def test_a_run_stopped_while_it_is_starting_leaves_nothing_behind(laptop: Laptop
     _has_left_cleanly(laptop, "stopped", flow_run)
 
 
-def test_a_run_has_one_supervisor_and_can_be_cancelled_before_it_began(laptop: Laptop) -> None:
+def test_a_run_has_one_supervisor_and_can_be_cancelled_before_its_start(laptop: Laptop) -> None:
     first = laptop.start("twice", *ENDLESSLY)
     _wait_for_version(laptop, "twice", 1)
     assert laptop.wait_for_end(laptop.start("twice", *ENDLESSLY)) == "Failed"

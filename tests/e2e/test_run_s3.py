@@ -100,7 +100,7 @@ def run(cloud: Laptop, said: str) -> ObjectStore:
     return cloud.run("far")
 
 
-def test_the_run_completes_and_its_books_balance(cloud: Laptop, said: str) -> None:
+def test_the_run_completes_and_its_ledger_balances(cloud: Laptop, said: str) -> None:
     assert "far is started" in said
     status = _json(cloud, "status", "far", "--json")
     assert (status["state"], status["reason"]) == (
@@ -128,7 +128,7 @@ def test_every_version_is_in_both_mirrors_bit_for_bit(
         assert weights_digest(reader.fetch(mirror, policy, STEPS)) == chain[-1].digest
 
 
-def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None:
+def test_weights_are_copied_once_and_read_from_the_mirror(run: ObjectStore) -> None:
     beats = {beat.id: beat for beat in heartbeats.read_all(run)}
     for region in ("us-east", "eu-west"):
         mirror, worker = beats[f"mirror-{region}"], beats[f"rollout-{region}-0"]
@@ -142,16 +142,14 @@ def test_weights_cross_once_and_are_read_in_the_region(run: ObjectStore) -> None
             assert worker.progress.weights_bytes_mirror[policy] > 0
 
 
-def test_commands_read_the_store_that_the_stack_was_brought_up_with(
-    cloud: Laptop, said: str
-) -> None:
+def test_commands_use_the_store_of_the_stack(cloud: Laptop, said: str) -> None:
     assert [row["version"] for row in _json(cloud, "weights", "far", "solver", "--json")] == list(
         range(STEPS + 1)
     )
     assert cloud.astraflow("report", "far").stdout == f"{HOME}/runs/far/report.html\n"
 
 
-def test_the_keys_stand_in_no_object_no_log_and_no_record_of_the_stack(
+def test_no_object_log_or_stack_record_contains_the_credentials(
     cloud: Laptop, run: ObjectStore, mirrors: dict[str, str], said: str
 ) -> None:
     """The stack's folder holds its logs, its record, and all that Prefect knows: parameters, pools

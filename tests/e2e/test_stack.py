@@ -94,7 +94,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             os.environ.update(environment)
 
 
-def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world: World) -> None:
+def test_up_replaces_a_stale_record_and_avoids_taken_ports(world: World) -> None:
     assert len(world.stack.processes) == 5
     assert all(map(processes.is_alive, world.stack.processes))
     ports = {
@@ -105,7 +105,7 @@ def test_up_survives_a_stale_record_and_leaves_taken_ports_to_their_owners(world
     assert not ports & set(world.taken)
 
 
-def test_all_deployments_are_registered_and_the_nightly_ones_are_off(world: World) -> None:
+def test_all_deployments_are_registered_and_the_nightly_schedules_are_off(world: World) -> None:
     with connected(world.stack.prefect_url) as client:
         registered = client.read_deployments()
         wanted = Counter(deployment.name for deployment in deployments.DEPLOYMENTS)
@@ -126,7 +126,7 @@ def test_a_second_up_starts_nothing_and_waits_for_mlflow(world: World) -> None:
 EVIL = {"origin": "http://evil.example"}
 
 
-def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: World) -> None:
+def test_prefect_requires_the_secret_for_every_request(world: World) -> None:
     deployment = _deployment_id(world)
     run_a_command = {"job_variables": {"command": "touch /tmp/evil"}}
     with httpx.Client(base_url=world.stack.prefect_url, trust_env=False) as anyone:
@@ -150,7 +150,7 @@ def test_prefect_asks_for_the_secret_before_it_reads_or_runs_anything(world: Wor
         assert known.post("flow_runs/count", json={}).json() == 0
 
 
-async def test_prefects_event_stream_asks_for_the_secret(world: World) -> None:
+async def test_prefects_event_stream_requires_the_secret(world: World) -> None:
     stream = f"{world.stack.prefect_url.replace('http', 'ws')}/events/out"
     async with connect(stream, subprotocols=[Subprotocol("prefect")], proxy=None) as anyone:
         await anyone.send(json.dumps({"type": "auth", "token": "astraflow:wrong"}))
@@ -169,7 +169,7 @@ async def test_prefects_event_stream_asks_for_the_secret(world: World) -> None:
                     break
 
 
-def test_mlflow_asks_for_the_secret_too(world: World) -> None:
+def test_mlflow_requires_the_secret(world: World) -> None:
     search = f"{world.stack.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=5"
     secret = {"authorization": auth.basic(auth.create(world.home))}
     with httpx.Client(trust_env=False) as client:
@@ -199,7 +199,7 @@ def test_the_printed_address_logs_a_browser_in(world: World) -> None:
                 )
 
 
-def test_the_home_is_its_owners_only(world: World) -> None:
+def test_only_the_owner_may_read_the_home(world: World) -> None:
     assert list(world.home.exposed()) == []
     assert world.home.record.exists()
     assert (world.home.prefect / "prefect.db").exists()
@@ -218,7 +218,7 @@ def test_servers_listen_on_the_loopback_interface_only(world: World) -> None:
         assert listened == ["127.0.0.1"]
 
 
-def test_servers_have_no_keys_of_the_store(world: World) -> None:
+def test_servers_have_no_credentials_of_the_store(world: World) -> None:
     for one in world.stack.processes:
         inherited = psutil.Process(one.pid).environ()
         assert (inherited.get("AWS_SECRET_ACCESS_KEY") == "hidden") == one.name.startswith(
@@ -226,7 +226,7 @@ def test_servers_have_no_keys_of_the_store(world: World) -> None:
         ), one.name
 
 
-def test_up_replaces_only_what_died(world: World) -> None:
+def test_up_restarts_only_dead_processes(world: World) -> None:
     victim = world.stack.process("worker-trainers")
     assert victim is not None
     os.kill(victim.pid, signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_up_replaces_only_what_died(world: World) -> None:
     world.stack = mended
 
 
-def test_an_active_schedule_plans_runs(world: World) -> None:
+def test_an_active_schedule_creates_flow_runs(world: World) -> None:
     """With a SQLAlchemy that Prefect does not know, the scheduler creates none, and says
     nothing.
     """
@@ -267,7 +267,7 @@ def test_an_active_schedule_plans_runs(world: World) -> None:
     _wait(world, lambda: _planned_runs(world, "cron") > 0)
 
 
-def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) -> None:
+def test_registering_again_does_not_change_a_schedule_that_a_user_set(world: World) -> None:
     nightly = Deployment(
         flow="probe",
         name="cron",
@@ -283,7 +283,7 @@ def test_registering_again_keeps_a_schedule_as_the_person_left_it(world: World) 
         ] == [True]
 
 
-def test_prefects_own_command_finds_the_stack_without_any_environment(world: World) -> None:
+def test_prefects_command_reaches_the_stack_without_environment_variables(world: World) -> None:
     bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     command = [
         sys.executable,
@@ -305,7 +305,7 @@ def test_prefects_own_command_finds_the_stack_without_any_environment(world: Wor
     assert (world.home.flow_logs / f"{flow_run_id}.log").stat().st_mode & OTHERS == 0
 
 
-def test_the_secret_is_in_no_log_and_in_nothing_that_prefect_keeps(world: World) -> None:
+def test_the_secret_is_in_no_log_and_not_in_prefects_database(world: World) -> None:
     password = auth.create(world.home).partition(":")[2].encode()
     kept = [
         path
@@ -315,7 +315,7 @@ def test_the_secret_is_in_no_log_and_in_nothing_that_prefect_keeps(world: World)
     assert sorted(kept) == [world.home.auth, world.home.prefect_toml]
 
 
-def test_down_cancels_what_runs_and_leaves_no_process(world: World) -> None:
+def test_down_cancels_flow_runs_and_leaves_no_process(world: World) -> None:
     url = world.stack.prefect_url
     running = flow_runs.start(url, "probe/probe", {"seconds": 600.0}, "a long one", [])
     _wait(world, lambda: flow_runs.read(url, running.id).state == "Running")

@@ -62,7 +62,9 @@ def whole(body: bytes) -> bool:
     )
 
 
-def test_readers_never_see_half_an_object_of_a_killed_writer(local_store: ObjectStore) -> None:
+def test_readers_never_read_a_part_of_an_object_of_a_killed_writer(
+    local_store: ObjectStore,
+) -> None:
     committed: list[str] = []
     for kill in range(KILLS):
         with start(WRITER, local_store, f"w{kill}") as writer:
@@ -84,7 +86,7 @@ def test_readers_never_see_half_an_object_of_a_killed_writer(local_store: Object
         assert whole(local_store.get(key))
 
 
-def test_the_work_goes_on_where_a_killed_writer_stood(local_store: ObjectStore) -> None:
+def test_work_continues_where_a_killed_writer_stopped(local_store: ObjectStore) -> None:
     with start(WRITER, local_store, "w") as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
@@ -95,7 +97,7 @@ def test_the_work_goes_on_where_a_killed_writer_stood(local_store: ObjectStore) 
     assert local_store.list("shards") == sorted([*stood, "shards/next"])
 
 
-def test_of_rivals_in_several_processes_each_object_has_exactly_one_winner(
+def test_each_object_has_one_winner_among_concurrent_processes(
     local_store: ObjectStore,
 ) -> None:
     names = ["a", "b", "c", "d"]

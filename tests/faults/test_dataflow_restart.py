@@ -33,7 +33,7 @@ def run_with_a_death(made: World, dies_at: int, after: bool) -> bool:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
-def test_a_dataflow_that_dies_at_any_write_is_replaced_without_loss(
+def test_a_dataflow_killed_at_any_write_is_replaced_without_loss(
     memory_store: ObjectStore, after: bool
 ) -> None:
     for dies_at in range(1, KILLS_MAX):
@@ -47,7 +47,7 @@ def test_a_dataflow_that_dies_at_any_write_is_replaced_without_loss(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the write", "after the write"])
-def test_a_write_that_fails_once_is_tried_again_by_the_same_dataflow(
+def test_a_write_that_fails_once_is_retried_by_the_same_dataflow(
     memory_store: ObjectStore, after: bool
 ) -> None:
     for dies_at in range(1, KILLS_MAX):
@@ -70,7 +70,7 @@ def test_a_write_that_fails_once_is_tried_again_by_the_same_dataflow(
     raise AssertionError(f"the run makes more than {KILLS_MAX} writes; raise KILLS_MAX")
 
 
-def test_two_dataflows_on_one_run_do_no_harm(
+def test_two_dataflows_of_one_run_keep_the_ledger_consistent(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = world(memory_store, max_staleness=2)
@@ -88,7 +88,7 @@ def test_two_dataflows_on_one_run_do_no_harm(
     assert "another dataflow was faster" in caplog.text
 
 
-def test_a_rebuild_that_fails_half_way_is_done_again(memory_store: ObjectStore) -> None:
+def test_a_rebuild_that_fails_halfway_is_repeated(memory_store: ObjectStore) -> None:
     made = world(memory_store, max_staleness=2)
     away = AwayBackend(made.run.backend)
     slow = made.dataflow(replace(made.run, backend=away, patience_s=1e-6))
@@ -104,7 +104,7 @@ def test_a_rebuild_that_fails_half_way_is_done_again(memory_store: ObjectStore) 
     made.check()
 
 
-def test_an_order_that_was_used_but_never_seen_is_seen_after_a_restart(
+def test_an_order_used_but_not_recorded_as_seen_is_recorded_after_a_restart(
     memory_store: ObjectStore,
 ) -> None:
     num_unseen = 0
@@ -138,7 +138,7 @@ def seen(made: World) -> set[int]:
     return set(listed)
 
 
-def test_a_restart_after_every_round_changes_nothing_in_the_guarantees(
+def test_a_restart_after_every_round_keeps_all_guarantees(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store, max_staleness=1)

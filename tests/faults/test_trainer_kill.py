@@ -10,7 +10,7 @@ from tests.support.checkout import ROOT
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_before_any_of_its_writes_ends_bit_equal_to_one_that_never_was(
+def test_a_trainer_killed_before_any_of_its_writes_ends_with_the_same_bits(
     tmp_path: Path,
 ) -> None:
     done = subprocess.run(

@@ -148,7 +148,7 @@ async def worker_at(
     return engine, WeightSync(run, "solver", engine, 0.05, pulse, held), pulse
 
 
-def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_made_again(
+def test_a_publication_killed_between_two_writes_is_absent_and_can_be_repeated(
     run: ObjectStore,
 ) -> None:
     publish(run, models(3, size=3000))
@@ -174,7 +174,7 @@ def test_a_publication_killed_between_any_two_writes_is_not_there_and_can_be_mad
     )
 
 
-def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(
+def test_the_second_trainer_that_publishes_a_version_stops_with_a_clear_error(
     run: ObjectStore,
 ) -> None:
     publish(run, models(1, size=3000))
@@ -203,7 +203,7 @@ def test_of_two_trainers_that_publish_one_version_one_stops_with_a_clear_error(
 
 
 @pytest.mark.s3
-def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) -> None:
+def test_a_publication_survives_the_loss_of_any_one_response(proxy: FlakyProxy) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
     versions = models(12, size=3000)
     held = publish(run, versions[:1])
@@ -222,7 +222,7 @@ def test_a_publication_survives_the_loss_of_any_one_answer(proxy: FlakyProxy) ->
 
 @pytest.mark.slow
 @pytest.mark.s3
-def test_a_store_that_is_gone_for_half_a_minute_in_the_middle_of_a_fetch_delays_it(
+def test_a_store_outage_of_half_a_minute_during_a_fetch_delays_it(
     proxy: FlakyProxy,
 ) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
@@ -234,7 +234,9 @@ def test_a_store_that_is_gone_for_half_a_minute_in_the_middle_of_a_fetch_delays_
     assert time.monotonic() - start_s >= AWAY_S
 
 
-async def test_a_store_that_is_gone_is_waited_for_and_the_old_weights_go_on(tmp_path: Path) -> None:
+async def test_an_unreachable_store_is_waited_for_with_the_old_weights_loaded(
+    tmp_path: Path,
+) -> None:
     run = open_store(str(tmp_path / "store"))
     held = publish(run, models(3, size=3000)[:2])
     engine, refresher, pulse = await worker_at(run, 1)
@@ -263,7 +265,7 @@ def _swap(run: ObjectStore, key: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("damage", [_flip, _truncate, _swap])
-async def test_a_damaged_object_is_never_served_and_passed_by_with_the_next_anchor(
+async def test_a_damaged_object_is_never_served_and_the_next_anchor_is_used(
     run: ObjectStore, damage: Any
 ) -> None:
     versions = models(5, size=3000)
@@ -279,7 +281,7 @@ async def test_a_damaged_object_is_never_served_and_passed_by_with_the_next_anch
     assert engine.digest(4) == weights_digest(versions[4])
 
 
-async def test_a_manifest_swapped_for_another_versions_is_refused(run: ObjectStore) -> None:
+async def test_a_manifest_replaced_by_that_of_another_version_is_refused(run: ObjectStore) -> None:
     publish(run, models(4, size=3000))
     engine, refresher, pulse = await worker_at(run, 2)
     keys = [layout.manifest(layout.weights("solver", version)) for version in (2, 3)]
@@ -289,7 +291,7 @@ async def test_a_manifest_swapped_for_another_versions_is_refused(run: ObjectSto
     assert "is the manifest of solver version 2" in pulse.last.note
 
 
-def test_an_anchor_deleted_by_hand_is_a_clear_error_that_names_the_chain(run: ObjectStore) -> None:
+def test_an_anchor_deleted_by_hand_gives_an_error_that_names_the_chain(run: ObjectStore) -> None:
     held = publish(run, models(4, size=3000))
     (anchor,) = data_keys(run, 0)
     run.delete(anchor)
@@ -306,7 +308,7 @@ def test_an_anchor_deleted_by_hand_is_a_clear_error_that_names_the_chain(run: Ob
 
 
 @pytest.mark.s3
-async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(
+async def test_a_slow_link_delays_only_new_weights(
     proxy: FlakyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_store(f"s3://{BUCKET}/{uuid4().hex}")
@@ -329,7 +331,7 @@ async def test_a_slow_link_delays_new_weights_and_not_the_old_ones(
     assert engine.digest(1) == manifests.read_manifest(run, "solver", 1).digest
 
 
-def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: ObjectStore) -> None:
+def test_a_mirror_with_false_data_is_detected_by_digests_and_home_is_read(run: ObjectStore) -> None:
     home, mirror = run.sub("home"), run.sub("mirror")
     held = publish(home, models(4, size=3000))
     while mirror_next(home, mirror) is not None:
@@ -343,7 +345,7 @@ def test_a_mirror_that_lies_is_found_out_by_digests_and_home_is_read(run: Object
     assert right(read_through_mirror(home, mirror), 3, held[1])
 
 
-def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore) -> None:
+def test_a_lagging_mirror_is_waited_for_and_then_skipped(run: ObjectStore) -> None:
     home, mirror = run.sub("home"), run.sub("mirror")
     held = publish(home, models(4, size=3000))
     for _ in range(2):
@@ -359,7 +361,7 @@ def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(run: ObjectStore)
     assert right(store, 3, held[1])
 
 
-def test_readers_of_a_chain_and_a_publisher_do_not_disturb_each_other(run: ObjectStore) -> None:
+def test_a_publisher_and_readers_of_a_chain_work_concurrently(run: ObjectStore) -> None:
     """Workers at every distance read while versions appear; every one they get is right."""
     versions = models(12, size=3000)
     first = publish(run, versions[:1])[0]

@@ -205,7 +205,7 @@ modest = settings(max_examples=25, deadline=None, suppress_health_check=[HealthC
 
 @modest
 @given(st.data())
-def test_json_objects(draw: st.DataObject) -> None:
+def test_a_changed_json_object_is_read_or_corrupt(draw: st.DataObject) -> None:
     key = draw.draw(st.sampled_from(JSON_KEYS))
     fields = json.loads(ALL[key])
     is_sealed = "checksum" in fields
@@ -218,7 +218,7 @@ def test_json_objects(draw: st.DataObject) -> None:
 
 @modest
 @given(st.data())
-def test_headers_of_arrow_files(draw: st.DataObject) -> None:
+def test_a_changed_arrow_header_is_read_or_corrupt(draw: st.DataObject) -> None:
     key = draw.draw(st.sampled_from(ARROW_KEYS))
     schema, kind = SCHEMAS[key.removeprefix(f"{RUN_PREFIX}/").split("/")[0]]
     reader = pa.ipc.open_file(ALL[key])
@@ -237,7 +237,7 @@ def test_headers_of_arrow_files(draw: st.DataObject) -> None:
 
 @modest
 @given(st.data())
-def test_bytes_of_arrow_files(draw: st.DataObject) -> None:
+def test_changed_bytes_of_an_arrow_file_are_read_or_corrupt(draw: st.DataObject) -> None:
     key = draw.draw(st.sampled_from(ARROW_KEYS))
     body = bytearray(ALL[key])
     digest = pa.ipc.open_file(ALL[key]).schema.metadata[b"astraflow.digest"]
@@ -255,7 +255,7 @@ def test_bytes_of_arrow_files(draw: st.DataObject) -> None:
 
 @modest
 @given(st.data())
-def test_files_of_tensors(draw: st.DataObject) -> None:
+def test_a_changed_tensor_file_is_read_or_corrupt(draw: st.DataObject) -> None:
     policy, version = draw.draw(
         st.sampled_from([("third", version) for version in range(9)] + [("solver", 0)])
     )
@@ -282,7 +282,7 @@ def test_files_of_tensors(draw: st.DataObject) -> None:
 
 @modest
 @given(st.data())
-def test_files_of_a_checkpoint_and_of_merged_changes(draw: st.DataObject) -> None:
+def test_a_changed_checkpoint_or_merged_delta_is_read_or_corrupt(draw: st.DataObject) -> None:
     folder = draw.draw(
         st.sampled_from([layout.checkpoint("solver", 4), layout.weights("third", 8)])
     )

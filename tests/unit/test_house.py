@@ -30,7 +30,7 @@ def test_public_class_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_folder_has_more_modules_than_a_reader_can_survey(package: str) -> None:
+def test_no_folder_has_too_many_modules(package: str) -> None:
     names = defaultdict(list)
     for path in modules(package):
         if path.name != "__init__.py":
@@ -39,7 +39,7 @@ def test_no_folder_has_more_modules_than_a_reader_can_survey(package: str) -> No
     assert {folder: files for folder, files in names.items() if len(files) > MODULES_MAX} == {}
 
 
-def test_every_folder_of_unit_tests_mirrors_a_folder_of_the_checkout() -> None:
+def test_each_folder_of_unit_tests_mirrors_a_folder_of_the_project() -> None:
     unit = ROOT / "tests" / "unit"
     folders = sorted({path.parent.relative_to(unit) for path in unit.rglob("test_*.py")})
     assert Path("storage/weights") in folders

@@ -32,7 +32,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return config
 
 
-def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[str, Any]) -> None:
+def test_the_example_runs_unchanged(memory_store: ObjectStore, example: dict[str, Any]) -> None:
     made = world(memory_store, **example)
     dataflow = made.dataflow()
     for turn in range(400):
@@ -58,7 +58,7 @@ def test_the_example_runs_as_it_stands(memory_store: ObjectStore, example: dict[
     assert made.batches("solver")[-1].metrics["dataflow/replayed"] == 1.0
 
 
-def test_a_filter_of_the_example_is_named_in_the_ledger(
+def test_a_filter_of_the_example_has_its_name_in_the_ledger(
     memory_store: ObjectStore, example: dict[str, Any]
 ) -> None:
     choosy = {

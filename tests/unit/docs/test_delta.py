@@ -65,13 +65,13 @@ def unzigzag(values: Any) -> Any:
 
 
 @pytest.mark.parametrize("lr", [1e-7, 1e-6, 5e-6, 1e-3])
-def test_a_stranger_decodes_a_step_of_training(lr: float) -> None:
+def test_an_independent_reader_decodes_a_training_step(lr: float) -> None:
     old, new = trained(400_000, lr)
     (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, threads=1)
     assert (decode(old, change.blob) == new).all()
 
 
-def test_a_stranger_decodes_a_tensor_of_several_blocks() -> None:
+def test_an_independent_reader_decodes_a_tensor_of_several_blocks() -> None:
     old, new = trained(2 * delta_blocks.BLOCK_ELEMENTS + 1000, 1e-6)
     (change,) = deltas.encode({"w": tensor(old)}, {"w": tensor(new)}, {"w": "w"}, threads=2)
     assert (decode(old, change.blob) == new).all()
@@ -81,7 +81,7 @@ def test_a_stranger_decodes_a_tensor_of_several_blocks() -> None:
     ("dtype", "kind"), [("F32", np.uint32), ("F64", np.uint64), ("U8", np.uint8)]
 )
 @pytest.mark.parametrize("share", [0.0005, 0.01, 0.3, 1.0])
-def test_a_stranger_decodes_other_dtypes(dtype: str, kind: Any, share: float) -> None:
+def test_an_independent_reader_decodes_other_dtypes(dtype: str, kind: Any, share: float) -> None:
     old = draw(0).integers(0, np.iinfo(kind).max, 50_000, dtype=kind)
     steps = draw(1).integers(-400, 400, 50_000).astype(kind)
     new = np.where(draw(2).random(50_000) < share, old + steps, old)

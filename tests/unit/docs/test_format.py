@@ -87,7 +87,7 @@ def stranger(root: Path) -> Stranger:
     return Stranger(root / "runs" / "true")
 
 
-def test_a_stranger_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
+def test_an_independent_reader_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
     """Episode 1 of order 1's second prompt, as `true_run` scripts it: an attempt that was right,
     and its verdict.
     """
@@ -123,7 +123,7 @@ def test_a_stranger_reads_the_tokens_of_a_shard(stranger: Stranger) -> None:
     assert header["groups"][1]["episodes"][1]["metrics"] == {"first_attempt": 1.0, "final": 1.0}
 
 
-def test_a_stranger_reads_weights_bit_for_bit_and_follows_a_token_to_them(
+def test_an_independent_reader_reads_weights_bit_for_bit_and_finds_those_of_a_token(
     stranger: Stranger,
 ) -> None:
     for version in range(STEPS + 1):
@@ -147,7 +147,9 @@ def test_a_stranger_reads_weights_bit_for_bit_and_follows_a_token_to_them(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_stranger_balances_the_books_of_every_batch(stranger: Stranger, policy: str) -> None:
+def test_an_independent_reader_balances_the_ledger_of_every_batch(
+    stranger: Stranger, policy: str
+) -> None:
     waiting: list[tuple[int, ...]] = []
     closed: set[int] = set()
     fates: set[tuple[str, str]] = set()
@@ -199,7 +201,7 @@ def _sequences(stranger: Stranger, order: int, policy: str) -> list[tuple[int, .
     ]
 
 
-def test_a_stranger_reads_every_other_object(stranger: Stranger) -> None:
+def test_an_independent_reader_reads_every_other_object(stranger: Stranger) -> None:
     assert stranger.json("run.json")["config"]["data"]["max_staleness"] == MAX_STALENESS
     assert stranger.json("stop.json")["state"] == "completed"
     numbers = sorted(path.name for path in (stranger.root / "orders").iterdir())
@@ -310,7 +312,7 @@ def _strangers_shard() -> bytes:
     return body.replace(place, xxhash.xxh3_128_hexdigest(body.replace(place, ZEROS)).encode())
 
 
-def test_others_read_the_shard_a_stranger_writes(local_store: ObjectStore, tmp_path: Path) -> None:
+def test_a_shard_of_an_independent_writer_is_read(local_store: ObjectStore, tmp_path: Path) -> None:
     Stranger(tmp_path / "store").write("shards/00000000.arrow", _strangers_shard())
     shard = shards.read(local_store, 0)
     (group,) = shard.groups
@@ -332,7 +334,7 @@ def test_others_read_the_shard_a_stranger_writes(local_store: ObjectStore, tmp_p
     assert sequence.min_version("solver") == 3
 
 
-def test_others_read_the_version_a_stranger_publishes(
+def test_a_version_of_an_independent_publisher_is_read(
     local_store: ObjectStore, tmp_path: Path
 ) -> None:
     data = np.array([1.0, -2.0], "<f4").tobytes()
@@ -372,7 +374,9 @@ def test_others_read_the_version_a_stranger_publishes(
     assert np.isnan(manifests.read_manifest(local_store, "solver", 1).metrics["trainer/loss"])
 
 
-def test_a_strangers_lease_and_stop_are_respected(local_store: ObjectStore, tmp_path: Path) -> None:
+def test_a_lease_and_a_stop_of_an_independent_writer_are_respected(
+    local_store: ObjectStore, tmp_path: Path
+) -> None:
     stranger = Stranger(tmp_path / "store")
     lease = {
         "format": 1,
@@ -411,7 +415,7 @@ def table(text: str, first: str) -> dict[str, str]:
     return {cell[0].strip("| `"): cell[1].strip(" `|") for cell in cells}
 
 
-def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
+def test_the_page_has_exactly_the_keys_of_the_layout() -> None:
     named = {
         "n": 7,
         "attempt": 1,
@@ -471,7 +475,7 @@ def test_every_key_of_the_layout_is_on_the_page_and_no_other() -> None:
     assert told == {key for group in keys.values() for key in group} | others
 
 
-def test_every_object_of_a_run_has_a_key_of_the_page(stranger: Stranger) -> None:
+def test_each_object_of_a_run_has_a_key_on_the_page(stranger: Stranger) -> None:
     digits = {
         "n:08d": r"\d{8}",
         "step:08d": r"\d{8}",
@@ -567,7 +571,7 @@ def fits(value: Any, kind: str) -> bool:
 
 
 @pytest.mark.parametrize(("heading", "key"), OBJECTS.items())
-def test_the_page_lists_just_the_fields_that_are_written_and_their_types(
+def test_the_page_lists_exactly_the_written_fields_and_their_types(
     stranger: Stranger, heading: str, key: str
 ) -> None:
     text = section(heading)
@@ -591,7 +595,7 @@ def test_the_page_lists_just_the_fields_that_are_written_and_their_types(
         assert [name for name, value in found.items() if not fits(value, told[name])] == []
 
 
-def test_the_examples_of_the_page_carry_true_checksums() -> None:
+def test_the_examples_of_the_page_have_correct_checksums() -> None:
     examples = [
         json.loads(block) for block in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL)
     ]
@@ -602,7 +606,7 @@ def test_the_examples_of_the_page_carry_true_checksums() -> None:
         assert xxhash.xxh3_128_hexdigest(zeroed) == example["checksum"]
 
 
-def test_the_page_lists_just_the_fields_of_a_tensor_folder(stranger: Stranger) -> None:
+def test_the_page_lists_exactly_the_fields_of_a_tensor_folder(stranger: Stranger) -> None:
     told = table(section("Tensor folders"), "field")
     for key in ("weights/solver/00000000", "checkpoints/solver/00000004", "../../models/8c1f"):
         manifest = stranger.json(f"{key}/manifest.json")
@@ -623,7 +627,7 @@ def _arrow_type(kind: Any) -> str:
 
 
 @pytest.mark.parametrize("heading", [heading for heading in OBJECTS if heading.endswith(".arrow")])
-def test_the_page_lists_just_the_columns_that_are_written_and_their_types(
+def test_the_page_lists_exactly_the_written_columns_and_their_types(
     stranger: Stranger, heading: str
 ) -> None:
     schema = pa.ipc.open_file((stranger.root / OBJECTS[heading]).read_bytes()).schema

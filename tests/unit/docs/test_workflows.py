@@ -63,7 +63,7 @@ async def test_the_turns_of_the_recipe_are_a_limit() -> None:
     assert (episode.reward, episode.metrics) == (0.0, {"turns": 6.0})
 
 
-async def test_the_environment_of_the_page_fails_with_its_kind() -> None:
+async def test_a_failure_of_the_environment_of_the_page_has_its_kind() -> None:
     episode = await played("50", secret="sixty")
     assert (episode.error, episode.failure_kind) == (
         "EnvironmentFailedError: 'sixty' is no number to guess",
@@ -71,7 +71,7 @@ async def test_the_environment_of_the_page_fails_with_its_kind() -> None:
     )
 
 
-def test_the_page_lists_every_built_in_and_every_kind_with_its_exceptions() -> None:
+def test_the_page_lists_all_built_in_workflows_and_failure_kinds() -> None:
     for setting, table in (("name", WORKFLOWS), ("reward", REWARDS)):
         row = re.search(rf"^\| `{setting}` \| ([^|]*) \|", PAGE, flags=re.MULTILINE)
         assert row is not None

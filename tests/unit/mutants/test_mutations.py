@@ -79,7 +79,7 @@ def test_statements_are_dropped_swapped_and_their_conditions_negated() -> None:
     ]
 
 
-def test_words_annotations_decorators_and_log_calls_are_left_alone() -> None:
+def test_strings_annotations_decorators_and_log_calls_are_not_changed() -> None:
     source = '''
         """A docstring with 1."""
         from a import b
@@ -94,7 +94,7 @@ def test_words_annotations_decorators_and_log_calls_are_left_alone() -> None:
     assert [found for _, found in changes(source)] == ["return None"]
 
 
-def test_a_mutant_is_named_by_its_words_wherever_they_stand_in_the_file() -> None:
+def test_a_mutant_is_named_by_its_source_text_independent_of_its_line() -> None:
     source = "def f(a):\n    return a < 1\n"
     moved = "\n\nx = y\n" + source
     found = [(one.function, *one.change(source)) for one in mutants("a.py", source)]
@@ -105,11 +105,11 @@ def test_a_mutant_is_named_by_its_words_wherever_they_stand_in_the_file() -> Non
     assert found[0] == ("f", "return a < 1", "return False")
 
 
-def test_positions_are_those_of_characters_also_behind_letters_of_several_bytes() -> None:
+def test_positions_count_characters_also_after_multibyte_letters() -> None:
     assert changes('x = "πρ→", a < b\n') == [('x = "πρ→", a < b', 'x = "πρ→", a <= b')]
 
 
-def test_every_mutant_of_this_project_can_be_parsed_and_differs_from_its_source() -> None:
+def test_each_mutant_of_this_project_can_be_parsed_and_differs_from_its_source() -> None:
     for path in sorted((ROOT / "storage").rglob("*.py")):
         source = path.read_text()
         for one in mutants(path.name, source):
@@ -117,7 +117,7 @@ def test_every_mutant_of_this_project_can_be_parsed_and_differs_from_its_source(
             assert one.applied(source) != source
 
 
-def test_a_probe_marks_the_statement_or_else_its_function() -> None:
+def test_a_probe_marks_the_statement_or_its_function() -> None:
     source = (
         "def f(a):\n    b = a\n    if a < 1:\n        return 1\n    elif a < 3:\n        return 4\n"
     )
@@ -131,7 +131,7 @@ def test_a_probe_marks_the_statement_or_else_its_function() -> None:
     ).applied(compiled)
 
 
-def test_test_files_are_found_by_what_they_import(tmp_path: Path) -> None:
+def test_test_files_are_found_by_their_imports(tmp_path: Path) -> None:
     (tmp_path / "tests/unit").mkdir(parents=True)
     (tmp_path / "storage/coordination").mkdir(parents=True)
     (tmp_path / "storage/coordination/leases.py").write_text("from storage import layout\n")
@@ -155,7 +155,7 @@ def test_test_files_are_found_by_what_they_import(tmp_path: Path) -> None:
     assert "storage.import_path" not in found["tests/unit/test_a.py"]
 
 
-def test_work_that_never_ends_is_killed_by_its_cpu_time_and_work_that_waits_for_ever_by_its_silence(
+def test_a_busy_trial_is_killed_by_cpu_time_and_a_silent_one_by_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def spin() -> int:
@@ -205,7 +205,7 @@ def test_all():
 """
 
 
-def test_it_says_of_a_small_project_what_is_noticed_what_survives_and_what_is_not_covered(
+def test_the_report_of_a_small_project_has_killed_surviving_and_uncovered_mutants(
     tmp_path: Path,
 ) -> None:
     for name, text in (

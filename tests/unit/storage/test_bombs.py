@@ -98,18 +98,18 @@ def read() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_small_object_that_claims_much_memory_is_corrupt(
+def test_a_small_object_that_requires_much_memory_is_corrupt(
     name: str, read: dict[str, list[str]]
 ) -> None:
     kind, message = read[name]
     assert (kind, re.search(TOLD[name], message) is not None) == ("CorruptError", True), message
 
 
-def test_every_bomb_has_an_expected_error(read: dict[str, list[str]]) -> None:
+def test_each_bomb_has_an_expected_error(read: dict[str, list[str]]) -> None:
     assert read.keys() == TOLD.keys()
 
 
-def test_a_bomb_is_quarantined_while_the_other_shards_are_trained_on(
+def test_a_bomb_is_quarantined_while_training_continues_on_other_shards(
     memory_store: ObjectStore,
 ) -> None:
     """In the dataflow, and in `verify` of what came of it."""

@@ -66,7 +66,7 @@ SELECTED: dict[str, dict[str, Any]] = {
 NUMBERS = {".".join(path): info for path, info in _numbers(RunConfig)}
 
 
-def test_the_walk_finds_the_numbers_of_every_room() -> None:
+def test_the_numbers_of_every_package_are_listed() -> None:
     some = {
         "steps",
         "data.max_staleness",
@@ -79,7 +79,7 @@ def test_the_walk_finds_the_numbers_of_every_room() -> None:
 
 
 @pytest.mark.parametrize("key", NUMBERS)
-def test_a_number_beyond_its_bounds_is_refused_with_its_key_its_value_and_the_bound(
+def test_a_number_out_of_bounds_is_refused_with_key_value_and_bound(
     key: str,
 ) -> None:
     found = NUMBERS[key]
@@ -115,7 +115,7 @@ def _value(written: str) -> Any:
 
 
 @pytest.mark.parametrize("key", ["policies.solver.sampling.temperature", "evaluation.temperature"])
-def test_a_temperature_that_float32_could_not_divide_by_is_refused(key: str) -> None:
+def test_a_temperature_too_small_for_float32_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"{key}: must be 0 \(greedy\), or at least 1e-12"):
         load(RECIPE, {key: 9e-13})
     assert (
@@ -152,7 +152,7 @@ def test_an_error_names_file_line_value_and_bound() -> None:
         ("Megabytes", 64, 2**24), ("Seed", 0, 2**63 - 1),
     ],
 )  # fmt: skip
-def test_whole_numbers_are_taken_from_the_lowest_to_the_highest(
+def test_integers_are_accepted_from_the_lowest_to_the_highest(
     name: str, least: int, most: int
 ) -> None:
     kind: TypeAdapter[int] = TypeAdapter(getattr(config_model, name))
@@ -219,7 +219,7 @@ def test_the_bounds_themselves_are_allowed(key: str, least: int, most: int) -> N
         ("policies.solver.train.lr", -1, "must be greater than or equal to 0, not -1"),
     ],
 )
-def test_the_error_of_an_optional_limit_says_how_to_switch_it_off(
+def test_the_error_of_an_optional_limit_shows_how_to_disable_it(
     key: str, value: float, words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

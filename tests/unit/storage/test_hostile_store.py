@@ -54,7 +54,7 @@ def test_an_export_never_writes_outside_its_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_never_writes_what_a_manifest_names(tmp_path: Path) -> None:
+def test_a_report_never_writes_the_files_named_by_a_manifest(tmp_path: Path) -> None:
     made = SmallRun("hostile-report")
     made.version("solver", 0, {"tokenizer_config.json": b"{}"})
     add_file(made.run, "solver", 0, evil_name(tmp_path), b"evil")
@@ -68,7 +68,7 @@ def test_an_invalid_tokenizer_does_not_prevent_the_report() -> None:
     assert decoder(made.run, "solver")(7) == "⟨7⟩"
 
 
-def test_a_link_in_the_folder_of_an_export_is_never_written_through(tmp_path: Path) -> None:
+def test_an_export_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
     made = SmallRun("hostile-link")
     made.version("solver", 0, {"config.json": b"{}"})
     (tmp_path / "theirs").write_bytes(b"theirs")
@@ -81,7 +81,7 @@ def test_a_link_in_the_folder_of_an_export_is_never_written_through(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["../tokenizer.json", "/tmp/tokenizer.json", ".tokenizer.json"])
-def test_a_workers_tokenizer_is_made_of_plain_names_only(name: str) -> None:
+def test_the_tokenizer_of_a_worker_consists_of_plain_file_names(name: str) -> None:
     with pytest.raises(CorruptError, match="cannot be written into"):
         load_chat({**base_files(), name: b"{}"})
 
@@ -89,7 +89,7 @@ def test_a_workers_tokenizer_is_made_of_plain_names_only(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["modeling_evil.py", "pytorch_model.bin", "evil.so", "tokenizer.pkl", "../config.json"]
 )
-def test_code_beside_a_models_tensors_is_neither_stored_nor_read(
+def test_code_beside_the_tensors_of_a_model_is_neither_stored_nor_read(
     memory_store: ObjectStore, name: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"cannot be stored in .*: the name "):
@@ -118,7 +118,7 @@ def test_a_file_that_is_listed_twice_is_corrupt() -> None:
         reader.fetch_files(made.run, "solver")
 
 
-def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(
+def test_verify_reports_an_object_with_an_invalid_name_and_checks_all_others(
     memory_store: ObjectStore, tmp_path: Path
 ) -> None:
     run = finished_run(memory_store)
@@ -131,7 +131,7 @@ def test_verify_names_the_object_with_the_bad_name_and_checks_all_others(
     assert told[1, batch] == f"{batch} holds batch 1 of verifier"
 
 
-def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_other(
+def test_verify_reports_only_the_checkpoint_with_an_invalid_name_or_step(
     memory_store: ObjectStore,
 ) -> None:
     run = finished_run(memory_store)
@@ -149,7 +149,7 @@ def test_verify_names_a_checkpoint_with_a_bad_name_or_of_another_step_and_no_oth
     assert found[1].what == f"{keys[2]} is the checkpoint of solver step 2"
 
 
-def test_verify_names_a_policy_that_cannot_be_part_of_a_key_and_checks_the_others(
+def test_verify_reports_an_invalid_policy_name_and_checks_the_others(
     memory_store: ObjectStore,
 ) -> None:
     run = finished_run(memory_store)
@@ -231,7 +231,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return questions
 
 
-def test_a_config_that_names_code_neither_runs_it_nor_prompts_a_person(
+def test_a_config_that_names_code_neither_runs_it_nor_shows_a_prompt(
     asked: list[str],
 ) -> None:
     from trainer.engines.torch.hf_model import HfModel
@@ -246,7 +246,7 @@ def test_a_config_that_names_code_neither_runs_it_nor_prompts_a_person(
     assert asked == []
 
 
-def test_a_tokenizer_that_names_code_of_its_own_neither_runs_it_nor_asks_a_person_to(
+def test_a_tokenizer_that_names_code_neither_runs_it_nor_shows_a_prompt(
     asked: list[str],
 ) -> None:
     named = {

@@ -81,7 +81,7 @@ def reads_only(call: ast.Call) -> bool:
     )
 
 
-def test_no_other_place_writes_files() -> None:
+def test_no_other_module_writes_files() -> None:
     files = [file for room in ROOMS for file in sorted((ROOT / room).rglob("*.py"))]
     assert {call for file in files for call in writing_calls(file)} == set(WRITERS)
 
@@ -89,14 +89,14 @@ def test_no_other_place_writes_files() -> None:
 @pytest.mark.parametrize(
     "name", ["/tmp/EVIL", "../EVIL", "a/EVIL", "..", "", ".bashrc", "a\0", "a\nb"]
 )
-def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_leads_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(CorruptError, match=r"cannot be written into .*/out: the name"):
         write_inside(tmp_path / "out", name, b"x")
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
-def test_a_link_in_the_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_the_folder_is_replaced_and_its_target_stays(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "theirs").write_bytes(b"theirs")
     (tmp_path / "out" / "config.json").symlink_to(tmp_path / "theirs")
@@ -107,7 +107,7 @@ def test_a_link_in_the_folder_is_replaced_and_what_it_leads_to_stays(tmp_path: P
     assert os.listdir(tmp_path / "out") == ["config.json"]
 
 
-def test_the_folder_is_created_and_may_be_a_link(tmp_path: Path) -> None:
+def test_the_folder_is_created_and_can_be_a_symbolic_link(tmp_path: Path) -> None:
     write_inside(tmp_path / "new" / "folder", "a", b"1")
     (tmp_path / "link").symlink_to(tmp_path / "new" / "folder")
     write_inside(tmp_path / "link", "b", b"2")
@@ -117,7 +117,7 @@ def test_the_folder_is_created_and_may_be_a_link(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with pytest.raises(OSError, match="Is a directory"):
         write_inside(tmp_path, "a", b"x")

@@ -71,7 +71,7 @@ def serve(run: ObjectStore, config: RunConfig, player: Player) -> None:
     follow(lifetime_of(run, "evaluation"), config, player.as_task)
 
 
-def test_every_due_vector_is_evaluated_once_also_over_restarts(
+def test_each_due_vector_is_evaluated_once_also_over_restarts(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0, 1, 2)
@@ -81,7 +81,7 @@ def test_every_due_vector_is_evaluated_once_also_over_restarts(
     assert player.asked == vectors(0, 2)
 
 
-def test_an_interrupted_evaluation_is_the_last(
+def test_no_evaluation_follows_an_interrupted_one(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0, 1, 2)
@@ -90,7 +90,7 @@ def test_an_interrupted_evaluation_is_the_last(
     assert player.asked == vectors(0, 1)
 
 
-def test_nothing_is_evaluated_once_the_run_has_stopped(
+def test_no_evaluation_starts_after_the_runs_stop(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0)
@@ -170,7 +170,7 @@ def problems(config: RunConfig) -> list[tuple[str, int]]:
     return [(prompt.id, total(prompt.fields["question"])) for prompt in prompts]
 
 
-def test_the_exact_versions_play_at_the_evaluations_own_temperature_and_seed(
+def test_an_evaluation_uses_its_exact_versions_temperature_and_seed(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
@@ -196,7 +196,7 @@ def test_the_exact_versions_play_at_the_evaluations_own_temperature_and_seed(
         }
 
 
-def test_every_evaluation_of_every_run_asks_for_the_same_random_numbers(
+def test_each_evaluation_of_each_run_uses_the_same_random_numbers(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1)
@@ -210,7 +210,7 @@ def test_every_evaluation_of_every_run_asks_for_the_same_random_numbers(
     assert asked[1] == asked[3]
 
 
-def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_failed_play_is_not_a_number(
+def test_first_attempts_and_final_answers_are_scored_and_failed_episodes_have_no_score(
     memory_store: ObjectStore, played: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish_scripted(memory_store, 0)
@@ -244,7 +244,7 @@ def test_first_attempts_and_final_answers_are_scored_for_every_problem_and_a_fai
     assert 0 <= stored.seconds <= stored.created_s
 
 
-def test_of_two_evaluations_of_one_vector_the_first_stands(
+def test_the_first_of_two_evaluations_of_one_vector_stays(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0)
@@ -254,7 +254,7 @@ def test_of_two_evaluations_of_one_vector_the_first_stands(
     assert evaluate_versions(memory_store, played, vector).rows == first.rows
 
 
-def test_versions_that_are_not_there_or_broken_are_errors_and_the_engines_are_closed(
+def test_missing_or_damaged_versions_are_errors_and_the_engines_are_closed(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1)
@@ -284,7 +284,7 @@ def played_in_turn(played: RunConfig) -> RunConfig:
     return played.model_copy(update={"evaluation": evaluated})
 
 
-def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
+def test_a_running_evaluation_is_cancelled_at_a_stop_request(
     memory_store: ObjectStore, played_in_turn: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
@@ -311,7 +311,7 @@ def test_an_evaluation_in_play_is_given_up_when_its_process_is_told_to_leave(
     assert MANY < progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes < 2 * MANY
 
 
-def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
+def test_a_running_evaluation_is_cancelled_when_the_run_stops(
     memory_store: ObjectStore, played_in_turn: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
@@ -329,7 +329,7 @@ def test_an_evaluation_in_play_is_given_up_when_the_run_stops(
     assert CHECK_INTERVAL_S < 5.0  # a long evaluation stops soon
 
 
-def test_the_heartbeat_says_which_versions_are_evaluated(
+def test_the_heartbeat_names_the_versions_in_evaluation(
     memory_store: ObjectStore, played: RunConfig
 ) -> None:
     publish_scripted(memory_store, 0, 1, 2)
@@ -353,7 +353,7 @@ def test_the_heartbeat_says_which_versions_are_evaluated(
     assert progress_of(lifetime.heartbeat.last, EvaluationProgress).episodes == 3 * PROMPTS
 
 
-def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
+def test_a_vector_is_waited_for_until_all_its_versions_exist(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0)
@@ -374,7 +374,7 @@ def test_a_vector_is_waited_for_until_its_last_policy_has_its_version(
     assert lifetime.waits_s == [evaluation_module.POLL_INTERVAL_S] * 4
 
 
-def test_an_evaluation_waits_for_a_store_that_is_away_and_stops_while_it_is(
+def test_an_evaluation_waits_for_an_unreachable_store_and_can_be_stopped_meanwhile(
     memory_store: ObjectStore, config: RunConfig
 ) -> None:
     publish(memory_store, 0)

@@ -11,7 +11,7 @@ from tasks.export import export_model
 from tests.support.runs.small_run import SmallRun
 
 
-def test_an_exported_folder_holds_the_weights_of_its_version_and_the_base_models_files(
+def test_an_exported_folder_has_the_weights_of_its_version_and_the_extra_files(
     tmp_path: Path,
 ) -> None:
     made = SmallRun("export")
@@ -25,7 +25,7 @@ def test_an_exported_folder_holds_the_weights_of_its_version_and_the_base_models
         assert file.get_tensor("w").view(dtype=torch.int16).tolist() == [1, 2]
 
 
-def test_a_version_that_does_not_exist_names_the_newest(tmp_path: Path) -> None:
+def test_an_export_of_a_missing_version_names_the_newest(tmp_path: Path) -> None:
     made = SmallRun("export-absent")
     made.version("solver", 0)
     with pytest.raises(ConfigError, match="solver has no version 7; its newest is 0"):
@@ -34,7 +34,7 @@ def test_a_version_that_does_not_exist_names_the_newest(tmp_path: Path) -> None:
         export_model(made.run, "nobody", None, tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(tmp_path: Path) -> None:
     made = SmallRun("export-unwritable")
     made.version("solver", 0)
     (tmp_path / "file").write_text("")
@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         export_model(made.run, "solver", 0, tmp_path / "file")
 
 
-def test_an_earlier_export_is_replaced_and_leaves_no_other_file(tmp_path: Path) -> None:
+def test_an_earlier_export_is_replaced_and_no_other_file_remains(tmp_path: Path) -> None:
     made = SmallRun("export-again")
     made.version("solver", 0, {"config.json": b"{}"})
     out = tmp_path / "out"
@@ -56,9 +56,7 @@ def test_an_earlier_export_is_replaced_and_leaves_no_other_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "config.json", "model.safetensors"])
-def test_a_folder_with_a_file_that_no_export_has_written_is_refused_and_not_changed(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_folder_with_a_foreign_file_is_refused_and_not_changed(name: str, tmp_path: Path) -> None:
     made = SmallRun(f"export-foreign-{name}")
     made.version("solver", 0, {"config.json": b"{}"})
     (tmp_path / name).write_text("mine")
@@ -68,7 +66,7 @@ def test_a_folder_with_a_file_that_no_export_has_written_is_refused_and_not_chan
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_a_file_beside_an_earlier_export_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_added_to_an_earlier_export_is_refused_by_name(tmp_path: Path) -> None:
     made = SmallRun("export-beside")
     made.version("solver", 0)
     export_model(made.run, "solver", 0, tmp_path)
@@ -79,7 +77,7 @@ def test_a_file_beside_an_earlier_export_is_refused_by_name(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_write_that_fails_leaves_no_part_of_an_export(exists: bool, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_part_of_an_export(exists: bool, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     if exists:
         out.mkdir(parents=True)

@@ -43,7 +43,7 @@ def test_a_process_belongs_to_its_nearest_named_ancestor() -> None:
     }
 
 
-def test_ancestors_in_a_circle_end_the_search() -> None:
+def test_a_cycle_of_ancestors_ends_the_search() -> None:
     assert process_cpu.components([Sampled(1, 2, []), Sampled(2, 1, [])], {}) == {
         1: OTHER,
         2: OTHER,
@@ -67,7 +67,7 @@ def test_shares_add_up_to_one_or_are_zero() -> None:
     assert process_cpu.shares({"a": 0.0}) == {"a": 0.0}
 
 
-def test_a_meter_samples_the_given_processes_only() -> None:
+def test_a_meter_samples_only_the_given_processes() -> None:
     meter = Meter("/no/such/home", (os.getpid(),))
     meter.sample(2e9)
     assert [(process.pid, process.parent) for process in meter.processes.values()] == [

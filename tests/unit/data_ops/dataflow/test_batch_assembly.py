@@ -97,7 +97,7 @@ def next_batch(
     return [(one.key, one.replay) for one in batches.read(run, POLICY, 4).rows]
 
 
-def test_replays_come_from_the_newest_batch_first_and_are_never_replays_themselves(
+def test_replays_are_taken_from_the_newest_batch_first_and_never_replayed_again(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = next_batch(trained, 99, monkeypatch)
@@ -105,14 +105,14 @@ def test_replays_come_from_the_newest_batch_first_and_are_never_replays_themselv
     assert LastTrained.found == [[key(4), key(5), key(3), key(1), key(2)]]
 
 
-def test_no_more_trained_rows_are_given_than_were_asked_for(
+def test_a_draft_has_at_most_the_requested_trained_rows(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_batch(trained, 3, monkeypatch)
     assert LastTrained.found == [[key(4), key(5), key(3)]]
 
 
-def test_batches_further_back_than_the_limit_are_not_read_for_replays(
+def test_batches_beyond_the_limit_are_not_read_for_replays(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly_module, "REPLAY_BATCHES_MAX", 2)
@@ -121,7 +121,7 @@ def test_batches_further_back_than_the_limit_are_not_read_for_replays(
     assert LastTrained.found == [[key(4), key(5), key(3)]]
 
 
-def test_only_as_many_batches_are_read_for_replays_as_are_needed(
+def test_only_the_needed_number_of_batches_is_read_for_replays(
     trained: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained.put("batches/solver/00000002.arrow", b"torn")
@@ -129,7 +129,7 @@ def test_only_as_many_batches_are_read_for_replays_as_are_needed(
     assert LastTrained.found == [[key(4), key(5)]]
 
 
-def test_the_first_batch_has_nothing_to_replay(
+def test_the_first_batch_has_no_replays(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LastTrained, "found", [])
@@ -153,7 +153,7 @@ def test_fates_are_counted_as_batches_are_made(
     assert made.totals == {"trained": 2, "replayed": 2, "filtered": 2, "expired": 1}
 
 
-def test_a_batch_has_metrics_of_how_long_its_shards_waited(memory_store: ObjectStore) -> None:
+def test_a_batch_has_metrics_of_the_waiting_time_of_its_shards(memory_store: ObjectStore) -> None:
     made = assembly_of(memory_store, size=2)
     publisher.publish(memory_store, POLICY, 0, tensors(0))
     made.poll_version()
@@ -169,7 +169,7 @@ def test_a_batch_has_metrics_of_how_long_its_shards_waited(memory_store: ObjectS
     assert batches.read(memory_store, POLICY, 1).created_s == 100.0
 
 
-def test_a_shard_that_holds_nothing_for_the_policy_closes_its_order(
+def test_a_shard_without_rows_of_the_policy_closes_its_order(
     memory_store: ObjectStore,
 ) -> None:
     made = assembly_of(memory_store)
@@ -180,7 +180,7 @@ def test_a_shard_that_holds_nothing_for_the_policy_closes_its_order(
     assert made.ledger.num_waiting == 0
 
 
-def test_metrics_of_a_batch_are_over_the_shards_since_the_batch_before(
+def test_metrics_of_a_batch_cover_the_shards_since_the_previous_batch(
     memory_store: ObjectStore,
 ) -> None:
     made = assembly_of(memory_store, size=1)
@@ -196,7 +196,7 @@ def test_metrics_of_a_batch_are_over_the_shards_since_the_batch_before(
     assert means == [1.0, 0.25]
 
 
-def test_work_of_the_store_and_of_the_algorithms_is_measured_apart(
+def test_time_of_the_store_and_of_the_algorithms_is_measured_separately(
     memory_store: ObjectStore,
 ) -> None:
     measured: list[str] = []

@@ -64,7 +64,7 @@ def test_orders_follow_the_stream_and_carry_cursor_and_size(memory_store: Object
     assert first.seed != second.seed
 
 
-def test_a_draft_changes_nothing_before_it_is_committed(memory_store: ObjectStore) -> None:
+def test_a_draft_changes_nothing_before_its_commit(memory_store: ObjectStore) -> None:
     made = ordering(memory_store)
     made.see(0, shard())
     assert made.draft(4, 0.0) == made.draft(4, 0.0)
@@ -81,7 +81,7 @@ def test_seen_orders_are_listed_once_in_the_next_order(memory_store: ObjectStore
     assert write(memory_store, made).seen == ()
 
 
-def test_a_shard_that_is_seen_after_the_draft_waits_for_the_order_after(
+def test_a_shard_seen_after_the_draft_is_listed_in_the_following_order(
     memory_store: ObjectStore,
 ) -> None:
     made = ordering(memory_store)
@@ -93,7 +93,7 @@ def test_a_shard_that_is_seen_after_the_draft_waits_for_the_order_after(
     assert write(memory_store, made).seen == (1,)
 
 
-def test_curators_decide_and_the_cursor_stands_behind_what_they_refused(
+def test_curators_select_prompts_and_the_cursor_is_after_the_refused_ones(
     memory_store: ObjectStore,
 ) -> None:
     order = write(memory_store, ordering(memory_store, Odd()))
@@ -182,7 +182,7 @@ class Drawn:
         return True
 
 
-def test_every_order_and_every_curator_draws_numbers_of_its_own_from_the_runs_seed(
+def test_each_order_and_each_curator_has_its_own_random_numbers_from_the_run_seed(
     memory_store: ObjectStore,
 ) -> None:
     first, second = Drawn(), Drawn()
@@ -204,7 +204,7 @@ def test_only_the_next_order_can_be_committed(memory_store: ObjectStore) -> None
         made.advance(order)
 
 
-def test_curators_that_refuse_everything_cannot_starve_the_run(
+def test_curators_that_refuse_every_prompt_are_overruled_after_a_limit(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Never:

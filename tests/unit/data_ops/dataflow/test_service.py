@@ -58,7 +58,7 @@ def test_two_runs_of_the_same_world_make_the_same_batches(memory_store: ObjectSt
                 np.testing.assert_array_equal(mine.advantages, twin.advantages)
 
 
-def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: ObjectStore) -> None:
+def test_no_order_is_written_before_every_policy_has_weights(memory_store: ObjectStore) -> None:
     made = world(memory_store)
     made.run.delete(layout.manifest(layout.weights("verifier", 0)))
     dataflow = made.dataflow()
@@ -69,7 +69,7 @@ def test_nothing_is_ordered_before_every_policy_has_weights(memory_store: Object
     assert made.orders() != []
 
 
-def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(
+def test_the_first_orders_are_few_and_more_follow_as_shards_arrive(
     memory_store: ObjectStore,
 ) -> None:
     # The solver has a demand of (0 + 1 + 3) · 6 = 24 sequences, and 2 samples of 2 prompts may bring
@@ -85,7 +85,7 @@ def test_the_first_orders_are_careful_and_more_follow_as_shards_come_in(
     assert [order.number for order in made.orders()] == [0, 1, 2]
 
 
-def test_batches_run_ahead_of_the_trainer_by_what_the_config_allows(
+def test_batches_precede_the_trainer_by_the_configured_number(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store, max_staleness=8, batches_ahead=1)
@@ -110,7 +110,7 @@ def test_synchronous_training_uses_only_the_newest_weights_and_never_stalls(
             assert {row.min_version for row in batch.rows} == {batch.step - 1}
 
 
-def test_a_worker_that_lags_behind_costs_only_what_expires(memory_store: ObjectStore) -> None:
+def test_a_lagging_worker_costs_only_the_expired_rows(memory_store: ObjectStore) -> None:
     made = world(memory_store, max_staleness=0, batches_ahead=0)
     dataflow = made.dataflow()
     for turn in range(300):
@@ -126,7 +126,7 @@ def test_a_worker_that_lags_behind_costs_only_what_expires(memory_store: ObjectS
     )
 
 
-def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(
+def test_rows_too_old_for_the_next_batch_are_removed_from_the_budget_immediately(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store, max_staleness=0, batches_ahead=0)
@@ -138,7 +138,7 @@ def test_rows_that_are_too_old_for_the_next_batch_leave_the_budget_at_once(
     assert dataflow.progress().waiting == {"solver": 0, "verifier": 0}
 
 
-def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
+def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_continues(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store)
@@ -154,7 +154,7 @@ def test_an_unreadable_shard_is_quarantined_with_its_reason_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
-def test_a_shard_that_is_no_file_is_quarantined_and_the_run_goes_on(
+def test_a_shard_that_is_a_folder_is_quarantined_and_the_run_continues(
     local_store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     made = world(local_store)
@@ -171,7 +171,7 @@ def test_a_shard_that_is_no_file_is_quarantined_and_the_run_goes_on(
     )
 
 
-def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes_on(
+def test_a_shard_with_an_invalid_temperature_is_quarantined_and_the_run_continues(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store)
@@ -186,7 +186,7 @@ def test_a_shard_with_a_temperature_that_is_none_is_quarantined_and_the_run_goes
     }
 
 
-def test_a_waiting_row_whose_shard_breaks_is_filtered_after_a_restart(
+def test_a_waiting_row_of_a_damaged_shard_is_filtered_after_a_restart(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store)
@@ -227,7 +227,7 @@ def test_an_unreadable_newest_batch_is_an_error_that_names_it(memory_store: Obje
         made.dataflow()
 
 
-def test_shards_that_one_policy_closed_are_ingested_again_for_the_other_alone(
+def test_shards_closed_by_one_policy_are_ingested_again_for_the_other_only(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store, policies={**ONE, "verifier": PolicyData(batch_size=64, steps=1)})
@@ -303,7 +303,7 @@ def test_a_curator_by_import_path_folds_the_shards_and_survives_a_restart(
     made.check()
 
 
-def test_a_trainer_is_hungry_when_it_has_used_every_batch(memory_store: ObjectStore) -> None:
+def test_a_trainer_is_starved_when_it_has_used_every_batch(memory_store: ObjectStore) -> None:
     made = world(memory_store)
     dataflow = made.dataflow()
     assert dataflow.starved  # there is nothing to train on yet
@@ -335,7 +335,7 @@ def service(made: World, run: ObjectStore, stop: threading.Event) -> HeartbeatWr
     return lifetime.heartbeat
 
 
-def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(
+def test_the_demand_of_a_policy_includes_the_lag_of_its_oldest_tokens(
     memory_store: ObjectStore,
 ) -> None:
     config = DataConfig(prompts=BuiltinPrompts(builtin="chained_addition"))
@@ -356,7 +356,7 @@ def test_what_a_policy_needs_counts_how_far_the_oldest_token_lay_behind(
     assert assembly.need(()).lag == 1
 
 
-def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(
+def test_shards_are_collected_while_no_trainer_is_starved(
     memory_store: ObjectStore,
 ) -> None:
     made = world(
@@ -405,7 +405,7 @@ def test_shards_gather_while_trainers_are_fed_and_until_one_is_hungry(
     assert (steps()[0], asked) == (4, [[shard_of]])
 
 
-def test_the_service_ends_by_itself_when_all_batches_exist(memory_store: ObjectStore) -> None:
+def test_the_service_ends_when_all_batches_exist(memory_store: ObjectStore) -> None:
     made = world(memory_store)
     made.finish(made.dataflow())
     pulse = service(made, made.run, threading.Event())
@@ -425,7 +425,7 @@ def test_the_service_returns_when_the_run_or_the_service_is_stopped(
     assert orders.next_number(made.run) == 0
 
 
-def test_a_store_that_is_away_is_waited_for(
+def test_an_unreachable_store_is_waited_for(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = world(memory_store)
@@ -445,7 +445,7 @@ def test_a_store_that_is_away_is_waited_for(
     assert progress_of(pulse.last, DataflowProgress).batches["solver"] == 4
 
 
-def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again_when_it_answers(
+def test_pauses_double_during_a_store_outage_and_are_reset_after_it(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store)
@@ -470,7 +470,7 @@ def test_pauses_double_while_the_store_is_away_up_to_their_limit_and_begin_again
     assert lifetime.heartbeat.last.note == "the store does not answer: the store is away"
 
 
-def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(
+def test_orders_after_many_unanswered_ones_are_found_in_turn(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "PROBES_MAX", 2)
@@ -487,7 +487,7 @@ def test_orders_behind_many_unanswered_ones_are_found_in_a_ring(
     assert [numbers for numbers in found if numbers] == [[0]]
 
 
-def test_a_round_ingests_a_bounded_number_of_shards_and_the_next_one_goes_on_behind_them(
+def test_a_round_ingests_a_limited_number_of_shards_and_the_next_round_continues(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "SHARDS_PER_ROUND_MAX", 2)
@@ -507,7 +507,7 @@ def test_a_round_ingests_a_bounded_number_of_shards_and_the_next_one_goes_on_beh
     assert asked == [[0, 1], [2, 3], [4]]
 
 
-def test_a_round_writes_a_bounded_number_of_orders(
+def test_a_round_writes_a_limited_number_of_orders(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = world(memory_store, {policy: PolicyData(batch_size=24, steps=9) for policy in POLICIES})
@@ -527,7 +527,7 @@ def _assembly(store: ObjectStore, policy: str = "solver") -> BatchAssembly:
     )
 
 
-def test_a_run_whose_groups_have_no_row_to_train_on_has_a_stall_reason(
+def test_a_run_without_trainable_rows_has_a_stall_reason(
     memory_store: ObjectStore,
 ) -> None:
     assembly = _assembly(memory_store)
@@ -549,7 +549,7 @@ def test_a_run_whose_groups_have_no_row_to_train_on_has_a_stall_reason(
     assert stall_reason([assembly]) == ""
 
 
-def test_when_episodes_fail_the_stall_reason_has_their_number_and_commonest_error_once(
+def test_the_stall_reason_of_failed_episodes_has_their_number_and_the_commonest_error(
     memory_store: ObjectStore,
 ) -> None:
     """A workflow that raises at once leaves no sequence, and so no group of any policy."""

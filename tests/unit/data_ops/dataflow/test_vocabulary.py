@@ -33,7 +33,7 @@ def publish(run: ObjectStore, policy: str, config: object) -> None:
         ({}, None),
     ],
 )
-def test_the_size_is_that_of_the_text_model(
+def test_the_size_of_a_multimodal_config_is_that_of_its_text_model(
     memory_store: ObjectStore, config: object, size: int | None
 ) -> None:
     publish(memory_store, "solver", config)
@@ -47,7 +47,7 @@ def test_weights_without_a_config_have_no_known_size(memory_store: ObjectStore) 
         read_vocab_size(memory_store, "verifier")
 
 
-def test_a_size_is_read_when_version_0_is_there_and_only_once(memory_store: ObjectStore) -> None:
+def test_a_size_is_read_once_when_version_0_exists(memory_store: ObjectStore) -> None:
     sizes = VocabSizes(memory_store, ["solver"])
     assert dict(sizes.read()) == {}
     publish(memory_store, "solver", {"vocab_size": 84})
@@ -57,7 +57,7 @@ def test_a_size_is_read_when_version_0_is_there_and_only_once(memory_store: Obje
     assert dict(sizes.read()) == {"solver": 84}
 
 
-def test_a_config_that_cannot_be_read_is_logged_and_nothing_is_compared_with_it(
+def test_an_unreadable_config_is_logged_and_disables_the_check(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(memory_store, "solver", [1])
@@ -67,7 +67,7 @@ def test_a_config_that_cannot_be_read_is_logged_and_nothing_is_compared_with_it(
     assert "the vocabulary size of solver is unknown" in caplog.text
 
 
-def test_a_sequence_beyond_the_vocabulary_is_filtered_and_never_reaches_a_batch(
+def test_a_sequence_with_a_token_beyond_the_vocabulary_is_filtered(
     memory_store: ObjectStore,
 ) -> None:
     made = world(memory_store, {"solver": PolicyData(batch_size=3, steps=1)}, samples_per_prompt=2)

@@ -44,7 +44,7 @@ def _call(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_the_command_line_imports_nothing_that_takes_long() -> None:
+def test_the_command_line_imports_no_slow_package() -> None:
     code = (
         "import sys, deployments.cli.app;"
         "print([name for name in ('prefect', 'mlflow', 'torch', 'pyarrow', 'httpx', 'pydantic') if "
@@ -63,7 +63,7 @@ def test_every_command_has_an_example_in_its_help(command: str) -> None:
     assert f"astraflow {command}" in said.output.split("Example:")[1]
 
 
-def test_a_mistake_in_a_setting_is_named_before_anything_starts(tmp_path: Path) -> None:
+def test_an_invalid_setting_is_named_before_anything_starts(tmp_path: Path) -> None:
     said = _call("run", "--set", "policies.solver.train.lrr=1e-4")
     assert said.exit_code == 2
     assert "policies.solver.train.lrr: unknown key" in said.stderr
@@ -71,7 +71,7 @@ def test_a_mistake_in_a_setting_is_named_before_anything_starts(tmp_path: Path) 
     assert not (tmp_path / "home").exists()
 
 
-def test_without_a_run_the_commands_say_how_to_start_one() -> None:
+def test_without_a_run_commands_show_how_to_start_one() -> None:
     said = _call("status")
     assert said.exit_code == 2
     assert "start one with `astraflow run`" in said.stderr
@@ -79,7 +79,7 @@ def test_without_a_run_the_commands_say_how_to_start_one() -> None:
     assert "no runs yet" in _call("runs").output
 
 
-def test_an_unknown_run_is_named_with_its_likely_neighbours(store: str) -> None:
+def test_an_unknown_run_is_named_with_similar_run_ids(store: str) -> None:
     _create_run(store, "tiny-1")
     said = _call("verify", "tiny-2")
     assert said.exit_code == 2
@@ -87,7 +87,7 @@ def test_an_unknown_run_is_named_with_its_likely_neighbours(store: str) -> None:
     assert "tiny-1" in said.stderr
 
 
-def test_a_new_run_is_clean_and_its_json_has_the_documented_fields(store: str) -> None:
+def test_a_new_run_has_no_violations_and_its_json_has_the_documented_fields(store: str) -> None:
     _create_run(store, "tiny-1")
     verdict = json.loads(_call("verify", "--json").output)
     assert (verdict["run_id"], verdict["ok"], verdict["orders"], verdict["violations"]) == (
@@ -103,7 +103,7 @@ def test_a_new_run_is_clean_and_its_json_has_the_documented_fields(store: str) -
     assert [run["run_id"] for run in json.loads(_call("runs", "--json").output)] == ["tiny-1"]
 
 
-def test_damage_is_listed_and_is_exit_code_1(store: str) -> None:
+def test_damage_is_listed_with_exit_code_1(store: str) -> None:
     run = _create_run(store, "tiny-1")
     run.create("orders/00000001.json", b"{}")
     said = _call("verify", "tiny-1")
@@ -111,7 +111,7 @@ def test_damage_is_listed_and_is_exit_code_1(store: str) -> None:
     assert "orders/" in said.output
 
 
-def test_the_report_is_written_where_it_is_asked_for(store: str, tmp_path: Path) -> None:
+def test_the_report_is_written_to_the_given_path(store: str, tmp_path: Path) -> None:
     _create_run(store, "tiny-1")
     page = tmp_path / "page.html"
     said = _call("report", "--out", str(page))
@@ -120,14 +120,16 @@ def test_the_report_is_written_where_it_is_asked_for(store: str, tmp_path: Path)
     assert "tiny-1" in page.read_text()
 
 
-def test_a_store_that_cannot_be_written_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_store_gives_an_error_of_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", "ftp://nowhere")
     said = _call("runs")
     assert said.exit_code == 2
     assert "unknown scheme 'ftp'" in said.stderr
 
 
-def test_deploying_to_a_server_that_is_not_there_is_a_sentence(
+def test_deploying_to_an_unreachable_server_gives_an_error_of_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -136,7 +138,7 @@ def test_deploying_to_a_server_that_is_not_there_is_a_sentence(
     assert "set PREFECT_API_URL" in said.stderr
 
 
-def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_address_gives_an_error_of_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "nonsense")
     said = _call("deploy")
     assert said.exit_code == 2
@@ -151,7 +153,7 @@ def test_an_address_that_is_none_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
         ("{tmp}/file/store", "a file is where a folder belongs"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_told_before_anything_starts(
+def test_an_unusable_store_is_reported_before_anything_starts(
     command: str, url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -162,7 +164,7 @@ def test_a_store_that_cannot_be_used_is_told_before_anything_starts(
     assert not (tmp_path / "home" / "stack.json").exists()
 
 
-def test_cancelling_a_run_writes_its_stop_and_a_second_time_says_how_it_stands(store: str) -> None:
+def test_cancelling_a_run_writes_its_stop_and_a_second_cancel_shows_its_state(store: str) -> None:
     run = _create_run(store, "tiny-1")
     assert "astraflow run --run-id tiny-1" in _call("cancel", "tiny-1").output
     stop = stored_runs.read_stop(run)
@@ -175,7 +177,7 @@ def test_cancelling_a_run_writes_its_stop_and_a_second_time_says_how_it_stands(s
     assert _call("cancel", "tiny-9").exit_code == 2
 
 
-def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(
+def test_a_version_is_tagged_listed_exported_by_its_tag_and_untagged(
     store: str, tmp_path: Path
 ) -> None:
     run = _create_run(store, "tiny-1")
@@ -210,14 +212,14 @@ def test_a_version_is_tagged_listed_exported_by_its_name_and_let_go_of_its_name(
     )
 
 
-def test_a_tag_without_a_name_or_a_version_is_told_how_to_be_given(store: str) -> None:
+def test_a_tag_command_with_missing_arguments_shows_its_usage(store: str) -> None:
     _create_run(store, "tiny-1")
     for words in (["solver@1"], ["solver@1", "best", "--remove", "good"]):
         said = _call("tag", "tiny-1", *words)
         assert (said.exit_code, "astraflow tag tiny-1 solver@1 NAME" in said.stderr) == (2, True)
 
 
-def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> None:
+def test_gc_shows_its_plan_and_deletes_only_on_request(store: str) -> None:
     run = _create_run(store, "tiny-1")
     for version in range(4):
         publisher.publish(run, "solver", version, builders.tensors(version))
@@ -262,7 +264,7 @@ def test_gc_says_what_would_go_and_deletes_only_when_it_is_told(store: str) -> N
         ("1e30", 0, "1–2    younger than 1e+30 h"),
     ],
 )
-def test_gc_lets_go_of_nothing_for_a_grace_that_is_no_time_or_longer_than_any(
+def test_gc_refuses_a_grace_that_is_invalid_or_too_long(
     store: str, hours: str, code: int, words: str
 ) -> None:
     run = _create_run(store, "tiny-1")
@@ -275,7 +277,7 @@ def test_gc_lets_go_of_nothing_for_a_grace_that_is_no_time_or_longer_than_any(
     assert [key for key in run.list("weights") if key.endswith(layout.RETIRED)] == []
 
 
-def test_weights_names_a_missing_version_and_lists_the_others(store: str) -> None:
+def test_weights_of_a_missing_version_name_it_and_list_the_others(store: str) -> None:
     run = _create_run(store, "tiny-1")
     for version in range(4):
         publisher.publish(run, "solver", version, builders.tensors(version))
@@ -288,7 +290,7 @@ def test_weights_names_a_missing_version_and_lists_the_others(store: str) -> Non
     )
 
 
-def test_gc_refuses_to_keep_a_version_that_there_is_not(store: str) -> None:
+def test_gc_refuses_to_keep_a_version_that_does_not_exist(store: str) -> None:
     run = _create_run(store, "tiny-1")
     said = _call("gc", "tiny-1", "--keep", "solver@0")
     assert said.exit_code == 2
@@ -303,7 +305,7 @@ def test_gc_refuses_to_keep_a_version_that_there_is_not(store: str) -> None:
 
 
 @pytest.mark.parametrize("change", ["--freeze", "--thaw"])
-def test_gc_does_not_freeze_or_thaw_where_it_shall_delete(store: str, change: str) -> None:
+def test_gc_refuses_to_freeze_or_thaw_together_with_deletion(store: str, change: str) -> None:
     run = _create_run(store, "tiny-1")
     retention.freeze(run)
     if change == "--freeze":
@@ -315,7 +317,7 @@ def test_gc_does_not_freeze_or_thaw_where_it_shall_delete(store: str, change: st
     assert retention.is_frozen(run) is before
 
 
-def test_gc_of_a_frozen_run_says_how_to_thaw_it_and_not_how_to_delete(store: str) -> None:
+def test_gc_of_a_frozen_run_shows_how_to_thaw_it(store: str) -> None:
     run = _create_run(store, "tiny-1")
     publisher.publish(run, "solver", 0, builders.tensors())
     assert _call("gc", "tiny-1", "--freeze").exit_code == 0
@@ -330,7 +332,7 @@ def test_gc_of_a_frozen_run_says_how_to_thaw_it_and_not_how_to_delete(store: str
     assert "nothing is deleted yet, add --delete\n" in _call("gc", "tiny-1").output
 
 
-def test_a_piped_list_of_runs_holds_whole_lines(store: str) -> None:
+def test_a_piped_list_of_runs_has_complete_lines(store: str) -> None:
     _create_run(store, "a-name-that-somebody-made-up-" + "x" * 70)
     assert "a-name-that-somebody-made-up-" + "x" * 70 in _call("runs").output
 

@@ -87,7 +87,7 @@ OF_RUN: dict[str, Callable[[ObjectStore], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", OF_RUN.values(), ids=OF_RUN.keys())
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_the_others_are_too(
+def test_an_unreadable_run_is_listed_with_the_reason_beside_the_others(
     store: ObjectStore, damage: Callable[[ObjectStore], bytes]
 ) -> None:
     store.put("runs/bad/run.json", damage(store))
@@ -107,7 +107,7 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason_and_the_others_are_
 
 
 @pytest.mark.parametrize("make", STRANGE.values(), ids=STRANGE.keys())
-def test_a_run_whose_record_is_no_file_is_listed_with_the_reason_and_the_others_are_too(
+def test_a_run_with_a_folder_as_its_record_is_listed_with_the_reason(
     store: ObjectStore, tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "store" / "runs" / "bad" / "run.json"
@@ -122,7 +122,7 @@ def test_a_run_whose_record_is_no_file_is_listed_with_the_reason_and_the_others_
 
 
 @pytest.mark.parametrize("command", ["cancel", "gc"])
-def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(
+def test_a_damaged_end_of_a_run_gives_an_error_with_a_remedy(
     store: ObjectStore, command: str
 ) -> None:
     store.put("runs/bad/stop.json", b"{")
@@ -133,7 +133,7 @@ def test_whoever_needs_the_end_of_a_run_whose_end_is_damaged_is_told_what_to_do(
     assert "/runs/bad/stop.json back from a copy, or delete it to resume the run" in said.stderr
 
 
-def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: ObjectStore) -> None:
+def test_a_run_with_a_damaged_end_is_not_restarted_silently(store: ObjectStore) -> None:
     store.put("runs/bad/stop.json", b"{")
     with pytest.raises(CorruptError, match="or delete it to resume the run"):
         runs.check_restart(store, "bad", None)
@@ -142,7 +142,7 @@ def test_a_run_whose_end_is_damaged_is_not_started_again_without_a_word(store: O
 
 @pytest.mark.parametrize("command", ["status", "report", "weights", "verify", "gc"])
 @pytest.mark.parametrize("damage", OF_RUN.values(), ids=OF_RUN.keys())
-def test_a_command_on_that_run_says_so_in_a_sentence(
+def test_a_command_on_an_unreadable_run_gives_an_error_of_one_sentence(
     store: ObjectStore, damage: Callable[[ObjectStore], bytes], command: str
 ) -> None:
     store.put("runs/bad/run.json", damage(store))
@@ -158,7 +158,7 @@ def test_a_command_on_that_run_says_so_in_a_sentence(
     )  # a small run's books do not balance
 
 
-def test_without_a_name_the_newest_run_that_can_be_read_is_meant(store: ObjectStore) -> None:
+def test_the_default_run_is_the_newest_readable_one(store: ObjectStore) -> None:
     store.put("runs/bad/run.json", b"")
     said = call("status", "--json")
     assert json.loads(said.stdout)["run_id"] == "good"
@@ -227,7 +227,7 @@ OF_A_LISTING = {
 
 
 @pytest.mark.parametrize(("key", "make"), strange(OF_A_LISTING))
-def test_a_listed_object_that_is_no_file_is_named_and_the_rest_is_shown(
+def test_a_listed_object_that_is_a_folder_is_named_and_the_rest_is_shown(
     store: ObjectStore, tmp_path: Path, key: str, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "store" / "runs" / "bad" / key
@@ -264,7 +264,7 @@ def test_a_folder_of_a_run_that_is_a_link_or_a_file_is_named_and_the_rest_is_sho
         assert call("report", "bad").exit_code == 0
 
 
-def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(
+def test_an_object_without_read_permission_is_named_and_the_rest_is_shown(
     store: ObjectStore, tmp_path: Path
 ) -> None:
     keys = [
@@ -291,12 +291,12 @@ def test_an_object_that_this_user_may_not_read_is_named_and_the_rest_is_shown(
     as_ordinary_user(tmp_path, work)
 
 
-def test_a_sound_run_has_no_problems(store: ObjectStore) -> None:
+def test_an_undamaged_run_has_no_problems(store: ObjectStore) -> None:
     assert json.loads(call("status", "good", "--json").stdout)["problems"] == []
     assert call("runs").stderr == ""
 
 
-def test_a_damaged_manifest_leaves_the_other_versions(store: ObjectStore) -> None:
+def test_a_damaged_manifest_does_not_hide_the_other_versions(store: ObjectStore) -> None:
     store.put("runs/bad/weights/solver/00000000/manifest.json", b"{")
     store.put("runs/bad/tags/best.json", b"")
     said = call("weights", "bad", "--json")
@@ -344,7 +344,7 @@ def hostile_run(name: str) -> SmallRun:
     return made
 
 
-def test_no_stored_text_is_a_command_to_the_terminal() -> None:
+def test_stored_text_cannot_contain_terminal_commands() -> None:
     made = hostile_run("hostile-terminal")
     seen = status(made.store, "tiny-1", made.created_s)
     assert seen.reason == HOSTILE
@@ -375,14 +375,14 @@ def test_no_stored_text_is_a_command_to_the_terminal() -> None:
     assert "\x1b" not in line
 
 
-def test_no_stored_text_is_markup_of_the_report() -> None:
+def test_stored_text_cannot_be_markup_of_the_report() -> None:
     page = render_report(hostile_run("hostile-page").run, "tiny-1")
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(page)
 
 
-def test_absurd_measurements_neither_break_the_report_nor_reach_the_json() -> None:
+def test_extreme_measurements_neither_break_the_report_nor_appear_in_the_json() -> None:
     made = SmallRun("hostile-numbers")
     made.version("solver", 0)
     for step, value in enumerate(

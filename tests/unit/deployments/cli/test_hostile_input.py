@@ -146,14 +146,14 @@ def is_a_sentence(said: Result) -> bool:
     return len(said.stderr.strip()) > 10 and "cannot hold the stack" not in said.stderr
 
 
-def test_the_closed_home_is_where_good_input_ends() -> None:
+def test_valid_input_reaches_the_unwritable_home() -> None:
     Path("recipe.yaml").write_text(BASE)
     said = call("run", "--recipe", "./recipe.yaml")
     assert (said.exit_code, is_a_sentence(said)) == (2, False)
 
 
 @pytest.mark.parametrize("text", RECIPES.values(), ids=RECIPES.keys())
-def test_a_hostile_recipe_is_one_sentence_that_names_it(text: str | bytes) -> None:
+def test_a_hostile_recipe_gives_one_sentence_that_names_it(text: str | bytes) -> None:
     Path("recipe.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     said = call("run", "--recipe", "./recipe.yaml")
     assert is_a_sentence(said)
@@ -212,7 +212,7 @@ ASSIGNMENTS = (
 
 
 @pytest.mark.parametrize("assignment", ASSIGNMENTS, ids=range(len(ASSIGNMENTS)))
-def test_a_hostile_assignment_is_one_sentence(assignment: str) -> None:
+def test_a_hostile_assignment_gives_one_sentence(assignment: str) -> None:
     said = call("run", "--set", assignment)
     assert is_a_sentence(said)
     assert len(said.stderr) < 2_000
@@ -239,7 +239,7 @@ RUN_IDS = (
 
 
 @pytest.mark.parametrize("run_id", RUN_IDS, ids=range(len(RUN_IDS)))
-def test_a_run_id_is_judged_before_the_stack_is_started(run_id: str) -> None:
+def test_a_run_id_is_validated_before_the_stack_is_started(run_id: str) -> None:
     said = call("run", f"--run-id={run_id}")
     assert is_a_sentence(said)
     assert "cannot be a run id; use up to 100 letters, digits" in said.stderr
@@ -250,7 +250,7 @@ def test_a_run_id_is_judged_before_the_stack_is_started(run_id: str) -> None:
     "recipe",
     ["", "\0", "a\0b", "x" * 5000, "/", ".", "..", "\x1b[2J", "\ud800", "/dev/null", "a/" * 5000],
 )
-def test_a_recipe_that_can_be_no_file_is_one_sentence(recipe: str) -> None:
+def test_an_impossible_recipe_path_gives_one_sentence(recipe: str) -> None:
     assert is_a_sentence(call("run", f"--recipe={recipe}"))
 
 
@@ -267,7 +267,7 @@ def _pipe(name: str) -> str:
         ("./f.yaml", "a folder"),
     ],
 )
-def test_a_recipe_that_is_no_file_is_called_what_it_is(recipe: str, what: str) -> None:
+def test_a_recipe_path_that_is_no_file_gives_the_kind_of_object(recipe: str, what: str) -> None:
     _pipe("pipe.yaml")
     os.mkdir("f.yaml")
     said = call("run", f"--recipe={recipe}")
@@ -278,7 +278,7 @@ def test_a_recipe_that_is_no_file_is_called_what_it_is(recipe: str, what: str) -
 
 
 @pytest.mark.parametrize("path", ["pipe.jsonl", "pipe.parquet", "/dev/zero"])
-def test_prompts_that_are_no_file_are_called_what_they_are(path: str, tmp_path: Path) -> None:
+def test_a_prompts_path_that_is_no_file_gives_the_kind_of_object(path: str, tmp_path: Path) -> None:
     for suffix in ("jsonl", "parquet"):
         _pipe(f"pipe.{suffix}")
     said = call("run", "--set", f"prompts.path={path}")
@@ -315,7 +315,7 @@ SERVERS = (
     "command", [("deploy",), ("run", "--detach"), ("cancel", "x")], ids=lambda command: command[0]
 )
 @pytest.mark.parametrize("url", SERVERS, ids=range(len(SERVERS)))
-def test_an_address_of_prefect_that_is_none_is_one_sentence(
+def test_an_invalid_prefect_address_gives_one_sentence(
     command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", url)
@@ -331,7 +331,7 @@ def test_an_address_of_prefect_that_is_none_is_one_sentence(
 
 @pytest.mark.parametrize("name", ["", "x" * 5000, "loop"])
 @pytest.mark.parametrize("command", ["status", "down", "up", "doctor"])
-def test_a_home_that_can_be_no_folder_is_one_sentence(
+def test_an_impossible_home_path_gives_one_sentence(
     command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "loop").symlink_to("loop")
@@ -346,7 +346,7 @@ def test_a_home_that_can_be_no_folder_is_one_sentence(
 
 
 @pytest.mark.parametrize("deployment", ["\x1b[2J", "x" * 5000, "a\0b/c", "nobody"])
-def test_a_deployment_that_can_be_none_is_one_sentence(deployment: str) -> None:
+def test_an_impossible_deployment_name_gives_one_sentence(deployment: str) -> None:
     assert is_a_sentence(call("run", deployment))
 
 
@@ -354,7 +354,7 @@ def test_a_deployment_that_can_be_none_is_one_sentence(deployment: str) -> None:
     "url", ["file://host/store", "file://[", "://", "s3://", "ftp://x", "s3://a:secret@b"]
 )
 @pytest.mark.parametrize("command", [("runs",), ("status", "x"), ("gc", "x")])
-def test_a_store_that_can_be_none_is_one_sentence(
+def test_an_impossible_store_url_gives_one_sentence(
     command: tuple[str, ...], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASTRAFLOW_STORE", url)
@@ -405,7 +405,7 @@ ON_A_RUN = (
 
 
 @pytest.mark.parametrize("arguments", ON_A_RUN, ids=range(len(ON_A_RUN)))
-def test_a_hostile_argument_of_a_command_on_a_run_is_one_sentence(
+def test_a_hostile_argument_of_a_run_command_gives_one_sentence(
     run: Path, arguments: tuple[str, ...]
 ) -> None:
     assert is_a_sentence(call(*arguments))
@@ -441,7 +441,7 @@ def test_a_name_of_100_000_letters_is_not_repeated(run: Path, arguments: tuple[s
     assert "x" * 50 in said.stderr
 
 
-def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_waited_for(
+def test_a_report_is_written_into_a_pipe_only_when_it_has_a_reader(
     run: Path,
 ) -> None:
     pipe = _pipe("pipe")
@@ -463,7 +463,7 @@ def test_a_report_for_a_pipe_is_written_where_somebody_reads_it_and_nobody_is_wa
     [("weights", "tiny-1"), ("runs", "--json"), ("status", "tiny-1")],
     ids=lambda one: one[0],
 )
-def test_a_reader_of_a_pipe_that_has_left_ends_a_command_quietly(
+def test_a_command_ends_quietly_when_the_reader_of_its_pipe_has_gone(
     run: Path, arguments: tuple[str, ...]
 ) -> None:
     reader, writer = os.pipe()
@@ -475,7 +475,7 @@ def test_a_reader_of_a_pipe_that_has_left_ends_a_command_quietly(
 
 
 @pytest.mark.parametrize("arguments", [("weights", "tiny-1"), ("--help",)], ids=lambda one: one[0])
-def test_an_output_that_is_full_is_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
+def test_a_full_output_device_gives_one_sentence(run: Path, arguments: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "deployments.cli.app", *arguments]
         said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -485,7 +485,7 @@ def test_an_output_that_is_full_is_one_sentence(run: Path, arguments: tuple[str,
     )
 
 
-def test_a_full_disk_is_named_with_the_file(run: Path) -> None:
+def test_a_full_disk_is_reported_with_the_file(run: Path) -> None:
     said = call("report", "tiny-1", "--out", "/dev/full")
     assert (said.exit_code, said.stderr) == (
         2,
@@ -497,7 +497,7 @@ def test_a_full_disk_is_named_with_the_file(run: Path) -> None:
     "locale",
     [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}],
 )
-def test_the_report_is_written_whatever_the_locale_and_what_is_said_has_a_mark_for_each_other_letter(
+def test_the_report_is_written_in_any_locale_and_messages_replace_other_letters(
     run: Path, tmp_path: Path, locale: dict[str, str]
 ) -> None:
     environment = {**os.environ, **locale}
@@ -524,7 +524,7 @@ def test_any_text_is_a_document_or_an_error_that_names_it(text: str) -> None:
     assert told.startswith("the text")
 
 
-def test_as_many_values_as_are_allowed_are_read_and_one_more_is_not() -> None:
+def test_the_maximum_number_of_values_is_read_and_one_more_is_refused() -> None:
     most = yaml_file.VALUES_MAX
     assert len(read("\n".join(f"k{number}: 1" for number in range(most)), "t").lines) == most
     with pytest.raises(ConfigError, match=f"t, line {most + 1}: more than 10,000 values"):
@@ -533,7 +533,7 @@ def test_as_many_values_as_are_allowed_are_read_and_one_more_is_not() -> None:
 
 @pytest.mark.parametrize("name", ["auth", "stack.json", "stack.lock", "logs/worker-control.log"])
 @pytest.mark.parametrize("command", ["up", "run"])
-def test_a_pipe_in_the_place_of_a_file_of_the_home_is_named_and_not_waited_for(
+def test_a_pipe_in_place_of_a_file_of_the_home_is_named_without_blocking(
     command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
@@ -564,7 +564,7 @@ TRACKING = {
 
 @pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("up",)])
 @pytest.mark.parametrize("uri", TRACKING)
-def test_an_address_of_mlflow_that_cannot_be_used_is_refused_before_anything_starts(
+def test_an_unusable_mlflow_address_is_refused_before_anything_starts(
     command: tuple[str, ...], uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -578,7 +578,7 @@ def test_an_address_of_mlflow_that_cannot_be_used_is_refused_before_anything_sta
 
 
 @pytest.mark.parametrize("command", [("deploy",), ("run", "--detach"), ("up",)])
-def test_an_address_of_mlflow_with_a_password_is_refused_before_anything_starts(
+def test_an_mlflow_address_with_a_password_is_refused_before_anything_starts(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@mlflow.example")
@@ -604,7 +604,7 @@ USAGE_ERRORS = (
 
 
 @pytest.mark.parametrize("arguments", USAGE_ERRORS, ids=range(len(USAGE_ERRORS)))
-def test_wrong_arguments_are_repeated_without_escape_sequences_credentials_or_end(
+def test_wrong_arguments_are_repeated_short_and_without_escapes_or_credentials(
     arguments: tuple[str, ...],
 ) -> None:
     said = call(*arguments)
@@ -614,7 +614,7 @@ def test_wrong_arguments_are_repeated_without_escape_sequences_credentials_or_en
     assert re.search(r"; see `\S+( run| gc| runs)? --help`\n$", said.stderr)
 
 
-def test_an_address_in_any_error_is_printed_without_its_password() -> None:
+def test_errors_print_addresses_without_passwords() -> None:
     said = call("run", "a", "see s3://key:secret@bucket, (https://me:secret@host/path)")
     assert said.stderr == (
         "Got unexpected extra argument(s) (see s3://bucket, (https://host/path)); see "

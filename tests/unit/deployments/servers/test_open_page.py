@@ -98,7 +98,7 @@ def opened(address: str, broken: str = "") -> dict[str, Any]:
     return found
 
 
-def test_the_page_trades_its_ticket_and_goes_on_without_it(prefect: str) -> None:
+def test_the_page_exchanges_its_ticket_and_redirects_without_it(prefect: str) -> None:
     address = auth.page(prefect, SECRET, "/runs/flow-run/1?tab=logs#end")
     ticket = address.partition("#")[2].partition("/")[0]
     did = opened(address)
@@ -118,9 +118,7 @@ def test_the_page_trades_its_ticket_and_goes_on_without_it(prefect: str) -> None
     assert did["shown"] is None
 
 
-def test_a_ticket_is_good_for_a_day_however_often_and_not_after_it(
-    prefect: str, clock: list[float]
-) -> None:
+def test_a_ticket_can_be_used_repeatedly_for_one_day(prefect: str, clock: list[float]) -> None:
     address = auth.page(prefect, SECRET)
     began = clock[0]
     try:
@@ -161,7 +159,7 @@ ELSEWHERE = (
 
 
 @pytest.mark.parametrize("target", ELSEWHERE)
-def test_a_page_of_another_origin_is_never_gone_to(prefect: str, target: str) -> None:
+def test_the_page_never_redirects_to_another_origin(prefect: str, target: str) -> None:
     did = opened(auth.page(prefect, SECRET, target))
     assert (did["went"], did["address"], did["shown"]) == (f"{prefect}/", f"{prefect}/open", None)
 
@@ -176,7 +174,7 @@ def test_a_page_of_another_origin_is_never_gone_to(prefect: str, target: str) ->
         ("/<script>alert(1)</script>", "/%3Cscript%3Ealert(1)%3C/script%3E"),
     ],
 )
-def test_whatever_else_follows_the_ticket_is_a_path_of_this_server(
+def test_any_text_after_the_ticket_is_a_path_of_this_server(
     prefect: str, target: str, went: str
 ) -> None:
     assert opened(auth.page(prefect, SECRET, target))["went"] in (
@@ -198,7 +196,7 @@ NO_TICKETS = (
 
 
 @pytest.mark.parametrize("fragment", NO_TICKETS, ids=range(len(NO_TICKETS)))
-def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(
+def test_without_a_valid_ticket_nothing_is_stored_and_the_servers_message_is_shown(
     prefect: str, fragment: str
 ) -> None:
     did = opened(f"{prefect}/open{fragment}")
@@ -209,7 +207,7 @@ def test_without_a_valid_ticket_nothing_is_stored_and_the_words_are_the_servers(
     assert (did["went"], did["stored"], did["address"]) == (None, {}, f"{prefect}/open")
 
 
-def test_a_server_that_is_away_and_a_browser_that_stores_nothing_are_told(prefect: str) -> None:
+def test_an_unreachable_server_and_blocked_storage_are_reported(prefect: str) -> None:
     away = opened(auth.page("http://127.0.0.1:1", SECRET))
     assert away["shown"].startswith("This page could not log in (")
     assert "Is the server running" in away["shown"]
@@ -220,7 +218,7 @@ def test_a_server_that_is_away_and_a_browser_that_stores_nothing_are_told(prefec
     assert (shut["went"], shut["stored"]) == (None, {})
 
 
-def test_the_pages_policy_lets_its_one_script_run_and_nothing_else() -> None:
+def test_the_pages_policy_allows_only_its_own_script() -> None:
     page = ask(Guard(Application(), SECRET, authenticates=True), "/open")
     scripts = re.findall(r"<script>(.*?)</script>", page.text, re.DOTALL)
     assert len(scripts) == 1

@@ -238,7 +238,7 @@ TABLE: dict[str, tuple[list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("gold", TABLE)
-def test_an_answer_is_right_where_it_means_the_gold_and_only_there(gold: str) -> None:
+def test_an_answer_is_right_if_and_only_if_it_means_the_reference(gold: str) -> None:
     right, wrong = TABLE[gold]
     assert [answer for answer in right if not judge(answer, gold)] == []
     assert [answer for answer in wrong if judge(answer, gold)] == []

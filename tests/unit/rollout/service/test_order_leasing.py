@@ -52,7 +52,7 @@ def numbers(*claims: OrderLeasing) -> list[int | None]:
     return [claim.order.number if claim else None for claim in found]
 
 
-def test_the_lowest_open_orders_come_first_and_each_once(memory_store: ObjectStore) -> None:
+def test_the_lowest_open_orders_are_leased_first_and_once(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 3)
     shards.create(memory_store, builders.shard(order=0))
     claims = claims_of(memory_store, Clock())
@@ -66,7 +66,7 @@ def test_two_workers_share_the_orders(memory_store: ObjectStore) -> None:
     assert numbers(a, b, b, a, a, b) == [0, 1, 2, 3, None, None]
 
 
-def test_an_order_given_back_is_open_to_others_soon(memory_store: ObjectStore) -> None:
+def test_a_released_order_is_soon_open_to_others(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 1)
     clock = Clock()
     a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
@@ -82,7 +82,7 @@ def test_an_order_given_back_is_open_to_others_soon(memory_store: ObjectStore) -
     )
 
 
-def test_a_dead_workers_order_is_taken_over_after_the_leases_time(
+def test_an_order_of_a_dead_worker_is_leased_after_the_ttl(
     memory_store: ObjectStore,
 ) -> None:
     write_orders(memory_store, 1)
@@ -102,7 +102,9 @@ def test_a_dead_workers_order_is_taken_over_after_the_leases_time(
         a.renew(held)
 
 
-def test_an_order_answered_by_another_is_not_looked_for_again(memory_store: ObjectStore) -> None:
+def test_an_order_answered_by_another_worker_is_not_searched_again(
+    memory_store: ObjectStore,
+) -> None:
     write_orders(memory_store, 2)
     clock = Clock()
     a, b = claims_of(memory_store, clock, "a"), claims_of(memory_store, clock, "b")
@@ -113,7 +115,7 @@ def test_an_order_answered_by_another_is_not_looked_for_again(memory_store: Obje
     assert leases.read_newest(memory_store, 0).attempt == 0  # type: ignore[union-attr]  # it exists: worker a made it
 
 
-def test_an_unreadable_lease_holds_no_order(memory_store: ObjectStore) -> None:
+def test_an_unreadable_lease_does_not_protect_an_order(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 1)
     memory_store.put("leases/00000000.0000.json", b'{"format":1,"wri')
     claim = claims_of(memory_store, Clock()).next()
@@ -138,7 +140,7 @@ class SlowRenewal:
         return getattr(self._backend, name)
 
 
-def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(
+def test_a_concurrent_renewal_does_not_undo_a_release(
     memory_store: ObjectStore,
 ) -> None:
     write_orders(memory_store, 1)
@@ -162,7 +164,7 @@ def test_a_renewal_under_way_does_not_undo_that_the_order_is_given_back(
         claims.renew(held)
 
 
-def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(
+def test_an_unreadable_order_is_skipped_and_the_next_one_is_found(
     memory_store: ObjectStore,
 ) -> None:
     write_orders(memory_store, 2)
@@ -170,7 +172,7 @@ def test_an_unreadable_order_is_left_alone_and_the_next_one_is_found(
     assert numbers(claims_of(memory_store, Clock())) == [1]
 
 
-def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
+def test_a_hint_avoids_requests_for_old_orders(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 6)
     for number in range(4):
         shards.create(memory_store, builders.shard(order=number))
@@ -183,7 +185,7 @@ def test_a_hint_saves_looking_at_old_orders(memory_store: ObjectStore) -> None:
     assert claims._floor == 4
 
 
-def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None:
+def test_a_false_hint_hides_no_order_permanently(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 4)
     shards.create(memory_store, builders.shard(order=2))
     with heartbeats.HeartbeatWriter(
@@ -195,7 +197,7 @@ def test_a_false_hint_hides_no_order_for_ever(memory_store: ObjectStore) -> None
     assert found == [3, 1, 0]
 
 
-def test_a_hint_beyond_every_order_is_no_hint(memory_store: ObjectStore) -> None:
+def test_a_hint_beyond_the_last_order_is_ignored(memory_store: ObjectStore) -> None:
     write_orders(memory_store, 2)
     with heartbeats.HeartbeatWriter(
         memory_store, "dataflow", "dataflow", attempt=0, interval_s=60.0

@@ -25,7 +25,7 @@ async def engine_at(run: ObjectStore, version: int) -> ScriptedEngine:
     return engine
 
 
-async def test_nothing_newer_changes_nothing(
+async def test_without_a_newer_version_nothing_changes(
     memory_store: ObjectStore, pulse: HeartbeatWriter
 ) -> None:
     engine = await engine_at(memory_store, 1)
@@ -33,7 +33,7 @@ async def test_nothing_newer_changes_nothing(
     assert engine.version == 1
 
 
-async def test_the_newest_version_is_loaded_and_those_between_are_skipped(
+async def test_the_newest_version_is_loaded_and_versions_between_are_skipped(
     memory_store: ObjectStore, pulse: HeartbeatWriter
 ) -> None:
     engine = await engine_at(memory_store, 1)
@@ -52,7 +52,7 @@ async def test_the_newest_version_is_loaded_and_those_between_are_skipped(
     assert pulse.last.seconds["refresh"] > 0
 
 
-async def test_damaged_weights_are_never_served_and_are_told(
+async def test_damaged_weights_are_never_loaded_and_are_reported(
     memory_store: ObjectStore, pulse: HeartbeatWriter
 ) -> None:
     engine = await engine_at(memory_store, 1)

@@ -50,7 +50,9 @@ def version_bytes(run: ObjectStore, policy: str) -> int:
     return sum(len(run.get(key)) * (2 if key.endswith("/manifest.json") else 1) for key in keys)
 
 
-def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: ObjectStore) -> None:
+def test_each_order_becomes_a_shard_of_the_episodes_of_its_prompts(
+    memory_store: ObjectStore,
+) -> None:
     publish_base(memory_store, ["solver", "verifier"])
     write_orders(memory_store, 3)
     with RunningWorker(memory_store, config("actor_and_verify")) as worker:
@@ -96,7 +98,7 @@ def test_every_order_becomes_a_shard_of_its_prompts_episodes(memory_store: Objec
     assert {"wait", "generate", "store"} <= set(beat.seconds)
 
 
-def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: ObjectStore) -> None:
+def test_a_worker_with_a_mirror_reports_the_bytes_read_from_it(memory_store: ObjectStore) -> None:
     run, url = memory_store.sub("runs/one"), "memory://a-mirror-of-a-worker"
     publish_base(run, ["solver"])
     write_orders(run, 1)
@@ -112,7 +114,7 @@ def test_a_worker_with_a_mirror_tells_what_it_read_from_there(memory_store: Obje
     assert progress.shard_bytes == len(run.get(layout.shard(0)))
 
 
-def test_two_workers_do_every_order_exactly_once(local_store: ObjectStore) -> None:
+def test_two_workers_process_each_order_exactly_once(local_store: ObjectStore) -> None:
     publish_base(local_store, ["solver"], delay_s=0.02)
     write_orders(local_store, 20)
     settings = config()
@@ -139,14 +141,14 @@ def test_a_worker_waits_for_the_base_models(memory_store: ObjectStore) -> None:
         worker.join()
 
 
-def test_a_worker_leaves_while_it_waits_for_the_base_models(memory_store: ObjectStore) -> None:
+def test_a_worker_that_waits_for_the_base_models_can_be_stopped(memory_store: ObjectStore) -> None:
     with RunningWorker(memory_store, config()) as worker:
         until(lambda: worker.beat.state == "waiting")
         worker.stop()
         worker.join()
 
 
-def test_a_late_twin_is_discarded(memory_store: ObjectStore) -> None:
+def test_a_second_shard_of_an_order_is_discarded(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=0.3)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()) as worker:
@@ -175,7 +177,7 @@ def test_an_order_whose_lease_is_lost_is_dropped(memory_store: ObjectStore) -> N
     assert not shards.exists(memory_store, 0)
 
 
-def test_a_lease_is_kept_alive_while_its_order_is_played(memory_store: ObjectStore) -> None:
+def test_a_lease_is_renewed_while_its_order_is_processed(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=1.0)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(lease_ttl_s=0.3)):
@@ -202,7 +204,7 @@ class Steps:
         await self._sleep(0)
 
 
-async def test_leases_of_all_orders_in_play_are_renewed_three_times_in_their_time_to_live(
+async def test_leases_of_all_active_orders_are_renewed_three_times_per_ttl(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_orders(memory_store, 2)
@@ -236,7 +238,7 @@ class _NeverPlays:
         raise AssertionError("nothing is played here")
 
 
-def test_workers_leave_when_the_dataflow_needs_no_further_shard(memory_store: ObjectStore) -> None:
+def test_workers_end_when_the_dataflow_needs_no_more_shards(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=30.0)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config(drain_s=1000.0)) as worker:
@@ -247,7 +249,7 @@ def test_workers_leave_when_the_dataflow_needs_no_further_shard(memory_store: Ob
     assert not shards.exists(memory_store, 0)
 
 
-def test_draining_finishes_what_is_in_play_and_takes_nothing_new(memory_store: ObjectStore) -> None:
+def test_draining_finishes_active_orders_and_leases_no_new_ones(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=0.4)
     write_orders(memory_store, 8)
     with RunningWorker(memory_store, config(orders_ahead=2)) as worker:
@@ -260,7 +262,7 @@ def test_draining_finishes_what_is_in_play_and_takes_nothing_new(memory_store: O
     assert not memory_store.exists(layout.lease(2, 0))
 
 
-def test_what_draining_cannot_finish_is_given_back_and_open_at_once(
+def test_orders_that_draining_cannot_finish_are_released_immediately(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver"], delay_s=30.0)
@@ -274,7 +276,7 @@ def test_what_draining_cannot_finish_is_given_back_and_open_at_once(
     assert leases.take(memory_store, 0, "b", "eu-west", watch) is not None
 
 
-def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(
+def test_orders_are_released_unfinished_at_the_end_of_the_run(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver"], delay_s=30.0)
@@ -286,7 +288,7 @@ def test_when_the_run_is_over_orders_are_given_back_without_finishing_them(
     assert held(memory_store, 0).released
 
 
-def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(
+def test_an_order_that_killed_too_many_workers_is_answered_with_failed_episodes(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver"])
@@ -306,7 +308,7 @@ def test_an_order_that_took_too_many_workers_is_answered_with_failed_episodes(
     ] * 4
 
 
-def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: ObjectStore) -> None:
+def test_an_order_released_repeatedly_is_still_processed(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"])
     write_orders(memory_store, 1)
     for attempt in range(3):
@@ -323,7 +325,7 @@ def test_an_order_that_was_given_back_again_and_again_is_played(memory_store: Ob
     assert [episode.error for group in shard.groups for episode in group.episodes] == [None] * 4
 
 
-def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectStore) -> None:
+def test_failed_episodes_are_counted_and_the_shard_is_written(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], script="tests.support.runs.fakes:fail")
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()) as worker:
@@ -340,7 +342,7 @@ def test_failed_episodes_are_counted_and_the_shard_is_made(memory_store: ObjectS
     )
 
 
-def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: ObjectStore) -> None:
+def test_new_weights_are_loaded_in_the_middle_of_an_answer(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=1.0)
     write_orders(memory_store, 1)
     with RunningWorker(memory_store, config()):
@@ -357,7 +359,7 @@ def test_new_weights_are_taken_up_in_the_middle_of_an_answer(memory_store: Objec
     assert versions[versions != NOT_SAMPLED].tolist() == [0, 0, 1, 1]  # \boxed{ · 0 · } · the end
 
 
-def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore) -> None:
+def test_a_temporary_failure_of_the_store_stops_no_worker(memory_store: ObjectStore) -> None:
     publish_base(memory_store, ["solver"], delay_s=0.05)
     write_orders(memory_store, 6)
     backend = Absent(memory_store.backend)
@@ -371,7 +373,7 @@ def test_a_store_that_fails_for_a_while_breaks_nothing(memory_store: ObjectStore
         worker.join()
 
 
-def test_a_worker_that_drains_stores_its_shard_as_soon_as_the_store_answers(
+def test_a_draining_worker_stores_its_shard_as_soon_as_the_store_responds(
     memory_store: ObjectStore,
 ) -> None:
     publish_base(memory_store, ["solver"])
@@ -389,7 +391,7 @@ def test_a_worker_that_drains_stores_its_shard_as_soon_as_the_store_answers(
 
 
 @pytest.mark.parametrize("num_orders", [0, 1])
-def test_a_worker_notices_in_the_middle_of_a_pause_that_it_must_stop(
+def test_a_stop_request_ends_the_pause_of_a_worker(
     memory_store: ObjectStore, num_orders: int
 ) -> None:
     publish_base(memory_store, ["solver"], delay_s=PATIENCE_S)
@@ -405,7 +407,7 @@ def test_a_worker_notices_in_the_middle_of_a_pause_that_it_must_stop(
     ] * num_orders
 
 
-def test_no_worker_is_needed_once_the_run_ended_or_the_last_shard_was_made(
+def test_a_worker_ends_at_the_runs_end_or_after_the_last_shard(
     memory_store: ObjectStore,
 ) -> None:
     assert end_reason(memory_store) == ""
@@ -415,7 +417,7 @@ def test_no_worker_is_needed_once_the_run_ended_or_the_last_shard_was_made(
     assert end_reason(memory_store) == "the run is completed: all steps done"
 
 
-def test_a_broken_engine_ends_the_worker(memory_store: ObjectStore) -> None:
+def test_a_broken_engine_stops_the_worker(memory_store: ObjectStore) -> None:
     publish_base(
         memory_store, ["solver"], script="tests.unit.rollout.service.test_worker:engine_breaks"
     )
@@ -428,7 +430,7 @@ def test_a_broken_engine_ends_the_worker(memory_store: ObjectStore) -> None:
     assert not shards.exists(memory_store, 0)
 
 
-def test_a_recipe_that_cannot_work_is_refused_before_anything_starts(
+def test_an_invalid_recipe_is_refused_before_anything_starts(
     memory_store: ObjectStore,
 ) -> None:
     wrong = RolloutConfig(

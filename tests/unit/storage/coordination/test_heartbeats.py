@@ -64,7 +64,9 @@ def test_heartbeats_are_written_at_the_interval(memory_store: ObjectStore) -> No
         until(lambda: heartbeat.last.beats >= 5)
 
 
-def test_an_update_changes_the_given_fields_and_merges_versions(memory_store: ObjectStore) -> None:
+def test_an_update_changes_only_the_given_fields_and_merges_versions(
+    memory_store: ObjectStore,
+) -> None:
     with HeartbeatWriter(memory_store, "rollout", "rollout-us-east-0", 0, IDLE_S) as heartbeat:
         heartbeat.update(
             state=ServiceState.WORKING,
@@ -110,7 +112,7 @@ def test_a_service_cannot_write_the_progress_of_another_kind(memory_store: Objec
         MirrorProgress(mirrored_bytes={"solver": 2**53}),
     ],
 )
-def test_every_progress_record_is_read_as_it_was_written(
+def test_each_progress_record_is_read_back_unchanged(
     memory_store: ObjectStore, progress: Progress
 ) -> None:
     (kind,) = (kind for kind, record in PROGRESS_OF.items() if record is type(progress))
@@ -118,7 +120,7 @@ def test_every_progress_record_is_read_as_it_was_written(
     assert only(memory_store) == builders.heartbeat(kind, "member", progress=progress)
 
 
-def test_spans_add_up_also_when_they_raise(
+def test_spans_are_summed_also_when_they_raise(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
@@ -139,7 +141,7 @@ def test_spans_add_up_also_when_they_raise(
     assert (beat.seconds["wait"], beat.seconds["step"]) == (1.75, 4.0)
 
 
-def test_spans_of_many_threads_lose_nothing(
+def test_spans_of_concurrent_threads_are_all_counted(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "perf_counter", iter(range(1_000_000)).__next__)
@@ -162,7 +164,7 @@ def test_spans_of_many_threads_lose_nothing(
         )  # every span took at least one tick of the counting clock
 
 
-def test_a_failing_service_says_why(memory_store: ObjectStore) -> None:
+def test_the_heartbeat_of_a_failed_service_has_the_error(memory_store: ObjectStore) -> None:
     with (
         pytest.raises(ValueError, match="broken"),
         HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S),
@@ -183,7 +185,7 @@ class Failing:
         return []
 
 
-def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(
+def test_a_failing_store_never_stops_the_service_and_is_logged_once_per_kind(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     backend = Failing()
@@ -203,7 +205,7 @@ def test_a_failing_store_never_breaks_the_service_and_is_logged_once_per_kind(
     ]
 
 
-def test_a_first_heartbeat_that_cannot_be_written_ends_the_service_with_the_reason(
+def test_a_first_heartbeat_that_cannot_be_written_stops_the_service_with_the_reason(
     local_store: ObjectStore, tmp_path: Path
 ) -> None:
     local_store.put(f"{KEY}/x", b"a file in a folder in the place of the heartbeat")
@@ -220,7 +222,7 @@ def test_a_first_heartbeat_that_cannot_be_written_ends_the_service_with_the_reas
     )
 
 
-def test_numpy_numbers_are_written_and_nan_is_left_out(memory_store: ObjectStore) -> None:
+def test_numpy_numbers_are_written_and_nan_is_omitted(memory_store: ObjectStore) -> None:
     with HeartbeatWriter(memory_store, "trainer", "t", 0, IDLE_S) as heartbeat:
         rates = {"tokens_per_s": np.float32(2.5), "wait_fraction": float("nan")}
         heartbeat.update(progress=TrainerProgress(step=3, **rates))  # type: ignore[arg-type]  # services do pass such
@@ -228,7 +230,7 @@ def test_numpy_numbers_are_written_and_nan_is_left_out(memory_store: ObjectStore
     assert stored == {"step": 3, "tokens_trained": 0, "tokens_per_s": 2.5, "wait_fraction": 0.0}
 
 
-def test_an_unreadable_beat_hides_no_other(memory_store: ObjectStore) -> None:
+def test_an_unreadable_heartbeat_does_not_hide_the_others(memory_store: ObjectStore) -> None:
     for member in ("a", "b"):
         with HeartbeatWriter(memory_store, "rollout", member, 0, IDLE_S):
             pass
@@ -243,7 +245,7 @@ def stands(store: ObjectStore, attempt: int) -> bytes:
     return store.get(KEY)
 
 
-def test_a_writer_stops_for_good_when_a_newer_attempt_is_alive_and_logs_why(
+def test_a_writer_stops_permanently_with_a_log_line_when_a_newer_attempt_is_alive(
     memory_store: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = threading.Event()
@@ -276,7 +278,9 @@ def test_the_heartbeat_of_an_older_or_the_same_attempt_is_overwritten(
     assert (only(memory_store).attempt, only(memory_store).state) == (1, "done")
 
 
-def test_a_stored_heartbeat_that_cannot_be_read_stops_no_service(memory_store: ObjectStore) -> None:
+def test_an_unreadable_stored_heartbeat_does_not_stop_the_service(
+    memory_store: ObjectStore,
+) -> None:
     class Unreadable:
         """Writes well, and reads nothing."""
 
@@ -349,7 +353,7 @@ def body(name: str = "", value: str = "") -> bytes:
 
 @pytest.mark.parametrize("value", ABSURD)
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_beat_with_an_absurd_number_is_unreadable_and_says_where(
+def test_a_heartbeat_with_an_extreme_number_is_unreadable_and_the_field_is_named(
     memory_store: ObjectStore, name: str, value: str
 ) -> None:
     memory_store.put(WORKER_KEY, body(name, value))
@@ -360,7 +364,7 @@ def test_a_beat_with_an_absurd_number_is_unreadable_and_says_where(
     assert WORKER_KEY in found.unreadable[WORKER_KEY]
 
 
-def test_the_largest_numbers_that_a_beat_may_hold_are_read(memory_store: ObjectStore) -> None:
+def test_a_heartbeat_with_the_largest_allowed_numbers_is_read(memory_store: ObjectStore) -> None:
     for name, most in (
         *((name, 2**63 - 1) for name in ("attempt", "beats", "pid", "versions.solver")),
         *((name, 2**53) for name in ("progress.orders_done", "rates.tokens_per_s", "seconds.wait")),
@@ -374,7 +378,7 @@ def test_the_largest_numbers_that_a_beat_may_hold_are_read(memory_store: ObjectS
         parse(body("beat_s", "253402300800"), WORKER_KEY)
 
 
-def test_a_beat_under_another_members_key_or_of_a_region_that_is_no_name_is_unreadable() -> None:
+def test_a_heartbeat_at_a_wrong_key_or_of_an_invalid_region_is_unreadable() -> None:
     with pytest.raises(
         CorruptError,
         match=r"-0\.json holds the heartbeat of heartbeats/rollout/rollout-us-east-1\.json",
@@ -388,7 +392,7 @@ def test_a_beat_under_another_members_key_or_of_a_region_that_is_no_name_is_unre
         parse(body() + b" " * (1_000_001 - len(body())), WORKER_KEY)
 
 
-def test_a_long_text_of_a_beat_is_cut() -> None:
+def test_a_long_text_of_a_heartbeat_is_shortened() -> None:
     assert parse(body("note", json.dumps("x" * 5_000)), WORKER_KEY).note == "x" * 2_000
 
 
@@ -416,7 +420,7 @@ def test_a_heartbeat_of_an_earlier_release_is_read() -> None:
     assert read == DataflowProgress(closed_below=3, batches={"solver": 4}, filtered={"solver": 2})
 
 
-def test_what_a_newer_release_adds_is_shown_or_ignored() -> None:
+def test_fields_and_states_of_a_newer_release_are_shown_or_ignored() -> None:
     changes = {
         "state": "hibernating",
         "wait_reason": "moonlight",
@@ -439,12 +443,12 @@ def test_what_a_newer_release_adds_is_shown_or_ignored() -> None:
         {"progress": {"refresh_s": 1.0}, "by_policy": {"refresh_s": {"solver": -1}}},
     ],
 )
-def test_progress_of_another_form_is_unreadable(changes: dict[str, Any]) -> None:
+def test_progress_of_another_record_type_is_unreadable(changes: dict[str, Any]) -> None:
     with pytest.raises(CorruptError, match=WORKER_KEY):
         parse(json.dumps({**BEAT, **changes}).encode(), WORKER_KEY)
 
 
-def test_a_service_writes_no_number_or_text_that_a_reader_would_refuse(
+def test_a_service_writes_no_number_or_text_that_readers_refuse(
     memory_store: ObjectStore,
 ) -> None:
     with HeartbeatWriter(memory_store, "rollout", "r", 0, IDLE_S) as heartbeat:
@@ -460,7 +464,7 @@ def test_a_service_writes_no_number_or_text_that_a_reader_would_refuse(
     assert beat.note == "?" + "x" * 1_999
 
 
-def test_an_absurd_heartbeat_of_a_rival_attempt_supersedes_no_service(
+def test_a_newer_attempt_with_an_invalid_heartbeat_does_not_stop_the_service(
     memory_store: ObjectStore,
 ) -> None:
     left: list[str] = []

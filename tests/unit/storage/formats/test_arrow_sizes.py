@@ -124,7 +124,7 @@ def claimed(body: bytes) -> int:
 
 
 @pytest.mark.parametrize("size", [0, ROWS_MIN, ROWS_MIN + 1000])
-def test_a_file_may_have_a_row_for_each_of_its_bytes_and_a_small_one_the_least_limit(
+def test_the_row_limit_of_a_file_is_its_size_with_a_minimum(
     size: int,
 ) -> None:
     most = max(ROWS_MIN, size)
@@ -138,7 +138,7 @@ def test_a_file_may_have_a_row_for_each_of_its_bytes_and_a_small_one_the_least_l
 
 
 @pytest.mark.parametrize("size", [0, RATIO_FROM, RATIO_FROM + 100])
-def test_a_file_may_need_a_multiple_of_its_size_and_a_small_one_the_least_limit(
+def test_the_memory_limit_of_a_file_is_a_multiple_of_its_size_with_a_minimum(
     size: int,
 ) -> None:
     most = max(MEMORY_MIN, MEMORY_RATIO * size)
@@ -150,7 +150,7 @@ def test_a_file_may_need_a_multiple_of_its_size_and_a_small_one_the_least_limit(
             arrow_sizes.check_file(body)
 
 
-def test_rows_and_bytes_of_all_batches_and_of_all_their_buffers_are_added() -> None:
+def test_rows_and_bytes_of_all_batches_and_buffers_are_summed() -> None:
     half, third = ROWS_MIN // 2, MEMORY_MIN // 3
     arrow_sizes.check_file(file(message(batch(half)), message(batch(half))))
     assert "claims to hold 16385 rows" in fault(
@@ -161,12 +161,12 @@ def test_rows_and_bytes_of_all_batches_and_of_all_their_buffers_are_added() -> N
     assert claimed(file(one, dictionaries=[words(5, [(0, 8)], claim(third))])) == 3 * third + 5
 
 
-def test_a_batch_that_is_named_twice_counts_twice() -> None:
+def test_a_batch_listed_twice_counts_twice() -> None:
     body, metadata_bytes = message(batch(ROWS_MIN // 2 + 1))
     assert "claims to hold 16386 rows" in fault(ended(body, records=[block(0, metadata_bytes)] * 2))
 
 
-def test_words_of_a_dictionary_are_bytes_and_no_rows() -> None:
+def test_dictionary_values_count_as_bytes_and_not_as_rows() -> None:
     arrow_sizes.check_file(file(message(batch(ROWS_MIN)), dictionaries=[words(MEMORY_MIN)]))
     assert claimed(file(dictionaries=[words(MEMORY_MIN + 1)])) == MEMORY_MIN + 1
 
@@ -200,7 +200,7 @@ def test_an_invalid_buffer_is_rejected(buffer: tuple[int, int], content: bytes, 
     assert told in fault(body)
 
 
-def test_a_buffer_may_end_at_the_end_of_the_file_and_not_after_it() -> None:
+def test_a_buffer_can_end_at_the_end_of_the_file_and_not_after_it() -> None:
     def of(size: int) -> bytes:
         front, metadata_bytes = message(batch(1, [(0, size)], compressed=False))
         return ended(front, records=[block(0, metadata_bytes)])
@@ -233,7 +233,7 @@ def test_a_message_is_read_with_and_without_the_continuation_marker() -> None:
 @pytest.mark.parametrize(
     ("version", "told"), [(3, "version 4"), (5, "version 6"), (V5 + 2**8, "version 261")]
 )
-def test_messages_of_other_metadata_are_refused(version: int, told: str) -> None:
+def test_messages_with_another_metadata_version_are_refused(version: int, told: str) -> None:
     assert f"a message of metadata {told}; version 5 is read" in fault(
         file(message(batch(1), version=version))
     )
@@ -254,7 +254,7 @@ def test_a_dictionary_without_its_batch_and_a_message_without_content_are_refuse
     )
 
 
-def test_an_absent_field_is_0_whether_its_offset_is_0_or_the_vtable_ends_before_it() -> None:
+def test_an_absent_field_is_0() -> None:
     arrow_sizes.check_file(file(message(table()), message(batch(ROWS_MIN))))
     rows = struct.pack("<q", ROWS_MIN + 1)
     assert "claims to hold 16385 rows" in fault(file(message(table(rows))))
@@ -268,7 +268,7 @@ def test_an_absent_field_is_0_whether_its_offset_is_0_or_the_vtable_ends_before_
     assert claimed(body) == MEMORY_MIN + 1
 
 
-def test_as_many_batches_as_a_file_may_have_and_one_more() -> None:
+def test_the_maximum_number_of_batches_is_accepted_and_one_more_is_refused() -> None:
     front, metadata_bytes = message(batch(1))
     for dictionaries, records in (
         (BLOCKS_MAX, 0),
@@ -281,7 +281,7 @@ def test_as_many_batches_as_a_file_may_have_and_one_more() -> None:
         assert f"{BLOCKS_MAX + 1} batches; at most {BLOCKS_MAX} are read" in told
 
 
-def test_a_vector_of_more_entries_than_there_are_bytes_is_refused() -> None:
+def test_a_vector_with_more_entries_than_bytes_is_refused() -> None:
     buffers = struct.pack("<qq", 0, 0)
     for count in (2, 3, 2**32 - 1):
         body = file(message(table(struct.pack("<q", 1), None, vector([buffers, buffers], count))))
@@ -291,7 +291,7 @@ def test_a_vector_of_more_entries_than_there_are_bytes_is_refused() -> None:
             assert f"{count} entries do not fit the metadata" in fault(body)
 
 
-def test_the_footer_must_be_at_the_end_and_may_be_the_whole_file() -> None:
+def test_the_footer_must_be_at_the_end_and_can_be_the_whole_file() -> None:
     body = ended(b"")
     arrow_sizes.check_file(body)
     assert "the footer is not at the end of the file" in fault(body[:-1] + b"2")
@@ -323,7 +323,7 @@ def test_tables_and_vtables_outside_of_the_metadata_are_refused() -> None:
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
-def test_the_computed_size_is_what_arrow_allocates(compression: str | None) -> None:
+def test_the_computed_size_equals_what_arrow_allocates(compression: str | None) -> None:
     """Four columns of 8 bytes a row: just within the least limit, and just beyond it."""
     schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in "abcd"])
     for rows, is_too_large in ((MEMORY_MIN // 32, False), (MEMORY_MIN // 32 + 1, True)):

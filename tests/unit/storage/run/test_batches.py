@@ -75,7 +75,7 @@ def test_a_batch_with_a_ledger_and_no_rows_is_read_back() -> None:
     assert (found.rows, found.ledger, found.waiting) == ((), books.ledger, books.waiting)
 
 
-def test_an_empty_batch_comes_back() -> None:
+def test_an_empty_batch_is_read_back() -> None:
     found = round_trip(replace(builders.batch(), rows=(), shards=()))
     assert (found.rows, found.ledger, found.waiting, found.shards) == ((), (), (), ())
 
@@ -124,14 +124,14 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ({"temperature": -0.5}, "row 1: the temperature is -0.5; it is 0, or from 1e-12 to"),
     ],
 )
-def test_a_row_that_breaks_its_promises_is_corrupt(
+def test_a_row_that_violates_its_schema_is_corrupt(
     changes: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(CorruptError, match=sentence):
         round_trip(with_row(**changes))
 
 
-def test_the_smallest_values_that_are_allowed_come_back() -> None:
+def test_the_smallest_allowed_values_are_read_back() -> None:
     lowest = with_row(tokens=array([0] * 5, np.int32), key=SequenceKey(0, 0, 0, 0), min_version=0)
     found = round_trip(lowest).rows[1]
     assert (found.tokens.tolist(), found.key, found.min_version) == (
@@ -163,7 +163,7 @@ def test_unknown_and_misplaced_fates_are_corrupt() -> None:
         )
 
 
-def test_a_trained_fate_in_the_ledger_is_corrupt_wherever_it_stands() -> None:
+def test_a_trained_fate_in_the_ledger_is_corrupt_at_any_position() -> None:
     with pytest.raises(CorruptError, match="row 1: is trained on, yet has no tokens"):
         round_trip(builders.batch(ledger=(LedgerEntry(key(2), "trained", ""),)))
     with pytest.raises(CorruptError, match="not in the order trained, ledger, waiting"):

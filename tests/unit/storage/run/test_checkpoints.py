@@ -22,7 +22,7 @@ def newest_step(store: ObjectStore) -> int:
     return found.step
 
 
-def test_a_checkpoint_is_loaded_as_it_was_saved(memory_store: ObjectStore) -> None:
+def test_a_saved_checkpoint_is_loaded_unchanged(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
     tensors, state = checkpoints.load(memory_store, "solver", 10)
     assert tensors["model.weight"].bits.tolist() == [[10, 11, 12], [13, 14, 15]]
@@ -38,7 +38,7 @@ def test_the_newest_is_the_last_complete_checkpoint(memory_store: ObjectStore) -
     assert checkpoints.newest(memory_store, "verifier") is None
 
 
-def test_a_damaged_checkpoint_is_skipped_for_the_one_before(memory_store: ObjectStore) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(memory_store: ObjectStore) -> None:
     for step in (10, 20):
         save(memory_store, step)
     (data,) = (
@@ -61,7 +61,7 @@ def test_the_second_writer_of_a_checkpoint_loses(memory_store: ObjectStore) -> N
         save(memory_store, 10)
 
 
-def test_prune_keeps_the_newest_and_removes_all_of_the_others(memory_store: ObjectStore) -> None:
+def test_prune_keeps_the_newest_and_deletes_all_others(memory_store: ObjectStore) -> None:
     for step in (10, 20, 30, 40):
         save(memory_store, step)
     memory_store.delete("checkpoints/solver/00000010/manifest.json")  # what a killed writer leaves
@@ -71,7 +71,7 @@ def test_prune_keeps_the_newest_and_removes_all_of_the_others(memory_store: Obje
     assert checkpoints.load(memory_store, "solver", 30)[1]["step"] == 30
 
 
-def test_prune_leaves_unfinished_newer_checkpoints_alone(memory_store: ObjectStore) -> None:
+def test_prune_keeps_incomplete_newer_checkpoints(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
     save(memory_store, 20)
     memory_store.delete(
@@ -105,7 +105,9 @@ def test_prune_of_nothing_does_nothing(memory_store: ObjectStore) -> None:
     checkpoints.prune(memory_store, "solver", keep=1)
 
 
-def test_missing_and_misplaced_checkpoints_are_told_apart(memory_store: ObjectStore) -> None:
+def test_missing_and_misplaced_checkpoints_raise_different_errors(
+    memory_store: ObjectStore,
+) -> None:
     with pytest.raises(NotFoundError):
         checkpoints.load(memory_store, "solver", 10)
     save(memory_store, 10)
@@ -117,7 +119,7 @@ def test_missing_and_misplaced_checkpoints_are_told_apart(memory_store: ObjectSt
         checkpoints.load(memory_store, "solver", 11)
 
 
-def test_the_second_trainer_of_a_step_loses_and_leaves_nothing(memory_store: ObjectStore) -> None:
+def test_the_second_trainer_of_a_step_loses_and_leaves_no_files(memory_store: ObjectStore) -> None:
     save(memory_store, 10)
     stored = memory_store.list()
     with pytest.raises(ConflictError):

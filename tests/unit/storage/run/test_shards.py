@@ -99,7 +99,7 @@ def test_a_shard_is_read_back_with_every_value() -> None:
     assert found.groups[1].episodes[0].reward == 0.0
 
 
-def test_failed_episodes_without_sequences_survive() -> None:
+def test_failed_episodes_without_sequences_are_read_back() -> None:
     shard = builders.shard(
         builders.group(
             builders.episode(),
@@ -137,9 +137,7 @@ def test_the_kind_of_every_failure_is_stored() -> None:
         ("no", "gremlins", r"groups\.0\.episodes\.0\.failure_kind: Input should be 'model', 'env"),
     ],
 )
-def test_a_failure_kind_that_cannot_be_is_refused(
-    error: str | None, kind: str, message: str
-) -> None:
+def test_an_unknown_failure_kind_is_refused(error: str | None, kind: str, message: str) -> None:
     header = header_of_a_failed_episode()
     header["groups"][0]["episodes"][0] |= {"error": error, "failure_kind": kind}
     with pytest.raises(CorruptError, match=message):
@@ -153,12 +151,12 @@ def test_a_shard_of_an_earlier_release_has_failures_without_a_kind() -> None:
     assert (episode.error, episode.failure_kind) == ("timeout after 60 s", None)
 
 
-def test_a_shard_without_any_sequence_is_a_shard() -> None:
+def test_a_shard_without_sequences_is_valid() -> None:
     found = round_trip(builders.shard(builders.group(builders.episode(error="boom"))))
     assert found.groups[0].episodes[0].sequences == ()
 
 
-def test_sequences_of_other_policies_keep_their_own_names() -> None:
+def test_sequences_of_other_policies_keep_their_policy_names() -> None:
     pair = builders.sequence(), builders.sequence(policy="critic", policies=("critic",))
     found = (
         round_trip(builders.shard(builders.group(builders.episode(*pair))))
@@ -169,7 +167,7 @@ def test_sequences_of_other_policies_keep_their_own_names() -> None:
     assert [sequence.policies for sequence in found] == [("solver", "verifier"), ("critic",)]
 
 
-def test_bits_of_logprobs_are_kept_nan_and_negative_zero_included() -> None:
+def test_log_probabilities_keep_their_bits_nan_and_negative_zero_included() -> None:
     bits = np.array([0x80000000, 0, 0x7FC00001, 0xFF800000, 0x00000001], dtype=np.uint32)
     found = round_trip(with_sequence(logprobs=bits.view(np.float32)))
     assert (
@@ -177,7 +175,7 @@ def test_bits_of_logprobs_are_kept_nan_and_negative_zero_included() -> None:
     )
 
 
-def test_an_infinite_reward_of_an_episode_comes_back() -> None:
+def test_an_infinite_reward_of_an_episode_is_read_back() -> None:
     found = round_trip(
         builders.shard(builders.group(builders.episode(reward=float("-inf"), speed=float("nan"))))
     )
@@ -233,14 +231,14 @@ def array(values: list[float], kind: type) -> NDArray[Any]:
         ({"temperature": 9e-13}, "row 1: the temperature is 9e-13"),
     ],
 )
-def test_a_sequence_that_breaks_its_promises_is_corrupt(
+def test_a_sequence_that_violates_its_schema_is_corrupt(
     changes: dict[str, object], sentence: str
 ) -> None:
     with pytest.raises(CorruptError, match=sentence):
         round_trip(with_sequence(**changes))
 
 
-def test_the_smallest_values_that_are_allowed_come_back() -> None:
+def test_the_smallest_allowed_values_are_read_back() -> None:
     """Token 0, version 0 and the first policy: what a looser or a stricter check would refuse or
     let through.
     """
@@ -254,12 +252,12 @@ def test_the_smallest_values_that_are_allowed_come_back() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-12, 1e12])
-def test_a_temperature_at_a_bound_comes_back(temperature: float) -> None:
+def test_a_temperature_at_a_bound_is_read_back(temperature: float) -> None:
     found = round_trip(with_sequence(temperature=temperature))
     assert found.groups[0].episodes[0].sequences[1].temperature == temperature
 
 
-def test_an_order_below_0_is_corrupt() -> None:
+def test_an_order_number_below_0_is_corrupt() -> None:
     with pytest.raises(
         CorruptError,
         match="a shard's header is not a _Header: order: Input should be greater than or equal to 0",
@@ -272,7 +270,7 @@ def test_a_shard_that_arrives_damaged_once_is_read_again(memory_store: ObjectSto
     assert shards.read(damages_first_reads(memory_store), 3).order == 3
 
 
-def test_a_header_that_does_not_fit_the_rows_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_that_does_not_match_the_rows_is_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     header = shards._header
 
     def longer(shard: Shard, sets: tuple[tuple[str, ...], ...]) -> object:
@@ -303,7 +301,7 @@ def test_rows_in_another_order_than_the_header_are_corrupt(monkeypatch: pytest.M
         round_trip(shard)
 
 
-def test_the_first_result_of_an_order_is_the_only_one(memory_store: ObjectStore) -> None:
+def test_the_first_shard_of_an_order_is_the_only_one(memory_store: ObjectStore) -> None:
     assert not shards.exists(memory_store, 0)
     assert shards.create(memory_store, builders.shard(builders.group(prompt_id="first")))
     assert not shards.create(memory_store, builders.shard(builders.group(prompt_id="twin")))
@@ -311,7 +309,7 @@ def test_the_first_result_of_an_order_is_the_only_one(memory_store: ObjectStore)
     assert shards.read(memory_store, 0).groups[0].prompt.id == "first"
 
 
-def test_even_an_equal_twin_loses(memory_store: ObjectStore) -> None:
+def test_an_equal_second_shard_loses(memory_store: ObjectStore) -> None:
     assert shards.create(memory_store, builders.shard())
     assert not shards.create(memory_store, builders.shard())
 

@@ -18,7 +18,7 @@ def test_the_end_is_found_from_every_start() -> None:
             assert count_requests(size, start)[0] == size
 
 
-def test_an_absent_start_is_the_result() -> None:
+def test_an_absent_start_is_returned() -> None:
     assert count_requests(3, start=7) == (7, 1)
 
 

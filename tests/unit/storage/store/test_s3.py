@@ -126,7 +126,7 @@ SORTED: list[tuple[int, str, type[AstraFlowError]]] = [
 ]
 
 
-def test_every_status_and_code_is_retried_missing_or_for_a_person(
+def test_each_status_and_code_is_retried_missing_or_permanent(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
     found = []
@@ -152,7 +152,7 @@ def test_every_status_and_code_is_retried_missing_or_for_a_person(
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_a_server_that_cannot_be_reached_is_asked_again_and_missing_credentials_are_for_a_person(
+def test_an_unreachable_server_is_retried_and_missing_credentials_are_permanent(
     served: Callable[..., tuple[S3Objects, Server]], error: Exception, kind: type[AstraFlowError]
 ) -> None:
     objects, _ = served(error)
@@ -160,7 +160,7 @@ def test_a_server_that_cannot_be_reached_is_asked_again_and_missing_credentials_
         objects.read("a")
 
 
-def test_errors_name_the_object_and_the_correction(
+def test_errors_name_the_object_and_the_remedy(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
     def told(status: int, code: str) -> str:
@@ -181,7 +181,7 @@ def test_errors_name_the_object_and_the_correction(
     assert told(503, "SlowDown").startswith(f"a request for {name} failed: ")
 
 
-def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_rival(
+def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_conflict(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
     objects, server = served(
@@ -195,7 +195,7 @@ def test_a_commit_is_one_conditional_put_and_a_failed_condition_is_a_rival(
     assert server.asked == [("put_object", {**put, "Body": body}) for body in (b"x", b"y", b"z")]
 
 
-def test_a_commit_of_5_gib_is_refused_before_it_is_sent_and_a_smaller_one_is_sent(
+def test_a_commit_of_5_gib_is_refused_before_it_is_sent(
     served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert s3.CREATE_BYTES_MAX == 5 * 2**30
@@ -255,7 +255,9 @@ def test_folders_are_the_names_directly_below_a_prefix(
     assert server.asked[0][1]["Delimiter"] == "/"
 
 
-def test_what_exists_is_asked_by_its_head(served: Callable[..., tuple[S3Objects, Server]]) -> None:
+def test_existence_is_checked_by_a_head_request(
+    served: Callable[..., tuple[S3Objects, Server]],
+) -> None:
     objects, server = served({}, answer(404, "404"), answer(503, "SlowDown"))
     assert objects.exists("a") is True
     assert objects.exists("b") is False
@@ -266,7 +268,7 @@ def test_what_exists_is_asked_by_its_head(served: Callable[..., tuple[S3Objects,
     ]
 
 
-def test_reads_writes_and_deletes_name_the_object_below_the_root(
+def test_reads_writes_and_deletes_use_keys_below_the_root(
     served: Callable[..., tuple[S3Objects, Server]],
 ) -> None:
     objects, server = served(b"x")
@@ -280,7 +282,7 @@ def test_reads_writes_and_deletes_name_the_object_below_the_root(
     ]
 
 
-def test_the_body_of_an_object_that_is_too_large_is_not_read(
+def test_the_body_of_an_object_above_its_size_limit_is_not_read(
     served: Callable[..., tuple[S3Objects, Server]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "BYTES_MAX", 3)

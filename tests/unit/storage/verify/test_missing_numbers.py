@@ -2,7 +2,7 @@ from storage.verify import missing_numbers
 from storage.verify.missing_numbers import Gaps
 
 
-def test_what_is_missing_is_named_and_beyond_a_hundred_counted() -> None:
+def test_missing_numbers_are_listed_and_beyond_a_hundred_counted() -> None:
     assert missing_numbers.gaps([3, 5], 2, 6) == Gaps((2, 4), 0)
     assert missing_numbers.gaps([], 0, 2) == Gaps((0, 1), 0)
     assert (
@@ -16,5 +16,5 @@ def test_what_is_missing_is_named_and_beyond_a_hundred_counted() -> None:
     assert len(found.first) + found.more == 10**15 - 2
 
 
-def test_what_lies_outside_is_not_asked_for() -> None:
+def test_numbers_outside_the_range_are_not_requested() -> None:
     assert missing_numbers.gaps([0, 1, 4, 9], 2, 6) == Gaps((2, 3, 5), 0)

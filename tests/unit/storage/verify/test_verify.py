@@ -84,7 +84,7 @@ def broken(run: ObjectStore) -> set[tuple[int, str]]:
     return {(violation.invariant, violation.where) for violation in verified(run).violations}
 
 
-def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
+def test_a_valid_run_has_no_violations_and_its_counts_add_up(run: ObjectStore) -> None:
     verdict = verified(run)
     assert verdict.violations == ()
     assert verdict.ok
@@ -100,7 +100,7 @@ def test_a_true_run_is_clean_and_its_counts_add_up(run: ObjectStore) -> None:
         assert books.trained + books.filtered + books.expired + books.waiting == verdict.shards * 8
 
 
-def test_a_run_without_any_object_but_its_config_is_clean(memory_store: ObjectStore) -> None:
+def test_a_run_with_only_a_config_has_no_violations(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "empty", CONFIG)
     verdict = verified(run)
     assert verdict.ok
@@ -119,7 +119,7 @@ def test_a_missing_order_is_named(run: ObjectStore) -> None:
     assert (1, layout.order(1)) in broken(run)
 
 
-def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: ObjectStore) -> None:
+def test_an_object_with_a_very_large_number_gives_a_limited_list_of_gaps(run: ObjectStore) -> None:
     far = 10**12
     run.put(layout.order(far), run.get(layout.order(0)))
     run.put(layout.batch("solver", far), run.get(layout.batch("solver", 1)))
@@ -148,7 +148,7 @@ def test_a_stray_object_of_a_far_number_makes_no_endless_list_of_gaps(run: Objec
         ]
 
 
-def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None:
+def test_each_stage_reports_its_progress_after_each_object(run: ObjectStore) -> None:
     shares: dict[str, list[float]] = {}
     verdict = verify(
         run, run_terms(run), lambda stage, share: shares.setdefault(stage, []).append(share)
@@ -171,7 +171,7 @@ def test_every_stage_tells_its_share_after_each_object(run: ObjectStore) -> None
         layout.STOP,
     ],
 )
-def test_a_store_that_stops_answering_is_no_damage(run: ObjectStore, key: str) -> None:
+def test_an_unreachable_store_is_an_error_and_no_violation(run: ObjectStore, key: str) -> None:
     class Away:
         def __getattr__(self, verb: str) -> Any:
             return getattr(run.backend, verb)
@@ -185,7 +185,7 @@ def test_a_store_that_stops_answering_is_no_damage(run: ObjectStore, key: str) -
         verify(replace(run, backend=Away(), patience_s=1e-6), run_terms(run))
 
 
-def test_a_batch_or_a_version_in_the_place_of_another_is_named(run: ObjectStore) -> None:
+def test_a_batch_or_a_version_at_the_key_of_another_is_reported(run: ObjectStore) -> None:
     rewrite(run, layout.batch("solver", 2), run.get(layout.batch("verifier", 2)))
     key = layout.manifest(layout.weights("solver", 2))
     rewrite(run, key, run.get(layout.manifest(layout.weights("solver", 1))))
@@ -209,7 +209,7 @@ def test_a_missing_version_is_named(run: ObjectStore) -> None:
     assert (1, layout.weights("solver", 2)) in broken(run)
 
 
-def test_a_shard_that_vanished_after_it_was_taken_in_is_named(run: ObjectStore) -> None:
+def test_a_shard_deleted_after_ingestion_is_reported(run: ObjectStore) -> None:
     run.delete(layout.shard(0))
     what = [
         violation for violation in verified(run).violations if "took in shard 0" in violation.what
@@ -230,7 +230,7 @@ def test_one_changed_byte_of_weights_is_named(local_store: ObjectStore, tmp_path
     assert broken(run) == {(3, layout.weights("solver", 3))}
 
 
-def test_a_data_file_that_is_missing_though_nobody_let_it_go_is_named(run: ObjectStore) -> None:
+def test_a_missing_data_file_of_an_unretired_version_is_reported(run: ObjectStore) -> None:
     (file,) = manifests.read_manifest(run, "solver", 3).files
     key = f"{layout.weights('solver', 3)}/{file.name}"
     run.delete(key)
@@ -261,7 +261,7 @@ def test_a_false_parent_is_named(run: ObjectStore) -> None:
     assert found[0].what == "names parent 1; the parent of version 3 is 2"
 
 
-def test_weights_that_were_replaced_after_they_sampled_are_named(run: ObjectStore) -> None:
+def test_weights_replaced_after_sampling_are_reported(run: ObjectStore) -> None:
     for key in run.list(layout.weights("solver", 1)):
         run.delete(key)
     publisher.publish(run, "solver", 1, tensors(99))
@@ -270,7 +270,7 @@ def test_weights_that_were_replaced_after_they_sampled_are_named(run: ObjectStor
     assert all("but version 1 of solver is" in violation.what for violation in violations)
 
 
-def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
+def test_a_sequence_trained_twice_is_reported(run: ObjectStore) -> None:
     again = batches.read(run, "solver", 1).rows[0]
     where = change_batch(run, 2, lambda batch: replace(batch, rows=(again, *batch.rows[1:])))
     assert (2, where) in broken(run)
@@ -279,7 +279,7 @@ def test_a_sequence_that_is_trained_on_twice_is_named(run: ObjectStore) -> None:
     ]
 
 
-def test_a_replay_of_a_trained_sequence_is_no_fault(run: ObjectStore) -> None:
+def test_a_replay_of_a_trained_sequence_is_no_violation(run: ObjectStore) -> None:
     again = replace(batches.read(run, "solver", 1).rows[0], replay=True)
     change_last_row(run, again)
     verdict = verified(run)
@@ -299,7 +299,7 @@ def change_last_row(run: ObjectStore, row: BatchRow) -> str:
 
 
 @pytest.mark.parametrize("fate", ["filtered", "waiting"])
-def test_a_replay_of_what_was_never_trained_on_is_named(run: ObjectStore, fate: str) -> None:
+def test_a_replay_of_an_untrained_sequence_is_reported(run: ObjectStore, fate: str) -> None:
     ledger = [entry for n in range(1, STEPS + 1) for entry in batches.read(run, "solver", n).ledger]
     filtered = next(entry.key for entry in ledger if entry.fate == "filtered")
     key = filtered if fate == "filtered" else batches.read(run, "solver", STEPS).waiting[0]
@@ -309,7 +309,9 @@ def test_a_replay_of_what_was_never_trained_on_is_named(run: ObjectStore, fate: 
     assert (2, where, f"replays {named(key)}, which was never trained on") in told(run)
 
 
-def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore) -> None:
+def test_a_sequence_above_the_staleness_bound_is_reported_and_one_at_the_bound_is_not(
+    run: ObjectStore,
+) -> None:
     """The true run goes to the bound. An aged row is no longer what its shard holds, so invariant 7
     is broken too.
     """
@@ -325,7 +327,7 @@ def test_a_stale_sequence_is_named_and_the_bound_itself_is_not(run: ObjectStore)
     assert broken(run) == {(5, where), (7, where)}
 
 
-def test_a_sequence_from_the_future_is_named(run: ObjectStore) -> None:
+def test_a_sequence_of_a_later_version_is_reported(run: ObjectStore) -> None:
     def newer(row: BatchRow) -> BatchRow:
         return replace(
             row, versions=np.where(row.loss_mask, np.int32(2), row.versions).astype(np.int32)
@@ -339,7 +341,7 @@ def test_a_sequence_from_the_future_is_named(run: ObjectStore) -> None:
     )
 
 
-def test_a_row_that_claims_another_age_than_its_shard_is_named(run: ObjectStore) -> None:
+def test_a_row_with_another_staleness_than_its_shard_is_reported(run: ObjectStore) -> None:
     def older(batch: Batch) -> Batch:
         last = batch.rows[-1]
         assert last.min_version == STEPS - 2
@@ -349,7 +351,7 @@ def test_a_row_that_claims_another_age_than_its_shard_is_named(run: ObjectStore)
     assert broken(run) == {(7, where)}
 
 
-def test_an_order_that_was_changed_is_named(run: ObjectStore) -> None:
+def test_a_changed_order_is_reported(run: ObjectStore) -> None:
     key = layout.order(0)
     assert run.get(key).count(b'"samples_per_prompt":4') == 1
     rewrite(run, key, run.get(key).replace(b'"samples_per_prompt":4', b'"samples_per_prompt":2'))
@@ -358,7 +360,7 @@ def test_an_order_that_was_changed_is_named(run: ObjectStore) -> None:
     assert "does not have the checksum it carries" in found[0].what
 
 
-def test_an_order_that_was_changed_is_named_before_anybody_answers_it(run: ObjectStore) -> None:
+def test_a_changed_order_is_reported_before_it_has_a_shard(run: ObjectStore) -> None:
     key = layout.order(one_more_order(run))
     rewrite(run, key, run.get(key).replace(b'"seed":', b'"seed":1'))
     assert broken(run) == {(1, key)}
@@ -373,7 +375,7 @@ def test_a_group_with_too_few_episodes_is_named(run: ObjectStore) -> None:
     }
 
 
-def test_a_changed_or_missing_config_is_a_persons_to_mend(run: ObjectStore) -> None:
+def test_a_changed_or_missing_config_needs_repair_by_the_user(run: ObjectStore) -> None:
     rewrite(
         run, "run.json", run.get("run.json").replace(b'"max_staleness":2', b'"max_staleness":9')
     )
@@ -456,7 +458,7 @@ def moved_mask(row: BatchRow) -> BatchRow:
     ],
     ids=["prompt_id", "tokens", "loss_mask", "logprobs", "versions", "reward", "temperature"],
 )
-def test_a_row_that_is_not_as_its_shard_holds_it_is_named(
+def test_a_row_that_differs_from_its_shard_is_reported(
     run: ObjectStore, change: Callable[[BatchRow], BatchRow]
 ) -> None:
     where = change_first_row(run, STEPS, change)
@@ -483,7 +485,7 @@ def test_a_batch_of_another_size_is_named(run: ObjectStore) -> None:
     ]
 
 
-def test_what_a_completed_run_lacks_is_named_and_what_a_going_one_lacks_is_not(
+def test_missing_objects_of_a_completed_run_are_reported_and_those_of_a_running_one_are_not(
     run: ObjectStore,
 ) -> None:
     for key in run.list(layout.weights("solver", STEPS)):
@@ -503,7 +505,7 @@ def test_what_a_completed_run_lacks_is_named_and_what_a_going_one_lacks_is_not(
     ]
 
 
-def test_a_completed_run_without_anything_lacks_everything(memory_store: ObjectStore) -> None:
+def test_every_object_is_missing_in_an_empty_completed_run(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "empty", CONFIG)
     request_stop(run, Stop("completed", "all steps done", 0.0))
     assert [violation.where for violation in verified(run).violations] == [
@@ -515,18 +517,18 @@ def test_a_completed_run_without_anything_lacks_everything(memory_store: ObjectS
     ]
 
 
-def test_a_run_that_was_cancelled_lacks_nothing(memory_store: ObjectStore) -> None:
+def test_a_cancelled_run_has_no_missing_objects(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "cancelled", CONFIG)
     request_stop(run, Stop("cancelled", "by hand", 0.0))
     assert verified(run).ok
 
 
-def test_an_end_that_cannot_be_read_is_named(run: ObjectStore) -> None:
+def test_an_unreadable_end_of_the_run_is_reported(run: ObjectStore) -> None:
     run.put(layout.STOP, b"{")
     assert broken(run) == {(1, layout.STOP)}
 
 
-def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: ObjectStore) -> None:
+def test_a_missing_setting_of_a_config_needs_repair_by_the_user(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "bare", {**CONFIG, "policies": {"solver": {}}})
     with pytest.raises(
         ConfigError, match=r"its run\.json has no whole number 'policies\.solver\.batch_size'"
@@ -534,7 +536,7 @@ def test_a_setting_that_a_config_lacks_is_a_persons_to_mend(memory_store: Object
         verified(run)
 
 
-def test_keys_of_no_pattern_are_passed_over_and_stand_for_nothing(run: ObjectStore) -> None:
+def test_keys_without_a_pattern_are_ignored(run: ObjectStore) -> None:
     for key in (
         ".DS_Store",
         "orders/x.json",
@@ -553,17 +555,17 @@ def test_keys_of_no_pattern_are_passed_over_and_stand_for_nothing(run: ObjectSto
     assert (1, layout.order(1)) in broken(run)
 
 
-def test_a_shard_that_is_taken_in_twice_is_named(run: ObjectStore) -> None:
+def test_a_shard_ingested_twice_is_reported(run: ObjectStore) -> None:
     where = change_batch(run, 2, lambda batch: replace(batch, shards=(*batch.shards, 0)))
     assert told(run) == [(6, where, "takes in shard 0 a second time")]
 
 
-def test_closed_orders_that_are_not_those_taken_in_are_named(run: ObjectStore) -> None:
+def test_closed_orders_that_differ_from_the_ingested_ones_are_reported(run: ObjectStore) -> None:
     where = change_batch(run, 2, lambda batch: replace(batch, closed=(*batch.closed, 99)))
     assert broken(run) == {(6, where)}
 
 
-def test_a_settled_sequence_that_is_listed_as_waiting_is_named(run: ObjectStore) -> None:
+def test_a_waiting_sequence_with_a_final_fate_is_reported(run: ObjectStore) -> None:
     key = batches.read(run, "solver", STEPS).rows[0].key
     where = change_batch(run, STEPS, lambda batch: replace(batch, waiting=(*batch.waiting, key)))
     assert told(run) == [
@@ -571,7 +573,7 @@ def test_a_settled_sequence_that_is_listed_as_waiting_is_named(run: ObjectStore)
     ]
 
 
-def test_a_version_whose_weights_its_shard_does_not_name_is_named(run: ObjectStore) -> None:
+def test_a_version_without_a_digest_in_its_shard_is_reported(run: ObjectStore) -> None:
     shard = shards.read(run, 0)
     rewrite(
         run, layout.shard(0), shards.encode(replace(shard, weights={**shard.weights, "solver": {}}))
@@ -581,7 +583,7 @@ def test_a_version_whose_weights_its_shard_does_not_name_is_named(run: ObjectSto
     assert (4, layout.shard(0), what) in told(run)
 
 
-def test_an_answer_to_other_prompts_is_named(run: ObjectStore) -> None:
+def test_a_shard_with_other_prompts_than_its_order_is_reported(run: ObjectStore) -> None:
     order = orders.read(run, 0)
     rewrite(run, layout.order(0), seal(replace(order, prompts=order.prompts[::-1])))
     found = verified(run).violations
@@ -597,7 +599,7 @@ def test_a_false_batch_in_a_manifest_is_named(run: ObjectStore) -> None:
     assert told(run) == [(3, key, "names batch 1; version 3 is made of batch 3")]
 
 
-def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
+def test_a_missing_sequence_unbalances_the_ledger(run: ObjectStore) -> None:
     step = next(n for n in range(1, STEPS + 1) if batches.read(run, "solver", n).ledger)
     where = change_batch(run, step, lambda batch: replace(batch, ledger=batch.ledger[1:]))
     found = verified(run).violations
@@ -605,7 +607,7 @@ def test_a_vanished_sequence_unbalances_the_books(run: ObjectStore) -> None:
     assert "has vanished" in found[0].what
 
 
-def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> None:
+def test_a_sequence_with_two_fates_unbalances_the_ledger(run: ObjectStore) -> None:
     def add(batch: Batch) -> Batch:
         return replace(
             batch,
@@ -616,7 +618,7 @@ def test_a_sequence_with_two_fates_unbalances_the_books(run: ObjectStore) -> Non
     assert broken(run) == {(6, where)}
 
 
-def test_a_fate_of_a_sequence_that_was_never_played_is_named(run: ObjectStore) -> None:
+def test_a_fate_of_a_sequence_that_does_not_exist_is_reported(run: ObjectStore) -> None:
     strange = SequenceKey(0, 0, 0, 9)
     where = change_batch(
         run,
@@ -628,13 +630,13 @@ def test_a_fate_of_a_sequence_that_was_never_played_is_named(run: ObjectStore) -
     ]
 
 
-def test_a_policy_that_can_be_no_part_of_a_key_is_named(memory_store: ObjectStore) -> None:
+def test_an_invalid_policy_name_is_reported(memory_store: ObjectStore) -> None:
     run = create_run(memory_store, "strange", {**CONFIG, "policies": {"a/b": {"batch_size": 4}}})
     told_of = "names the policy 'a/b', of which there can be no batch and no version"
     assert told(run) == [(1, layout.RUN, told_of)]
 
 
-def test_an_unreadable_shard_is_a_fault_until_it_is_in_quarantine(run: ObjectStore) -> None:
+def test_an_unreadable_shard_is_a_violation_until_it_is_in_quarantine(run: ObjectStore) -> None:
     number = one_more_order(run)
     run.create(layout.shard(number), b"no arrow file")
     assert broken(run) == {(6, layout.shard(number))}
@@ -644,13 +646,13 @@ def test_an_unreadable_shard_is_a_fault_until_it_is_in_quarantine(run: ObjectSto
     assert verdict.quarantined == 1
 
 
-def test_a_shard_under_the_wrong_number_is_named(run: ObjectStore) -> None:
+def test_a_shard_with_the_wrong_number_is_reported(run: ObjectStore) -> None:
     number = one_more_order(run)
     run.create(layout.shard(number), run.get(layout.shard(0)))
     assert (6, layout.shard(number)) in broken(run)
 
 
-def test_violations_are_told_once_and_in_order(run: ObjectStore) -> None:
+def test_violations_are_reported_once_and_in_order(run: ObjectStore) -> None:
     run.delete(layout.batch("solver", 2))
     run.delete(layout.order(1))
     found = verified(run).violations
@@ -658,7 +660,7 @@ def test_violations_are_told_once_and_in_order(run: ObjectStore) -> None:
     assert isinstance(found[0], Violation)
 
 
-def test_damaged_evaluations_and_tags_are_named_with_the_reason(run: ObjectStore) -> None:
+def test_damaged_evaluations_and_tags_are_reported_with_the_reason(run: ObjectStore) -> None:
     run.put("evals/solver-00000001_verifier-00000001.arrow", b"torn")
     run.put("tags/best.json", b"{")
     found = told(run)
@@ -673,7 +675,7 @@ def test_damaged_evaluations_and_tags_are_named_with_the_reason(run: ObjectStore
     assert found[1][2].startswith("cannot be read: tags/best.json is not JSON")
 
 
-def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: ObjectStore) -> None:
+def test_an_evaluation_or_a_tag_of_a_missing_version_is_reported(run: ObjectStore) -> None:
     evaluations.create(run, evaluation({"solver": 1, "verifier": 99}))
     run.create("tags/best.json", seal(tags.Tag(name="best", policy="nobody", version=1, at_s=5.0)))
     assert told(run) == [
@@ -686,7 +688,7 @@ def test_an_evaluation_or_a_tag_of_a_version_that_does_not_exist_is_named(run: O
     ]
 
 
-def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
+def test_valid_evaluations_and_tags_have_no_violations(run: ObjectStore) -> None:
     evaluations.create(run, evaluation({"solver": 1, "verifier": 1}))
     tags.create(run, "best", "solver", 1)
     assert told(run) == []
@@ -705,7 +707,7 @@ def test_true_evaluations_and_tags_are_clean(run: ObjectStore) -> None:
         ({**CONFIG, "policies": {"solver": 3}}, "section 'policies.solver'"),
     ],
 )
-def test_a_config_of_other_types_is_a_sentence(
+def test_a_config_with_wrong_types_gives_an_error_of_one_sentence(
     memory_store: ObjectStore, config: dict[str, Any], missing: str
 ) -> None:
     run = create_run(memory_store, "strange", config)

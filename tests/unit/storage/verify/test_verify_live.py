@@ -62,7 +62,7 @@ def going_on(made: World) -> Callable[[], None]:
 
 @pytest.mark.parametrize("each", [1, 3, 10])
 @pytest.mark.parametrize("begun", [0, 2, 6, 12])
-def test_a_run_that_goes_on_while_it_is_verified_is_whole(
+def test_verification_of_a_running_run_finds_no_violation(
     memory_store: ObjectStore, begun: int, each: int
 ) -> None:
     made = world(

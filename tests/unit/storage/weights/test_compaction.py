@@ -40,7 +40,7 @@ def merged_files(run: ObjectStore, version: int) -> list[str]:
     return [name for name in names if name.endswith(".safetensors") and name not in listed]
 
 
-def test_every_refresh_over_a_chain_reads_one_delta_and_shares_what_did_not_change(
+def test_each_refresh_over_a_chain_reads_one_merged_delta_and_shares_unchanged_tensors(
     memory_store: ObjectStore,
 ) -> None:
     published = publish(memory_store, models(10))
@@ -60,7 +60,7 @@ def test_every_refresh_over_a_chain_reads_one_delta_and_shares_what_did_not_chan
 
 
 @pytest.mark.usefixtures("pays")
-def test_merging_stops_at_an_anchor_that_does_not_say_how_it_comes_from_the_version_before(
+def test_merging_stops_at_an_anchor_without_changes_to_the_version_before(
     memory_store: ObjectStore,
 ) -> None:
     held: LoadedWeights | None = None
@@ -76,7 +76,7 @@ def test_merging_stops_at_an_anchor_that_does_not_say_how_it_comes_from_the_vers
 
 
 @pytest.mark.usefixtures("pays")
-def test_tensors_that_swap_their_names_again_and_again_are_merged(
+def test_tensors_that_swap_their_names_repeatedly_are_merged(
     memory_store: ObjectStore,
 ) -> None:
     one, other = (bf16(draw(seed).integers(0, 2**16, 200_000).astype(np.uint16)) for seed in (5, 6))
@@ -96,7 +96,7 @@ def test_tensors_that_swap_their_names_again_and_again_are_merged(
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_comes(
+def test_a_merged_delta_lists_each_tensor_and_its_base_tensor(
     memory_store: ObjectStore,
 ) -> None:
     random, start = draw(3), draw(4).integers(0, 2**16, 50_000).astype(np.uint16)
@@ -135,7 +135,7 @@ def test_merged_changes_say_what_each_tensor_is_and_of_which_of_the_base_it_come
 
 
 @pytest.mark.usefixtures("pays")
-def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(
+def test_deltas_stored_under_other_names_than_their_tensors_are_merged(
     memory_store: ObjectStore,
 ) -> None:
     held = publish(memory_store, models(9))
@@ -164,7 +164,7 @@ def test_changes_that_are_stored_by_other_names_than_their_tensors_are_merged(
 
 
 @pytest.mark.usefixtures("pays")
-def test_a_tensor_that_a_version_in_between_lacks_is_named(memory_store: ObjectStore) -> None:
+def test_a_tensor_missing_in_an_intermediate_version_is_named(memory_store: ObjectStore) -> None:
     told = "weights/solver/00000005 does not hold the tensor small, which a later version needs"
     held = publish(memory_store, models(9))
     manifest, key = held[5].manifest, layout.manifest(layout.weights("solver", 5))
@@ -189,7 +189,7 @@ def test_a_tensor_that_a_version_in_between_lacks_is_named(memory_store: ObjectS
 
 
 @pytest.mark.usefixtures("pays")
-def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
+def test_a_complete_span_is_merged_once_in_the_background_and_close_waits_for_it(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(18))
@@ -208,7 +208,7 @@ def test_a_whole_span_is_merged_in_the_background_once_and_closing_waits_for_it(
         assert merged == layout.merged_delta("solver", wanted, wanted - 8)
 
 
-def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_deltas(
+def test_merging_has_a_minimum_size_and_a_maximum_share_of_the_single_deltas(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = publish(memory_store, models(9))
@@ -231,7 +231,7 @@ def test_merging_pays_from_a_number_of_bytes_on_and_up_to_a_share_of_the_single_
 
 
 @pytest.mark.usefixtures("pays")
-def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
+def test_the_second_merger_deletes_only_its_own_files(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(9))
@@ -255,7 +255,7 @@ def test_who_merges_second_deletes_its_own_files_and_nobody_elses(
 
 
 @pytest.mark.usefixtures("pays")
-def test_whole_tensors_that_do_not_fit_into_memory_are_not_merged(
+def test_whole_tensors_that_exceed_the_memory_limit_are_not_merged(
     memory_store: ObjectStore,
 ) -> None:
     versions = models(9, size=5000)
@@ -287,7 +287,7 @@ def test_tensors_that_the_manifest_does_not_list_are_refused(memory_store: Objec
         update_path.check(held.manifest, fewer, digests)
 
 
-def test_a_delta_that_grows_too_large_while_it_is_stored_takes_its_files_back(
+def test_a_merged_delta_that_grows_too_large_deletes_its_files(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_store, "FILE_BYTES_MIN", 1)
@@ -336,7 +336,7 @@ def test_a_small_model_is_published_merged_and_read_without_a_compiler() -> None
     assert done.stdout == "False\n"
 
 
-def test_a_tensor_of_another_form_than_bytes_is_no_change(memory_store: ObjectStore) -> None:
+def test_a_delta_tensor_with_another_dtype_than_bytes_is_refused(memory_store: ObjectStore) -> None:
     wide = HostTensor("F32", (3,), np.zeros(3, dtype=np.uint32))
     with pytest.raises(CorruptError, match=r"the entry is F32 \[3\]; a change is bytes"):
         delta_store.blob_of(wide)

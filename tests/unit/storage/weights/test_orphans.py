@@ -40,7 +40,7 @@ def run(memory_store: ObjectStore) -> ObjectStore:
     return memory_store
 
 
-def test_what_no_manifest_lists_is_an_orphan_once_the_manifest_is_a_day_old(
+def test_an_unlisted_file_is_an_orphan_when_the_manifest_is_a_day_old(
     run: ObjectStore,
 ) -> None:
     assert orphans.orphans(run, "solver", NOW_S) == []
@@ -48,7 +48,7 @@ def test_what_no_manifest_lists_is_an_orphan_once_the_manifest_is_a_day_old(
     assert orphans.orphans(run, "verifier", LATER_S) == []
 
 
-def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_is_over_for_a_day(
+def test_unlisted_files_of_the_newest_version_stay_until_a_day_after_the_runs_end(
     run: ObjectStore,
 ) -> None:
     runs.request_stop(run, Stop("cancelled", "enough", LATER_S - 60.0))
@@ -62,7 +62,7 @@ def test_beside_the_newest_and_where_no_manifest_stands_all_stays_until_the_run_
     )
 
 
-def test_a_day_is_over_when_it_is_over(run: ObjectStore) -> None:
+def test_the_age_of_a_day_is_inclusive(run: ObjectStore) -> None:
     created_s = checkpoints.read_manifest(run, "solver", 5).created_s
     day_s = 24 * 3600.0
     assert checkpoint(5) not in orphans.orphans(run, "solver", created_s + day_s - 0.01)
@@ -72,17 +72,17 @@ def test_a_day_is_over_when_it_is_over(run: ObjectStore) -> None:
     assert checkpoint(12) in orphans.orphans(run, "solver", 1e9 + day_s + 1)
 
 
-def test_a_file_that_another_record_of_the_version_names_is_no_orphan(run: ObjectStore) -> None:
+def test_a_file_listed_by_another_record_of_the_version_is_no_orphan(run: ObjectStore) -> None:
     run.put(weight(0, "since-00000000.json"), f'{{"files": [{{"name": "{STRAY}"}}]}}'.encode())
     assert weight(0) not in orphans.orphans(run, "solver", LATER_S)
 
 
-def test_beside_a_damaged_manifest_nothing_is_an_orphan(run: ObjectStore) -> None:
+def test_a_version_with_a_damaged_manifest_has_no_orphans(run: ObjectStore) -> None:
     run.put(checkpoint(5, "manifest.json"), b"torn")
     assert orphans.orphans(run, "solver", LATER_S) == [weight(0), checkpoint(9)]
 
 
-def test_beside_a_damaged_record_of_merged_changes_nothing_is_an_orphan(run: ObjectStore) -> None:
+def test_a_version_with_a_damaged_merged_delta_record_has_no_orphans(run: ObjectStore) -> None:
     run.put(weight(0, "since-00000000.json"), b'{"files": [{"name": "00')
     run.put(weight(0, ".DS_Store"), b"no object of the run")
     assert orphans.orphans(run, "solver", LATER_S) == [checkpoint(5), checkpoint(9)]
@@ -90,7 +90,7 @@ def test_beside_a_damaged_record_of_merged_changes_nothing_is_an_orphan(run: Obj
     assert weight(0) in orphans.orphans(run, "solver", LATER_S)
 
 
-def test_the_data_of_a_version_that_lost_its_manifest_is_no_orphan_since_others_came_after_it(
+def test_data_of_a_version_that_lost_its_manifest_are_no_orphans(
     run: ObjectStore,
 ) -> None:
     lost = {}
@@ -112,7 +112,7 @@ def test_the_data_of_a_version_that_lost_its_manifest_is_no_orphan_since_others_
         assert set(reader.fetch(run, "solver", version)) == set(builders.tensors(version))
 
 
-def test_the_others_can_be_read_when_the_orphans_are_gone(run: ObjectStore) -> None:
+def test_other_versions_are_readable_after_orphans_are_deleted(run: ObjectStore) -> None:
     runs.request_stop(run, Stop("completed", "all steps done", NOW_S))
     for key in orphans.orphans(run, "solver", LATER_S):
         run.delete(key)
@@ -123,7 +123,7 @@ def test_the_others_can_be_read_when_the_orphans_are_gone(run: ObjectStore) -> N
     assert newest.step == 9
 
 
-def test_unfinished_files_of_a_local_folder_go_when_they_are_a_day_old(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_local_store_are_deleted_after_a_day(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     run, other = store.sub("runs/one"), store.sub("runs/two")
     run.put("orders/00000000.json", b"whole")

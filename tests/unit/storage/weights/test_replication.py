@@ -85,7 +85,7 @@ def manifest_bytes(store: ObjectStore) -> int:
     )
 
 
-def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World) -> None:
+def test_each_version_is_copied_once_and_then_read_from_the_mirror(world: World) -> None:
     world.publish(4)
     crossed = world.copy_all()
     store, at_home, at_mirror = world.near()
@@ -98,7 +98,7 @@ def test_every_version_crosses_once_and_is_then_read_in_the_region(world: World)
     assert world.copy_all() == 0
 
 
-def test_a_large_file_comes_in_parts_from_the_mirror_and_the_second_time_from_home(
+def test_a_large_file_is_read_in_parts_from_the_mirror_and_on_retry_from_home(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "PART_BYTES_MIN", 1000)
@@ -122,7 +122,7 @@ def test_a_large_file_comes_in_parts_from_the_mirror_and_the_second_time_from_ho
     )
 
 
-def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> None:
+def test_a_lagging_mirror_is_waited_for_and_then_skipped(world: World) -> None:
     world.publish(2)
     world.copy_all()
     tensors = model(2)
@@ -138,7 +138,7 @@ def test_a_mirror_that_lags_is_waited_for_and_then_passed_over(world: World) -> 
     )
 
 
-def test_a_mirror_that_lies_is_found_out_and_home_is_read(world: World) -> None:
+def test_a_mirror_with_false_data_is_detected_and_home_is_read(world: World) -> None:
     world.publish(3)
     world.copy_all()
     damage(world.mirror, 2)
@@ -150,7 +150,7 @@ def test_a_mirror_that_lies_is_found_out_and_home_is_read(world: World) -> None:
         reader.fetch(world.near()[0], "solver", 2)
 
 
-def test_a_mirror_that_is_away_is_passed_over(world: World) -> None:
+def test_an_unreachable_mirror_is_skipped(world: World) -> None:
     world.publish(2)
 
     class Away:
@@ -165,7 +165,7 @@ def test_a_mirror_that_is_away_is_passed_over(world: World) -> None:
     assert weights_digest(reader.fetch(store, "solver", 1)) == weights_digest(model(1))
 
 
-def test_a_mirror_killed_between_two_files_shows_no_half_version(world: World) -> None:
+def test_a_mirror_killed_between_two_files_has_no_partial_version(world: World) -> None:
     world.publish(2)
     world.copy_all()
     world.mirror.delete(
@@ -197,7 +197,7 @@ def test_retired_versions_are_mirrored_without_their_data(world: World) -> None:
     )
 
 
-def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed(
+def test_the_mirror_service_copies_each_policy_survives_outages_and_counts_bytes(
     world: World,
 ) -> None:
     world.publish(3)
@@ -224,7 +224,7 @@ def test_the_keeper_copies_every_policy_outlives_outages_and_counts_what_crossed
     assert set(lifetime.waits_s) == {0.0, replication.POLL_INTERVAL_S}
 
 
-def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
+def test_a_mirror_reports_the_base_models_it_waits_for(world: World) -> None:
     said: list[tuple[str, str, str]] = []
 
     def next_look(seconds: float) -> bool:
@@ -246,7 +246,7 @@ def test_a_mirror_says_which_base_models_it_waits_for(world: World) -> None:
     ]
 
 
-def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_version(
+def test_a_stalled_mirror_delays_its_workers_once_and_not_per_version(
     world: World,
 ) -> None:
     world.publish(8)
@@ -259,7 +259,7 @@ def test_a_mirror_that_stands_still_delays_its_workers_once_and_not_for_each_ver
     assert manifests.latest(store, "solver") == 7
 
 
-def test_leftovers_of_another_run_in_a_mirror_are_not_believed(world: World) -> None:
+def test_objects_of_another_run_in_a_mirror_are_not_used(world: World) -> None:
     world.publish(3)
     world.copy_all()
     for key in world.home.list("weights"):
@@ -270,7 +270,7 @@ def test_leftovers_of_another_run_in_a_mirror_are_not_believed(world: World) -> 
     assert weights_digest(reader.fetch(store, "solver", 0)) == weights_digest(model(5))
 
 
-def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_on(
+def test_a_mirror_that_falls_further_behind_is_skipped(
     world: World,
 ) -> None:
     """Home makes a version a second, the mirror copies one in four."""
@@ -300,7 +300,7 @@ def test_a_mirror_that_falls_ever_further_behind_is_passed_over_though_it_goes_o
     assert held.manifest.version >= 39
 
 
-def test_a_mirror_one_version_behind_is_in_time_however_long(world: World) -> None:
+def test_a_mirror_one_version_behind_is_in_time(world: World) -> None:
     world.publish(1)
     world.copy_all()
     store, at_home, _ = world.near()
@@ -323,7 +323,7 @@ def test_a_mirror_one_version_behind_is_in_time_however_long(world: World) -> No
     assert at_home.weights()["solver"] <= 2 * read  # manifests alone
 
 
-def test_a_mirror_that_does_not_answer_is_asked_again_only_after_a_while(world: World) -> None:
+def test_a_mirror_that_does_not_respond_is_requested_again_only_after_a_pause(world: World) -> None:
     world.publish(3)
     asked: list[str] = []
 
@@ -345,7 +345,7 @@ def test_a_mirror_that_does_not_answer_is_asked_again_only_after_a_while(world: 
     assert len(asked) == 2
 
 
-def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
+def test_a_mirror_of_another_run_with_the_same_id_is_refused(world: World) -> None:
     world.publish(2)
     publisher.publish(world.mirror, "solver", 0, model(7))
     with pytest.raises(
@@ -356,7 +356,7 @@ def test_a_mirror_of_another_run_of_this_name_is_refused(world: World) -> None:
         )
 
 
-def test_a_version_whose_manifest_was_lost_at_home_is_left_out(
+def test_a_version_without_a_manifest_at_home_is_skipped(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.publish(6)
@@ -376,7 +376,7 @@ def test_a_version_whose_manifest_was_lost_at_home_is_left_out(
     assert caplog.messages.count("version 3 of solver is missing and is not mirrored") == 1
 
 
-def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: World) -> None:
+def test_a_version_that_cannot_be_mirrored_is_not_fetched_repeatedly(world: World) -> None:
     world.publish(3)
     manifest = manifests.read_manifest(world.home, "solver", 2)
     (key,) = (
@@ -396,7 +396,7 @@ def test_a_version_that_cannot_be_mirrored_is_not_fetched_over_and_over(world: W
     )
 
 
-def test_a_mirror_that_loses_its_bucket_is_waited_for_and_one_that_never_had_one_is_refused(
+def test_a_lost_bucket_is_waited_for_and_one_that_never_existed_is_refused(
     world: World,
 ) -> None:
     world.publish(3)
@@ -448,7 +448,7 @@ def weights_keys(store: ObjectStore) -> set[str]:
     return set(store.list(layout.WEIGHTS))
 
 
-def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind_newer_versions(
+def test_an_anchor_is_published_with_its_changes_and_its_whole_tensors_follow_later(
     world: World,
 ) -> None:
     world.publish(3)
@@ -474,7 +474,7 @@ def test_an_anchor_is_shown_with_its_changes_and_its_whole_tensors_follow_behind
     )
 
 
-def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_starts_goes_home(
+def test_the_reader_of_an_anchors_predecessor_uses_the_mirror_and_a_new_reader_home(
     world: World,
 ) -> None:
     world.publish(3)
@@ -492,7 +492,7 @@ def test_who_holds_the_version_before_an_anchor_reads_it_in_the_region_and_who_s
     assert at_home.weights()["solver"] > manifest_bytes
 
 
-def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is_back(
+def test_a_mirror_killed_before_the_whole_tensors_of_an_anchor_fetches_them_on_restart(
     world: World,
 ) -> None:
     world.publish(3)
@@ -505,7 +505,7 @@ def test_a_mirror_killed_before_an_anchors_whole_tensors_fetches_them_when_it_is
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
-def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_nothing(
+def test_an_anchor_retired_before_its_whole_tensors_were_copied_blocks_nothing(
     world: World,
 ) -> None:
     world.publish(3)
@@ -528,7 +528,7 @@ def test_an_anchor_that_is_retired_before_its_whole_tensors_crossed_holds_up_not
     assert looks < 20
 
 
-def test_a_mirror_that_cannot_be_asked_at_first_completes_its_anchor_later(world: World) -> None:
+def test_a_mirror_unreachable_at_first_completes_its_anchor_later(world: World) -> None:
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 4), anchors=range(3, 4))
@@ -542,7 +542,7 @@ def test_a_mirror_that_cannot_be_asked_at_first_completes_its_anchor_later(world
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
-def test_a_damaged_manifest_in_the_mirror_holds_up_no_newer_version(world: World) -> None:
+def test_a_damaged_manifest_in_the_mirror_blocks_no_newer_version(world: World) -> None:
     world.publish(3)
     world.copy_all()
     world.mirror.put(layout.manifest(layout.weights("solver", 2)), b"{}")
@@ -551,7 +551,7 @@ def test_a_damaged_manifest_in_the_mirror_holds_up_no_newer_version(world: World
     assert manifests.latest(world.mirror, "solver") == 4
 
 
-def test_anchors_that_a_twin_showed_meanwhile_are_completed_too(world: World) -> None:
+def test_anchors_published_by_a_concurrent_mirror_are_completed_too(world: World) -> None:
     world.publish(3)
     world.copy_all()
     publish_more(world.home, range(3, 6), anchors=range(3, 4))
@@ -569,7 +569,7 @@ def test_anchors_that_a_twin_showed_meanwhile_are_completed_too(world: World) ->
     assert weights_keys(world.mirror) == weights_keys(world.home)
 
 
-def test_an_anchors_file_that_home_lacks_holds_up_nothing(world: World) -> None:
+def test_a_missing_anchor_file_at_home_blocks_nothing(world: World) -> None:
     world.publish(3)
     publish_more(world.home, range(3, 5), anchors=range(3, 4))
     (file,) = manifests.read_manifest(world.home, "solver", 3).files

@@ -63,7 +63,7 @@ def readable(run: ObjectStore) -> list[int]:
     return found
 
 
-def test_kept_versions_stay_readable_through_whole_chains_and_the_others_are_let_go(
+def test_kept_versions_stay_readable_through_whole_chains_and_others_are_retired(
     run: ObjectStore,
 ) -> None:
     planned = retention.plan(
@@ -94,7 +94,7 @@ def test_versions_are_named_by_policy_and_number() -> None:
             retention.named([word], ["solver"])
 
 
-def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(
+def test_an_unknown_version_is_refused_with_the_newest_existing_one(
     run: ObjectStore,
 ) -> None:
     retention.check_versions_exist(run, {"solver": {0, VERSIONS - 1}})
@@ -110,7 +110,7 @@ def test_a_version_that_the_run_lacks_is_refused_with_the_newest_that_it_has(
         retention.check_versions_exist(run, {"verifier": {0}})
 
 
-def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) -> None:
+def test_merged_deltas_are_retired_with_their_version_and_counted(run: ObjectStore) -> None:
     key, name = layout.merged_delta("solver", 8, 0), f"{'0' * 32}.delta-00000.safetensors"
     before = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)).num_bytes
     step = StoredDelta(0, {}, (FileInfo(name, 5, "sha256:"),))
@@ -123,7 +123,7 @@ def test_merged_changes_go_with_their_version_and_are_counted(run: ObjectStore) 
     assert not run.exists(f"{layout.weights('solver', 8)}/{name}")
 
 
-def test_strange_objects_among_the_weights_are_left_alone(run: ObjectStore) -> None:
+def test_unknown_objects_in_the_weights_folder_are_kept(run: ObjectStore) -> None:
     strange = [f"weights/solver/{key}" for key in ("notes.txt", "old/a", "7/a", "٣٣٣٣٣٣٣٣/a")]
     for key in strange:
         run.put(key, b"")
@@ -131,7 +131,7 @@ def test_strange_objects_among_the_weights_are_left_alone(run: ObjectStore) -> N
     assert all(run.exists(key) for key in strange)
 
 
-def test_retiring_again_finds_nothing_more(run: ObjectStore) -> None:
+def test_retiring_twice_deletes_nothing_more(run: ObjectStore) -> None:
     wanted = Retention(last=2, every=0)
     retention.retire(run, retention.plan(run, "solver", wanted, later_s(run)))
     again = retention.plan(run, "solver", wanted, later_s(run))
@@ -143,7 +143,7 @@ def test_retiring_again_finds_nothing_more(run: ObjectStore) -> None:
     )  # what is gone cannot be kept
 
 
-def test_what_is_young_stays_and_what_a_living_worker_may_be_in_the_middle_of(
+def test_young_versions_and_those_a_live_worker_may_be_reading_are_kept(
     run: ObjectStore,
 ) -> None:
     young = retention.plan(
@@ -186,7 +186,7 @@ READERS: list[tuple[ServiceKind, str, dict[str, int], bool]] = [
 ]
 
 
-def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does(
+def test_versions_in_use_by_live_workers_and_evaluations_are_kept(
     run: ObjectStore,
 ) -> None:
     found, beat_s = [], later_s(run)
@@ -204,9 +204,7 @@ def test_living_workers_and_evaluations_hold_what_they_read_and_nobody_else_does
 
 
 @pytest.mark.parametrize("kind", ["rollout", "evaluation"])
-def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(
-    run: ObjectStore, kind: str
-) -> None:
+def test_an_unreadable_heartbeat_keeps_every_version(run: ObjectStore, kind: str) -> None:
     wanted = Retention(last=1, every=0, grace_s=0.0)
     run.put(f"heartbeats/{kind}/a-0.json", b'{"format": 2}')
     with pytest.raises(
@@ -225,7 +223,7 @@ def test_a_heartbeat_that_cannot_be_read_may_hold_any_version_so_nothing_goes(
     assert 14 in retention.plan(run, "solver", wanted, later_s(run)).retired
 
 
-def test_of_several_readers_the_one_that_is_furthest_behind_counts(run: ObjectStore) -> None:
+def test_the_oldest_version_among_several_readers_is_kept(run: ObjectStore) -> None:
     beat_s = later_s(run)
     for name, version in (("a", 27), ("b", 23), ("c", 25)):
         beat = builders.heartbeat(
@@ -284,7 +282,7 @@ def chain(store: ObjectStore) -> ObjectStore:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_at_any_change_nothing_that_is_kept_is_lost_and_the_next_one_finishes(
+def test_gc_killed_at_any_change_loses_no_kept_version_and_the_next_gc_finishes(
     memory_store: ObjectStore, after: bool
 ) -> None:
     wanted, now_s = Retention(last=2, every=0, grace_s=0.0), 1e12
@@ -310,13 +308,13 @@ def test_killed_at_any_change_nothing_that_is_kept_is_lost_and_the_next_one_fini
         assert shape(run) == shape(whole)
 
 
-def test_a_laggard_whose_deltas_are_gone_catches_up_from_an_anchor(run: ObjectStore) -> None:
+def test_a_lagging_reader_with_retired_deltas_continues_from_an_anchor(run: ObjectStore) -> None:
     held = reader.read(run, "solver", 5)
     retention.retire(run, retention.plan(run, "solver", Retention(last=1, every=0), later_s(run)))
     assert weights_digest(reader.read(run, "solver", 29, held).tensors) == weights_digest(model(29))
 
 
-def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(
+def test_gc_killed_between_the_record_and_the_data_is_finished_by_the_next_one(
     run: ObjectStore,
 ) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
@@ -337,7 +335,7 @@ def test_killed_between_the_record_and_the_data_the_next_one_deletes_the_rest(
     ]
 
 
-def test_a_frozen_run_is_left_alone(run: ObjectStore) -> None:
+def test_no_version_of_a_frozen_run_is_retired(run: ObjectStore) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
     retention.freeze(run)
     retention.freeze(run)
@@ -360,7 +358,7 @@ def audited(run: ObjectStore) -> list[str]:
     ]
 
 
-def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement_left(
+def test_the_audit_skips_retired_versions_and_checks_a_partly_retired_one(
     run: ObjectStore,
 ) -> None:
     planned = retention.plan(run, "solver", Retention(last=1, every=0), later_s(run))
@@ -377,7 +375,7 @@ def test_the_audit_passes_over_what_is_gone_and_checks_what_a_cut_off_retirement
     assert audited(run) == [layout.weights("solver", 11)]
 
 
-def test_the_audit_returns_each_versions_digest_and_keeps_no_more_than_two_manifests(
+def test_the_audit_returns_each_versions_digest_with_two_manifests_in_memory_at_most(
     run: ObjectStore,
 ) -> None:
     alive: list[int] = []
@@ -390,7 +388,7 @@ def test_the_audit_returns_each_versions_digest_and_keeps_no_more_than_two_manif
     assert max(alive) <= alive[0] + 2
 
 
-def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(
+def test_a_delta_without_changes_is_retired_with_its_update_path(
     memory_store: ObjectStore,
 ) -> None:
     """It has no data of its own, but is unreadable once its base is gone."""
@@ -417,7 +415,7 @@ def test_a_delta_that_changes_nothing_is_retired_with_what_leads_to_it(
     assert retention.plan(memory_store, "solver", keep_last, now_s).retired == {}
 
 
-def test_the_least_that_can_be_kept_is_the_newest_version_and_less_is_refused() -> None:
+def test_gc_always_keeps_the_newest_version_and_refuses_to_keep_none() -> None:
     assert Retention(last=1, every=0, grace_s=0.0) == Retention(1, 0, None, 0.0)
     for last, every in ((0, 0), (0, 5), (1, -1)):
         with pytest.raises(
@@ -428,7 +426,7 @@ def test_the_least_that_can_be_kept_is_the_newest_version_and_less_is_refused() 
 
 
 @pytest.mark.parametrize("grace_s", [float("nan"), float("inf"), -1.0])
-def test_an_age_that_is_none_is_refused_since_it_would_keep_nothing_young(grace_s: float) -> None:
+def test_an_invalid_age_is_refused(grace_s: float) -> None:
     with pytest.raises(
         ConfigError, match="the first is at least 1, the others are finite and at least 0"
     ):

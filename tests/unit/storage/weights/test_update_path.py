@@ -136,7 +136,7 @@ def test_the_path_with_the_fewest_bytes_is_taken() -> None:
     assert update_path.cheapest([*deltas[:3], *deltas[4:]], 1, 6) is None
 
 
-def test_who_holds_the_version_before_an_anchor_does_not_fetch_the_anchor(
+def test_the_reader_of_an_anchors_predecessor_does_not_fetch_the_anchor(
     memory_store: ObjectStore,
 ) -> None:
     held = publish(memory_store, models(22))
@@ -150,7 +150,7 @@ def test_who_holds_the_version_before_an_anchor_does_not_fetch_the_anchor(
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_give_the_same_bits_in_fewer_bytes(memory_store: ObjectStore) -> None:
+def test_a_merged_delta_gives_the_same_bits_in_fewer_bytes(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(20))
     single, found = bytes_read(memory_store, 19, held[7])
     assert weights_digest(found.tensors) == held[19].manifest.digest
@@ -167,7 +167,7 @@ def test_merged_changes_give_the_same_bits_in_fewer_bytes(memory_store: ObjectSt
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_pass_over_an_anchor(memory_store: ObjectStore) -> None:
+def test_a_merged_delta_can_span_an_anchor(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(25))
     assert compaction.merge(memory_store, "solver", 24, 16)
     merged = manifests.read_merged(memory_store, "solver", 24, 16)
@@ -237,7 +237,7 @@ def test_renamed_tied_untied_whole_and_returning_tensors_are_merged(
 
 
 @pytest.mark.usefixtures("pays")
-def test_deltas_of_most_elements_are_merged(memory_store: ObjectStore) -> None:
+def test_deltas_that_change_most_elements_are_merged(memory_store: ObjectStore) -> None:
     random = np.random.default_rng(3)
     bits, crowded = random.integers(2**14, 2**15, 50_000).astype(np.uint16), []
     for _ in range(9):
@@ -257,14 +257,14 @@ def test_deltas_of_most_elements_are_merged(memory_store: ObjectStore) -> None:
     )
 
 
-def test_what_is_small_anyway_is_not_merged(memory_store: ObjectStore) -> None:
+def test_small_deltas_are_not_merged(memory_store: ObjectStore) -> None:
     publish(memory_store, models(9))
     assert not compaction.merge(memory_store, "solver", 8, 0)
     assert not [key for key in memory_store.list() if "since-" in key]
 
 
 @pytest.mark.usefixtures("pays")
-def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_the_audit(
+def test_invalid_merged_deltas_are_skipped_and_reported_by_the_audit(
     memory_store: ObjectStore,
 ) -> None:
     held = publish(memory_store, models(18))
@@ -288,7 +288,7 @@ def test_merged_changes_that_are_damaged_or_false_are_passed_over_and_told_by_th
 
 
 @pytest.mark.usefixtures("pays")
-def test_the_audit_goes_every_way_from_a_version_that_several_start_from(
+def test_the_audit_checks_every_update_path_from_a_shared_version(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(17))
@@ -304,7 +304,7 @@ def test_the_audit_goes_every_way_from_a_version_that_several_start_from(
 
 
 @pytest.mark.usefixtures("pays")
-def test_the_audit_goes_every_way_to_a_version(memory_store: ObjectStore) -> None:
+def test_the_audit_checks_every_update_path_to_a_version(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(25))
     assert compaction.merge(memory_store, "solver", 24, 16)
     assert compaction.merge(memory_store, "solver", 8, 0)
@@ -331,7 +331,7 @@ def test_a_worker_far_behind_starts_from_an_anchor(
     assert reader.read(memory_store, "solver", 5, held[5]) is held[5]
 
 
-def test_a_version_missing_in_the_chain_leads_to_the_anchor_or_to_a_clear_error(
+def test_a_missing_version_leads_to_the_anchor_or_to_a_clear_error(
     memory_store: ObjectStore,
 ) -> None:
     held = publish(memory_store, models(24))
@@ -357,7 +357,7 @@ def test_the_newest_version_is_found_from_any_older_one(memory_store: ObjectStor
     assert manifests.newer(memory_store, "solver", 11) is None
 
 
-def test_the_memory_of_a_version_that_nobody_uses_is_written_over_and_nothing_else(
+def test_only_unused_memory_of_a_version_is_reused(
     memory_store: ObjectStore,
 ) -> None:
     """As a worker goes: every version it holds stays whole while the next one takes the memory of
@@ -377,7 +377,9 @@ def test_the_memory_of_a_version_that_nobody_uses_is_written_over_and_nothing_el
     assert len(places) == 2
 
 
-def test_tensors_that_share_memory_are_not_given_it_twice(memory_store: ObjectStore) -> None:
+def test_tensors_that_share_memory_do_not_get_the_same_buffer_twice(
+    memory_store: ObjectStore,
+) -> None:
     start = np.arange(1000, dtype=np.uint16)
     tied = bf16(start)
     steps = [{"a": tied, "b": tied}, {"a": bf16(start + 1), "b": bf16(start + 1)}]
@@ -409,7 +411,7 @@ def bumped(tensors: Model) -> dict[str, HostTensor]:
 
 
 @pytest.mark.parametrize("which", ["held", "spare"])
-def test_memory_whose_elements_do_not_lie_in_their_order_is_read_right_and_not_written(
+def test_non_contiguous_memory_is_read_correctly_and_not_reused(
     memory_store: ObjectStore, which: str
 ) -> None:
     tensors = {"a": full(1)}
@@ -423,7 +425,7 @@ def test_memory_whose_elements_do_not_lie_in_their_order_is_read_right_and_not_w
     assert (turned.tensors["a"].bits == 1).all()
 
 
-def test_an_array_that_is_spare_twice_or_held_as_well_is_not_written_twice(
+def test_an_array_that_is_spare_twice_or_in_use_is_not_reused_twice(
     memory_store: ObjectStore,
 ) -> None:
     tensors = {name: full(number) for number, name in enumerate("abc")}
@@ -437,7 +439,7 @@ def test_an_array_that_is_spare_twice_or_held_as_well_is_not_written_twice(
         assert weights_digest(held.tensors) == held.manifest.digest
 
 
-def test_only_digests_that_are_not_known_are_computed(
+def test_only_missing_digests_are_computed(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (held,) = publish(memory_store, models(1, size=100))
@@ -454,7 +456,7 @@ def test_only_digests_that_are_not_known_are_computed(
     assert applier.digests() == {"small": digests["small"], "new": "computed"}
 
 
-def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: ObjectStore) -> None:
+def test_a_missing_version_does_not_hide_later_ones(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(43, size=2000))
     for key in memory_store.list(layout.weights("solver", 21)):
         memory_store.delete(key)
@@ -466,7 +468,7 @@ def test_a_version_that_is_missing_does_not_hide_those_after_it(memory_store: Ob
 
 
 @pytest.mark.usefixtures("pays")
-def test_whatever_is_damaged_a_way_that_is_whole_is_found(memory_store: ObjectStore) -> None:
+def test_an_intact_update_path_is_found_around_any_damage(memory_store: ObjectStore) -> None:
     held = publish(memory_store, models(24))
     assert compaction.merge(memory_store, "solver", 16, 8)
     merged = manifests.read_merged(memory_store, "solver", 16, 8)
@@ -499,7 +501,7 @@ def test_whatever_is_damaged_a_way_that_is_whole_is_found(memory_store: ObjectSt
         reader.read(memory_store, "solver", 22)
 
 
-def test_an_anchor_whose_step_has_whole_tensors_is_right_both_ways(
+def test_an_anchor_with_whole_tensors_in_its_delta_is_correct_on_both_paths(
     memory_store: ObjectStore,
 ) -> None:
     versions = models(21, size=3000)
@@ -515,7 +517,7 @@ def test_an_anchor_whose_step_has_whole_tensors_is_right_both_ways(
     assert audited(memory_store) == []
 
 
-def test_deltas_that_do_not_fit_into_memory_together_are_not_merged(
+def test_deltas_that_exceed_the_memory_limit_together_are_not_merged(
     memory_store: ObjectStore,
 ) -> None:
     publish(memory_store, models(9))

@@ -48,7 +48,9 @@ def test_the_first_use_builds_and_the_second_reads(local_store: ObjectStore):
     assert set(found.files) == set(model_files(SMALL))
 
 
-def test_every_field_of_the_recipe_and_the_format_name_the_build(monkeypatch: pytest.MonkeyPatch):
+def test_the_build_key_depends_on_every_recipe_field_and_the_format(
+    monkeypatch: pytest.MonkeyPatch,
+):
     base = TinyBase()
     changed = [
         base.model_copy(update={name: getattr(base, name) + 1}) for name in TinyBase.model_fields
@@ -59,7 +61,7 @@ def test_every_field_of_the_recipe_and_the_format_name_the_build(monkeypatch: py
     assert build_digest(base) not in digests
 
 
-def test_of_two_builders_the_first_wins(local_store: ObjectStore):
+def test_the_first_of_two_builders_wins(local_store: ObjectStore):
     """A rival stores its model while this one is still building: both then use the rival's."""
     rival, _ = build(SMALL.model_copy(update={"seed": 9}), Reported())
 
@@ -75,7 +77,7 @@ def test_of_two_builders_the_first_wins(local_store: ObjectStore):
     )
 
 
-def test_a_folder_is_read_as_it_is(local_store: ObjectStore, tmp_path: Path):
+def test_a_model_folder_is_read_unchanged(local_store: ObjectStore, tmp_path: Path):
     tensors, _ = build(SMALL, Reported())
     folder = tmp_path / "model"
     folder.mkdir()
@@ -108,7 +110,7 @@ def test_version_0_of_every_policy_is_published_once(local_store: ObjectStore):
     assert manifests.read_manifest(run, "solver", 0).write_id == written
 
 
-def test_a_rival_publisher_of_version_0_is_accepted(local_store: ObjectStore):
+def test_a_version_0_of_a_concurrent_publisher_is_accepted(local_store: ObjectStore):
     run = local_store.sub("runs/r")
 
     def rival_publishes(stage: str, share: float) -> None:
@@ -121,7 +123,7 @@ def test_a_rival_publisher_of_version_0_is_accepted(local_store: ObjectStore):
     assert manifests.latest(run, "solver") == 0
 
 
-def test_a_folder_whose_config_has_sizes_beyond_its_tensors_is_refused(
+def test_a_folder_with_config_sizes_above_its_tensors_is_refused(
     local_store: ObjectStore, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 1099511627776}')

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_weights_come_in_bf16_and_the_other_files_as_they_are(folder: Path):
+def test_weights_are_read_in_bf16_and_the_other_files_unchanged(folder: Path):
     one_and_a_bit = HostTensor(
         "F32", (2,), np.array([0x3F800000, 0x3F808001], np.uint32)
     )  # 1.0 and 1.00390637
@@ -79,7 +79,7 @@ def test_a_folder_that_is_not_a_model_is_named(tmp_path: Path):
         read_model_folder(tmp_path, silent)
 
 
-def test_weights_in_another_format_say_how_to_save_them(folder: Path):
+def test_weights_in_another_format_give_an_error_with_a_remedy(folder: Path):
     (folder / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"holds neither .* save the model with save_pretrained"):
         read_model_folder(folder, silent)
@@ -162,7 +162,7 @@ def test_a_symbolic_link_in_a_model_folder_is_refused_by_name(
         read_model_folder(folder, silent)
 
 
-def test_a_link_that_stays_in_the_folder_is_refused_too(folder: Path):
+def test_a_link_within_the_folder_is_refused_too(folder: Path):
     complete(folder)
     (folder / "tokenizer.json").symlink_to("config.json")
     with pytest.raises(ConfigError, match=r"tokenizer\.json is a symbolic link to config\.json"):
@@ -176,7 +176,7 @@ def test_a_link_to_itself_is_refused(folder: Path):
         read_model_folder(folder, silent)
 
 
-def test_files_that_are_not_read_and_the_folder_itself_may_be_links(
+def test_files_that_are_not_read_and_the_folder_itself_can_be_links(
     folder: Path, secret: Path, tmp_path: Path
 ):
     complete(folder)
@@ -201,7 +201,7 @@ def hub_cache(root: Path) -> Path:
     return snapshot
 
 
-def test_a_snapshot_of_the_hubs_cache_is_a_folder_of_links_and_is_read(tmp_path: Path):
+def test_a_snapshot_of_links_in_the_hub_cache_is_read(tmp_path: Path):
     snapshot = hub_cache(tmp_path)
     tensors, files = read_model_folder(snapshot, silent)
     assert tensors["x"].bits.tolist() == [1]
@@ -211,7 +211,7 @@ def test_a_snapshot_of_the_hubs_cache_is_a_folder_of_links_and_is_read(tmp_path:
 @pytest.mark.parametrize(
     "way", ["straight", "by a blob", "by the folder of blobs", "into another model"]
 )
-def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(
+def test_a_snapshot_with_links_outside_its_models_blobs_is_refused(
     tmp_path: Path, secret: Path, way: str
 ):
     snapshot = hub_cache(tmp_path)
@@ -240,7 +240,7 @@ def test_a_snapshot_whose_links_leave_its_models_blobs_is_refused(
 
 
 @pytest.mark.parametrize("name", ["C:x.json", "a\nb.json", "nul.json"])
-def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_are_read(
+def test_a_file_with_an_invalid_name_is_refused_before_the_weights_are_read(
     folder: Path, name: str
 ):
     (folder / name).write_text("{}")
@@ -257,7 +257,7 @@ def test_a_file_that_cannot_be_stored_by_its_name_is_refused_before_the_weights_
         OSError(28, "disk full"),
     ],
 )
-def test_every_failed_download_from_the_hub_is_a_configuration_error(
+def test_each_failed_download_from_the_hub_is_a_configuration_error(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ):
     def fails(repository: str, **options: object) -> str:

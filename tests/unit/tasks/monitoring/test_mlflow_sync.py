@@ -95,7 +95,7 @@ def test_a_sync_logs_every_step_evaluation_and_parameter(uri: str) -> None:
     assert seen.runs["solver"].data.params["batch_size"] == "2"
 
 
-def test_a_restarted_tracker_goes_on_in_the_same_mlflow_runs(uri: str) -> None:
+def test_a_restarted_tracker_continues_in_the_same_mlflow_runs(uri: str) -> None:
     made = trained("tracking-restart")
     assert Tracker(made.run, RUN_ID, made.config, uri).sync()
     one_step(made, "solver", 3)
@@ -105,7 +105,7 @@ def test_a_restarted_tracker_goes_on_in_the_same_mlflow_runs(uri: str) -> None:
     assert seen.curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_steps_that_were_logged_before_a_crash_are_not_logged_twice(uri: str) -> None:
+def test_steps_logged_before_a_crash_are_not_logged_twice(uri: str) -> None:
     made = trained("tracking-crash")
     assert Tracker(made.run, RUN_ID, made.config, uri).sync()
     seen = Seen(uri)
@@ -114,7 +114,7 @@ def test_steps_that_were_logged_before_a_crash_are_not_logged_twice(uri: str) ->
     assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0)]
 
 
-def test_a_server_that_is_away_costs_little_and_loses_nothing(
+def test_an_unreachable_server_costs_little_time_and_loses_no_metrics(
     uri: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = trained("tracking-away")
@@ -129,7 +129,9 @@ def test_a_server_that_is_away_costs_little_and_loses_nothing(
     assert Seen(uri).curve("solver", "trainer/loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_the_end_brings_the_report_the_models_and_the_status(uri: str, tmp_path: Path) -> None:
+def test_the_end_of_a_run_logs_the_report_the_models_and_the_status(
+    uri: str, tmp_path: Path
+) -> None:
     made = trained("tracking-end")
     made.run.put(layout.REPORT, b"<h1>report</h1>")
     tracker = Tracker(made.run, RUN_ID, made.config, uri)
@@ -154,14 +156,14 @@ def test_a_cancelled_run_registers_no_model(uri: str) -> None:
     assert seen.client.search_model_versions("name='astraflow-solver'") == []
 
 
-def test_a_resumed_run_is_running_again(uri: str) -> None:
+def test_a_resumed_run_has_the_status_running_again(uri: str) -> None:
     made = trained("tracking-resumed")
     Tracker(made.run, RUN_ID, made.config, uri).finish("cancelled")
     assert Tracker(made.run, RUN_ID, made.config, uri).sync()
     assert {run.info.status for run in Seen(uri).runs.values()} == {"RUNNING"}
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_server_that_stays_away() -> None:
+def test_the_end_of_a_run_does_not_wait_for_an_unreachable_server() -> None:
     made = trained("tracking-gone")
     assert Tracker(made.run, RUN_ID, made.config, "http://127.0.0.1:9").finish("completed") is None
 
@@ -203,7 +205,7 @@ def test_an_address_with_a_credential_is_refused(monkeypatch: pytest.MonkeyPatch
     assert tracking_uri() == "https://mlflow.example"
 
 
-def test_a_quotation_mark_in_the_experiments_name_ends_no_search(uri: str) -> None:
+def test_a_quotation_mark_in_the_experiment_name_is_escaped_in_searches(uri: str) -> None:
     made = SmallRun(
         "tracking-quoted", RECIPE + "tracking: {experiment: \"it's' or name like '%\"}\n"
     )
@@ -219,7 +221,7 @@ def test_a_quotation_mark_in_the_experiments_name_ends_no_search(uri: str) -> No
     ]
 
 
-def test_a_metric_whose_name_mlflow_refuses_holds_up_no_other(uri: str) -> None:
+def test_a_metric_name_refused_by_mlflow_does_not_block_others(uri: str) -> None:
     made = trained("tracking-names", steps=1)
     made.batch("solver", 2, **{"[/]\x1b": 1.0, "reward/mean": 0.5, "x" * 300: 1.0})
     made.version("solver", 2, loss=2.0)

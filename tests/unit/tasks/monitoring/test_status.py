@@ -62,7 +62,7 @@ def running(name: str) -> SmallRun:
     return made
 
 
-def test_a_running_run_is_told_from_its_newest_objects() -> None:
+def test_the_status_of_a_running_run_is_that_of_its_newest_objects() -> None:
     found = status(running("status-running").store, RUN_ID, NOW_S)
     assert (found.state, found.reason, found.deployment, found.steps) == (
         "running",
@@ -93,7 +93,7 @@ def test_only_workers_with_a_fresh_heartbeat_count() -> None:
     assert (region.workers, region.tokens_per_s, region.orders_done) == (1, 200.0, 4)
 
 
-def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
+def test_the_bytes_of_a_region_are_summed_over_its_workers_and_its_mirror() -> None:
     made = SmallRun("status-traffic")
     workers = (
         RolloutProgress(weights_bytes_home={"solver": 10, "verifier": 1}, shard_bytes=7),
@@ -134,7 +134,7 @@ def test_bytes_of_a_region_add_up_over_its_workers_and_its_mirror() -> None:
     assert (eu.weights_in_home, eu.weights_in_mirror, eu.mirrored, eu.shards_out) == ({}, {}, {}, 0)
 
 
-def test_a_silent_member_is_called_silent() -> None:
+def test_a_member_without_fresh_heartbeats_is_silent() -> None:
     states = {
         member.id: member.state
         for member in status(running("status-silent").store, RUN_ID, NOW_S).members
@@ -143,7 +143,7 @@ def test_a_silent_member_is_called_silent() -> None:
     assert states["rollout-us-east-1"] == "silent"
 
 
-def test_evaluations_tell_the_solver_alone_first_and_then_the_team() -> None:
+def test_evaluations_list_the_solver_first_and_then_the_team() -> None:
     made = running("status-evals")
     made.evaluation(2, [1, 1, 0, 0], [1, 1, 1, 0])
     made.evaluation(0, [0, 0, 0, 1], [0, 0, 1, 1])
@@ -159,7 +159,7 @@ def test_evaluations_tell_the_solver_alone_first_and_then_the_team() -> None:
     ]
 
 
-def test_a_run_whose_supervisor_is_silent_is_interrupted_and_says_how_to_go_on() -> None:
+def test_a_run_with_a_silent_supervisor_is_interrupted_with_a_hint_how_to_resume() -> None:
     found = status(running("status-interrupted").store, RUN_ID, NOW_S + 100)
     assert found.state == "interrupted"
     assert found.reason.startswith(
@@ -176,7 +176,7 @@ def test_a_run_without_batches_is_starting() -> None:
     assert found.policies["solver"].version is None
 
 
-def test_a_run_whose_shards_made_no_batch_yet_is_running() -> None:
+def test_a_run_with_shards_and_no_batch_is_running() -> None:
     made = SmallRun("status-barren")
     made.beat(
         "supervisor", "supervisor", NOW_S, note="the last 64 groups held nothing to train solver on"
@@ -186,7 +186,7 @@ def test_a_run_whose_shards_made_no_batch_yet_is_running() -> None:
     assert [one.state for one in runs(made.store, NOW_S)] == ["running"]
 
 
-def test_what_stop_says_outweighs_every_heartbeat() -> None:
+def test_the_state_of_the_stop_has_priority_over_every_heartbeat() -> None:
     made = running("status-stopped")
     made.stop("cancelled", "the flow run was cancelled", made.created_s + 30)
     found = status(made.store, RUN_ID, NOW_S)
@@ -194,7 +194,7 @@ def test_what_stop_says_outweighs_every_heartbeat() -> None:
     assert found.elapsed_s == pytest.approx(30)
 
 
-def test_what_is_done_after_the_end_is_told_while_the_supervisor_beats() -> None:
+def test_closing_steps_are_shown_while_the_supervisor_writes_heartbeats() -> None:
     made = running("status-closing")
     made.stop("completed", "all done", made.created_s + 30)
     assert status(made.store, RUN_ID, NOW_S).closing is None, "the supervisor has not looked yet"
@@ -212,25 +212,25 @@ def test_what_is_done_after_the_end_is_told_while_the_supervisor_beats() -> None
     assert status(made.store, RUN_ID, NOW_S + 100).closing is None, "the supervisor is gone"
 
 
-def test_a_run_that_does_not_exist_is_told_its_neighbours() -> None:
+def test_an_unknown_run_gives_similar_run_ids() -> None:
     with pytest.raises(ConfigError, match="did you mean tiny-1"):
         status(SmallRun("status-unknown").store, "tiny-2")
 
 
-def test_a_damaged_batch_leaves_the_rest_of_the_status() -> None:
+def test_a_damaged_batch_does_not_hide_the_rest_of_the_status() -> None:
     made = running("status-damaged")
     made.run.put("batches/solver/00000002.arrow", b"damage")
     solver = status(made.store, RUN_ID, NOW_S).policies["solver"]
     assert (solver.version, solver.batches, solver.reward_mean) == (2, 2, None)
 
 
-def test_the_newest_version_is_found_whatever_the_hint() -> None:
+def test_the_newest_version_is_found_with_any_hint() -> None:
     made = running("status-hint")
     assert [newest_version(made.run, "solver", hint) for hint in (0, 1, 2, 77)] == [2, 2, 2, 2]
     assert newest_version(made.run, "nobody", 5) is None
 
 
-def test_runs_are_told_with_their_versions() -> None:
+def test_runs_are_listed_with_their_versions() -> None:
     made = running("status-runs")
     made.stop("completed", "done", made.created_s + 30)
     (summary,) = runs(made.store, NOW_S)
@@ -257,7 +257,7 @@ def parts_of_the_page() -> dict[str, str]:
     return {**parts, "runs": sections["astraflow runs --json"]}
 
 
-def test_every_key_of_the_json_is_documented_in_the_part_of_its_own() -> None:
+def test_each_key_of_the_json_is_documented() -> None:
     made = running("status-documented")
     made.evaluation(0, [1.0], [1.0])
     found = json.loads(status(made.store, RUN_ID, NOW_S).model_dump_json())

@@ -21,7 +21,7 @@ def of_step(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("weights/")}
 
 
-def test_a_step_joins_what_the_batch_and_the_manifest_measured() -> None:
+def test_a_point_joins_the_metrics_of_the_batch_and_the_manifest() -> None:
     step = read_step(two_steps("history-step").run, "solver", 2)
     assert step is not None
     assert of_step(step.metrics) == {
@@ -34,7 +34,7 @@ def test_a_step_joins_what_the_batch_and_the_manifest_measured() -> None:
     assert step.waiting == 1
 
 
-def test_curves_have_a_gap_where_nothing_was_measured() -> None:
+def test_curves_have_a_gap_where_no_metric_exists() -> None:
     history = read_history(two_steps("history-curves").run, "solver", 2)
     assert history.numbers == [0, 1, 2]
     np.testing.assert_array_equal(history.series("trainer/loss"), [np.nan, 1.0, 2.0])
@@ -44,7 +44,7 @@ def test_curves_have_a_gap_where_nothing_was_measured() -> None:
     assert not history.has("trainer/kl/mean")
 
 
-def test_a_step_whose_batch_is_damaged_keeps_what_the_manifest_measured() -> None:
+def test_a_point_with_a_damaged_batch_keeps_the_metrics_of_the_manifest() -> None:
     made = two_steps("history-damaged")
     made.run.put("batches/solver/00000002.arrow", b"damage")
     step = read_step(made.run, "solver", 2)
@@ -52,7 +52,7 @@ def test_a_step_whose_batch_is_damaged_keeps_what_the_manifest_measured() -> Non
     assert of_step(step.metrics) == {"trainer/loss": 2.0, "trainer/tokens": 6.0}
 
 
-def test_a_batch_that_waits_for_the_trainer_is_a_step_without_training_metrics() -> None:
+def test_a_batch_without_a_version_is_a_point_without_training_metrics() -> None:
     made = two_steps("history-ahead")
     made.batch("solver", 3, reward__mean=0.9)
     step = read_step(made.run, "solver", 3)

@@ -21,7 +21,9 @@ from tasks.monitoring.weights_table import history
 from tests.support.runs import builders
 
 
-def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: ObjectStore) -> None:
+def test_each_version_has_its_kind_and_the_members_that_loaded_it(
+    memory_store: ObjectStore,
+) -> None:
     held: LoadedWeights | None = None
     for version in range(4):
         tensors = {
@@ -79,7 +81,7 @@ def test_every_version_says_how_it_was_made_and_who_serves_it(memory_store: Obje
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3, 5])
-def test_a_missing_version_is_named_and_hides_none_of_the_others(
+def test_a_missing_version_is_named_and_does_not_hide_the_others(
     memory_store: ObjectStore, lost: int
 ) -> None:
     for version in range(8):
@@ -98,7 +100,9 @@ def test_a_missing_version_is_named_and_hides_none_of_the_others(
     assert seen.found[lost - 1].publish_s is None  # the version after it would have told
 
 
-def test_a_foreign_version_far_beyond_is_named_and_costs_nothing(memory_store: ObjectStore) -> None:
+def test_a_version_of_a_very_large_number_is_named_without_further_requests(
+    memory_store: ObjectStore,
+) -> None:
     publisher.publish(memory_store, "solver", 0, builders.tensors(0))
     memory_store.put(f"weights/solver/{2**63 - 1}/manifest.json", b"{")
     seen = history(memory_store, "solver")
@@ -130,7 +134,7 @@ class CountsManifests:
         return self.backend.exists(key)
 
 
-def test_no_more_manifests_are_held_than_are_read_at_once(
+def test_the_number_of_manifests_in_memory_is_limited(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights_table, "READ_THREADS", 1)

@@ -9,7 +9,7 @@ from tests.support.runs import builders
 from tests.support.runs.small_run import SmallRun
 
 
-def test_tokens_are_grouped_by_who_sampled_them_and_at_which_version() -> None:
+def test_tokens_are_grouped_by_policy_and_version() -> None:
     made = SmallRun("episodes-pieces")
     attempt = builders.sequence(prompt=(11, 12), answer=(40, 41, 2), version=3)
     attempt = replace(attempt, versions=np.array([-1, -1, 3, 3, 4], dtype=np.int32))
@@ -36,7 +36,7 @@ def test_tokens_are_grouped_by_who_sampled_them_and_at_which_version() -> None:
     assert (second.name, second.policies, second.reward) == ("verdict", ("verifier",), 0.0)
 
 
-def test_the_policys_tokenizer_turns_tokens_into_text() -> None:
+def test_tokens_are_decoded_by_the_tokenizer_of_their_policy() -> None:
     from tokenizers import Tokenizer, models
 
     words = Tokenizer(models.WordLevel({"7": 11, "+": 12, "=": 40, "1": 41, "5": 2}, unk_token="="))
@@ -71,7 +71,7 @@ def test_episodes_come_from_the_whole_run() -> None:
     assert phases[8] == "late"
 
 
-def test_the_middle_of_a_long_sequence_is_left_out() -> None:
+def test_the_middle_of_a_long_sequence_is_omitted() -> None:
     made = SmallRun("episodes-long")
     long = builders.sequence(answer=(7,) * 5000)
     shards.create(made.run, builders.shard(builders.group(builders.episode(long))))

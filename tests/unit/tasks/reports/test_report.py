@@ -36,7 +36,7 @@ def text_of(page: str) -> str:
     return " ".join(" ".join(parser.words).split())
 
 
-def test_a_run_that_learned_shows_before_and_after() -> None:
+def test_a_report_shows_episodes_before_and_after_training() -> None:
     made = SmallRun("report-learned")
     for policy in ("solver", "verifier"):
         made.version(policy, 0)
@@ -67,7 +67,7 @@ def test_a_run_that_learned_shows_before_and_after() -> None:
     assert "⟨40⟩" in text
 
 
-def test_the_page_loads_nothing_from_elsewhere() -> None:
+def test_the_page_loads_no_external_resource() -> None:
     page = write_report(SmallRun("report-self-contained").run, RUN_ID)
     outside = re.findall(
         r'(?:src|href)="(?!#)[^"]*"|url\(|@import|https?://(?!www\.w3\.org/2000/svg)', page
@@ -75,14 +75,14 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
     assert outside == []
 
 
-def test_a_run_before_its_first_step_has_a_report_too() -> None:
+def test_a_run_before_its_first_step_has_a_report() -> None:
     text = text_of(write_report(SmallRun("report-empty").run, RUN_ID))
     assert "no reward yet" in text
     assert "No episode has been played yet." in text
     assert "0 / 4" in text
 
 
-def test_a_cancelled_run_with_damage_shows_what_is_left() -> None:
+def test_a_report_of_a_damaged_cancelled_run_shows_the_readable_objects() -> None:
     made = SmallRun("report-damaged")
     made.version("solver", 0)
     made.batch("solver", 1, reward__mean=0.5)
@@ -101,7 +101,7 @@ def test_a_cancelled_run_with_damage_shows_what_is_left() -> None:
     assert "the flow run was cancelled" in text
 
 
-def test_what_models_write_cannot_become_markup() -> None:
+def test_output_of_models_is_never_markup() -> None:
     made = SmallRun("report-escaped")
     made.order(0)
     play = builders.episode(error="ValueError: <script>alert(1)</script>")

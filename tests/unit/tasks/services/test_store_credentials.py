@@ -82,7 +82,7 @@ def refusal(blocks: Blocks, value: Any) -> str:
     return str(raised.value)
 
 
-def test_the_blocks_variables_become_the_processs_and_win_over_its_own(blocks: Blocks) -> None:
+def test_variables_of_the_block_override_those_of_the_process(blocks: Blocks) -> None:
     blocks.values["store"] = json.dumps(
         {"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": SECRET}
     )
@@ -103,14 +103,14 @@ def test_a_block_of_text_is_read_as_json(blocks: Blocks, monkeypatch: pytest.Mon
     assert os.environ["AWS_SESSION_TOKEN"] == "of the machine"
 
 
-def test_without_a_name_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_prefect_is_not_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASTRAFLOW_STORE_SECRET", raising=False)
     store_credentials.load(api_url="http://127.0.0.1:9/api")
     monkeypatch.setenv("ASTRAFLOW_STORE_SECRET", "")
     store_credentials.load(api_url="http://127.0.0.1:9/api")
 
 
-def test_what_is_no_aws_variable_is_refused_by_name_and_without_its_value(blocks: Blocks) -> None:
+def test_other_than_aws_variables_are_refused_without_showing_their_values(blocks: Blocks) -> None:
     assert refusal(blocks, json.dumps({"AWS_PROFILE": "eu", "PATH": SECRET})) == (
         "the Prefect block store has the key PATH; it may hold AWS_… variables only: remove it"
     )
@@ -121,7 +121,7 @@ def test_what_is_no_aws_variable_is_refused_by_name_and_without_its_value(blocks
     assert "must hold text under AWS_MAX_ATTEMPTS" in refusal(blocks, odd)
 
 
-def test_an_object_is_refused_since_prefect_shows_what_lies_inside_it(blocks: Blocks) -> None:
+def test_a_json_object_is_refused_because_prefect_shows_its_values(blocks: Blocks) -> None:
     said = refusal(blocks, {"AWS_SECRET_ACCESS_KEY": SECRET})
     assert "holds an object, whose keys Prefect shows to everybody; store it as text" in said
 
@@ -129,7 +129,7 @@ def test_an_object_is_refused_since_prefect_shows_what_lies_inside_it(blocks: Bl
 @pytest.mark.parametrize(
     "value", [SECRET, f'{{"AWS_SECRET_ACCESS_KEY": "{SECRET}"', [SECRET], "{}", ""]
 )
-def test_a_block_that_holds_no_object_is_refused(blocks: Blocks, value: Any) -> None:
+def test_a_block_without_an_object_is_refused(blocks: Blocks, value: Any) -> None:
     assert refusal(blocks, value).startswith(
         "the Prefect block store must hold a JSON object such as"
     )
@@ -142,7 +142,7 @@ def test_an_error_for_a_missing_block_shows_how_to_make_it(blocks: Blocks) -> No
         store_credentials.load("other", blocks.url)
 
 
-def test_without_a_server_the_block_cannot_be_had() -> None:
+def test_without_a_server_reading_the_block_fails() -> None:
     with pytest.raises(
         ConfigError,
         match="but no Prefect server is known; run `astraflow up`, or set PREFECT_API_URL",
@@ -150,7 +150,7 @@ def test_without_a_server_the_block_cannot_be_had() -> None:
         store_credentials.load("store")
 
 
-def test_a_server_that_does_not_answer_is_asked_again_later() -> None:
+def test_an_unresponsive_server_raises_a_transient_error() -> None:
     with pytest.raises(
         TransientError,
         match=r"the Prefect block store cannot be read from http://127.0.0.1:9/api: ConnectError",

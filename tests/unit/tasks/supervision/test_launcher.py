@@ -47,13 +47,13 @@ def launch(monkeypatch: pytest.MonkeyPatch, error: Exception) -> launcher.Launch
         *map(answer, (408, 429, 500, 502, 503)),
     ],
 )
-def test_a_server_that_is_away_or_busy_is_asked_again_later(
+def test_an_unreachable_or_busy_server_is_retried(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert launch(monkeypatch, error) is None
 
 
-def test_a_region_whose_queue_another_run_creates_at_the_same_time_is_asked_again(
+def test_a_work_queue_created_concurrently_by_another_run_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     both = "Data integrity conflict. This usually means a unique or foreign key constraint was violated."
@@ -78,7 +78,7 @@ def test_a_member_is_launched_into_its_work_queue(
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
-def test_a_refusal_names_the_deployment_and_what_the_server_said(
+def test_a_refused_launch_names_the_deployment_and_the_servers_message(
     status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
@@ -88,14 +88,14 @@ def test_a_refusal_names_the_deployment_and_what_the_server_said(
         launch(monkeypatch, answer(status))
 
 
-def test_a_missing_deployment_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_deployment_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match="no deployment 'rollout/x'; register the deployments: astraflow deploy"
     ):
         launch(monkeypatch, ObjectNotFound(answer(404)))
 
 
-def test_a_name_that_can_be_no_deployments_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_deployment_name_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="'rollout/x' cannot be run: Invalid deployment name"):
         launch(monkeypatch, ValueError("Invalid deployment name format"))
 
@@ -108,7 +108,7 @@ def test_a_name_that_can_be_no_deployments_is_named(monkeypatch: pytest.MonkeyPa
         (FlowRunPhase.RUNNING, "Cancelling"),
     ],
 )
-def test_who_has_not_begun_is_cancelled_at_once(
+def test_a_flow_run_that_has_not_started_is_cancelled_immediately(
     phase: FlowRunPhase, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

@@ -162,7 +162,7 @@ def checkpoint_steps(run: ObjectStore) -> list[int]:
     return sorted(int(key.split("/")[2]) for key in keys)
 
 
-def test_every_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
+def test_each_batch_becomes_the_version_of_its_number(run: ObjectStore) -> None:
     add_batches(run, 1, 2, 3)
     pulse = trained(run, steps=3)
     assert published(run) == [0, 1, 2, 3]
@@ -217,7 +217,7 @@ class LateBatch:
         return method
 
 
-def test_times_are_those_of_waiting_and_of_the_step(
+def test_times_cover_waiting_and_the_step(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -237,7 +237,7 @@ def test_times_are_those_of_waiting_and_of_the_step(
     assert manifests.read_manifest(run, POLICY, 1).metrics["trainer/wait_s"] == 0.0
 
 
-def test_a_trainer_that_stops_while_repeating_batches_names_the_newest_version(
+def test_a_trainer_stopped_while_it_repeats_batches_reports_the_newest_version(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2, 3)
@@ -262,7 +262,7 @@ def test_checkpoints_are_saved_at_their_interval_and_at_the_last_step_and_old_on
     assert tensors["master"].bits.tolist() == [4]
 
 
-def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
+def test_a_trainer_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> None:
     lifetime = lifetime_of(memory_store, "trainer")
     trainer = threading.Thread(target=train, args=(lifetime, POLICY, CONFIG, 2, 0))
     trainer.start()
@@ -277,7 +277,7 @@ def test_it_waits_for_version_0_and_for_batches(memory_store: ObjectStore) -> No
     assert published(memory_store) == [0, 1, 2]
 
 
-def test_a_finished_trainer_started_again_does_nothing(
+def test_a_restarted_finished_trainer_does_nothing(
     run: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_batches(run, 1)
@@ -309,7 +309,7 @@ class SlowVersions:
         return method
 
 
-def test_a_checkpoint_waits_for_its_version(run: ObjectStore) -> None:
+def test_a_checkpoint_is_written_after_its_version(run: ObjectStore) -> None:
     add_batches(run, 1, 2)
     slow = SlowVersions(run.backend)
     trained(replace(run, backend=slow), steps=2)  # type: ignore[arg-type]  # a stand-in
@@ -322,7 +322,9 @@ def test_a_checkpoint_waits_for_its_version(run: ObjectStore) -> None:
     assert any("checkpoints/" in key for key in slow.created)
 
 
-def test_a_resumed_trainer_continues_from_its_checkpoint_and_keeps_count(run: ObjectStore) -> None:
+def test_a_resumed_trainer_continues_from_its_checkpoint_with_its_counters(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2, 3)
     trained(run, steps=3)
     add_batches(run, 4)
@@ -362,7 +364,7 @@ def test_after_training_again_to_the_same_bits_the_next_version_is_a_delta(
     assert int(reader.fetch(memory_store, POLICY, 3)["weight"].bits[-1]) == 3
 
 
-def test_after_a_resume_from_the_checkpoint_of_the_newest_version_the_next_one_is_a_delta(
+def test_after_a_resume_from_the_newest_versions_checkpoint_the_next_version_is_a_delta(
     memory_store: ObjectStore,
 ) -> None:
     publisher.publish(
@@ -397,7 +399,7 @@ def test_after_training_again_to_other_bits_the_next_version_is_an_anchor(
     ] == [77, 2]
 
 
-def test_a_trainer_that_was_never_resumed_publishes_deltas(memory_store: ObjectStore) -> None:
+def test_an_uninterrupted_trainer_publishes_deltas(memory_store: ObjectStore) -> None:
     publisher.publish(
         memory_store, POLICY, 0, wide_weight_of(0), extra_files={"config.json": b"{}"}
     )
@@ -412,7 +414,7 @@ def test_a_trainer_that_was_never_resumed_publishes_deltas(memory_store: ObjectS
     assert kinds == ["delta", "delta", "anchor", "delta"]
 
 
-def test_where_training_again_gives_other_bits_the_published_versions_are_kept_and_an_error_is_logged(
+def test_if_repeated_steps_give_other_bits_the_published_versions_stay_and_an_error_is_logged(
     run: ObjectStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_batches(run, 1, 2, 3)
@@ -426,7 +428,7 @@ def test_where_training_again_gives_other_bits_the_published_versions_are_kept_a
     assert "up to 2 are kept; version 3 is the first" in loud[0]
 
 
-def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_a_remedy(
+def test_a_concurrent_publisher_of_other_weights_stops_the_trainer_with_a_remedy(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2)
@@ -443,7 +445,7 @@ def test_a_rival_that_publishes_other_weights_ends_the_trainer_with_a_remedy(
     assert published(run) == [0, 1, 99]
 
 
-def test_a_version_with_equal_weights_is_a_write_whose_response_was_lost(
+def test_an_existing_version_with_equal_weights_counts_as_published(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1, 2)
@@ -456,7 +458,9 @@ def test_a_version_with_equal_weights_is_a_write_whose_response_was_lost(
     assert published(run) == [0, 1, 2]
 
 
-def test_asked_to_stop_it_finishes_the_step_and_checkpoints(run: ObjectStore) -> None:
+def test_a_trainer_asked_to_stop_finishes_the_step_and_writes_a_checkpoint(
+    run: ObjectStore,
+) -> None:
     add_batches(run, 1, 2, 3)
     stop = threading.Event()
     BEFORE_STEP[9] = lambda given: stop.set()
@@ -466,14 +470,16 @@ def test_asked_to_stop_it_finishes_the_step_and_checkpoints(run: ObjectStore) ->
     assert pulse.last.state == "draining"
 
 
-def test_asked_to_stop_before_version_0_it_ends_at_once(memory_store: ObjectStore) -> None:
+def test_a_trainer_asked_to_stop_before_version_0_ends_immediately(
+    memory_store: ObjectStore,
+) -> None:
     stop = threading.Event()
     stop.set()
     trained(memory_store, steps=3, stop=stop)
     assert memory_store.list() == []
 
 
-def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
+def test_a_waiting_trainer_stops_at_the_runs_end(run: ObjectStore) -> None:
     add_batches(run, 1)
     request_stop(run, Stop("cancelled", "a person asked", 0.0))
     pulse = trained(run, steps=3)
@@ -481,7 +487,7 @@ def test_the_end_of_the_run_ends_a_waiting_trainer(run: ObjectStore) -> None:
     assert progress_of(pulse.last, TrainerProgress).step == 0
 
 
-def test_a_trainer_reads_whether_the_run_ended_once_in_an_interval(run: ObjectStore) -> None:
+def test_a_trainer_reads_the_runs_end_once_per_interval(run: ObjectStore) -> None:
     add_batches(run, 1, 2)
 
     def run_ends(given: Batch) -> None:
@@ -497,7 +503,7 @@ def test_a_trainer_reads_whether_the_run_ended_once_in_an_interval(run: ObjectSt
     ]  # the first read was before the request, the second is not due
 
 
-def test_a_damaged_batch_ends_the_trainer_with_its_name(run: ObjectStore) -> None:
+def test_a_damaged_batch_stops_the_trainer_with_its_name(run: ObjectStore) -> None:
     add_batches(run, 1)
     run.create(f"batches/{POLICY}/00000002.arrow", b"half an object")
     with pytest.raises(CorruptError, match=r"batches/solver/00000002\.arrow is damaged"):
@@ -511,12 +517,12 @@ def test_a_base_model_without_its_config_is_named(memory_store: ObjectStore) -> 
         trained(memory_store, steps=1)
 
 
-def test_an_unknown_engine_is_named_with_those_that_are_known(run: ObjectStore) -> None:
+def test_an_unknown_engine_is_named_with_a_list_of_engines(run: ObjectStore) -> None:
     with pytest.raises(ConfigError, match="'tourch' is not known; use one of torch"):
         trained(run, steps=1, config=CONFIG.model_copy(update={"engine": "tourch"}))
 
 
-def test_a_checkpoint_whose_version_is_gone_is_an_error_and_not_a_gap(run: ObjectStore) -> None:
+def test_a_checkpoint_without_its_version_is_an_error(run: ObjectStore) -> None:
     checkpoints.save(run, POLICY, 3, *with_tokens(CountingEngine(CONFIG, {}, 0)))
     with pytest.raises(
         CorruptError,
@@ -530,7 +536,7 @@ def with_tokens(engine: CountingEngine) -> tuple[dict[str, HostTensor], Json]:
     return tensors, {"engine": state, "tokens_trained": 0.0}
 
 
-def test_a_store_that_is_away_only_delays_it(
+def test_an_unreachable_store_only_delays_the_trainer(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
@@ -547,7 +553,7 @@ def test_a_store_that_is_away_only_delays_it(
     assert backend.refusals > 0
 
 
-def test_asked_to_stop_while_the_store_is_away_it_ends_and_a_resumed_one_repeats_the_step(
+def test_a_trainer_stopped_during_a_store_outage_repeats_the_step_after_a_resume(
     run: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "CALL_PATIENCE_S", 0.01)
@@ -566,7 +572,7 @@ def test_asked_to_stop_while_the_store_is_away_it_ends_and_a_resumed_one_repeats
     assert published(run) == [0, 1, 2]
 
 
-def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStore) -> None:
+def test_the_built_in_engine_trains_in_the_service(memory_store: ObjectStore) -> None:
     from tests.support.models.trainer_cases import (
         MODEL_CONFIG,
         base_weights,
@@ -590,7 +596,7 @@ def test_the_built_in_engine_trains_through_the_service(memory_store: ObjectStor
     assert all(tensor.dtype == "BF16" for tensor in first.values())
 
 
-def test_a_publication_that_fails_ends_a_trainer_that_waits_for_a_batch(
+def test_a_failed_publication_stops_a_waiting_trainer(
     run: ObjectStore,
 ) -> None:
     add_batches(run, 1)  # the next one would need version 1

@@ -81,7 +81,7 @@ def whole_logprobs(request: Request, model: object) -> list[float]:
     return [float(logprobs[first + place - 1, token]) for place, token in enumerate(request.tokens)]
 
 
-def test_running_requests_go_on_with_the_keys_and_values_of_the_old_weights(
+def test_running_requests_continue_with_keys_and_values_of_the_old_weights(
     models: tuple[object, object],
 ) -> None:
     old, new = models
@@ -107,7 +107,7 @@ def test_running_requests_go_on_with_the_keys_and_values_of_the_old_weights(
             )
 
 
-def test_requests_that_come_after_a_swap_are_computed_by_the_new_weights_alone(
+def test_requests_after_a_swap_use_only_the_new_weights(
     models: tuple[object, object],
 ) -> None:
     old, new = models
@@ -126,7 +126,7 @@ def test_requests_that_come_after_a_swap_are_computed_by_the_new_weights_alone(
         assert same.logprobs == pytest.approx(whole_logprobs(same, new), abs=2e-4)
 
 
-def test_a_request_that_waits_for_a_place_over_a_swap_is_computed_by_the_new_weights(
+def test_a_request_queued_over_a_swap_uses_only_the_new_weights(
     models: tuple[object, object],
 ) -> None:
     old, new = models
@@ -142,7 +142,7 @@ def test_a_request_that_waits_for_a_place_over_a_swap_is_computed_by_the_new_wei
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bit_weights_compute_nearly_what_thirty_two_bits_do(
+def test_results_of_16_bit_weights_are_close_to_those_of_32_bits(
     models: tuple[object, object], dtype: torch.dtype
 ) -> None:
     batch = batch_of(models[0], dtype)
@@ -162,7 +162,7 @@ def test_sixteen_bit_weights_compute_nearly_what_thirty_two_bits_do(
     ("stop_ids", "limit", "reason", "count"),
     [((4,), 3, "stop", 3), ((4,), 2, "length", 2), ((), 3, "length", 3)],
 )
-def test_a_stop_token_at_the_limit_is_a_stop(
+def test_a_stop_token_at_the_length_limit_counts_as_a_stop(
     stop_ids: tuple[int, ...], limit: int, reason: str, count: int
 ) -> None:
     architecture = read_architecture(CONFIG)

@@ -63,7 +63,7 @@ def ask(batch: ContinuousBatch, prompts: Sequence[tuple[int, ...]], limit: int =
         batch.add(Request(prompt=prompt, sampling=SamplingParams(), limit=limit))
 
 
-def test_a_group_shares_one_computation_of_its_prompt_until_the_weights_change() -> None:
+def test_a_group_computes_its_prompt_once_until_the_weights_change() -> None:
     decoder = RecordingDecoder()
     batch = batch_of(decoder, slots=4)
 
@@ -80,7 +80,7 @@ def test_a_group_shares_one_computation_of_its_prompt_until_the_weights_change()
     assert request.tokens == [5, 7, 9]
 
 
-def test_long_prompts_are_computed_in_bounded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_are_computed_in_limited_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout.engines.torch.batch.PREFILL_TOKENS_MAX", 8)
     decoder = RecordingDecoder()
     batch = batch_of(decoder, slots=4)
@@ -89,7 +89,7 @@ def test_long_prompts_are_computed_in_bounded_passes(monkeypatch: pytest.MonkeyP
     assert decoder.passes == [[[1, 2, 3, 4][:3], [5, 6, 0]], [[8] * 11]]
 
 
-def test_the_prefix_cache_drops_the_least_recently_used_first() -> None:
+def test_the_prefix_cache_evicts_the_least_recently_used_entry() -> None:
     cache, nothing = PrefixCache(tokens_max=6), Prefix(torch.zeros(0), torch.zeros(0))
     cache.put((1, 1), nothing)
     cache.put((2, 2), nothing)
@@ -100,7 +100,7 @@ def test_the_prefix_cache_drops_the_least_recently_used_first() -> None:
     assert [text in cache for text in ((1, 1), (3, 3, 3), (4,) * 7)] == [True, True, False]
 
 
-def test_a_freed_place_is_filled_by_the_last_sequence_which_goes_on_unchanged() -> None:
+def test_a_freed_slot_is_filled_by_the_last_sequence_which_continues_unchanged() -> None:
     batch = batch_of(RecordingDecoder(), slots=3)
     requests = [
         Request(prompt=(start,), sampling=SamplingParams(), limit=limit)
@@ -116,7 +116,7 @@ def test_a_freed_place_is_filled_by_the_last_sequence_which_goes_on_unchanged() 
     ]
 
 
-async def test_what_breaks_the_loop_fails_every_request_instead_of_hanging() -> None:
+async def test_an_error_of_the_loop_fails_every_request() -> None:
     """Logits that are not numbers break it; a trainer that diverged publishes such weights."""
     engine = TorchRolloutEngine(EngineConfig(max_concurrent=2, max_tokens=8192), CONFIG)
     await engine.load(0, counting(1))
@@ -138,7 +138,7 @@ async def test_what_breaks_the_loop_fails_every_request_instead_of_hanging() -> 
     await engine.close()
 
 
-def test_an_answer_to_an_event_loop_that_has_ended_harms_nobody() -> None:
+def test_a_result_for_a_closed_event_loop_is_dropped() -> None:
     engine = TorchRolloutEngine(EngineConfig(max_concurrent=1, max_tokens=1024), CONFIG)
     first = asyncio.new_event_loop()
     first.run_until_complete(engine.load(0, counting(1)))
@@ -156,7 +156,7 @@ def test_an_answer_to_an_event_loop_that_has_ended_harms_nobody() -> None:
     assert asyncio.run(second()) == [6, 7]
 
 
-async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(
+async def test_requests_above_the_limit_are_refused_until_others_finish(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rollout.engines.torch.engine.WAITING_MAX", 2)
@@ -191,14 +191,12 @@ async def test_more_requests_than_the_limit_are_refused_until_some_are_answered(
         ),
     ],
 )
-def test_an_impossible_engine_names_the_setting_to_change(
-    config: EngineConfig, message: str
-) -> None:
+def test_an_impossible_engine_setting_is_named(config: EngineConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TorchRolloutEngine(config, CONFIG)
 
 
-async def test_soak_no_token_is_lost_and_no_place_leaks_under_swaps_and_cancellations() -> None:
+async def test_soak_with_swaps_and_cancellations_loses_no_token_and_no_slot() -> None:
     """300 requests of random lengths through 24 places, weights swapped every 20 ms, a fifth of the
     requests cancelled.
     """

@@ -42,7 +42,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_and_plain_loops_agree_and_give_the_new_bits(kind: Any) -> None:
+def test_compiled_and_plain_loops_give_the_same_new_bits(kind: Any) -> None:
     for size, share in product(SIZES, SHARES):
         agree(*changed(kind, size, share))
 
@@ -64,7 +64,7 @@ def agree(old: Bits, new: Bits) -> None:
 
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
-def test_the_largest_numbers_that_fit_a_byte_and_the_smallest_that_do_not(loops: Any) -> None:
+def test_numbers_at_the_one_byte_limit_and_above_it_are_decoded(loops: Any) -> None:
     """zigzag(step) − 3 of ±1 is a trit, of 128 is 253, of −129 is 254; 129 would be 255, the
     escape.
     """
@@ -80,9 +80,7 @@ def test_the_largest_numbers_that_fit_a_byte_and_the_smallest_that_do_not(loops:
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
 @pytest.mark.parametrize("low_bits", [0, 4, 8])
-def test_the_largest_gap_that_fits_a_byte_and_the_smallest_that_does_not(
-    loops: Any, low_bits: int
-) -> None:
+def test_gaps_at_the_one_byte_limit_and_above_it_are_decoded(loops: Any, low_bits: int) -> None:
     most = (255 << low_bits) - 1
     gaps = [0, 1, most, most + 1, 5 << low_bits]
     positions = (np.cumsum(np.array(gaps) + 1) - 1).astype(np.uint32)
@@ -95,7 +93,7 @@ def test_the_largest_gap_that_fits_a_byte_and_the_smallest_that_does_not(
 
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
-def test_the_last_position_is_below_2_32_and_below_the_number_of_elements(loops: Any) -> None:
+def test_the_last_position_is_below_2_32_and_the_number_of_elements(loops: Any) -> None:
     def streams(gap: int) -> Streams:
         none = np.zeros(0, dtype=np.uint8)
         wide, steps = np.array([gap], np.uint32), np.zeros(0, np.uint16)
@@ -119,7 +117,7 @@ def test_the_last_position_is_below_2_32_and_below_the_number_of_elements(loops:
 
 
 @pytest.mark.parametrize("loops", [delta_numpy, delta_loops])
-def test_streams_that_do_not_fit_together_are_refused(loops: Any) -> None:
+def test_inconsistent_streams_are_refused(loops: Any) -> None:
     old, new = changed(np.uint16, 20_001, 0.02)
     streams = delta_numpy.split(*delta_numpy.find(old, new), 4)
     assert len(streams.values)

@@ -67,7 +67,7 @@ def entropy_bytes(old: Any, new: Any) -> float:
 
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM, delta_blocks.BLOCK_ELEMENTS])
-def test_a_block_gives_the_new_bits_whichever_loops_code_it(
+def test_a_block_encoded_by_any_loop_decodes_to_the_new_bits(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = trained(size, 1e-6)
@@ -85,7 +85,7 @@ def test_a_block_gives_the_new_bits_whichever_loops_code_it(
     ("num_changed", "method"),
     [(1, delta_blocks.STEPS), (4, delta_blocks.STEPS), (5, delta_blocks.PLANES)],
 )
-def test_a_block_of_which_more_than_half_changes_is_stored_as_planes(
+def test_a_block_with_more_than_half_its_elements_changed_is_stored_as_planes(
     num_changed: int, method: int
 ) -> None:
     old = np.zeros(8, dtype=np.uint16)
@@ -98,7 +98,7 @@ def test_a_block_of_which_more_than_half_changes_is_stored_as_planes(
     assert (bits == new).all()
 
 
-def test_a_block_of_steps_may_change_every_element_and_no_more() -> None:
+def test_a_block_of_bit_deltas_can_change_at_most_every_element() -> None:
     """Other writers need not take planes for it."""
     positions, steps = np.arange(8, dtype=np.uint32), np.ones(8, dtype=np.uint16)
     body = delta_blocks._run(delta_numpy, positions, steps, 8)
@@ -113,7 +113,7 @@ def test_a_block_of_steps_may_change_every_element_and_no_more() -> None:
         delta_blocks.apply(bits[:7], memoryview(block))
 
 
-def test_a_change_bears_the_name_of_the_new_tensor() -> None:
+def test_a_delta_has_the_name_of_the_new_tensor() -> None:
     base, new = (
         {"before": tensor(np.zeros(9, dtype=np.uint16))},
         {"after": tensor(np.ones(9, dtype=np.uint16))},
@@ -124,7 +124,7 @@ def test_a_change_bears_the_name_of_the_new_tensor() -> None:
 
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM + 3])
-def test_parts_are_digested_as_they_are_changed_each_with_the_changes_at_both_of_its_ends(
+def test_digests_of_parts_cover_changes_at_both_ends_of_each_part(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_blocks, "PART_ELEMENTS", 100)
@@ -146,14 +146,14 @@ def test_parts_are_digested_as_they_are_changed_each_with_the_changes_at_both_of
             assert (bits == wanted).all()
 
 
-def test_a_block_is_near_the_entropy_bound() -> None:
+def test_the_size_of_a_block_is_near_the_entropy_bound() -> None:
     old, new = trained(2**21, 4.5e-7)
     num_changes = int((old != new).sum())
     assert 0.009 < num_changes / len(old) < 0.013
     assert len(delta_blocks.encode(0, old, new)) / num_changes < 1.04 * entropy_bytes(old, new)
 
 
-def test_special_values_and_every_share_of_change_come_out_exactly() -> None:
+def test_special_values_at_every_share_of_changes_are_decoded_exactly() -> None:
     special = np.array(
         [0x7FC0, 0xFFC1, 0x7F80, 0xFF80, 0x8000, 0x0000, 0x0001, 0x8001], dtype=np.uint16
     )  # NaN, ±inf, −0, 0 …
@@ -171,7 +171,7 @@ def test_special_values_and_every_share_of_change_come_out_exactly() -> None:
     assert delta_blocks.encode(0, pairs[:, 0].copy(), pairs[:, 0].copy()) == b""
 
 
-def test_a_block_applied_to_other_bits_or_cut_short_is_refused_or_gives_other_bits() -> None:
+def test_a_block_with_a_wrong_base_or_cut_short_is_refused_or_gives_other_bits() -> None:
     old, new = trained(5000, 1e-6)
     block = delta_blocks.encode(0, old, new)
     for end in range(0, len(block), 7):
@@ -184,7 +184,7 @@ def test_a_block_applied_to_other_bits_or_cut_short_is_refused_or_gives_other_bi
         delta_blocks.apply(old[:10].copy(), memoryview(block))
 
 
-def test_a_block_of_the_removed_compact_form_is_refused_with_what_to_do() -> None:
+def test_a_block_of_the_removed_compact_form_is_refused_with_a_remedy() -> None:
     old, new = trained(5000, 1e-6)
     block = bytearray(delta_blocks.encode(0, old, new))
     block[9] = 2  # the number of classes
@@ -195,7 +195,7 @@ def test_a_block_of_the_removed_compact_form_is_refused_with_what_to_do() -> Non
         delta_blocks.apply(old.copy(), memoryview(block))
 
 
-def test_an_error_in_a_change_names_the_file_and_the_tensor(memory_store: ObjectStore) -> None:
+def test_an_error_in_a_delta_names_the_file_and_the_tensor(memory_store: ObjectStore) -> None:
     old, new = trained(5000, 1e-5)
     held = LoadedWeights(
         publisher.publish(memory_store, "solver", 0, {"w": tensor(old)}), {"w": tensor(old)}
@@ -219,7 +219,7 @@ def test_an_error_in_a_change_names_the_file_and_the_tensor(memory_store: Object
     ],
 )
 @pytest.mark.parametrize("shape", [(), (0, 4), (7,), (40, 30), (3, 5, 8)])
-def test_tensors_of_any_dtype_and_shape_come_out_exactly(
+def test_tensors_of_any_dtype_and_shape_are_decoded_exactly(
     dtype: str, kind: Any, shape: tuple[int, ...]
 ) -> None:
     old = draw(0).integers(0, 2, shape).astype(kind)
@@ -235,7 +235,7 @@ def test_tensors_of_any_dtype_and_shape_come_out_exactly(
     assert (base["w"].bits == old).all()
 
 
-def test_blocks_of_one_tensor_are_coded_on_any_number_of_threads_and_applied_in_their_order(
+def test_blocks_of_one_tensor_are_decoded_on_several_threads_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -308,7 +308,7 @@ def test_a_chain_of_deltas_gives_every_version_bit_for_bit(memory_store: ObjectS
         assert weights_digest(found) == weights_digest(tensors) == manifests[version].digest
 
 
-def test_who_holds_a_version_fetches_only_the_deltas_since_and_shares_what_did_not_change(
+def test_a_reader_of_a_version_fetches_only_later_deltas_and_shares_unchanged_tensors(
     memory_store: ObjectStore,
 ) -> None:
     published(memory_store, versions_of_a_model(5))
@@ -333,7 +333,7 @@ def test_who_holds_a_version_fetches_only_the_deltas_since_and_shares_what_did_n
         reader.fetch(memory_store, "solver", 4)
 
 
-def test_renamed_tied_and_reshaped_tensors_are_found_again(memory_store: ObjectStore) -> None:
+def test_renamed_tied_and_reshaped_tensors_are_matched(memory_store: ObjectStore) -> None:
     base = versions_of_a_model(2)[1]
     new: Mapping[str, HostTensor] = {
         "renamed": base["large"],
@@ -401,7 +401,7 @@ def test_tied_tensors_that_change_share_one_entry(memory_store: ObjectStore) -> 
     assert weights_digest(reader.fetch(memory_store, "solver", 1)) == weights_digest(new)
 
 
-def test_a_delta_that_would_not_be_small_becomes_an_anchor_and_leaves_nothing_behind(
+def test_a_delta_that_is_not_small_becomes_an_anchor_and_leaves_no_files(
     memory_store: ObjectStore,
 ) -> None:
     old = draw(0).integers(0, 2**16, (300, 100)).astype(np.uint16)
@@ -428,7 +428,7 @@ def _flipped(body: bytearray) -> bytes:
 @pytest.mark.parametrize(
     "change", [_flipped, lambda body: bytes(body[:-9])], ids=["flipped", "truncated"]
 )
-def test_a_damaged_delta_is_never_believed(memory_store: ObjectStore, change: Any) -> None:
+def test_a_damaged_delta_is_never_applied(memory_store: ObjectStore, change: Any) -> None:
     published(memory_store, versions_of_a_model(4))
     held = reader.read(memory_store, "solver", 1)
     damaged(memory_store, 2, change)
@@ -439,7 +439,7 @@ def test_a_damaged_delta_is_never_believed(memory_store: ObjectStore, change: An
             reader.read(memory_store, "solver", 3, known)
 
 
-def test_a_swapped_base_is_found_by_the_digests_of_the_result(memory_store: ObjectStore) -> None:
+def test_a_wrong_base_is_detected_by_the_digests_of_the_result(memory_store: ObjectStore) -> None:
     models = versions_of_a_model(4)
     published(memory_store, models)
     false = LoadedWeights(
@@ -450,7 +450,7 @@ def test_a_swapped_base_is_found_by_the_digests_of_the_result(memory_store: Obje
     )  # from the anchor
 
 
-def test_a_publication_is_a_step_from_the_version_before(memory_store: ObjectStore) -> None:
+def test_a_publication_is_a_delta_to_the_version_before(memory_store: ObjectStore) -> None:
     models = versions_of_a_model(3)
     first = publisher.publish(memory_store, "solver", 0, models[0])
     with pytest.raises(ValueError, match="version 2 of solver is no step from solver 0"):
@@ -459,7 +459,7 @@ def test_a_publication_is_a_step_from_the_version_before(memory_store: ObjectSto
         )
 
 
-def test_a_store_that_refuses_is_heard_of_at_once_and_not_after_every_file(
+def test_a_failing_store_stops_a_publication_at_the_first_file(
     memory_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [
@@ -498,7 +498,7 @@ def known(old: HostTensor, new: Any) -> HostTensor:
 
 @pytest.mark.parametrize("size", [1000, delta_blocks.COMPILED_FROM])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9])
-def test_a_difference_that_is_known_gives_the_bytes_of_the_comparison(
+def test_given_changes_produce_the_same_bytes_as_a_comparison(
     size: int, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deltas, "BLOCK_ELEMENTS", size)
@@ -515,7 +515,7 @@ def test_a_difference_that_is_known_gives_the_bytes_of_the_comparison(
     assert found == compared
 
 
-def test_a_known_difference_spares_the_comparison_and_counts_only_for_the_very_tensor_it_is_about(
+def test_given_changes_replace_the_comparison_only_for_their_own_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old, new = trained(5000, 1e-5)
@@ -533,7 +533,7 @@ def test_a_known_difference_spares_the_comparison_and_counts_only_for_the_very_t
 
 @pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int64, np.float64])
 @pytest.mark.parametrize("shape", [(), (0, 4), (3, 5, 8)])
-def test_a_moved_tensor_has_the_form_of_its_base_which_stays_as_it_was(
+def test_a_renamed_tensor_has_the_shape_of_its_base_which_is_not_changed(
     kind: Any, shape: tuple[int, ...]
 ) -> None:
     old = draw(0).integers(0, 2, shape).astype(kind)
@@ -550,7 +550,7 @@ def test_a_moved_tensor_has_the_form_of_its_base_which_stays_as_it_was(
     assert (base.bits == old).all()
 
 
-def test_positions_beyond_32_bits_are_told_apart() -> None:
+def test_positions_beyond_32_bits_are_distinguished() -> None:
     """The positions of a tensor of more than 2³² elements, of which only the block that is asked
     for is looked at.
     """

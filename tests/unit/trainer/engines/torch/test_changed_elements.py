@@ -49,7 +49,7 @@ def masters(size: int, seed: int = 0) -> torch.Tensor:
     return 0.02 * torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def test_only_positions_and_bit_deltas_cross_after_the_first_time() -> None:
+def test_only_positions_and_bit_deltas_are_copied_after_the_first_version() -> None:
     scan, tensor = DeviceScan(), masters(1000).reshape(20, 50)
     first = scan.to_host("w", tensor, "BF16")
     assert scan.num_bytes == 2000
@@ -87,7 +87,7 @@ def test_for_any_chunk_and_block_size_the_host_has_the_rounded_masters(
         )
 
 
-def test_every_pattern_turns_into_every_other_as_bits() -> None:
+def test_each_bit_pattern_can_change_into_each_other_one() -> None:
     pairs = np.stack(np.meshgrid(SPECIAL, SPECIAL), axis=-1).reshape(-1, 2)
     plain = np.full(
         (len(pairs), 3), 0x3F80
@@ -127,7 +127,7 @@ def test_a_transposed_tensor_is_compared_row_by_row() -> None:
     assert host.difference.positions.tolist() == [1 * 6 + 4]
 
 
-def test_a_tensor_crosses_whole_where_its_changes_would_take_more_bytes() -> None:
+def test_a_tensor_is_copied_whole_where_its_changes_would_take_more_bytes() -> None:
     scan, tensor = DeviceScan(), masters(300)
     scan.to_host("w", tensor, "BF16")
     tensor[:100] += 1  # 100 × 6 bytes are 300 × 2: just still
@@ -143,7 +143,7 @@ def test_a_tensor_crosses_whole_where_its_changes_would_take_more_bytes() -> Non
     assert same(after, to_host(tensor, "BF16"))
 
 
-def test_changes_that_become_too_many_chunk_by_chunk_are_not_lost(
+def test_changes_that_exceed_the_limit_in_a_later_chunk_are_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(changed_elements, "CHUNK_ELEMENTS", 10)
@@ -182,7 +182,7 @@ def test_without_a_change_the_last_read_only_tensor_is_returned() -> None:
         scan.to_host("w", tensor, "BF16").bits[0] = 0
 
 
-def test_a_caller_that_changes_its_tensor_changes_no_published_one() -> None:
+def test_a_caller_that_modifies_its_tensor_changes_no_published_one() -> None:
     scan, tensor = DeviceScan(), torch.ones(8)
     host = scan.to_host(
         "w", tensor
@@ -202,7 +202,7 @@ def test_old_versions_are_freed() -> None:
     assert [host() is None for host in hosts] == [True, True, True, False]
 
 
-def test_after_a_comparison_that_failed_halfway_the_tensor_is_copied_whole(
+def test_after_a_failed_comparison_the_tensor_is_copied_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scan, tensor = DeviceScan(), masters(24)
@@ -237,7 +237,7 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> TorchTrainEngine:
     return started(base_weights())
 
 
-def test_an_engine_that_scans_publishes_the_bits_and_the_deltas_of_one_that_does_not(
+def test_an_engine_with_the_scan_publishes_the_same_bits_and_deltas_as_one_without(
     scanned: TorchTrainEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()

@@ -66,7 +66,7 @@ def test_logits_in_memory_are_limited(logits_max: int, rows: list[int]) -> None:
     assert made[1:] == rows
 
 
-def test_no_tokens_give_no_logprobs_and_still_a_gradient() -> None:
+def test_no_tokens_give_no_logprobs_and_a_defined_gradient() -> None:
     hidden = torch.zeros(0, 3, requires_grad=True)
     logprobs, entropies = token_logprobs(
         hidden, head, torch.zeros(0, dtype=torch.int64), torch.zeros(0)

@@ -12,7 +12,7 @@ def test_values_get_mean_zero_and_deviation_one() -> None:
     assert normal.dtype == np.float32
 
 
-def test_the_deviation_is_that_of_all_values_and_not_of_a_sample() -> None:
+def test_the_deviation_is_the_population_deviation() -> None:
     # Divisor N: 1 / (1 + 1e-5); divisor N − 1 would give 1 / (1.4142136 + 1e-5).
     normal = normalize(np.array([1, -1], dtype=np.float32))
     assert normal.tolist() == pytest.approx([0.99999, -0.99999])
@@ -23,7 +23,7 @@ def test_a_single_value_and_equal_values_become_zero() -> None:
     assert normalize(np.array([3.5, 3.5, 3.5], dtype=np.float32)).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_no_values_stay_no_values() -> None:
+def test_no_values_give_an_empty_result() -> None:
     assert normalize(np.array([], dtype=np.float32)).tolist() == []
 
 

@@ -31,7 +31,7 @@ def test_restored_generators_continue_their_sequence() -> None:
     assert [draws(), draws()] == expected
 
 
-def test_equal_seeds_draw_alike_and_others_do_not() -> None:
+def test_equal_seeds_give_equal_numbers_and_others_do_not() -> None:
     rng_state.seed_all(5)
     first = draws()
     rng_state.seed_all(5)

@@ -68,7 +68,7 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
-def test_a_command_that_looks_at_a_run_imports_nothing_that_the_run_names(
+def test_a_read_only_command_imports_nothing_that_the_run_names(
     imported: Path, arguments: tuple[str, ...]
 ) -> None:
     said = CliRunner().invoke(app, list(arguments))
@@ -77,7 +77,7 @@ def test_a_command_that_looks_at_a_run_imports_nothing_that_the_run_names(
     assert MODULE not in sys.modules
 
 
-def test_the_same_names_in_a_recipe_that_a_person_starts_are_imported(imported: Path) -> None:
+def test_starting_a_recipe_imports_the_names_it_contains(imported: Path) -> None:
     with pytest.raises(ConfigError, match=f"the module {MODULE} has no 'D'"):
         loader.load("single_policy_tiny", NAMED)
     assert imported.exists()
